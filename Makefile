@@ -1,8 +1,10 @@
-# make demo | test | lint, on a machine that has Python 3.11 or newer and nothing else. All goes into .venv; `make clean` takes it away.
-#   PYTHON=python3.12       another Python
-#   TORCH_INDEX=https://download.pytorch.org/whl/cpu   torch without CUDA (200 MB instead of gigabytes on Linux)
-#   DEMO="--seed 1"         options of the demo
-#   TESTS="tests/models -k slicing"                    some tests only
+# make demo | test | test-all | lint. Needs only Python 3.11 or newer. Everything is installed into
+# .venv; `make clean` removes it.
+#   PYTHON=python3.12                   use another Python
+#   TORCH_INDEX=https://download.pytorch.org/whl/cpu
+#                                       torch without CUDA (200 MB instead of gigabytes on Linux)
+#   DEMO="--seed 1"                     options of the demo
+#   TESTS="tests/models -k slicing"     run only these tests
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -12,26 +14,35 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: clean demo help lint test
+.PHONY: clean demo help lint test test-all
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    a coordinator and agents of different sizes on this machine, from start to exported networks"
-	@echo "make test    all tests (TESTS=\"tests/models -k slicing\": some)"
-	@echo "make lint    ruff, mypy and bandit"
-	@echo "make clean   remove .venv and caches"
+	@echo "make demo      Train with a coordinator and four unequal agents on this machine, and export the networks"
+	@echo "make test      Run all tests except slow ones (TESTS=\"tests/models -k slicing\": only these)"
+	@echo "make test-all  Run all tests"
+	@echo "make lint      Run ruff, mypy and bandit"
+	@echo "make clean     Remove .venv and caches"
 
 demo: $(VENV)/installed
 	@$(BIN)/coordinator demo $(DEMO)
 
-# Side by side, one more than there are processors, since some only wait; then, one by one, what starts brokers and processes or measures this machine.
+# Most tests run in parallel, with one more worker than processors, because some tests wait more
+# than they compute. Tests that start brokers or processes, or measure time, then run one by one.
+SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
+ALONE := broker or processes or timed
+
 test: $(VENV)/installed-dev
 ifeq ($(strip $(TESTS)),)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal -m "beside or not (broker or processes or timed)"
-	$(BIN)/python -m pytest -m "(broker or processes or timed) and not (beside or slow)"
+	$(SIDE_BY_SIDE) -m "not slow and (beside or not ($(ALONE)))"
+	$(BIN)/python -m pytest -m "not slow and not beside and ($(ALONE))"
 else
 	$(BIN)/python -m pytest $(TESTS)
 endif
+
+test-all: test
+	$(SIDE_BY_SIDE) -m "slow and (beside or not ($(ALONE)))"
+	$(BIN)/python -m pytest -m "slow and not beside and ($(ALONE))"
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -42,9 +53,9 @@ lint: $(VENV)/installed-dev
 clean:
 	rm -rf $(VENV) $(VENV)-base .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info build
 
-# A stamp is touched only when all of its recipe went well, so a broken download is tried again.
+# These files mark completed steps. A step that failed, such as a broken download, runs again.
 $(VENV)/created:
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is %d.%d: make PYTHON=..." % sys.version_info[:2])'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "expected Python 3.11 or newer, found %d.%d: use make PYTHON=..." % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 

@@ -1,1 +1,1 @@
-"""What is measured, one file per `python -m benchmarks NAME`. Not part of an installation."""
+"""Benchmarks, one file per `python -m benchmarks NAME`. Not part of an installation."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME [--format json]`: the benchmarks by name, one file each."""
+"""`python -m benchmarks NAME [--format json]`: all benchmarks by name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from benchmarks import (
     broker,
     codec,
     core,
+    docs,
     fuzz,
     inference,
     methods,
@@ -28,11 +29,11 @@ from federated.runtime.console import FORMAT
 
 @click.group()
 def main() -> None:
-    """Measure NAME on this machine."""
+    """Run a benchmark on this machine."""
 
 
-def timed(name: str, what: str, measure: Callable[[], list[Row]]) -> None:
-    """Adds a benchmark of times, each beside the limit that was measured in the same run."""
+def add_timed(name: str, what: str, measure: Callable[[], list[Row]]) -> None:
+    """Add a benchmark of times, each beside a limit measured in the same run."""
 
     @main.command(name, help=what)
     @FORMAT
@@ -43,15 +44,16 @@ def timed(name: str, what: str, measure: Callable[[], list[Row]]) -> None:
         )
 
 
-timed(
+add_timed(
     "aggregation",
-    "Fold ten updates of a ResNet-18, beside reading their bytes once.",
+    "Time the aggregation of ten ResNet-18 updates against one read of their bytes.",
     aggregation.measure,
 )
-timed("codec", "Encode and decode 45 MB of weights, beside one copy of the bytes.", codec.measure)
+add_timed("codec", "Time the encoding and decoding of 45 MB of weights.", codec.measure)
 main.add_command(asynchrony.command)
 main.add_command(broker.command)
 main.add_command(core.command)
+main.add_command(docs.command)
 main.add_command(faults.command)
 main.add_command(fuzz.command)
 main.add_command(inference.command)

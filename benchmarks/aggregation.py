@@ -1,6 +1,4 @@
-"""Folding the updates of ten agents of a ResNet-18, streaming; the limit is reading all of their
-bytes once.
-"""
+"""Time to fold ten updates of a ResNet-18, against reading their bytes once."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.table import Row, interleaved
+from benchmarks.table import Row, time_interleaved
 from federated.engine.aggregate import Total, fold
 from federated.method import State, configure
 from federated.methods.catalogue import method
@@ -21,7 +19,7 @@ from models.submodel import Submodel
 __all__ = ["measure"]
 
 AGENTS = 10
-# a mean, a mean with a weight per row, and layers scaled by a norm that is taken first
+# a mean, a mean with a weight per row, and layers scaled by their norm
 COMMON = ("fedavg", "heterofl", "fedfa")
 
 
@@ -39,8 +37,8 @@ def measure() -> list[Row]:
             for i, s in enumerate((menu * AGENTS)[:AGENTS])
         ]
         read = [value for u in updates for value in u.tensors.values()]
-        times = interleaved(
-            {"ours": partial(round_of, name, state, updates), "limit": partial(touch, read)}
+        times = time_interleaved(
+            {"ours": partial(run_round, name, state, updates), "limit": partial(touch, read)}
         )
         rows.append(
             Row(
@@ -73,7 +71,7 @@ def update(state: State, submodel: Submodel, index: int, name: str) -> Update:
     )
 
 
-def round_of(name: str, state: State, updates: list[Update]) -> State:
+def run_round(name: str, state: State, updates: list[Update]) -> State:
     chosen, total = method(name), Total()
     for one in updates:
         fold(total, chosen.parts(state, chosen.place(state, one.submodel), one), (one.agent,))

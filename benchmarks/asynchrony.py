@@ -1,9 +1,10 @@
-"""`python -m benchmarks async`: rounds that wait for everybody beside buffered ones, on a fleet of
-three tiers that take 100, 200 and 400 units.
+"""`python -m benchmarks async`: synchronous against buffered rounds, on a fleet of three tiers that
+take 100, 200 and 400 units.
 
-Simulated devices train the handwritten digits for real and hold each update back until their tier's
-time is over, so that both runs see the same fleet, in real seconds. Compared are the seconds until
-as many updates were folded, and until the network is as good on held-out digits.
+Simulated devices train on the handwritten digits and hold each update back until their tier's time
+is over, so that both runs have the same fleet, in real seconds. The benchmark compares the seconds
+until as many updates are folded, and until the network reaches the same accuracy on held-out
+digits.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ import click
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
-from federated.runtime.console import FORMAT, Say, speaker, speaking_plainly
+from federated.runtime.console import FORMAT, Say, report_errors, speaker
 
-__all__ = ["Course", "Row", "command", "compared", "course", "when"]
+__all__ = ["Course", "Row", "command", "compare", "run_mode", "time_to"]
 
-TIERS = (100, 200, 400)  # units of each third of the devices
-DEVICES, BUFFER, ROUNDS = 12, 4, 20  # rounds of the run that waits
+TIERS = (100, 200, 400)  # units per round, for each third of the devices
+DEVICES, BUFFER, ROUNDS = 12, 4, 20  # rounds of the synchronous run
 EXPERIMENT = """
 [method]
 name = "fedavg"
@@ -52,8 +53,11 @@ partition = "dirichlet:1.0"
 
 @dataclass(frozen=True)
 class Course:
-    """How a run went, after each round: seconds since its start, updates folded so far, and the
-    largest network's accuracy on held-out digits.
+    """Progress of a run after each round.
+
+    seconds: since its start
+    updates: folded so far
+    accuracy: of the largest network on held-out digits
     """
 
     seconds: tuple[float, ...]
@@ -63,10 +67,14 @@ class Course:
 
 @dataclass(frozen=True)
 class Row:
-    """One mode. seconds: until `updates` were folded; to_accuracy: until `accuracy` was reached,
-    None where it never was. last: the last accuracy.
+    """Result of one mode.
 
-    late: share of the updates that were made from weights that had changed since.
+    updates: number that both modes folded
+    seconds: until they were folded
+    accuracy: accuracy that both modes reached
+    to_accuracy: seconds until then; None if never
+    last: last accuracy
+    late: fraction of updates made from weights that had changed since
     """
 
     mode: str
@@ -78,16 +86,18 @@ class Row:
     late: float
 
 
-def when(marks: Sequence[float], seconds: Sequence[float], wanted: float) -> float | None:
-    """The first second at which a mark is as high as wanted; None where none is."""
+def time_to(marks: Sequence[float], seconds: Sequence[float], wanted: float) -> float | None:
+    """Return the first time at which a mark reaches the wanted value; None if none does."""
     return next(
         (second for mark, second in zip(marks, seconds, strict=True) if mark >= wanted), None
     )
 
 
-def compared(runs: dict[str, tuple[Course, float]]) -> list[Row]:
-    """Both runs up to the updates that each folded, and to the best accuracy that each reached. Of
-    each also the share of late updates.
+def compare(runs: dict[str, tuple[Course, float]]) -> list[Row]:
+    """Return a row for each run, up to the updates that both folded and the best accuracy that both
+    reached.
+
+    runs: course and fraction of late updates, by mode
     """
     updates = min(course.updates[-1] for course, _ in runs.values())
     accuracy = min(max(course.accuracy) for course, _ in runs.values())
@@ -95,9 +105,9 @@ def compared(runs: dict[str, tuple[Course, float]]) -> list[Row]:
         Row(
             mode,
             updates,
-            when(course.updates, course.seconds, updates) or math.nan,
+            time_to(course.updates, course.seconds, updates) or math.nan,
             accuracy,
-            when(course.accuracy, course.seconds, accuracy),
+            time_to(course.accuracy, course.seconds, accuracy),
             course.accuracy[-1],
             late,
         )
@@ -105,8 +115,8 @@ def compared(runs: dict[str, tuple[Course, float]]) -> list[Row]:
     ]
 
 
-def course(mode: str, unit: float, seed: int, folder: Path, say: Say) -> tuple[Course, float]:
-    """One run, in one mode. unit: seconds. Also the share of its updates that were late."""
+def run_mode(mode: str, unit: float, seed: int, folder: Path, say: Say) -> tuple[Course, float]:
+    """Run one mode. Return its course, and the fraction of late updates. unit: seconds."""
     file = folder / f"{mode}.toml"
     file.write_text(EXPERIMENT)
     rounds = ROUNDS if mode == "sync" else ROUNDS * DEVICES // BUFFER
@@ -165,21 +175,23 @@ def lines(rows: Sequence[Row]) -> list[str]:
     default=0.005,
     show_default=True,
     metavar="SECONDS",
-    help="a unit of the tiers' times",
+    help="unit of the tiers' times",
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @FORMAT
 def command(unit: float, seed: int, form: str) -> None:
-    """Rounds that wait beside buffered ones, on devices of three speeds: time to the same updates,
-    and to the same accuracy.
+    """Compare synchronous and buffered rounds on devices of three speeds: time to the same updates
+    and accuracy.
     """
     say = speaker(form)
     with (
-        speaking_plainly("benchmarks async", "simulate", "interrupted"),
+        report_errors("benchmarks async", "simulate", "interrupted"),
         tempfile.TemporaryDirectory() as folder,
     ):
-        runs = {mode: course(mode, unit, seed, Path(folder), say) for mode in ("sync", "buffered")}
-    rows = compared(runs)
+        runs = {
+            mode: run_mode(mode, unit, seed, Path(folder), say) for mode in ("sync", "buffered")
+        }
+    rows = compare(runs)
     click.echo(
         json.dumps([asdict(row) for row in rows]) if form == "json" else "\n".join(lines(rows))
     )

@@ -1,5 +1,5 @@
-"""What a broker holds: its memory over many versions of weights, and how fast devices download
-them. No coordinator, no training.
+"""Memory of a broker over many versions of weights, and time to download them, without coordinator
+or training.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import psutil
 from coordinator.broker import local as brokers
 from coordinator.fleet.shipment import SLOTS
 from coordinator.fleet.weight_slots import WeightSlots
-from federated.runtime.console import FORMAT, speaker, speaking_plainly
+from federated.runtime.console import FORMAT, report_errors, speaker
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
-from federated.wire.transfer import Download, RetainedBlob
+from federated.wire.retained_blobs import Download, RetainedBlob
 
 __all__ = ["command"]
 
@@ -42,25 +42,29 @@ RUN, SUBMODEL = "bench", "w1"
     type=click.IntRange(min=2),
     default=50,
     show_default=True,
-    help="published one after the other, each withdrawn",
+    help="versions, published and withdrawn one after the other",
 )
 @click.option(
-    "--size", type=click.IntRange(min=1), default=45, show_default=True, help="of a version, MB"
+    "--size",
+    type=click.IntRange(min=1),
+    default=45,
+    show_default=True,
+    help="size of a version in MB",
 )
 @click.option(
     "--agents",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="that download each version at the same time",
+    help="agents that download each version at the same time",
 )
 @FORMAT
 def command(kind: str, versions: int, size: int, agents: int, form: str) -> None:
-    """Publish, download and withdraw versions of weights: the broker's memory (MB) and the seconds
-    of a download.
+    """Publish, download and withdraw versions of weights. Print the broker's memory (MB) and the
+    download time.
     """
     with (
-        speaking_plainly("python -m benchmarks broker", "coordinator", "interrupted"),
+        report_errors("python -m benchmarks broker", "coordinator", "interrupted"),
         ExitStack() as stack,
     ):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-broker-")))
@@ -117,7 +121,7 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
 
 
 def resident(broker: brokers.Broker) -> int:
-    """The broker's resident memory, MB."""
+    """Return the broker's resident memory in MB."""
     return int(
         sum(
             child.memory_info().rss for child in psutil.Process(broker.pid).children(recursive=True)
@@ -127,7 +131,7 @@ def resident(broker: brokers.Broker) -> int:
 
 
 def download(links: list[Link], blob: RetainedBlob, folder: Path) -> None:
-    """Download the same weights by all links in turns, one thread for all."""
+    """Download the same weights over all links in turns, in one thread."""
     coming = {
         link: Download(link, blob, folder / f"{index}.weights", time.monotonic(), sync=False)
         for index, link in enumerate(links)
@@ -137,7 +141,7 @@ def download(links: list[Link], blob: RetainedBlob, folder: Path) -> None:
             delivery = link.receive(0.002)
             if delivery is not None and delivery.payload and not delivery.topic.startswith("$"):
                 message = envelope.decode(delivery.payload)
-                if isinstance(message, messages.Manifest | messages.Chunk) and one.hear(
+                if isinstance(message, messages.Manifest | messages.Chunk) and one.take(
                     message, time.monotonic()
                 ):
                     del coming[link]

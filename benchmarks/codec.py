@@ -1,12 +1,12 @@
-"""Encoding and decoding the weights of a ResNet-18 (45 MB); the limit is one copy of the bytes into
-a buffer that is used again.
+"""Time to encode and decode the weights of a ResNet-18 (45 MB), against one copy into a reused
+buffer.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.table import Row, interleaved
+from benchmarks.table import Row, time_interleaved
 from federated.wire import tensors
 from models.families.catalogue import full, initial, network
 
@@ -19,7 +19,7 @@ def measure() -> list[Row]:
     buffer = bytearray()
     blob = bytes(tensors.encode({"submodel": full(made).name}, weights, buffer))
     source, target = np.frombuffer(blob, np.uint8), np.empty(len(blob), np.uint8)
-    times = interleaved(
+    times = time_interleaved(
         {
             "encode": lambda: tensors.encode({"submodel": "w1"}, weights, buffer),
             "decode": lambda: tensors.decode(blob),

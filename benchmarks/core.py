@@ -1,8 +1,8 @@
-"""`python -m benchmarks core`: how long the coordinator takes to decide what follows from an event.
+"""`python -m benchmarks core`: time of the coordinator to process an event.
 
-Measured is `coordinator.round.step.step` alone: no link, no disk, no model. All agents have joined,
-and each is at work on a task with a lease, under the settings that a run has by default for
-snapshots and for the order of folding. Each measurement starts from the same value of this round.
+It measures `coordinator.round.round_step.step` alone, without link, disk and model. All agents have
+joined, and each works on a task with a lease, with default settings for snapshots and the order of
+folding. Each measurement starts from the same value of this round.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from operator import attrgetter
 
 import click
 
-from coordinator.round import actions as do
+from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
 from coordinator.round.round import Round, Rules
-from coordinator.round.step import step
+from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned
 from coordinator.settings.tables import Journal
-from federated.runtime.console import FORMAT, speaker, speaking_plainly
+from federated.runtime.console import FORMAT, report_errors, speaker
 from federated.task import HEARTBEAT, Card, Profile, Recipe, Task
 from models.submodel import Network, Submodel
 
 __all__ = ["Row", "command", "measure"]
 
 AGENTS = 10, 100, 1000, 5000
-BEATS = 2000  # heartbeats that are timed, or one of each agent where there are more
+BEATS = 2000  # timed heartbeats, at least one per agent
 TICK = 0.5  # seconds between ticks
-TICKING = 240.0  # seconds of ticks, of the coordinator's clock: within the longest a lease can last
+TICKING = 240.0  # seconds of ticks on the coordinator's clock, less than a lease
 PREDICTED = 25.0  # seconds of a task; its lease is three times as long
 SUBMODEL = Submodel(Network("mlp", "small", (1, 8, 8), 10), 1.0, ((1, 1),))
 CARD = Card("digits", (1, 8, 8), "uint8", 10, 100, 25, (4.9,), (6.0,))
@@ -47,14 +47,14 @@ CARD = Card("digits", (1, 8, 8), "uint8", 10, 100, 25, (4.9,), (6.0,))
 
 @dataclass(frozen=True)
 class Row:
-    """Mean microseconds, with so many agents at work.
+    """Mean microseconds, with this many agents at work.
 
-    beat_us: of the step for a heartbeat that shows progress.
-    update_us: of all steps that one update causes, together: it came, it was folded (or others that
-        waited for it), and once in a while a snapshot was taken. Updates come in a drawn order.
-    tick_us: of the step for half a second that passed, while each agent shows progress every 15 s;
-        looks for agents and leases that are overdue, which happen now and then, are included.
-    tick_worst_us: of the slowest of these ticks.
+    beat_us: step of a heartbeat that shows progress
+    update_us: all steps that one update causes: it arrives, it is folded (or others that waited for
+        it), and sometimes a snapshot is taken; updates arrive in random order
+    tick_us: step of half a second that passes, while each agent shows progress every 15 s; includes
+        occasional searches for overdue agents and leases
+    tick_worst_us: slowest of these ticks
     """
 
     agents: int
@@ -65,13 +65,13 @@ class Row:
 
 
 def measure(agents: int, seed: int = 0) -> Row:
-    """Times the steps of a round with so many agents at work."""
+    """Time the steps of a round with this many agents at work."""
     names = [f"a{index:05d}" for index in range(agents)]
     begun = at_work(names)
     gc.collect()
-    _, beating = timed(begun, islice(beats(names), max(BEATS, agents)), on.AgentBeat)
-    closed, updating = timed(begun, updates(names, seed), on.UpdateCame)
-    waiting, ticking = timed(begun, ticks(names), on.Ticked)
+    _, beating = time_events(begun, islice(beats(names), max(BEATS, agents)), on.AgentBeat)
+    closed, updating = time_events(begun, updates(names, seed), on.UpdateCame)
+    waiting, ticking = time_events(begun, ticks(names), on.Ticked)
     assert closed.phase is not None
     assert closed.phase.closed, "every update is in the total"
     assert waiting.phase is not None
@@ -80,12 +80,12 @@ def measure(agents: int, seed: int = 0) -> Row:
 
 
 def mean(seconds: Sequence[float]) -> float:
-    """Microseconds."""
+    """Return the mean in microseconds."""
     return round(1e6 * statistics.fmean(seconds), 2)
 
 
 def at_work(names: Sequence[str]) -> Round:
-    """A round in which each agent has joined and was asked for a training."""
+    """Return a round in which each agent has joined and has a training task."""
     journal = Journal()
     r = Round(Rules(every=journal.every, most=journal.waiting))
     for name in names:
@@ -100,8 +100,8 @@ def task(agent: str) -> Task:
     return Task("r", 1, 1, agent, "train", SUBMODEL, "r0", "0" * 64, 1000, Recipe(), 3600.0)
 
 
-def timed(r: Round, events: Iterable[on.RoundEvent], kind: type) -> tuple[Round, list[float]]:
-    """The round after all events, and the seconds of each of this kind."""
+def time_events(r: Round, events: Iterable[on.RoundEvent], kind: type) -> tuple[Round, list[float]]:
+    """Return the round after all events, and the seconds of each event of this kind."""
     found = list[float]()
     for event in events:
         r, seconds = drive(r, event)
@@ -111,9 +111,10 @@ def timed(r: Round, events: Iterable[on.RoundEvent], kind: type) -> tuple[Round,
 
 
 def drive(r: Round, event: on.RoundEvent) -> tuple[Round, float]:
-    """The round after an event and after those that its actions cause; the seconds of all steps.
+    """Return the round after an event and those that its actions cause, and the seconds of all
+    steps.
 
-    Folds and snapshots are done at once, as a run's driver does them.
+    Folds and snapshots are done at once, as in a run.
     """
     seconds, events = 0.0, deque([event])
     while events:
@@ -129,7 +130,7 @@ def drive(r: Round, event: on.RoundEvent) -> tuple[Round, float]:
 
 
 def beats(names: Sequence[str]) -> Iterator[on.AgentBeat]:
-    """Heartbeats without end: every 15 s of each agent, spread evenly, each with one more step."""
+    """Yield endless heartbeats: each agent every 15 s, spread evenly, each with one more step."""
     for number in count():
         done, index = divmod(number, len(names))
         now = (done + index / len(names)) * HEARTBEAT
@@ -137,13 +138,13 @@ def beats(names: Sequence[str]) -> Iterator[on.AgentBeat]:
 
 
 def updates(names: Sequence[str], seed: int) -> Iterator[on.UpdateCame]:
-    """One of each agent, in a drawn order."""
+    """Yield one update of each agent, in random order."""
     for name in random.Random(seed).sample(names, len(names)):  # noqa: S311  # no secret
         yield on.UpdateCame(PREDICTED, task(name).key, 1, "t", "d" * 64, 0.5)
 
 
 def ticks(names: Sequence[str]) -> Iterable[on.RoundEvent]:
-    """Ticks, and the heartbeats that come between them."""
+    """Return ticks, and the heartbeats between them."""
     beating = islice(beats(names), int(TICKING / HEARTBEAT) * len(names))
     ticking = (on.Ticked(number * TICK) for number in range(1, int(TICKING / TICK) + 1))
     return heapq.merge(beating, ticking, key=attrgetter("now"))
@@ -165,15 +166,15 @@ def line(row: Row) -> str:
     default=AGENTS,
     show_default=True,
     metavar="N",
-    help="at work at the same time; may be repeated",
+    help="agents at work at the same time; may be repeated",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="draws the order of updates")
+@click.option("--seed", type=int, default=0, show_default=True, help="seed of the order of updates")
 @FORMAT
 def command(agents: tuple[int, ...], seed: int, form: str) -> None:
-    """How long the coordinator takes to decide what follows from an event, all else aside."""
-    with speaking_plainly("python -m benchmarks core", "coordinator", "interrupted"):
+    """Time how long the coordinator takes to process an event, without network, disk and model."""
+    with report_errors("python -m benchmarks core", "coordinator", "interrupted"):
         say, rows = speaker(form), list[Row]()
-        measure(AGENTS[1])  # warms up
+        measure(AGENTS[1])  # warm up
         say(HEAD)
         for number in agents:
             rows.append(measure(number, seed))

@@ -1,8 +1,8 @@
-"""`python -m benchmarks fuzz`: every decoder under a coverage-guided fuzzer, until it has had its
-share of the inputs.
+"""`python -m benchmarks fuzz`: all decoders under a coverage-guided fuzzer, each with its share of
+the inputs.
 
-Each runs in a process of its own with a hard limit of memory, so that a decoder that takes more
-than it may shows as a crash.
+Each runs in a process of its own with a hard limit of memory, so that a decoder that exceeds it
+crashes.
 """
 
 from __future__ import annotations
@@ -24,23 +24,29 @@ from typing import TYPE_CHECKING
 import click
 
 from federated.errors import FleetError, MissingExtra, Unknown
-from federated.runtime.console import FORMAT, speaker, speaking_plainly
+from federated.runtime.console import FORMAT, report_errors, speaker
 
 if TYPE_CHECKING:
     from benchmarks.fuzzing.decoders import Decoder
 
-__all__ = ["Fuzzed", "command", "fuzz", "shares"]
+__all__ = ["FuzzResult", "command", "fuzz", "shares"]
 
-LIMIT = 3600.0  # seconds of one decoder
+LIMIT = 3600.0  # seconds per decoder
 
 
 @dataclass(frozen=True)
-class Fuzzed:
-    """How one decoder stood it. crashes: anything but its declared errors; found: their kinds, each
-    with an input (hexadecimal).
+class FuzzResult:
+    """Result of one decoder.
 
-    edges: of the decoder's code that were reached. peak: bytes that the worst input of the corpus
-    took; limit: that any may take. longest: milliseconds of the slowest input.
+    inputs: number of inputs
+    crashes: exceptions other than the declared ones
+    edges: edges reached in the decoder's code
+    corpus: inputs in the corpus
+    peak: bytes of memory of the worst input in the corpus
+    limit: bytes that an input may take
+    longest: milliseconds of the slowest input
+    seconds: of the whole run
+    found: one input (hexadecimal) by kind of crash
     """
 
     decoder: str
@@ -56,26 +62,24 @@ class Fuzzed:
 
 
 def shares(inputs: int, known: dict[str, Decoder]) -> dict[str, int]:
-    """How many inputs each decoder gets: by its share, `inputs` at least in all."""
+    """Return the number of inputs of each decoder, by its share; at least `inputs` in total."""
     whole = sum(decoder.share for decoder in known.values())
     return {name: math.ceil(inputs * decoder.share / whole) for name, decoder in known.items()}
 
 
-def fuzz(name: str, decoder: Decoder, inputs: int, seed: int, folder: Path) -> Fuzzed:
-    """Fuzzes one decoder. Raises FleetError where the fuzzer itself fell, with the end of what it
-    said.
-    """
+def fuzz(name: str, decoder: Decoder, inputs: int, seed: int, folder: Path) -> FuzzResult:
+    """Fuzz one decoder. FleetError: the fuzzer itself failed, with the end of its output."""
     corpus, out = folder / name, folder / f"{name}.json"
     corpus.mkdir(parents=True)
     start = time.monotonic()
     said = run([name, str(out), str(corpus), str(inputs), str(seed)])
     if not out.exists():
         raise FleetError(
-            f"the fuzzer of {name} ended early; the end of what it said:\n{said[-1500:]}"
+            f"the fuzzer of {name} ended early; the end of its output:\n{said[-1500:]}"
         )
     told = json.loads(out.read_text())
     edges = [int(number) for number in re.findall(r"cov: (\d+)", said)]
-    return Fuzzed(
+    return FuzzResult(
         name,
         told["inputs"],
         told["crashes"],
@@ -90,15 +94,15 @@ def fuzz(name: str, decoder: Decoder, inputs: int, seed: int, folder: Path) -> F
 
 
 def run(arguments: list[str]) -> str:
-    """What a worker says."""
+    """Return the output of a worker."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.fuzzing.worker", *arguments]
     done = subprocess.run(command, capture_output=True, timeout=LIMIT, env=environment, check=False)  # noqa: S603
     return done.stderr.decode(errors="replace")
 
 
-def lines(rows: list[Fuzzed]) -> list[str]:
-    """What a person reads."""
+def lines(rows: list[FuzzResult]) -> list[str]:
+    """Return the table for the terminal."""
     head = (
         f"{'decoder':14}{'inputs':>10}{'crashes':>9}{'edges':>7}"
         f"{'peak':>10}{'limit':>10}{'slowest':>10}{'seconds':>9}"
@@ -127,27 +131,27 @@ def lines(rows: list[Fuzzed]) -> list[str]:
     type=click.IntRange(min=1),
     default=1_000_000,
     show_default=True,
-    help="of all decoders together",
+    help="inputs of all decoders together",
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
-    "--decoder", "names", multiple=True, metavar="NAME", help="only this one; may be repeated"
+    "--decoder", "names", multiple=True, metavar="NAME", help="only this decoder; may be repeated"
 )
 @click.option(
     "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the corpora here"
 )
 @FORMAT
 def command(inputs: int, seed: int, names: tuple[str, ...], keep: Path | None, form: str) -> None:
-    """Feed every decoder with inputs that a coverage-guided fuzzer makes of real ones: no crash,
-    and no memory beyond what is declared.
+    """Feed every decoder with inputs that a coverage-guided fuzzer derives from real ones, and
+    check for crashes and for memory beyond the declared limit.
     """
     with (
-        speaking_plainly("python -m benchmarks fuzz", "fuzz", "interrupted"),
+        report_errors("python -m benchmarks fuzz", "fuzz", "interrupted"),
         tempfile.TemporaryDirectory(prefix="espalier-fuzz-") as folder,
     ):
         if util.find_spec("atheris") is None:
             raise MissingExtra("python -m benchmarks fuzz", "fuzz", "atheris")
-        # which needs all extras whose inputs it knows
+        # needs the extras of all decoders
         from benchmarks.fuzzing.decoders import NAMES, decoders
 
         if unknown := [name for name in names if name not in NAMES]:

@@ -1,8 +1,8 @@
-"""`python -m benchmarks inference`: one answer of one thread, by PyTorch, by the exported graph, by
-the same in int8; and what int8 loses.
+"""`python -m benchmarks inference`: time of one answer on one thread, with PyTorch, the exported
+graph and its int8 version, and the accuracy that int8 loses.
 
-The networks that are timed are not trained: time does not depend on what weights hold. The one
-whose accuracy is measured is, here and now.
+The timed networks are untrained, since time does not depend on the weights. The network whose
+accuracy is measured is trained here.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ from torch import nn
 from export import onnx_export, variants, verify
 from export.quantize import quantize
 from export.verify import Array
-from federated.data.catalogue import central
+from federated.data.catalogue import load_central
 from federated.errors import ExportError
-from federated.runtime.console import FORMAT, speaking_plainly
+from federated.runtime.console import FORMAT, report_errors
 from federated.task import Recipe
 from federated.training.loop import train
 from models.families.catalogue import build, full, network
 from models.submodel import Moments, Submodel
 
-__all__ = ["Accuracy", "Goal", "Speed", "command", "learned", "timed"]
+__all__ = ["Accuracy", "Goal", "Speed", "command", "measure_accuracy", "time_network"]
 
 TURNS, WARM_UP = 40, 5
-CALIBRATED = 8  # examples of noise: they set ranges, which do not change what is computed
-LOST = 0.01  # of accuracy, by int8 at most
-SIZE = 0.29  # of the file in float32
+CALIBRATED = 8  # examples of noise; the ranges that they set do not affect time
+LOST = 0.01  # most accuracy that int8 may lose
+SIZE = 0.29  # most size of the int8 file, as a fraction of the float32 file
 EXAMPLES = 128 + 2048
 
 
 @dataclass(frozen=True)
 class Goal:
-    """At least so many times as fast as PyTorch's eager mode in float32, and in int8 (0: no goal);
-    size: at most so much of the float32 file.
+    """Goals for a network.
+
+    fp32: least speed relative to PyTorch's eager mode, in float32
+    int8: the same in int8; 0: no goal
+    size: most size of the int8 file, as a fraction of the float32 file
     """
 
     fp32: float
@@ -62,10 +65,16 @@ NETWORKS: Mapping[tuple[str, int], Goal] = {
 
 @dataclass(frozen=True)
 class Speed:
-    """Milliseconds of the processor, medians of turns that all take in one run; int8: of the faster
-    kind. Ratios: eager's time over theirs.
+    """Speed of a network, in milliseconds of processor time: medians of turns that alternate in one
+    run.
 
-    size_ratio: of the int8 file (the larger of both kinds) to the float32 one.
+    eager_ms, fp32_ms, int8_ms: PyTorch, exported graph, faster kind of int8
+    int8_kind: the faster kind
+    fp32_ratio, int8_ratio: eager's time over theirs
+    fp32_bytes: size of the float32 file
+    size_ratio: size of the larger int8 file over the float32 file
+    goal: goals of the network
+    met: True if all goals are met
     """
 
     name: str
@@ -83,8 +92,9 @@ class Speed:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of a trained network in float32, and of the kind of int8 that loses more. examples: not used
-    to train, nor to calibrate.
+    """Accuracy of a trained network in float32, and in the kind of int8 that loses more.
+
+    examples: number used for neither training nor calibration
     """
 
     name: str
@@ -96,11 +106,11 @@ class Accuracy:
     met: bool
 
 
-def timed(model: str, side: int, goal: Goal, folder: Path) -> Speed:
-    """One network on one picture at a time."""
+def time_network(model: str, side: int, goal: Goal, folder: Path) -> Speed:
+    """Time one network on one picture at a time."""
     made = network(model, (3, side, side), 1000, Moments((123.0, 116.0, 103.0), (58.0, 57.0, 57.0)))
     submodel = full(made)
-    net = unlike(submodel)
+    net = build_random(submodel)
     x = np.random.default_rng(0).integers(0, 256, (CALIBRATED, 3, side, side)).astype(np.uint8)
     path = onnx_export.export(
         net,
@@ -118,7 +128,7 @@ def timed(model: str, side: int, goal: Goal, folder: Path) -> Speed:
     }
     sessions = {name: verify.load(file, threads=1) for name, file in paths.items()}
     one = torch.from_numpy(x[:1])
-    with torch.inference_mode(), alone():
+    with torch.inference_mode(), single_thread():
         eager: dict[str, Callable[[], object]] = {"eager": lambda: net(one)}
         ms = medians(
             eager
@@ -150,9 +160,9 @@ def timed(model: str, side: int, goal: Goal, folder: Path) -> Speed:
     )
 
 
-def unlike(submodel: Submodel) -> nn.Module:
-    """A network whose numbers all differ, as those of a trained one do: the exporter drops zeros,
-    and stores equal tensors once.
+def build_random(submodel: Submodel) -> nn.Module:
+    """Return a network whose numbers all differ, as in a trained one: the exporter drops zeros, and
+    stores equal tensors once.
     """
     torch.manual_seed(0)
     net = build(submodel)
@@ -168,8 +178,8 @@ def unlike(submodel: Submodel) -> nn.Module:
 
 
 def medians(tasks: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Milliseconds that this thread's processor worked on each: run in turns, and not counting
-    while others had the processor.
+    """Return milliseconds of this thread's processor time for each task, run in turns. Time of
+    other threads does not count.
     """
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for turn in range(WARM_UP + TURNS):
@@ -182,8 +192,8 @@ def medians(tasks: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """PyTorch with one thread."""
+def single_thread() -> Iterator[None]:
+    """Run PyTorch with one thread inside this context."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -192,11 +202,13 @@ def alone() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def learned(model: str, data: str, root: Path | None, steps: int, folder: Path) -> Accuracy:
-    """Trains a network and measures both kinds of int8 beside float32: the one that loses more is
-    told.
+def measure_accuracy(
+    model: str, data: str, root: Path | None, steps: int, folder: Path
+) -> Accuracy:
+    """Train a network, and compare both kinds of int8 with float32. Return the one that
+    loses more.
     """
-    whole = central(data, root)
+    whole = load_central(data, root)
     card = whole.card()
     made = network(model, card.inputs, card.outputs, card, card.target)
     submodel = full(made)
@@ -204,13 +216,13 @@ def learned(model: str, data: str, root: Path | None, steps: int, folder: Path) 
     net = build(submodel)
     recipe = Recipe(epochs=1 + steps * 32 // len(whole.x), steps=steps, norm="tracked")
     train(net, submodel, recipe, whole, seed=0)
-    examples = variants.split(*drawn(whole.x_held, whole.y_held))
+    examples = variants.split(*sample_examples(whole.x_held, whole.y_held))
     origin = {"run": "benchmark", "round": 0, "submodel": submodel.name}
     graphs, absent = variants.write_graphs(folder, submodel, net, origin, examples, int8=True)
     scores = {variant.kind: variant.accuracy for variant in graphs if variant.accuracy is not None}
     if len(scores) < 2:
         raise ExportError(
-            f"{model} on {data} has no graph of int8: {'; '.join(absent) or 'no labels'}"
+            f"{model} on {data} has no int8 graph: {'; '.join(absent) or 'no labels'}"
         )
     fp32, kind = scores.pop("fp32"), min(scores, key=lambda name: scores[name])
     return Accuracy(
@@ -224,7 +236,7 @@ def learned(model: str, data: str, root: Path | None, steps: int, folder: Path) 
     )
 
 
-def drawn(x: Array, y: Array) -> tuple[Array, Array]:
+def sample_examples(x: Array, y: Array) -> tuple[Array, Array]:
     chosen = np.random.default_rng(0).permutation(len(x))[:EXAMPLES]
     return x[chosen], y[chosen]
 
@@ -259,26 +271,28 @@ def lines(speeds: list[Speed], accuracy: Accuracy) -> list[str]:
     default="resnet-small",
     show_default=True,
     metavar="NAME",
-    help="the network that is trained for its accuracy",
+    help="network to train for the accuracy",
 )
 @click.option(
-    "--data", default="digits", show_default=True, metavar="NAME|PATH", help="what it learns"
+    "--data", default="digits", show_default=True, metavar="NAME|PATH", help="data set to train on"
 )
 @click.option(
-    "--data-root", type=click.Path(path_type=Path), metavar="DIR", help="where named data sets lie"
+    "--data-root", type=click.Path(path_type=Path), metavar="DIR", help="folder of named data sets"
 )
-@click.option("--steps", default=300, show_default=True, metavar="N", help="how long it learns")
+@click.option("--steps", default=300, show_default=True, metavar="N", help="training steps")
 @FORMAT
 def command(model: str, data: str, data_root: Path | None, steps: int, form: str) -> None:
-    """Time one answer of exported networks beside PyTorch's, one thread; and measure what int8
-    loses of accuracy.
+    """Time one answer of exported networks and of PyTorch on one thread, and measure the accuracy
+    that int8 loses.
     """
     with (
-        speaking_plainly("benchmarks inference", "export", "interrupted"),
+        report_errors("benchmarks inference", "export", "interrupted"),
         tempfile.TemporaryDirectory(prefix="espalier-") as folder,
     ):
-        speeds = [timed(name, side, goal, Path(folder)) for (name, side), goal in NETWORKS.items()]
-        accuracy = learned(model, data, data_root, steps, Path(folder))
+        speeds = [
+            time_network(name, side, goal, Path(folder)) for (name, side), goal in NETWORKS.items()
+        ]
+        accuracy = measure_accuracy(model, data, data_root, steps, Path(folder))
         if form == "json":
             click.echo(
                 json.dumps(

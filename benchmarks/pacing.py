@@ -1,10 +1,10 @@
-"""`python -m benchmarks pacing`: four agents under enforced limits, their submodels, and how long
-each takes in every round; one is slowed meanwhile.
+"""`python -m benchmarks pacing`: four agents with enforced limits, their submodels, and their time
+in every round, while one of them is slowed down.
 
-The first is held to one processor by affinity, the others to parts of one by control groups (where
-those may not be written, by stopping and continuing). Real processes over a real broker. The slowed
-agent's training process is stopped for two thirds of the time, from outside: neither its limits nor
-its profile show it, only what its rounds take.
+The first is limited to one processor by affinity, the others to fractions of one by control groups
+(or by stopping and continuing, if control groups are not writable). Real processes use a real
+broker. The slow agent's training process is stopped for two thirds of the time, from outside, so
+that only its rounds show it, not its limits or profile.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ import numpy as np
 import psutil
 
 from coordinator.broker import local as brokers
-from coordinator.simulate.demo_fleet import Running, module, process, wait_for_words
+from coordinator.simulate.demo_fleet import Running, process, python_command, wait_for_words
 from coordinator.store.store import Store
 from federated.errors import FleetError, StoreError
-from federated.runtime.console import FORMAT, Say, speaker, speaking_plainly
+from federated.runtime.console import FORMAT, Say, report_errors, speaker
 
-__all__ = ["Pacing", "Parts", "Turn", "command", "judged", "pacing", "ratio"]
+__all__ = ["Pacing", "Parts", "Turn", "command", "pacing", "ratio", "summarise"]
 
 CPUS = {"a0": 1.0, "a1": 0.4, "a2": 0.2, "a3": 0.1}
 SLOWED, FACTOR = "a1", 3.0
-# fine enough that neighbours take about as long
+# close enough that neighbours take similar times
 WIDTHS = [round(float(width), 3) for width in np.geomspace(0.12, 1.0, 30)]
-LAST = 3  # rounds of the steady part that count
+LAST = 3  # last rounds of the steady part, which count
 RUN = "pacing"
 ON_ONE_PROCESSOR = (
     "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from edge_agent.cli.main "
     "import main; main()"
 )
-CYCLE = 0.15  # seconds of stopping and continuing
-SILENCE = 240.0  # seconds without a round after which it is given up
+CYCLE = 0.15  # seconds of one stop and continuation
+SILENCE = 240.0  # seconds without a round until the benchmark fails
 SETTINGS = (
     "method.name=fedavg",
     f"method.widths={WIDTHS}",
@@ -63,8 +63,11 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Parts:
-    """How many rounds are steady, how many with one agent slowed, and how many after it was let
-    go.
+    """Number of rounds.
+
+    steady: before the slow-down
+    slow: with one slow agent
+    after: after the slow-down
     """
 
     steady: int = 8
@@ -78,8 +81,12 @@ class Parts:
 
 @dataclass(frozen=True)
 class Turn:
-    """One agent in one round. seconds: from task to acceptance; predicted: the same, before; step:
-    mean of a step. reason: why this submodel.
+    """One agent in one round.
+
+    seconds: from task to acceptance
+    predicted: predicted seconds
+    step: mean seconds of a step
+    reason: reason for this submodel
     """
 
     round: int
@@ -94,12 +101,17 @@ class Turn:
 
 @dataclass(frozen=True)
 class Pacing:
-    """turns: in order. ratio: of the agents' median seconds in the last steady rounds, the longest
-    over the shortest. submodels: in use then.
+    """Result.
 
-    slowed_after, moved, released_after, returned: rounds: the last before it was slowed, the first
-    with a smaller submodel, the last before it was let go, the first with a larger one again; 0:
-    never. longest: seconds of the longest round. busy: share of the processors taken by others.
+    turns: in order
+    ratio: longest over shortest of the agents' median seconds in the last steady rounds
+    submodels: in use then
+    slowed_after: last round before the slow-down
+    moved: first round with a smaller submodel; 0: never
+    released_after: last round of the slow-down
+    returned: first round with a larger submodel again; 0: never
+    longest: seconds of the longest round
+    busy: fraction of the processors that other processes used
     """
 
     turns: tuple[Turn, ...]
@@ -114,8 +126,8 @@ class Pacing:
 
 
 def ratio(turns: Sequence[Turn], rounds: Sequence[int]) -> float:
-    """The longest over the shortest of the agents' median seconds in these rounds. Raises
-    FleetError where one trained in none of them.
+    """Return the longest over the shortest of the agents' median seconds in these rounds.
+    FleetError: an agent trained in none of them.
     """
     medians = []
     for agent in CPUS:
@@ -131,7 +143,7 @@ def ratio(turns: Sequence[Turn], rounds: Sequence[int]) -> float:
 
 
 def pacing(folder: Path, say: Say, parts: Parts = Parts()) -> Pacing:
-    """Runs it; about four minutes. Raises FleetError when a part of it falls silent."""
+    """Run the benchmark, for about four minutes. FleetError: a process hangs."""
     busy = psutil.cpu_percent(1.0) / 100
     with ExitStack() as stack:
         broker = stack.enter_context(brokers.start("127.0.0.1", 0, "auto", folder / "broker"))
@@ -144,22 +156,22 @@ def pacing(folder: Path, say: Say, parts: Parts = Parts()) -> Pacing:
                 process(name, agent_command(name, index, broker.address, folder), folder)
             )
             if CPUS[name] == 1:
-                # undisturbed by the others, which have room for themselves
+                # let it calibrate before the others start
                 wait_for_words(agents[name], "joined run")
         for agent in agents.values():
             wait_for_words(agent, "joined run")
         told = follow(coordinator, folder, parts.steady, 0, say)
-        with slowed(agents[SLOWED], FACTOR):
-            say(f"{SLOWED} is slowed {FACTOR:g} times")
+        with slow_down(agents[SLOWED], FACTOR):
+            say(f"{SLOWED} is slowed down {FACTOR:g} times")
             told = follow(coordinator, folder, parts.steady + parts.slow, told, say)
-        say(f"{SLOWED} is let go")
+        say(f"{SLOWED} runs at full speed")
         follow(coordinator, folder, parts.total, told, say)
         coordinator.popen.wait(SILENCE)
-        return judged(turns_of(folder), parts, busy)
+        return summarise(turns_of(folder), parts, busy)
 
 
-def judged(turns: Sequence[Turn], parts: Parts, busy: float) -> Pacing:
-    """What the turns of a run say."""
+def summarise(turns: Sequence[Turn], parts: Parts, busy: float) -> Pacing:
+    """Return the result of a run's turns."""
     before, end = parts.steady, parts.steady + parts.slow
     sizes = {turn.round: width(turn.submodel) for turn in turns if turn.agent == SLOWED}
     moved = next((n for n in sorted(sizes) if before < n <= end and sizes[n] < sizes[before]), 0)
@@ -183,7 +195,7 @@ def width(submodel: str) -> float:
     return float(submodel.split("-")[0].removeprefix("w"))
 
 
-# ---- the processes -------------------------------------------------------------------------------
+# ---- processes -------------------------------------------------------------------------------
 
 
 def coordinator_command(broker: str, rounds: int, folder: Path) -> list[str]:
@@ -198,7 +210,7 @@ def coordinator_command(broker: str, rounds: int, folder: Path) -> list[str]:
         "--rounds",
         str(rounds),
     ]
-    return module(
+    return python_command(
         "coordinator.cli",
         "start",
         "--broker",
@@ -229,13 +241,13 @@ def agent_command(name: str, index: int, broker: str, folder: Path) -> list[str]
     join = ["join", *where, *shard, "--format", "json"]
     if CPUS[name] == 1:
         return [sys.executable, "-c", ON_ONE_PROCESSOR, *join]
-    return module("edge_agent.cli", *join, "--limit-cpus", str(CPUS[name]))
+    return python_command("edge_agent.cli", *join, "--limit-cpus", str(CPUS[name]))
 
 
 @contextmanager
-def slowed(agent: Running, factor: float) -> Iterator[None]:
-    """Stops and continues the agent's training process, so that it works for one part in `factor`
-    of the time.
+def slow_down(agent: Running, factor: float) -> Iterator[None]:
+    """Stop and continue an agent's training process, so that it runs for one part in `factor` of
+    the time.
     """
     (worker,) = [
         p
@@ -264,8 +276,8 @@ def slowed(agent: Running, factor: float) -> Iterator[None]:
 
 
 def follow(coordinator: Running, folder: Path, rounds: int, told: int, say: Say) -> int:
-    """Waits until so many rounds are done, and says what each was; how many were told. Raises
-    FleetError when no round ends for long.
+    """Wait until this many rounds are done, and print each. Return the number printed. FleetError:
+    no round ends for long.
     """
     heard = time.monotonic()
     while told < rounds:
@@ -274,7 +286,7 @@ def follow(coordinator: Running, folder: Path, rounds: int, told: int, say: Say)
             told, heard = told + 1, time.monotonic()
             seconds = [turn.seconds for turn in turns if turn.seconds]
             spread = f"{max(seconds) / min(seconds):.2f}" if len(seconds) == len(turns) else "-"
-            say(f"round {told:2}  " + "  ".join(map(spelled, turns)) + f"  ratio {spread}")
+            say(f"round {told:2}  " + "  ".join(map(describe, turns)) + f"  ratio {spread}")
         elif coordinator.popen.poll() is not None or time.monotonic() - heard > SILENCE:
             raise FleetError(
                 f"no round {told + 1} after {time.monotonic() - heard:.0f} s; the end "
@@ -284,14 +296,14 @@ def follow(coordinator: Running, folder: Path, rounds: int, told: int, say: Say)
     return told
 
 
-def spelled(turn: Turn) -> str:
+def describe(turn: Turn) -> str:
     return f"{turn.agent} {turn.submodel.split('-')[0]:7}{turn.seconds:5.1f} s" + (
         "" if turn.outcome == "folded" else f" {turn.outcome}"
     )
 
 
 def turns_of(folder: Path) -> list[Turn]:
-    """Every agent in every finished round, as the run's store has it; empty while there is none."""
+    """Return every agent in every finished round from the run's store; empty without rounds."""
     try:
         store = Store.open(folder, RUN, read_only=True)
     except StoreError:
@@ -321,7 +333,7 @@ def turns_of(folder: Path) -> list[Turn]:
 
 
 def lines(made: Pacing) -> list[str]:
-    """What a person reads at the end."""
+    """Return the conclusion for the terminal."""
     moved = f"moved to a smaller one in round {made.moved}" if made.moved else "never moved"
     returned = (
         f"to a larger one again in round {made.returned}" if made.returned else "never moved back"
@@ -331,12 +343,12 @@ def lines(made: Pacing) -> list[str]:
         f"{', '.join(made.submodels)}",
         "seconds of a round, longest over shortest agent, medians of rounds "
         f"{made.slowed_after - LAST + 1} to {made.slowed_after}: {made.ratio:.2f}",
-        f"{SLOWED}, slowed {FACTOR:g} times after round {made.slowed_after}: {moved}; "
-        f"let go after round {made.released_after}: {returned}",
+        f"{SLOWED}, slowed down {FACTOR:g} times after round {made.slowed_after}: {moved}; "
+        f"at full speed after round {made.released_after}: {returned}",
         f"the longest round took {made.longest:.1f} s",
         *(
             [
-                f"others used {made.busy:.0%} of the processors before it began: "
+                f"other processes used {made.busy:.0%} of the processors before the start: "
                 "measure again on an idle machine"
             ]
             if made.busy > 0.1
@@ -347,15 +359,15 @@ def lines(made: Pacing) -> list[str]:
 
 @click.command("pacing")
 @click.option(
-    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the run and the logs here"
+    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the run and logs here"
 )
 @FORMAT
 def command(keep: Path | None, form: str) -> None:
-    """Four agents of .8, .4, .2 and .1 processors: which submodels they get, whether their rounds
-    end together, and what a slow-down does.
+    """Give four agents 1, 0.4, 0.2 and 0.1 processors. Print their submodels, their times per
+    round, and the effect of a slow-down.
     """
     with (
-        speaking_plainly("python -m benchmarks pacing", "coordinator", "interrupted"),
+        report_errors("python -m benchmarks pacing", "coordinator", "interrupted"),
         ExitStack() as stack,
     ):
         folder = keep or Path(

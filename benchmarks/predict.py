@@ -1,9 +1,9 @@
-"""`python -m benchmarks predict`: how well three small submodels tell the time and the memory of a
-training step of all others.
+"""`python -m benchmarks predict`: errors of the predicted time and memory of training steps, from
+measurements of three small submodels.
 
-Submodels are drawn by a seed that is printed, and predicted from others alone. Each is measured in
-a fresh process of one thread. What they are predicted from is timed before, between and after, so
-that a machine whose speed changes meanwhile is seen, and hits both alike.
+Submodels are drawn from a printed seed. Each is measured in a fresh process with one thread, and
+predicted from the small ones (probes) alone. The probes are timed before, between and after, which
+shows if the speed of the machine changes, and affects both alike.
 """
 
 from __future__ import annotations
@@ -16,35 +16,38 @@ from dataclasses import asdict, dataclass
 import click
 import numpy as np
 
-from benchmarks import step
+from benchmarks.step_process import Taken, ask
 from edge_agent.device.load import BUSY, Load
 from federated.device.prediction import step_seconds
 from federated.errors import ConfigError
-from federated.runtime.console import FORMAT, speaker, speaking_plainly
+from federated.runtime.console import FORMAT, report_errors, speaker
 from federated.runtime.plugins import unknown
 from federated.task import Timing
 from models.cost import cost
 from models.families.catalogue import KIND, full, menu, network, probes
 from models.submodel import Moments, Network, Submodel
 
-__all__ = ["FAMILIES", "Row", "Summary", "command", "drawn", "measure", "summary"]
+__all__ = ["FAMILIES", "Row", "Summary", "command", "draw_submodels", "measure", "summarise"]
 
 FAMILIES = ("preresnet-18", "mobilenet-v2-cifar", "vit-tiny-32")
 PICTURE, CLASSES = (3, 32, 32), 10
 NARROWEST = 0.1
-# submodels between two looks at what they are predicted from; the median of all looks counts
-BETWEEN = 8
-DRIFT = 0.15  # by which looks may differ on a machine that counts as quiet
+BETWEEN = 8  # submodels between two measurements of the probes, of which the median counts
+DRIFT = 0.15  # most difference between measurements of a probe on an idle machine
 MEAN, WORST, MEMORY = 0.10, 0.30, 1.4  # the goals
 
 
 @dataclass(frozen=True)
 class Row:
-    """A submodel. predicted, measured: milliseconds of a step; error: predicted over measured, less
-    1; rival_error: by multiply-adds alone.
+    """A submodel.
 
-    base: bytes of the process before. predicted_bytes, measured_bytes: beyond that. memory_ratio:
-    of the whole peak, base included, the larger over the smaller; beyond_ratio: without the base.
+    predicted_ms, measured_ms: milliseconds of a step
+    error: predicted over measured, less 1
+    rival_error: the same for a prediction from multiply-adds alone
+    base_bytes: bytes of the process before
+    predicted_bytes, measured_bytes: bytes beyond those
+    memory_ratio: of predicted and measured peak with the base, the larger over the smaller
+    beyond_ratio: the same without the base
     """
 
     family: str
@@ -62,12 +65,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of a family. mape, worst: mean and largest error of the time, as shares; rival_*: by
-    multiply-adds alone. memory_*_worst: as in Row.
+    """A family.
 
-    probes: from what it was predicted. drift: the largest difference between looks at these. busy:
-    share of the processors that others used. loaded: whether times of this machine, at that time,
-    are not to be trusted. met: all goals.
+    mape, worst: mean and largest error of the time
+    rival_mape, rival_worst: the same for multiply-adds alone
+    memory_ratio_worst, memory_beyond_worst: largest ratios, as in Row
+    probes: submodels that predictions are made from
+    drift: largest difference between measurements of a probe
+    busy: fraction of the processors that other processes used
+    loaded: True if the machine was too busy for reliable times
+    met: True if all goals are met
     """
 
     family: str
@@ -85,20 +92,16 @@ class Summary:
     met: bool
 
 
-def drawn(made: Network, seed: int, count: int) -> list[Submodel]:
-    """So many submodels, each of a width of its own and so many blocks in each section, none of
-    them a probe.
+def draw_submodels(made: Network, seed: int, count: int) -> list[Submodel]:
+    """Return `count` random submodels, each with its own width and blocks per section, none of them
+    a probe.
     """
-    rng, sizes = (
-        np.random.default_rng([seed, *made.family.encode()]),
-        [len(section) for section in full(made).mask],
-    )
-    chosen, known = list[Submodel](), {*timed(made)}
+    rng = np.random.default_rng([seed, *made.family.encode()])
+    sizes = [len(section) for section in full(made).mask]
+    chosen, known = list[Submodel](), {*probes_of(made)}
     while len(chosen) < count:
-        width, depth = (
-            round(float(rng.uniform(NARROWEST, 1)), 3),
-            tuple(int(rng.integers(1, size + 1)) for size in sizes),
-        )
+        width = round(float(rng.uniform(NARROWEST, 1)), 3)
+        depth = tuple(int(rng.integers(1, size + 1)) for size in sizes)
         (submodel,) = menu(made, (width,), (depth,))
         if submodel not in known:
             known.add(submodel)
@@ -106,21 +109,21 @@ def drawn(made: Network, seed: int, count: int) -> list[Submodel]:
     return chosen
 
 
-def timed(made: Network) -> tuple[Submodel, ...]:
-    """What the others are predicted from."""
+def probes_of(made: Network) -> tuple[Submodel, ...]:
+    """Return the probes of a network."""
     return probes(made, (1, max(len(section) for section in full(made).mask)))
 
 
 def measure(
     made: Network, submodels: Sequence[Submodel], batch: int, say: Callable[[Row], None]
 ) -> tuple[list[Row], Summary]:
-    """A row for each submodel, and their summary."""
-    small, load, taken = timed(made), Load(), list[step.Taken]()
-    looks = [[found.seconds for found in step.ask(small, batch)]]
+    """Return a row for each submodel, and their summary."""
+    small, load, taken = probes_of(made), Load(), list[Taken]()
+    looks = [[found.seconds for found in ask(small, batch)]]
     for number, submodel in enumerate(submodels, 1):
-        taken += step.ask([submodel], batch)
+        taken += ask([submodel], batch)
         if number % BETWEEN == 0 or number == len(submodels):
-            looks.append([found.seconds for found in step.ask(small, batch)])
+            looks.append([found.seconds for found in ask(small, batch)])
     busy, times = load.share(), list(zip(*looks, strict=True))
     drift = max(max(known) / min(known) - 1 for known in times)
     timings = [
@@ -128,23 +131,20 @@ def measure(
         for submodel, known in zip(small, times, strict=True)
     ]
     rows = [
-        row(made, submodel, batch, timings, found)
+        make_row(made, submodel, batch, timings, found)
         for submodel, found in zip(submodels, taken, strict=True)
     ]
     for one in rows:
         say(one)
-    return rows, summary(rows, tuple(submodel.name for submodel in small), drift, busy)
+    return rows, summarise(rows, tuple(submodel.name for submodel in small), drift, busy)
 
 
-def row(
-    made: Network, submodel: Submodel, batch: int, timings: Sequence[Timing], taken: step.Taken
+def make_row(
+    made: Network, submodel: Submodel, batch: int, timings: Sequence[Timing], taken: Taken
 ) -> Row:
-    """A submodel predicted beside what it took."""
-    seconds, memory, beyond = (
-        step_seconds(timings, submodel, batch),
-        cost(submodel, batch).memory,
-        taken.peak - taken.base,
-    )
+    """Return a submodel's predictions and measurements."""
+    seconds, memory = step_seconds(timings, submodel, batch), cost(submodel, batch).memory
+    beyond = taken.peak - taken.base
     price = statistics.mean(t.seconds / cost(t.submodel).training_macs for t in timings)
     return Row(
         family=title(made),
@@ -156,18 +156,21 @@ def row(
         base_bytes=taken.base,
         predicted_bytes=memory,
         measured_bytes=beyond,
-        memory_ratio=apart(taken.base + memory, taken.peak),
-        beyond_ratio=apart(memory, beyond),
+        memory_ratio=ratio(taken.base + memory, taken.peak),
+        beyond_ratio=ratio(memory, beyond),
     )
 
 
-def apart(a: float, b: float) -> float:
-    """The larger over the smaller."""
+def ratio(a: float, b: float) -> float:
+    """Return the larger over the smaller."""
     return max(a / b, b / a)
 
 
-def summary(rows: Sequence[Row], small: tuple[str, ...], drift: float, busy: float) -> Summary:
-    errors, rival = [abs(row.error) for row in rows], [abs(row.rival_error) for row in rows]
+def summarise(rows: Sequence[Row], small: tuple[str, ...], drift: float, busy: float) -> Summary:
+    errors, rival = (
+        [abs(row.error) for row in rows],
+        [abs(row.rival_error) for row in rows],
+    )
     mean, worst, memory = (
         statistics.mean(errors),
         max(errors),
@@ -210,7 +213,7 @@ HEAD = (
 
 def conclusion(one: Summary) -> str:
     loaded = (
-        f"; others used {one.busy:.0%} of the processors, and the speed changed by "
+        f"; other processes used {one.busy:.0%} of the processors, and the speed changed by "
         f"{one.drift:.0%}: measure again"
         if one.loaded
         else ""
@@ -226,41 +229,43 @@ def conclusion(one: Summary) -> str:
 
 
 @click.command("predict")
-@click.option("--seed", default=7, show_default=True, help="draws the submodels")
+@click.option("--seed", default=7, show_default=True, help="seed of the submodels")
 @click.option(
     "--count",
     default=24,
     show_default=True,
     type=click.IntRange(min=1),
     metavar="N",
-    help="submodels of each family",
+    help="submodels per family",
 )
 @click.option(
     "--families",
     default=",".join(FAMILIES),
     show_default=True,
     metavar="NAME,...",
-    help="families or presets, of pictures",
+    help="families or presets for pictures",
 )
 @click.option(
     "--batch",
     default=32,
     show_default=True,
     type=click.IntRange(min=2),
-    help="examples of a training step",
+    help="examples per training step",
 )
 @FORMAT
 def command(seed: int, count: int, families: str, batch: int, form: str) -> None:
-    """Predict the time and the memory of training steps of submodels drawn by a seed from three
-    small ones, and measure them.
+    """Predict time and memory of training steps of random submodels from three small ones, and
+    measure them.
     """
-    with speaking_plainly("python -m benchmarks predict", "train", "interrupted"):
+    with report_errors("python -m benchmarks predict", "train", "interrupted"):
         say, rows, found = speaker(form), list[Row](), list[Summary]()
-        networks = [named(name) for name in families.split(",")]
+        networks = [find_network(name) for name in families.split(",")]
         say(f"seed {seed}, batch {batch}, one thread, pictures of {' x '.join(map(str, PICTURE))}")
         for made in networks:
             say(f"{title(made)}: measuring {count} submodels\n{HEAD}")
-            some, one = measure(made, drawn(made, seed, count), batch, lambda row: say(line(row)))
+            some, one = measure(
+                made, draw_submodels(made, seed, count), batch, lambda row: say(line(row))
+            )
             rows, found = [*rows, *some], [*found, one]
             say(conclusion(one))
         if form == "json":
@@ -276,8 +281,8 @@ def command(seed: int, count: int, families: str, batch: int, form: str) -> None
             )
 
 
-def named(name: str) -> Network:
-    """A network for pictures. Raises Unknown, ConfigError."""
+def find_network(name: str) -> Network:
+    """Return a network for pictures. Unknown, ConfigError: there is none of this name."""
     try:
         return network(name, PICTURE, CLASSES, Moments((127.0,), (60.0,)))
     except LookupError as error:

@@ -1,5 +1,5 @@
-"""The model that must come of a run: what its record says was folded, folded again in one process,
-from the first round on.
+"""Expected model of a run: the updates in its record, folded again in one process from the first
+round.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.raw.updates import encoded, learned, unsent
-from coordinator.assign.selection import generator
+from benchmarks.raw.updates import empty_update, encode, learn
+from coordinator.assign.selection import make_generator
 from coordinator.fleet.shipment import to_torch
 from coordinator.observe.records import Entry
 from coordinator.phases.training import complete_recipe
@@ -23,27 +23,29 @@ from coordinator.run.preparation import make_weights
 from coordinator.settings.config import Config, load
 from coordinator.store.store import Store
 from federated.engine.aggregate import Total, fold
-from federated.engine.buffered import Base, Touched, buffered, touched
+from federated.engine.buffered import Base, Touched, find_touched, make_buffered
 from federated.errors import StoreError
 from federated.method import Method, State
 from federated.methods.catalogue import method as method_named
 from federated.task import Task, Update
 from models.submodel import Submodel
 
-__all__ = ["Make", "Replayed", "replay"]
+__all__ = ["Make", "ReplayResult", "replay"]
 
 Array = NDArray[Any]
 Make = Callable[[Task, Mapping[str, Array]], Update]
-"""What an agent makes of a task and the weights that it names."""
+"""Function from a task and its weights to an update."""
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """What a run's record says, against what must come of it.
+class ReplayResult:
+    """Comparison of a run's record with its repetition.
 
-    folded: agents by round, in the order in which they were folded. doubled: agents or places that
-    occur twice in a round. foreign: updates that are not what the agent must have sent. equal:
-    whether the last model is, bit for bit, that of an undisturbed run that folds the same.
+    folded: agents by round, in the order of the folds
+    doubled: agents or positions that occur twice in a round
+    foreign: updates that differ from what the agent must have sent
+    equal: True if the last model equals, bit for bit, that of an undisturbed run with the same
+        updates
     """
 
     folded: dict[int, list[str]]
@@ -52,11 +54,12 @@ class Replayed:
     equal: bool
 
 
-def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -> Replayed:
-    """Folds again what a run folded, by a method that asks nothing of the fleet.
+def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -> ReplayResult:
+    """Fold again what a run folded, with a method that needs nothing from the fleet.
 
-    attempts: coordinators that the run had, to look at every digest; 0: nobody looks. make: what an
-    agent makes of its task; None: a raw one's. Raises StoreError where there is no such run.
+    attempts: number of coordinators that the run had, to check every digest; 0: no check
+    make: makes the update of a task; None: as a raw agent
+    StoreError: there is no such run
     """
     torch.set_num_threads(1)
     store = Store.open(runs, name, read_only=True)
@@ -71,9 +74,11 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
         )
         menu = {submodel.name: submodel for submodel in facts.menu}
         folded, doubled, foreign = dict[int, list[str]](), 0, 0
-        states, moved = [state], list[Touched]()
+        states, touched = [state], list[Touched]()
         late = (
-            buffered(method, lambda number, now: Base(states[number], tuple(moved[number:now])))
+            make_buffered(
+                method, lambda number, now: Base(states[number], tuple(touched[number:now]))
+            )
             if "buffered" in method.allows
             else method
         )
@@ -87,17 +92,17 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
             folded[number] = [entry.agent for entry in entries]
             updates = {(entry.agent, entry.task) for entry in entries}
             doubled += 2 * len(entries) - len(updates) - len({entry.position for entry in entries})
-            total, odd = refolded(devices, states, entries)
+            total, odd = fold_again(devices, states, entries)
             foreign += odd
             after = (
-                method.finish(state, total, generator(config.seed, 3, number))
+                method.finish(state, total, make_generator(config.seed, 3, number))
                 if total.seen
                 else state
             )
             state = replace(after, round=number)
             states.append(state)
-            moved.append(touched(total, state.tensors))
-        return Replayed(
+            touched.append(find_touched(total, state.tensors))
+        return ReplayResult(
             folded,
             doubled,
             foreign,
@@ -109,12 +114,12 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
 
 @dataclass(frozen=True)
 class Devices:
-    """What the devices of a run compute again.
+    """Repetition of the devices of a run.
 
-    method, config: of the run.
-    menu: its submodels by name.
-    attempts: of each task at most; 0 leaves out the comparison of digests.
-    make: gives the update of a task.
+    method, config: of the run
+    menu: its submodels by name
+    attempts: most attempts of each task; 0 skips the comparison of digests
+    make: makes the update of a task
     """
 
     method: Method
@@ -124,21 +129,20 @@ class Devices:
     make: Make
 
 
-def refolded(
+def fold_again(
     devices: Devices, states: Sequence[State], entries: Sequence[Entry]
 ) -> tuple[Total, int]:
-    """The total of a round, and how many of its updates match no attempt. states: after each round
-    so far.
+    """Return the total of a round, and the number of its updates that match no attempt.
+
+    states: after each round so far
     """
     method, config = devices.method, devices.config
     total, foreign = Total(), 0
     for entry in entries:
         submodel, number = devices.menu[entry.submodel], entry.task or len(states)
         sent = states[number - 1]
-        plan, recipe = (
-            method.place(sent, submodel),
-            complete_recipe(method.recipe(sent, submodel), config),
-        )
+        plan = method.place(sent, submodel)
+        recipe = complete_recipe(method.recipe(sent, submodel), config)
         weights = {name: np.asarray(value) for name, value in method.dispatch(sent, plan).items()}
         task = Task(
             config.name,
@@ -155,7 +159,7 @@ def refolded(
         )
         update = devices.make(task, weights)
         made = [
-            encoded(replace(update, attempt=attempt, tensors={}), update.tensors)
+            encode(replace(update, attempt=attempt, tensors={}), update.tensors)
             for attempt in range(1, devices.attempts + 1)
         ]
         foreign += devices.attempts > 0 and entry.digest not in {
@@ -167,6 +171,6 @@ def refolded(
 
 
 def raw(task: Task, weights: Mapping[str, Array]) -> Update:
-    """The update of a raw agent."""
-    said = unsent(task.run, task.round, task.attempt, task.agent, task.submodel, task.version)
-    return replace(said, tensors=learned(weights, task.agent, task.round))
+    """Return the update of a raw agent."""
+    said = empty_update(task.run, task.round, task.attempt, task.agent, task.submodel, task.version)
+    return replace(said, tensors=learn(weights, task.agent, task.round))

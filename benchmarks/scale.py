@@ -1,8 +1,8 @@
-"""`python -m benchmarks scale`: a thousand connected agents, through twenty rounds, with one
-coordinator and one broker.
+"""`python -m benchmarks scale`: a thousand connected agents with one coordinator and one broker,
+for twenty rounds.
 
-The agents are raw clients in this process, each with a socket of its own; coordinator and broker
-are real processes.
+The agents are raw clients in this process, each with its own socket; coordinator and broker are
+real processes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,29 +26,29 @@ from benchmarks.raw.agent import Raw
 from benchmarks.raw.fleet import RawFleet
 from benchmarks.replay import replay
 from coordinator.broker import local as brokers
-from coordinator.simulate.demo_fleet import Running, module, process
+from coordinator.simulate.demo_fleet import Running, process, python_command
 from coordinator.store.store import Store
 from federated.errors import ConfigError, FleetError, StoreError
-from federated.runtime.console import FORMAT, Say, speaker, speaking_plainly
+from federated.runtime.console import FORMAT, Say, report_errors, speaker
 
 __all__ = [
     "Course",
     "Scale",
     "Turn",
     "command",
-    "course",
-    "flat",
+    "is_flat",
     "measure",
-    "settings_of",
-    "spelled",
+    "run_fleet",
+    "setting_flags",
+    "to_toml",
 ]
 
 RUN = "scale"
-SILENCE = 300.0  # seconds without a round after which it is given up
-SAMPLE = 0.1  # seconds between looks at the coordinator's memory
-FEW, FEW_ROUNDS = 2, 3  # agents and rounds of the run to compare with
-SPARE = 64  # descriptors beside the agents' sockets
-MODEL = "preresnet-10"  # 20 MB, of which each agent holds an eighth of the width: 0.3 MB
+SILENCE = 300.0  # seconds without a round until the benchmark fails
+SAMPLE = 0.1  # seconds between samples of the coordinator's memory
+FEW, FEW_ROUNDS = 2, 3  # agents and rounds of the small run for comparison
+SPARE = 64  # descriptors in addition to the agents' sockets
+MODEL = "preresnet-10"  # 20 MB; each agent holds an eighth of its width, 0.3 MB
 SETTINGS = {
     "method.name": "fedavg",
     "method.widths": [0.125, 1.0],
@@ -66,10 +67,12 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Turn:
-    """One round. folded: updates in the model; seconds: as the run's record says; rss: most bytes
-    that the coordinator held meanwhile.
+    """One round.
 
-    coordinator, broker: seconds of processor time that each took.
+    folded: updates in the model
+    seconds: from the run's record
+    rss: most bytes of the coordinator
+    coordinator, broker: seconds of processor time of each
     """
 
     round: int
@@ -82,12 +85,19 @@ class Turn:
 
 @dataclass(frozen=True)
 class Scale:
-    """lost: updates that were asked for and not folded; doubled, foreign, equal: as
-    `benchmarks.replay` finds. model: bytes of the weights.
+    """Result.
 
-    before: bytes that the coordinator held when all had joined and no round had begun; base: the
-    most that one with few agents held in any round, peak: this one. flat: whether peak is within
-    base and three models. joined: seconds until all were there. connected: agents then.
+    turns: by round
+    connected: agents at the first task
+    joined: seconds until then
+    lost: requested updates that were not folded
+    doubled, foreign, equal: as in `benchmarks.replay`
+    model: bytes of the weights
+    before: bytes of the coordinator before the first round
+    base: most bytes of a coordinator with few agents in any round
+    peak: most bytes of this one
+    flat: True if peak is within base and three models
+    seconds: of the benchmark
     """
 
     agents: int
@@ -107,26 +117,24 @@ class Scale:
     seconds: float
 
 
-def flat(base: int, peaks: list[int], model: int) -> bool:
-    """Whether no round takes the coordinator beyond what it held before, and three models."""
+def is_flat(base: int, peaks: list[int], model: int) -> bool:
+    """Return True if no round needs more memory than `base` and three models."""
     return max(peaks) <= base + 3 * model
 
 
-def settings_of(extra: dict[str, object]) -> list[str]:
-    """The flags that set a run's configuration."""
+def setting_flags(settings: Mapping[str, object]) -> list[str]:
+    """Return the flags that set a run's configuration."""
     return [
-        part
-        for key, value in {**SETTINGS, **extra}.items()
-        for part in ("--set", f"{key}={spelled(value)}")
+        part for key, value in settings.items() for part in ("--set", f"{key}={to_toml(value)}")
     ]
 
 
-def spelled(value: object) -> str:
-    """A value as TOML has it."""
+def to_toml(value: object) -> str:
+    """Return a value in TOML."""
     if isinstance(value, dict):
         return (
             "{"
-            + ", ".join(f"{json.dumps(key)} = {spelled(one)}" for key, one in value.items())
+            + ", ".join(f"{json.dumps(key)} = {to_toml(one)}" for key, one in value.items())
             + "}"
         )
     return json.dumps(value)
@@ -134,24 +142,32 @@ def spelled(value: object) -> str:
 
 @dataclass
 class Usage:
-    """What processes take: the most memory since it was last asked, and processor time."""
+    """Highest memory since the last call of `take`, and processor time."""
 
     coordinator: psutil.Process
     broker: psutil.Process
     most: int = 0
 
-    def look(self) -> None:
+    def sample(self) -> None:
+        """Sample the coordinator's memory."""
         self.most = max(self.most, self.coordinator.memory_info().rss)
 
-    def taken(self) -> tuple[int, float, float]:
+    def take(self) -> tuple[int, float, float]:
+        """Return the highest memory since the last call, and the processor time of both
+        processes.
+        """
         most, self.most = self.most, 0
         return most, *(sum(process.cpu_times()[:2]) for process in (self.coordinator, self.broker))
 
 
 @dataclass(frozen=True)
 class Course:
-    """How a run went. joined: seconds until all were there; connected: agents then; before: bytes
-    that the coordinator held then.
+    """One run.
+
+    turns: by round
+    joined: seconds until the first task
+    connected: agents then
+    before: bytes of the coordinator then
     """
 
     turns: tuple[Turn, ...]
@@ -161,13 +177,13 @@ class Course:
 
 
 def measure(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosquitto") -> Scale:
-    """Run it, after one with few agents to compare with. Raises ConfigError where this machine does
-    not allow so many sockets, FleetError.
+    """Run the benchmark, after a small run for comparison. ConfigError: this machine does not allow
+    that many sockets. FleetError: a process fails.
     """
     allow(agents + SPARE)
     start = time.monotonic()
-    few = course(folder / "few", FEW, FEW_ROUNDS, say, kind)
-    many = course(folder / "many", agents, rounds, say, kind)
+    few = run_fleet(folder / "few", FEW, FEW_ROUNDS, say, kind)
+    many = run_fleet(folder / "many", agents, rounds, say, kind)
     found = replay(folder / "many", RUN, 1)
     model = max(path.stat().st_size for path in (folder / "many" / RUN).glob("round-*.safetensors"))
     base, peaks = max(turn.rss for turn in few.turns), [turn.rss for turn in many.turns]
@@ -185,13 +201,13 @@ def measure(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosqu
         many.before,
         base,
         max(peaks),
-        flat(base, peaks, model),
+        is_flat(base, peaks, model),
         round(time.monotonic() - start, 1),
     )
 
 
-def course(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosquitto") -> Course:
-    """One run. Raises FleetError where it fails or falls silent."""
+def run_fleet(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosquitto") -> Course:
+    """Run one fleet. FleetError: it fails or hangs."""
     folder.mkdir(parents=True)
     names = [f"a{i:04d}" for i in range(agents)]
     with ExitStack() as stack:
@@ -208,9 +224,19 @@ def course(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosqui
             "--model",
             MODEL,
         ]
-        what = ["start", "--broker", broker.address, "--runs", str(folder), *run, *settings_of({})]
+        what = [
+            "start",
+            "--broker",
+            broker.address,
+            "--runs",
+            str(folder),
+            *run,
+            *setting_flags(SETTINGS),
+        ]
         coordinator = stack.enter_context(
-            process("coordinator", module("coordinator.cli", *what, "--format", "json"), folder)
+            process(
+                "coordinator", python_command("coordinator.cli", *what, "--format", "json"), folder
+            )
         )
         host, port = broker.address.rsplit(":", 1)
         fleet = RawFleet(RUN, names, (host, int(port)), Raw())
@@ -219,16 +245,16 @@ def course(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosqui
         joined, connected, before = join(fleet, coordinator, usage)
         say(f"{connected} agents after {joined:.1f} s; the coordinator holds {before / 1e6:.0f} MB")
         peaks = follow(fleet, coordinator, usage, folder, rounds, say)
-    return Course(finished(folder, rounds, peaks), joined, connected, before)
+    return Course(read_turns(folder, rounds, peaks), joined, connected, before)
 
 
 def allow(files: int) -> None:
-    """Lets this process open so many files. Raises ConfigError."""
+    """Allow this process to open this many files. ConfigError: it may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < files:
         raise ConfigError(
-            f"this machine lets a process open {hard} files, {files} are needed: raise "
-            "it (ulimit -Hn), or ask for fewer --agents"
+            f"a process may open {hard} files, but {files} are needed: raise the limit "
+            "(ulimit -Hn), or use fewer --agents"
         )
     resource.setrlimit(
         resource.RLIMIT_NOFILE,
@@ -237,7 +263,7 @@ def allow(files: int) -> None:
 
 
 def program(broker: brokers.Broker) -> psutil.Process:
-    """The broker's own process, below the shell that guards it."""
+    """Return the broker's own process, below the shell that guards it."""
     return max(
         psutil.Process(broker.pid).children(recursive=True),
         key=lambda child: child.memory_info().rss,
@@ -245,8 +271,8 @@ def program(broker: brokers.Broker) -> psutil.Process:
 
 
 def join(fleet: RawFleet, coordinator: Running, usage: Usage) -> tuple[float, int, int]:
-    """Turns until the first task comes: seconds, agents that are connected, and what the
-    coordinator held just before.
+    """Run agents until the first task arrives. Return seconds, connected agents, and the bytes of
+    the coordinator just before.
     """
     start, base, sampled = time.monotonic(), 0, 0.0
     while not any(agent.task for agent in fleet.agents):
@@ -264,7 +290,7 @@ def join(fleet: RawFleet, coordinator: Running, usage: Usage) -> tuple[float, in
 def follow(
     fleet: RawFleet, coordinator: Running, usage: Usage, folder: Path, rounds: int, say: Say
 ) -> list[tuple[int, float, float]]:
-    """What each round took of the coordinator and of the broker: bytes, and seconds of processors
+    """Return the usage of coordinator and broker after each round: bytes, and processor seconds
     since the start.
     """
     peaks, heard, sampled = list[tuple[int, float, float]](), time.monotonic(), 0.0
@@ -274,10 +300,10 @@ def follow(
             continue
         sampled = time.monotonic()
         try:
-            usage.look()
+            usage.sample()
             if len(done := history(folder)) > len(peaks):
                 heard = time.monotonic()
-                peaks += [usage.taken()] * (len(done) - len(peaks))
+                peaks += [usage.take()] * (len(done) - len(peaks))
                 say(
                     f"round {len(done):3} of {rounds}: {done[-1]:6.2f} s, "
                     f"{peaks[-1][0] / 1e6:.0f} MB"
@@ -295,7 +321,7 @@ def follow(
 
 
 def history(folder: Path) -> list[float]:
-    """Seconds of each finished round."""
+    """Return the seconds of each finished round."""
     try:
         store = Store.open(folder, RUN, read_only=True)
     except StoreError:
@@ -306,25 +332,27 @@ def history(folder: Path) -> list[float]:
         store.close()
 
 
-def finished(folder: Path, rounds: int, peaks: list[tuple[int, float, float]]) -> tuple[Turn, ...]:
-    """Every round as its record has it, beside what it took; of the last, the coordinator may have
-    ended before anybody looked.
+def read_turns(
+    folder: Path, rounds: int, peaks: list[tuple[int, float, float]]
+) -> tuple[Turn, ...]:
+    """Return every round from its record, with its usage. The coordinator may end before a sample
+    of the last round.
     """
     store = Store.open(folder, RUN, read_only=True)
     try:
-        told = [*peaks, *[peaks[-1]] * (rounds - len(peaks))]
-        before = [(0, 0.0, 0.0), *told]
+        usage = [*peaks, *[peaks[-1]] * (rounds - len(peaks))]
+        before = [(0, 0.0, 0.0), *usage]
         return tuple(
             Turn(
                 number,
                 sum(e.outcome == "folded" for e in store.entries(number)),
                 round(seconds, 2),
                 rss,
-                round(own - was, 2),
-                round(his - had, 2),
+                round(own - own_before, 2),
+                round(other - other_before, 2),
             )
-            for (number, seconds, *_), (rss, own, his), (_, was, had) in zip(
-                store.history(), told, before, strict=False
+            for (number, seconds, *_), (rss, own, other), (_, own_before, other_before) in zip(
+                store.history(), usage, before, strict=False
             )
         )
     finally:
@@ -332,7 +360,7 @@ def finished(folder: Path, rounds: int, peaks: list[tuple[int, float, float]]) -
 
 
 def lines(made: Scale) -> list[str]:
-    """What a person reads at the end."""
+    """Return the conclusion for the terminal."""
     seconds = [turn.seconds for turn in made.turns]
     return [
         f"{made.agents} agents, {made.connected} connected after {made.joined:.1f} s; "
@@ -362,15 +390,13 @@ def lines(made: Scale) -> list[str]:
     show_default=True,
 )
 @click.option(
-    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the run and the logs here"
+    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the run and logs here"
 )
 @FORMAT
 def command(agents: int, rounds: int, kind: str, keep: Path | None, form: str) -> None:
-    """Many connected agents with one coordinator: what is lost, what a round takes, and whether
-    memory grows.
-    """
+    """Connect many agents to one coordinator. Print lost updates, times per round, and memory."""
     with (
-        speaking_plainly("python -m benchmarks scale", "coordinator", "interrupted"),
+        report_errors("python -m benchmarks scale", "coordinator", "interrupted"),
         ExitStack() as stack,
     ):
         folder = keep or Path(

@@ -1,6 +1,4 @@
-"""Rows of a benchmark, and how they are timed: medians of interleaved runs, so that a machine's
-moods hit all alike.
-"""
+"""Rows of a benchmark, timed as medians of interleaved runs to spread disturbances evenly."""
 
 from __future__ import annotations
 
@@ -9,15 +7,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Row", "interleaved", "lines"]
+__all__ = ["Row", "lines", "time_interleaved"]
 
 RUNS = 7
 
 
 @dataclass(frozen=True)
 class Row:
-    """ours, limit: milliseconds, medians; the limit is what the memory alone allows. ratio: limit /
-    ours, 1 at best.
+    """One measurement.
+
+    ours: median milliseconds
+    limit: median milliseconds that memory bandwidth alone allows
+    ratio: limit / ours, at best 1
     """
 
     name: str
@@ -26,8 +27,8 @@ class Row:
     ratio: float
 
 
-def interleaved(tasks: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Median milliseconds of each, run in turns after a warm-up."""
+def time_interleaved(tasks: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the median milliseconds of each task, run in turns after a warm-up."""
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for turn in range(RUNS + 1):
         for name, task in tasks.items():

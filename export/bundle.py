@@ -20,7 +20,7 @@ from export import verify
 from export.verify import Array
 from federated.errors import ExportError, Malformed, Unknown
 from federated.wire import tensors, topics
-from federated.wire.release_files import marked
+from federated.wire.release_files import label_submodel
 
 __all__ = [
     "CHECK",
@@ -110,7 +110,7 @@ class Entry:
     @property
     def label(self) -> str:
         """Display name of the submodel, marked if no update trained it."""
-        return marked(self.submodel, untrained=self.trained_updates == 0)
+        return label_submodel(self.submodel, untrained=self.trained_updates == 0)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,17 +53,29 @@ class Contents:
 def write(
     folder: Path, contents: Contents, on_entry: Callable[[Entry], None] | None = None
 ) -> Bundle:
-    """Export every network and compare each of its graphs with PyTorch; write the model card,
-    then the manifest.
+    """Export every network, compare each of its graphs with PyTorch, and write the model card and
+    the manifest. An earlier release in the folder stays until the new one is complete.
 
     on_entry: called with each finished submodel
     ExportError: an export failed, or a file disagrees with its network. Also raises DataError and
         MissingExtra.
     """
     network = _network(folder, contents)
-    examples = _examples(contents)
-    (folder / MANIFEST).unlink(missing_ok=True)  # an old manifest would describe other files
-    entries = []
+    part = folder / f".{os.getpid()}.part"  # within the folder, which may be a disk of its own
+    try:
+        part.mkdir(parents=True)
+        bundle = _write_files(part, contents, network, on_entry)
+        files.move_files(part, folder, last=MANIFEST)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return bundle
+
+
+def _write_files(
+    folder: Path, contents: Contents, network: Network, on_entry: Callable[[Entry], None] | None
+) -> Bundle:
+    """Write all files of a release into a new folder."""
+    examples, entries = _examples(contents), list[Entry]()
     for submodel, net in contents.nets.items():
         origin = {"run": contents.run, "round": contents.round, "submodel": submodel.name}
         made = variants.write_entry(folder, submodel, net, origin, examples, int8=contents.int8)
@@ -88,8 +102,8 @@ def write(
         about=contents.about,
     )
     (folder / modelcard.NAME).write_text(modelcard.text(bundle), encoding="utf-8")
-    files.write(
-        folder / MANIFEST, msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n"
+    (folder / MANIFEST).write_bytes(
+        msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n"
     )
     return bundle
 

@@ -75,28 +75,28 @@ def origin(name: str, graph: Any) -> str:
 
 
 def convolution(node: Any, shapes: Mapping[str, Shape]) -> int:
-    """Weight [O, I/groups, *kernel]: each output number is a sum over one filter."""
+    """Count weight [O, I/groups, *kernel]: each output number is a sum over one filter."""
     return math.prod(shapes[node.output[0]]) * math.prod(shapes[node.input[1]][1:])
 
 
 def transposed_convolution(node: Any, shapes: Mapping[str, Shape]) -> int:
-    """Weight [I, O/groups, *kernel]: each input number is multiplied with one filter."""
+    """Count weight [I, O/groups, *kernel]: each input number is multiplied with one filter."""
     return math.prod(shapes[node.input[0]]) * math.prod(shapes[node.input[1]][1:])
 
 
 def product(node: Any, shapes: Mapping[str, Shape]) -> int:
-    """Matrices [..., M, K] and [..., K, N]."""
+    """Count matrices [..., M, K] and [..., K, N]."""
     return math.prod(shapes[node.output[0]]) * shapes[node.input[0]][-1]
 
 
 def gemm(node: Any, shapes: Mapping[str, Shape]) -> int:
-    """Matrices [M, K] and [K, N], the first possibly transposed; the addition is not counted."""
+    """Count matrices [M, K] and [K, N], the first possibly transposed, without the addition."""
     turned = any(a.name == "transA" and a.i for a in node.attribute)
     return math.prod(shapes[node.output[0]]) * shapes[node.input[0]][0 if turned else 1]
 
 
 def einsum(node: Any, shapes: Mapping[str, Shape]) -> int:
-    """One multiply-add per combination of all indices."""
+    """Count one multiply-add per combination of all indices."""
     equation = next(a.s.decode() for a in node.attribute if a.name == "equation")
     terms = equation.replace(" ", "").partition("->")[0].split(",")
     sizes = {

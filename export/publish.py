@@ -11,7 +11,7 @@ from pathlib import Path
 
 from export import bundle
 from federated.errors import ExportError, LinkError, WireError
-from federated.wire import envelope, messages, topics, transfer
+from federated.wire import envelope, messages, retained_blobs, topics
 from federated.wire.chunks import split
 from federated.wire.delivery_queue import Delivery
 from federated.wire.link import Link
@@ -125,7 +125,7 @@ def publish(
             raise ExportError(
                 f"{folder / file.name}: expected sha256 {file.sha256}, found {manifest.sha256}"
             )
-        transfer.publish(link, topics.release(run, version, file.name), manifest, data)
+        retained_blobs.publish(link, topics.release(run, version, file.name), manifest, data)
         sent[version, file.name] = manifest
     return sent
 
@@ -168,4 +168,4 @@ def withdraw(
     """Clear the files of all versions except `keep`. Raises LinkError."""
     for (version, file), manifest in present.items():
         if version not in keep:
-            transfer.withdraw(link, topics.release(run, version, file), manifest)
+            retained_blobs.withdraw(link, topics.release(run, version, file), manifest)

@@ -65,7 +65,7 @@ def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
         raise ExportError(f"{path}: {kind} slows down graphs without attention; use another kind")
     if not found & set(PRODUCTS) or not len(examples):
         raise ExportError(
-            f"{path}: expected products and examples to quantise, found "
+            f"{path}: expected matrix products and examples to quantise, found "
             f"{'no products' if len(examples) else 'no examples'}"
         )
     with tempfile.TemporaryDirectory(prefix="espalier-") as folder, _quiet():

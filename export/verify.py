@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from export.external_data import refuse_external_files
 from federated.errors import DataError, ExportError
 
 __all__ = [
@@ -99,8 +100,10 @@ class Session:
         """Load a graph.
 
         threads: 0 lets the runtime choose
-        ExportError: not an ONNX graph, or not exported by this project.
+        ExportError: not an ONNX graph, one with weights in other files, or not exported by this
+            project.
         """
+        refuse_external_files(name, model)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = QUIET

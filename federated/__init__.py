@@ -1,1 +1,1 @@
-"""The contract that coordinator and agents both sign. Importing this package imports no torch."""
+"""The contract between the coordinator and the agents. Importing this package imports no torch."""

@@ -1,7 +1,7 @@
-"""What a recipe can require of a trainer beyond plain SGD, as words that a device's profile lists.
+"""The capabilities that a recipe can require of a trainer, as a device's profile lists them.
 
-Every trainer follows the rest of a recipe: SGD with momentum and weight decay for some epochs or
-steps, the share of hidden tokens, scores and labels.
+Every trainer supports the rest of a recipe: SGD with momentum and weight decay for some epochs or
+steps, the fraction of hidden tokens, scores and labels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from federated.task import Recipe
 
-__all__ = ["CAPABILITIES", "hook", "missing", "required"]
+__all__ = ["CAPABILITIES", "describe_missing", "list_required", "name_hook"]
 
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
@@ -27,17 +27,17 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "tracked": "running statistics of batch norm that travel with the weights",
     }
 )
-"""What data alone can describe. A hook is code, which a trainer has or lacks: `hook:METHOD`."""
+"""Capabilities that a recipe describes as data. A hook is code, named `hook:METHOD`."""
 
 
-def hook(name: str) -> str:
-    """The capability of running the hooks of a name."""
+def name_hook(name: str) -> str:
+    """Return the capability of running a method's hooks."""
     return f"hook:{name}"
 
 
-def required(recipe: Recipe) -> frozenset[str]:
-    """The capabilities that a trainer needs for a recipe."""
-    asked = {
+def list_required(recipe: Recipe) -> frozenset[str]:
+    """Return the capabilities that a recipe requires of a trainer."""
+    conditions = {
         recipe.optimiser: recipe.optimiser != "sgd",
         "clip": recipe.clip > 0,
         "frozen": bool(recipe.frozen),
@@ -46,14 +46,14 @@ def required(recipe: Recipe) -> frozenset[str]:
         "pull": recipe.pull != 0,
         recipe.variate: bool(recipe.variate),
         "tracked": recipe.norm == "tracked",
-        hook(recipe.hook): bool(recipe.hook),
+        name_hook(recipe.hook): bool(recipe.hook),
     }
-    return frozenset(name for name, needed in asked.items() if needed)
+    return frozenset(name for name, required in conditions.items() if required)
 
 
-def missing(needed: Iterable[str], able: Iterable[str]) -> str:
-    """The needed capabilities that a trainer lacks, in words; empty if it has all."""
-    lacking = sorted(set(needed) - set(able))
+def describe_missing(required: Iterable[str], supported: Iterable[str]) -> str:
+    """Return in words the required capabilities that are not supported; empty if all are."""
+    lacking = sorted(set(required) - set(supported))
     return ", ".join(
         f"{name} ({CAPABILITIES[name]})" if name in CAPABILITIES else name for name in lacking
     )

@@ -1,28 +1,29 @@
-"""Every error that a person can cause or meet, as one tree.
+"""The errors that a user can cause or meet, as one tree.
 
 EspalierError                      exit  meaning
-├── UsageError                      2    a name or a flag that does not exist (click's own code) │
-└── Unknown                     2    an unknown method, model, data set, ...: lists the known ├──
-ConfigError                     3    a configuration or a data set that cannot be used │   └──
-DataError                   3    data that is missing, empty, of one class or misshapen ├──
-MissingExtra                    4    a command needs packages of an extra that is not installed ├──
-LinkError                       5    no broker, a broker that refuses, or too small a packet limit
-├── FleetError                      6    too few agents, or a run that no agent can serve ├──
-StoreError                      7    a run directory that is missing, foreign, in use or damaged ├──
-ExportError                     8    an exported graph that is wrong, foreign or corrupt └──
-WireError                       -    a message that cannot be accepted; never ends a run
+├── UsageError                      2    an unknown name or flag (the same code as click's)
+│   └── Unknown                     2    an unknown method, model, data set, ...: lists the known
+├── ConfigError                     3    an invalid configuration or data set
+│   └── DataError                   3    data that is missing, empty, of one class or misshapen
+├── MissingExtra                    4    a command needs packages of an extra that is not installed
+├── LinkError                       5    no broker, a broker that refuses, or a low packet limit
+├── FleetError                      6    too few agents, or a run that no agent can serve
+├── StoreError                      7    a run directory that is missing, foreign, in use or damaged
+├── ExportError                     8    an exported graph that is wrong, foreign or corrupt
+└── WireError                       -    a message that cannot be accepted; never ends a run
     ├── ProtocolMismatch            -    another protocol version
-    ├── Malformed                   -    not msgpack, not a known kind, or fields of the wrong type
+    ├── Malformed                   -    not msgpack, an unknown kind, or fields of the wrong type
     └── Refused                     -    well-formed, but not acceptable: shape, dtype, name, values
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import SequenceMatcher
+from difflib import get_close_matches
+
+from federated.safe_text import make_safe
 
 __all__ = [
-    "REASON",
     "ConfigError",
     "DataError",
     "EspalierError",
@@ -37,20 +38,11 @@ __all__ = [
     "Unknown",
     "UsageError",
     "WireError",
-    "brief",
 ]
-
-# characters of a reason, and of any other text that one party sends and another stores or shows
-REASON = 1000
-
-
-def brief(text: str) -> str:
-    """The text, cut to `REASON` characters. A cut text ends with dots."""
-    return text if len(text) <= REASON else text[: REASON - 3] + "..."
 
 
 class EspalierError(Exception):
-    """Base of all; `exit_code` is what a command exits with."""
+    """Base of all errors. exit_code: exit code of a command that this error ends."""
 
     exit_code = 1
 
@@ -60,13 +52,15 @@ class UsageError(EspalierError):
 
 
 class Unknown(UsageError):
-    """A name that is not among the known ones. remedy: what else to do than to correct it."""
+    """An unknown name. remedy: a hint other than to correct the name."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], remedy: str = "") -> None:
         self.name = name
-        nearest = sorted(known, key=lambda k: (-SequenceMatcher(None, name, k).ratio(), k))
+        names = sorted(known)
+        close = get_close_matches(name, names, n=1)
+        guess = f" did you mean {close[0]}?" if close else ""
         hint = f"; {remedy}" if remedy else ""
-        super().__init__(f"unknown {what} '{name}'; known: {', '.join(nearest)}{hint}")
+        super().__init__(f"unknown {what} '{name}';{guess} known: {', '.join(names)}{hint}")
 
 
 class ConfigError(EspalierError):
@@ -78,7 +72,7 @@ class DataError(ConfigError):
 
 
 class MissingExtra(EspalierError):
-    """A package of an extra is missing; the message holds the pip command."""
+    """A package of an extra is missing; the message contains the pip command."""
 
     exit_code = 4
 
@@ -106,14 +100,12 @@ class ExportError(EspalierError):
 
 
 class WireError(EspalierError):
-    """A message that cannot be accepted. Whoever receives it logs the reason, answers the sender
-    and goes on.
-
-    The reason may quote the message, which may be large, so it is cut here.
+    """A message that cannot be accepted. The receiver logs the reason, answers the sender and
+    continues. The reason is cut and made safe to show, because it may quote the message.
     """
 
     def __init__(self, reason: str) -> None:
-        super().__init__(brief(reason))
+        super().__init__(make_safe(reason))
 
 
 class ProtocolMismatch(WireError):

@@ -1,8 +1,8 @@
-"""What a federated method is: a frozen record of plain functions, its settings and laws, and the
-records that they pass around.
+"""A federated method: a frozen record of plain functions, with its settings and laws.
 
-A method says what an update *contributes* (parts); one engine, `federated.engine.aggregate`, adds
-them. A new method is made from another by `dataclasses.replace` and states only its difference.
+A method defines what an update contributes (parts); one engine, `federated.engine.aggregate`, adds
+them. `dataclasses.replace` derives a new method from another, so that it states only the
+difference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from federated.engine.accounting import Passes, own_pass
 from federated.engine.aggregate import Part, Total
 from federated.errors import Unknown
-from federated.settings import MethodSettings, Settings, validated
+from federated.settings import Settings, validate
 from federated.task import Profile, Recipe, Update
 from federated.training.hooks import Hooks
 from models.slicing import Plan
@@ -40,53 +40,53 @@ __all__ = [
     "Tensors",
     "configure",
     "round_at",
-    "varied",
+    "vary",
 ]
 
 Tensors = Mapping[str, Tensor]
-# msgspec learns a type when it first converts one, and crashes where two threads do so at once
-# (0.22)
-LEARNING = Lock()
+# msgspec 0.22 prepares a type when it first converts one, and crashes if two threads do so at once
+PREPARING = Lock()
 
 LAWS: Mapping[str, str] = MappingProxyType(
     {
-        "alone": "one agent alone decides the coordinates that it holds",
-        "fedavg": "whole networks alone combine as in FedAvg",
-        "identity": "what was received and sent back untrained changes nothing",
-        "order": "the order of the agents changes nothing but rounding",
-        "uncovered": "what no agent holds stays bit for bit",
+        "alone": "a coordinate that only one agent holds takes that agent's value",
+        "fedavg": "if all agents hold the whole network, they combine as in FedAvg",
+        "identity": "weights that are sent back untrained change nothing",
+        "order": "the order of the agents affects only rounding",
+        "uncovered": "coordinates that no agent holds stay the same bit for bit",
     }
 )
-"""What holds for the combination of updates under every method, but for those that a method says it
-`breaks`; the tests try each.
+"""Properties of the combination of updates under every method, except those that a method lists in
+`breaks`. The tests check each of them.
 """
 
 MODES: Mapping[str, str] = MappingProxyType(
     {
-        "buffered": "late updates count, by their age",
-        "private": "an update's share is bounded, and noise covers it",
-        "robust": "some devices may send what they like",
+        "buffered": "late updates count, weighted by their age",
+        "private": "updates are clipped, and noise is added to their sum",
+        "robust": "tolerates some devices that send arbitrary updates",
     }
 )
-"""Ways in which updates can be combined besides the method's own; a method that does not stand one
-`forbids` it, with the reason.
+"""Further ways to combine updates. A method that does not support one lists it in `forbids`, with
+the reason.
 """
 
-SCHEDULE = "below 1: a share of the run's rounds; from 1 on: a whole number of rounds"
-"""How a schedule setting is read, in words for people."""
+SCHEDULE = "below 1: a fraction of the run's rounds; 1 or more: a number of rounds"
+"""Help text on the values of a schedule setting."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """The declaration of one setting of a method, from which `Method.record` is made.
 
-    default: its value, which also gives its type.
+    default: its default value, which also determines its type.
     help: one line.
-    choices: all values that it may have; empty: any of its type.
+    choices: all valid values; empty: any value of its type.
     least: lower bound of a number, or of every number of a list; None: no bound.
-    above: the same, excluded. most: upper bound.
+    above: the same, exclusive.
+    most: upper bound.
     each: type of the elements of a list.
-    schedule: whether each number is a time in the run, which `round_at` reads.
+    schedule: whether each number is a time in the run, which `round_at` converts.
     """
 
     default: Any
@@ -100,9 +100,9 @@ class Setting:
 
     @property
     def range(self) -> str:
-        """The bounds in words; empty where there are none."""
-        told = ((self.least, "at least"), (self.above, "above"), (self.most, "at most"))
-        return " and ".join(f"{word} {bound:g}" for bound, word in told if bound is not None)
+        """The bounds in words; empty without bounds."""
+        bounds = ((self.least, "at least"), (self.above, "above"), (self.most, "at most"))
+        return " and ".join(f"{word} {bound:g}" for bound, word in bounds if bound is not None)
 
     @property
     def annotation(self) -> Any:
@@ -111,32 +111,32 @@ class Setting:
         if self.choices:
             kind = Literal[self.choices]
         elif kind is tuple:
-            kind = tuple[self.bounded(self.each), ...]  # type: ignore[misc]
+            kind = tuple[self.bound(self.each), ...]  # type: ignore[misc]
         else:
-            kind = self.bounded(kind)
+            kind = self.bound(kind)
         note = f"{self.help} ({SCHEDULE})" if self.schedule else self.help
         return Annotated[kind, Meta(description=f"{note}.")]
 
-    def bounded(self, kind: Any) -> Any:
-        """A type whose numbers have the bounds, those in a union or in an inner list, too."""
+    def bound(self, kind: Any) -> Any:
+        """Add the bounds to the numbers of a type, including those in a union or an inner list."""
         if isinstance(kind, UnionType):
-            return reduce(or_, map(self.bounded, get_args(kind)))
+            return reduce(or_, map(self.bound, get_args(kind)))
         if get_origin(kind) is tuple:
-            return tuple[self.bounded(get_args(kind)[0]), ...]  # type: ignore[misc]
+            return tuple[self.bound(get_args(kind)[0]), ...]  # type: ignore[misc]
         bounds: dict[str, Any] = {"ge": self.least, "gt": self.above, "le": self.most}
         if kind not in (int, float):
             return kind
-        if self.schedule:  # 1.0 would be read as round 1, and meant as the whole run
-            share = Annotated[float, Meta(**bounds, lt=1)]
-            return Annotated[int, Meta(**bounds)] | share
+        if self.schedule:  # 1.0 would mean round 1, but looks like the whole run
+            fraction = Annotated[float, Meta(**bounds, lt=1)]
+            return Annotated[int, Meta(**bounds)] | fraction
         return Annotated[kind, Meta(**bounds)]
 
 
-def varied(settings: Mapping[str, Setting], **given: Any) -> Mapping[str, Setting]:
-    """Settings with some added (where a `Setting` is given), some of another default (where a value
-    is), and some left out (where None is).
+def vary(settings: Mapping[str, Setting], **given: Any) -> Mapping[str, Setting]:
+    """Return the settings with changes: a `Setting` adds or replaces one, another value becomes the
+    default, None removes one.
 
-    KeyError: a value for none of them.
+    Raises KeyError for the default of an unknown setting.
     """
     made = {
         key: value if isinstance(value, Setting) else replace(settings[key], default=value)
@@ -154,15 +154,16 @@ def varied(settings: Mapping[str, Setting], **given: Any) -> Mapping[str, Settin
 
 @dataclass(frozen=True)
 class State:
-    """What a coordinator knows after `round` rounds.
+    """The state of a method after `round` rounds.
 
-    tensors: home -> tensor. settings: the method's and its recipe's, one flat mapping, with the
-    run's own `seed` and `rounds`. fleet: how many agents would be given each submodel, all those
-    that are there, whether they train in this round or not.
-    agents: what the survey found at each of them, by name.
-    holders: how many agents have this set of submodels, sorted by name: all that the agent trained
-    in earlier rounds, and the one that it would be given now. Agents that left count with what they
-    trained. Empty where nobody kept a record.
+    tensors: home -> tensor.
+    settings: of the method and its recipe, in one flat mapping with the run's `seed` and `rounds`.
+    fleet: number of connected agents that would get each submodel, training in this round or not.
+    agents: the survey of each of them, by name.
+    holders: number of agents for each set of submodels, sorted by name: those that the agent
+        trained in earlier rounds and the one that it would get now. Agents that left count with
+        those that they trained. Empty without a record.
+    menu: the run's submodels, smallest first.
     """
 
     round: int
@@ -171,10 +172,11 @@ class State:
     fleet: Mapping[Submodel, int] = field(default_factory=dict)
     agents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     holders: Mapping[tuple[Submodel, ...], int] = field(default_factory=dict)
+    menu: tuple[Submodel, ...] = ()
 
 
 def itself(settings: Settings, menu: Sequence[Submodel], submodel: Submodel) -> Sequence[Submodel]:
-    """An update trains the submodel that it was made with, and no other."""
+    """Return the update's own submodel alone."""
     return (submodel,)
 
 
@@ -182,27 +184,31 @@ def itself(settings: Settings, menu: Sequence[Submodel], submodel: Submodel) -> 
 class Method:
     """A federated method.
 
-    name: as `--method` takes it; a method of another package gets the name that selects it.
-    summary: one line. paper: authors, title, identifier.
-    settings: the declaration of every setting that it knows. features: what it asks of the network
-    (see `Submodel.features`).
-    menu: the submodels that it proposes, smallest first. start: from the initial tensors of the
-    whole network, the menu and the settings. assign: of the submodels that a device can afford (at
-    least one), the one it gets; the generator is numpy's.
-    place: where a submodel's tensors live. dispatch: what a device receives; also the view for
-    evaluation and export.
-    recipe: how a device trains. parts: what an update contributes. finish: the next state, the
-    round counted.
-    trains: of the menu, the submodels that one update of a submodel trains as a whole, that
-    submodel among them. Where networks are nested, every update changes weights of smaller
-    submodels, but only these were run on data with their own loss.
-    hooks: what a device does beyond its recipe, for which it needs PyTorch; None where the recipe
-    says everything.
-    inactive: why its own mechanism has no effect with this menu and these settings: a clause each,
-    the problem, a colon and the remedy. passes: the networks that a device runs in local training,
-    to count multiply-adds; hooks that run more than the device's own state them here. breaks: of
-    the `LAWS` those that do not hold, each with its reason. forbids: of the `MODES` those that its
-    parts do not stand, likewise.
+    name: the name for `--method`; a method of another package gets the name that selects it.
+    summary: one line.
+    paper: authors, title, identifier.
+    settings: the declarations of its settings.
+    features: features of the network that it requires (see `Submodel.features`).
+    menu: returns the submodels that it proposes, smallest first.
+    start: returns the first state, from the initial tensors of the whole network, the menu and the
+        settings.
+    assign: chooses a submodel among those that a device can afford (at least one).
+    place: returns the plan that maps a submodel's tensors to homes.
+    dispatch: returns the tensors that a device receives; also used for evaluation and export.
+    recipe: returns the recipe of a device's training. Its `hook` names the hooks to run.
+    parts: yields the contributions of an update.
+    finish: returns the next state, with `round` one higher, also after a round without updates.
+    trains: returns the submodels of the menu that an update of a submodel trains as a whole, with
+        that submodel. In nested networks every update changes weights of smaller submodels, but
+        only these were run on data with their own loss.
+    hooks: code that a device runs beyond its recipe, which requires PyTorch; None if the recipe is
+        complete. They run only if `hook` of the recipe is their name.
+    inactive: yields reasons why the method's own mechanism has no effect with this menu and these
+        settings, each as a clause: the problem, a colon and the remedy.
+    passes: the networks that a device runs in local training, to count multiply-adds; hooks that
+        run further networks list them here.
+    breaks: the `LAWS` that do not hold, each with its reason.
+    forbids: the `MODES` that its parts do not support, each with its reason.
     """
 
     name: str
@@ -228,45 +234,45 @@ class Method:
     forbids: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def record(self) -> type[MethodSettings]:
-        """The settings as a type, which validates them and from which their schema is made."""
+    def record(self) -> type[Settings]:
+        """The settings as a type that validates them, and from which their schema is made."""
         fields = [(key, known.annotation, known.default) for key, known in self.settings.items()]
-        made: type[MethodSettings] = msgspec.defstruct(  # type: ignore[assignment]
-            self.name.replace(":", "."),  # as schemas can name it
+        made: type[Settings] = msgspec.defstruct(  # type: ignore[assignment]
+            self.name.replace(":", "."),  # a valid name in schemas
             fields,
-            bases=(MethodSettings,),
+            bases=(Settings,),
             module=__name__,
             frozen=True,
             forbid_unknown_fields=True,
             kw_only=True,
         )
-        with LEARNING:
+        with PREPARING:
             msgspec.convert({}, made)
         return made
 
     @property
     def allows(self) -> frozenset[str]:
-        """The modes that its parts stand."""
+        """The modes that its parts support."""
         return frozenset(MODES.keys() - self.forbids.keys())
 
 
 def configure(
     method: Method, given: Mapping[str, Any], *, seed: int = 0, rounds: int = 0
-) -> MethodSettings:
-    """The method's settings: those given, and its defaults for the others. seed, rounds: of the run
-    (0: not known).
+) -> Settings:
+    """Return the method's settings: the given ones, and defaults for the others. seed, rounds: of
+    the run (0: unknown).
 
-    Raises Unknown and ConfigError, naming the setting.
+    Raises Unknown and ConfigError with the name of the setting.
     """
     for key in given:
         if key not in method.settings:
-            raise Unknown(f"setting of {method.name}", key, method.settings)
+            raise Unknown(f"{method.name} setting", key, method.settings)
     tree = {**given, "seed": seed, "rounds": rounds}
-    return validated(method.record, tree, f"method {method.name}")
+    return validate(method.record, tree, f"method {method.name}")
 
 
 def round_at(when: float, rounds: int) -> int:
-    """The number of rounds that a schedule setting means in a run of so many: below 1 a share of
-    them, else the setting itself.
+    """Return the number of rounds that a schedule setting means in a run of `rounds` rounds: below
+    1 a fraction of them, otherwise the setting itself.
     """
     return round(when * rounds) if when < 1 else int(when)

@@ -1,18 +1,17 @@
-"""What settings are made of: frozen records that msgspec validates, with errors that name the key,
-what was expected and what was found.
+"""Records of settings, and their validation with errors that state the key, the expected and the
+found value.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
     Literal,
-    Protocol,
     TypeVar,
     Union,
     get_args,
@@ -25,7 +24,7 @@ from msgspec import Meta
 
 from federated.errors import ConfigError, Unknown
 
-__all__ = ["MethodSettings", "Natural", "Record", "Seed", "Settings", "validated"]
+__all__ = ["Natural", "Record", "Seed", "Settings", "validate"]
 
 Natural = Annotated[int, Meta(ge=0)]
 Seed = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -41,25 +40,16 @@ BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of every table of settings."""
+    """Base of all tables of settings."""
 
 
-class Settings(Protocol):
-    """A method's settings, read by name."""
-
-    def __getitem__(self, key: str, /) -> Any: ...
-    def __contains__(self, key: object, /) -> bool: ...
-    def get(self, key: str, default: Any = None, /) -> Any: ...
-    def keys(self) -> Iterable[str]: ...
-
-
-class MethodSettings(Record, frozen=True):
-    """Base of the settings of every method (see `federated.method.Method.record`): fields that come
-    from the run itself, and access by name.
+class Settings(Record, frozen=True):
+    """A method's settings, read by name, and fields of the run: the base of the record that each
+    method has (see `federated.method.Method.record`).
     """
 
     seed: Annotated[Seed, Meta(description="Seed of everything random in the run.")] = 0
-    rounds: Annotated[Natural, Meta(description="Rounds of the run; 0: not known.")] = 0
+    rounds: Annotated[Natural, Meta(description="Rounds of the run; 0: unknown.")] = 0
 
     def __getitem__(self, key: str, /) -> Any:
         if key not in self:
@@ -72,21 +62,19 @@ class MethodSettings(Record, frozen=True):
     def get(self, key: str, default: Any = None, /) -> Any:
         return getattr(self, key) if key in self else default
 
-    def keys(self) -> KeysView[str]:
-        return dict.fromkeys(self.__struct_fields__).keys()
 
-
-def validated(
+def validate(
     kind: type[R],
     tree: Mapping[str, Any],
     where: str,
     hint: Callable[[str], str] = lambda key: "",
 ) -> R:
-    """The record of plain values. where: what is read, the start of an error. hint: the end of an
-    error about an unknown key.
+    """Convert plain values to a record.
 
-    Raises ConfigError that names the key, what was expected, what was found, and for an unknown key
-    the nearest known ones.
+    where: name of the source, at the start of an error.
+    hint: returns a text for the end of an error about an unknown key.
+    Raises ConfigError with the key, the expected and the found value; for an unknown key, with the
+    nearest known ones.
     """
     for path, number in numbers(tree):
         if not math.isfinite(number):
@@ -98,7 +86,7 @@ def validated(
 
 
 def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Every float in plain values, with its path such as `fleet.deadline` or `widths[0]`."""
+    """Yield every float in plain values with its path, such as `fleet.deadline` or `widths[0]`."""
     if isinstance(value, float):
         yield path, value
     elif isinstance(value, Mapping):
@@ -123,14 +111,13 @@ def explain(
 
 
 def spell(value: Any) -> str:
-    """Return a value as a configuration has it."""
+    """Return a value as a configuration spells it."""
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def descend(kind: Any, value: Any, path: str) -> tuple[Any, Any, str]:
     """Return the type and the value at a path such as `.assign.submodels[...]` or `.widths[0]`, and
-    the path in words for people. msgspec writes `...` for the key of a dict; it is the first whose
-    value is wrong.
+    the path to show. msgspec writes `...` for the key of a dict: the first with an invalid value.
     """
     place = ""
     for key in re.findall(r"[^.\[\]]+|\.\.\.", path):
@@ -186,7 +173,7 @@ def in_words(kind: Any) -> str:
 
 
 def bounds_in_words(limits: Mapping[str, float]) -> str:
-    """limits: by names of `BOUNDS`."""
+    """Return limits, by their names in `BOUNDS`, in words."""
     plain = {
         name: f"{bound:g}" if isinstance(bound, float) else str(bound)
         for name, bound in limits.items()

@@ -1,8 +1,7 @@
-"""What a coordinator asks of a device and what comes back: torch-free records.
+"""Records of the work of a device: profiles, tasks, recipes and updates. Torch-free.
 
-A `Task` names a submodel, the weights to start from (by digest) and a `Recipe`; an `Update` holds
-what the
-device learned. A task may ask for no steps: to calibrate batch norm statistics, or to evaluate.
+A `Task` names a submodel, the digest of its weights and a `Recipe`; an `Update` contains the
+result. A task may also calibrate batch norm statistics, or evaluate.
 """
 
 from __future__ import annotations
@@ -32,19 +31,18 @@ __all__ = [
     "Timing",
     "Update",
     "Work",
-    "beats",
+    "heartbeat_interval",
 ]
 
-# seconds between heartbeats of an agent, of which the coordinator counts three missed ones as
-# death; and the fewest
+# seconds between an agent's heartbeats, and the shortest such interval; after three missed ones the
+# coordinator considers the agent lost
 HEARTBEAT, QUICKEST = 15.0, 3.0
 
-LABELS = 16  # words that an owner may label a device with
-CODECS = 32  # that a device may name
-CAPABILITIES = 128  # that a device may name
+LABELS = 16  # largest number of labels of a device
+CODECS = 32  # largest number of codecs that a profile lists
+CAPABILITIES = 128  # largest number of capabilities that a profile lists
 
-# seconds: no machine's step is beyond them, and what is predicted from one would leave what floats
-# can hold
+# seconds of a step: no machine is beyond these limits, and predictions from such values overflow
 SHORTEST, LONGEST = 1e-12, 1e9
 
 Work = Literal["train", "calibrate", "evaluate"]
@@ -52,38 +50,35 @@ Work = Literal["train", "calibrate", "evaluate"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a device trains, as data, so that a PyTorch loop and an exported graph can both follow
-    it.
+    """The training of a device as data, for a PyTorch loop or an exported graph.
 
     epochs: passes over the local training data.
-    steps: at most so many steps, of fewer passes then; 0: as many as the passes have.
+    steps: largest number of steps; 0: as many as the epochs have.
     batch: examples per step.
-    optimiser: "sgd", "adam" or "adamw" (momentum is SGD's alone).
-    lr, momentum, decay: of the optimiser; its state is made anew each round.
-    clip: largest L2 norm of the whole gradient; 0 leaves it as it is.
+    optimiser: "sgd", "adam" or "adamw"; only SGD uses momentum.
+    lr, momentum, decay: of the optimiser, whose state is reset each round.
+    clip: largest L2 norm of the whole gradient; 0: no clipping.
     masked: set the logits of classes that the device does not hold to 0 before cross-entropy
-    (HeteroFL, section 3).
-    labels: the update says which classes (or tokens) the device holds.
-    norm: "static" trains batch norm on batch statistics and sends none (calibrated by the fleet
-    later);
-        "tracked" sends running statistics like weights.
-    hide: share of the tokens that a masked network is not shown.
-    scores: evaluate on the device's held-out examples before and after training as well.
-    per_class: scores are sent with their sums per class, which tell how often each class occurs
-    among the held-out examples.
+        (HeteroFL, section 3).
+    labels: send the classes (or tokens) that the device holds.
+    norm: "static" trains batch norm with batch statistics and sends none (the fleet calibrates them
+        later); "tracked" sends running statistics like weights.
+    hide: fraction of the tokens that are hidden from a masked network.
+    scores: also evaluate on the device's held-out examples before and after training.
+    per_class: send scores with sums per class, which reveal how often each class occurs among the
+        held-out examples.
     pull: weight of pull/2 * ||w - w_received||^2 in the loss, over parameters (FedProx's mu,
-    FedDyn's alpha).
-    variate: "scaffold" adds c - c_i to each step, c received as `c/NAME`, c_i kept by the device,
-    and sends the change of c_i as `c/NAME`;
-        "feddyn" subtracts what the device kept of its last gradient (see
-        `federated.training.variates`).
-    apart: only devices of the same submodel share a mean, so the device keeps a c_i for each
-    submodel.
-    keep: tensors, by name, that stay on the device: neither received nor sent, and found again in
-    the next round.
-    frozen: parameters, by name, that training leaves as they were received.
-    hook: the method whose `Hooks` the device runs; "": none. options: plain values for them.
-    seed: of the order of examples; mixed with round and agent.
+        FedDyn's alpha).
+    variate: "scaffold" adds c - c_i to each step, with c received as `c/NAME` and c_i kept by the
+        device, and sends the change of c_i as `c/NAME`; "feddyn" subtracts the kept gradient of
+        the last round (see `federated.training.variates`).
+    apart: average variates only over devices with the same submodel, so the device keeps a c_i for
+        each submodel.
+    keep: names of tensors that stay on the device between rounds, neither received nor sent.
+    frozen: names of parameters that training does not change.
+    hook: the method whose `Hooks` the device runs; "": none.
+    options: plain values for the hooks.
+    seed: of the order of examples; combined with round and agent.
     """
 
     epochs: int = 1
@@ -111,8 +106,8 @@ class Recipe:
 
 
 class Key(NamedTuple):
-    """Names a task, of which one update is expected. Keys sort in the order of folding. submodel:
-    its name.
+    """The identity of a task, which yields one update. Keys sort in the order of folding.
+    submodel: its name.
     """
 
     agent: str
@@ -125,16 +120,18 @@ class Key(NamedTuple):
 class Task:
     """One piece of work for one agent.
 
-    attempt: the coordinator's session; it only names the transfer. At most one update per (run,
-    round, agent, work, submodel) is folded. version: names the weights: the round that made them,
-    and what was added or left out.
-    digest: sha256 of the encoded weights, hexadecimal; size: their bytes.
-    deadline: seconds from receipt after which the update is no longer wanted.
-    since: the last round of which the coordinator took an update of this agent, 0 if none: what the
-    device kept then is what it goes on with. lease: seconds after which the coordinator asks
-    another agent, unless heartbeats show that something goes on; 0: it never does. slot: the topic
-    level that the weights are published under (`topics.model`).
-    codec: by which the tensors of the update are encoded (`federated.wire.codecs`).
+    attempt: the coordinator's session, which only names the transfer. At most one update per (run,
+        round, agent, work, submodel) is folded.
+    version: names the weights: the round that made them, and what was added or left out.
+    digest: sha256 of the encoded weights, hexadecimal.
+    size: bytes of the encoded weights.
+    deadline: seconds from receipt after which the update is discarded.
+    since: the last round in which the coordinator accepted an update of this agent, 0 if none; the
+        device restores its memory of that round.
+    lease: seconds after which the coordinator asks another agent, unless heartbeats show progress;
+        0: never.
+    slot: topic level that the weights are published under (`topics.model`).
+    codec: encodes the tensors of the update (`federated.wire.codecs`).
     """
 
     run: str
@@ -159,22 +156,20 @@ class Task:
 
     @property
     def transfer(self) -> str:
-        """The name of the transfer of its update, which is the same each time the update is
-        offered.
-        """
+        """Name of the transfer of its update, the same for every offer."""
         return f"{self.round}-{self.attempt}-{self.work}-{self.submodel.name}".replace("@", "_")
 
 
 @dataclass(frozen=True)
 class Update:
-    """What one device contributes.
+    """The contribution of one device.
 
-    samples: examples trained on, calibrated on or evaluated; steps: optimiser steps taken. tensors:
-    local name -> array (numpy on the wire, torch tensors in methods, over the same memory).
+    samples: number of examples trained on, calibrated on or evaluated.
+    steps: number of optimiser steps.
+    tensors: local name -> array (numpy on the wire, torch tensors over the same memory in methods).
     notes: plain values: labels (classes held), batches, loss, tallies (see
-    `federated.engine.tallies`) by view; of a training that was measured
-        also seconds (all of it), step (mean of its steps, seconds) and peak (bytes beyond the
-        process itself).
+        `federated.engine.tallies`) by view; for a measured training also seconds (in all), step
+        (mean seconds) and peak (bytes beyond the process itself).
     """
 
     run: str
@@ -192,15 +187,18 @@ class Update:
 
 @dataclass(frozen=True)
 class Card:
-    """What a device says of its data, and a data set of itself: no example, only sizes and the
-    moments of each channel.
+    """The description of a device's data or of a data set: sizes and moments, but no example.
 
-    inputs: shape of one raw example; dtype: of the raw examples, as numpy names it.
-    outputs: number of classes, of values, or of tokens in the vocabulary, as `target` says.
-    examples, held_out: to train on and to evaluate on. mean, std: per channel, in raw units; of
-    tokens 0 and 1.
-    shift, scale: mean and standard deviation of each value over the training part; empty for
-    classes and tokens.
+    name: of the data set.
+    inputs: shape of one raw example.
+    dtype: of the raw examples, as numpy names it.
+    outputs: number of classes, of values, or of tokens in the vocabulary, depending on `target`.
+    examples: number of training examples.
+    held_out: number of held-out examples.
+    mean, std: per channel, in raw units; 0 and 1 for tokens.
+    target: what an example is labelled with.
+    shift, scale: mean and standard deviation of each value over the training examples; empty for
+        classes and tokens.
     """
 
     name: Text
@@ -229,11 +227,13 @@ class Timing:
 
 @dataclass(frozen=True)
 class Board:
-    """What a device is. kind: `pi`, `jetson`, `android` or `generic`; model: as the board names
-    itself.
+    """A device's hardware.
 
-    gpu: its name, empty without one; shared: whether GPU and CPU have one memory. power: `mains`,
-    `battery`, or empty where nothing says.
+    kind: `pi`, `jetson`, `android` or `generic`.
+    model: name of the board.
+    gpu: name of the GPU; empty without one.
+    shared: whether GPU and CPU share one memory.
+    power: `mains`, `battery`, or empty if unknown.
     """
 
     kind: Word = "generic"
@@ -245,17 +245,23 @@ class Board:
 
 @dataclass(frozen=True)
 class Profile:
-    """What an agent measured of itself at join.
+    """An agent's measurements of its device at join.
 
-    cpus: processors it may use, fractions allowed; memory: bytes that training may take beyond the
-    process itself.
-    uplink: bytes per second, measured by a publish of one chunk. chunk: largest payload that
-    passed, bytes.
-    runtime: name and version of what trains. survey: what a method's survey hook found, at most
-        the `survey_limit` of the run's card (`federated.wire.messages`). labels: what its owner
-        calls it (`--label eu`).
-    codecs: the names of those that it can encode updates by. capabilities: what its trainer
-        supports of `federated.capabilities`.
+    agent: name of the agent.
+    host, system: name and operating system of the machine.
+    cpus: processors that it may use, possibly a fraction.
+    memory: bytes that training may use beyond the process itself.
+    uplink: bytes per second, measured by publishing one chunk.
+    chunk: largest payload that the broker accepted, bytes.
+    runtime: name and version of the trainer.
+    data: description of the local data.
+    timings: of training steps.
+    survey: result of a method's survey hook, at most the `survey_limit` of the run's card
+        (`federated.wire.messages`).
+    board: the hardware.
+    labels: labels that the owner gave the device (`--label eu`).
+    codecs: names of the codecs that it can encode updates with.
+    capabilities: those of `federated.capabilities` that its trainer supports.
     """
 
     agent: str
@@ -275,8 +281,8 @@ class Profile:
     capabilities: Annotated[tuple[Word, ...], Meta(max_length=CAPABILITIES)] = ()
 
 
-def beats(lease: float) -> float:
-    """Seconds between heartbeats while there is a task of such a lease: several within it, but for
-    the shortest.
+def heartbeat_interval(lease: float) -> float:
+    """Return the seconds between heartbeats during a task with this lease: several per lease,
+    unless it is very short.
     """
     return min(HEARTBEAT, max(QUICKEST, lease / 5)) if lease else HEARTBEAT

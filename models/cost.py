@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models.branching import branchable_layers
 from models.families.catalogue import build, example, parameters
+from models.pass_work import work
 from models.shape_cache import ShapeCache
 from models.submodel import Submodel
-from models.work import work
 
 __all__ = ["Cost", "cost", "count_branches"]
 

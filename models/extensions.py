@@ -1,7 +1,7 @@
 """Extensions by name: built in, "module:attribute", or the entry point of an installed package.
 
 A name that the owner of this machine wrote may import code: `lookup`. A name from a message of
-another machine must not: look it up in the members that are `loaded` already.
+another machine must not: look it up in the result of `load_all`.
 
 `models` knows nothing of the project's errors: an unknown name raises `LookupError(name, known
 names)`, and what cannot be imported ValueError. `federated.runtime.plugins.find` turns both into
@@ -17,11 +17,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["Kind", "imported", "known_names", "loaded", "lookup", "needed"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
+
+__all__ = ["Kind", "import_member", "known_names", "list_required", "load_all", "lookup"]
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +49,14 @@ class Kind:
 
     @property
     def own(self) -> str:
-        """How the name of a member of one's own is written."""
+        """Form of the name of a user's own member."""
         return "module:function" if self.member is None else "module:attribute"
 
 
 def lookup(kind: Kind, name: str, known: Mapping[str, T]) -> T:
-    """Return the member of a name that the owner of this machine wrote: a built-in one, else
-    "module:attribute", which `loaded` has from now on, else that of an installed package.
+    """Return the member with a name that the owner of this machine wrote: a built-in one,
+    "module:attribute", or one of an installed package. `load_all` returns a "module:attribute"
+    from now on.
 
     LookupError(name, known names): there is none. ValueError: it cannot be imported, or is no
     member.
@@ -63,12 +66,12 @@ def lookup(kind: Kind, name: str, known: Mapping[str, T]) -> T:
     found: T
     if ":" in name:
         try:
-            found = imported(name, kind.member)
+            found = import_member(name, kind.member)
         except ValueError as error:
             raise ValueError(f"{kind.noun} {error}") from error
         NAMED.setdefault(kind.group, {})[name] = found
         return found
-    points = [point for point in entry_points(group=kind.group) if point.name == name]
+    points = [point for point in entry_points(kind) if point.name == name]
     if not points:
         raise LookupError(name, known_names(kind, known))
     if len(points) > 1:
@@ -78,7 +81,7 @@ def lookup(kind: Kind, name: str, known: Mapping[str, T]) -> T:
             f"module:attribute, such as {points[0].value}"
         )
     try:
-        found = checked(points[0].load(), kind.member)
+        found = check_member(points[0].load(), kind.member)
     except Exception as error:  # whatever a foreign module raises
         raise ValueError(
             f"{kind.noun} '{name}' of the package {package(points[0])} cannot be loaded: "
@@ -87,38 +90,45 @@ def lookup(kind: Kind, name: str, known: Mapping[str, T]) -> T:
     return found
 
 
-def loaded(kind: Kind, known: Mapping[str, T]) -> dict[str, T]:
-    """Return all members by name, among which names from messages may be looked up: the built-in
-    ones, those that the owner of this machine named, and those of installed packages.
+def load_all(kind: Kind, known: Mapping[str, T]) -> dict[str, T]:
+    """Return all members by name: the built-in ones, those that the owner of this machine named,
+    and those of installed packages. Names from messages may be looked up among these.
 
-    The packages are loaded, whatever any message names. One that cannot be loaded is left out, with
-    a warning.
+    The packages are loaded regardless of the names in messages. One that cannot be loaded is
+    skipped, with a warning.
     """
-    return {**packaged(kind), **NAMED.get(kind.group, {}), **known}
+    return {**load_packaged(kind), **NAMED.get(kind.group, {}), **known}
 
 
 @cache
-def packaged(kind: Kind) -> dict[str, Any]:
-    """The members of installed packages, loaded once."""
+def load_packaged(kind: Kind) -> dict[str, Any]:
+    """Return the members of installed packages, loaded once."""
     found: dict[str, Any] = {}
     for name in known_names(kind, {}):
         try:
             found[name] = lookup(kind, name, {})
         except ValueError as error:
-            log.warning("left out: %s", error)
+            log.warning("skipped: %s", error)
     return found
 
 
 def known_names(kind: Kind, known: Mapping[str, object]) -> tuple[str, ...]:
-    """The names of the built-in members, then of those in installed packages, each once. Nothing is
-    imported.
+    """Return the names of the built-in members, then of those in installed packages, each once.
+    Import nothing.
     """
-    added = sorted(point.name for point in entry_points(group=kind.group))
+    added = sorted(point.name for point in entry_points(kind))
     return tuple(dict.fromkeys((*known, *added)))
 
 
-def imported(name: str, member: type | None = None) -> Any:
-    """What "module:attribute" names; the module may be in the current folder.
+def entry_points(kind: Kind) -> EntryPoints:
+    """Return the entry points of installed packages."""
+    from importlib import metadata  # not at the top: many commands look up no name, and it is slow
+
+    return metadata.entry_points(group=kind.group)
+
+
+def import_member(name: str, member: type | None = None) -> Any:
+    """Import and return "module:attribute"; the module may be in the current folder.
 
     member: the type to expect; None: a function. ValueError: it cannot be imported, or is something
     else.
@@ -132,21 +142,21 @@ def imported(name: str, member: type | None = None) -> Any:
     except Exception as error:  # whatever a foreign module raises
         raise ValueError(f"'{name}' cannot be imported: {type(error).__name__}: {error}") from error
     try:
-        return checked(found, member)
+        return check_member(found, member)
     except TypeError as error:
         raise ValueError(f"'{name}' is {error}") from error
 
 
-def checked(found: Any, member: type | None) -> Any:
-    """What was found, if it is a member. TypeError: it is not."""
+def check_member(found: Any, member: type | None) -> Any:
+    """Return the value if it is a member. TypeError: it is not."""
     if callable(found) if member is None else isinstance(found, member):
         return found
     expected = "function" if member is None else member.__name__
     raise TypeError(f"a {type(found).__name__}; expected a {expected}")
 
 
-def needed(function: Callable[..., object]) -> list[str]:
-    """The names of a function's parameters that have no default."""
+def list_required(function: Callable[..., object]) -> list[str]:
+    """Return the names of a function's parameters that have no default."""
     return [
         one.name
         for one in inspect.signature(function).parameters.values()
@@ -155,5 +165,5 @@ def needed(function: Callable[..., object]) -> list[str]:
 
 
 def package(point: EntryPoint) -> str:
-    """The name of the package that an entry point is from."""
+    """Return the name of the package of an entry point."""
     return point.dist.name if point.dist else "(unnamed)"

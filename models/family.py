@@ -92,7 +92,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Torchvision:
-    """How to convert torchvision's networks to this family.
+    """Conversion of torchvision's networks to this family.
 
     names: preset -> name of the function in `torchvision.models`
     convert: (preset, its state dict) -> tensors of the project's largest network by name; raises

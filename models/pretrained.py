@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.families.catalogue import FAMILIES, family, full, labelled, shapes
+from models.families.catalogue import FAMILIES, family, find_labelled, full, shapes
+from models.optional_torchvision import import_torchvision
 from models.submodel import Network
-from models.torchvision_import import import_torchvision
 
 __all__ = ["load"]
 
@@ -64,7 +64,7 @@ def torchvision_name(network: Network) -> str:
 
 
 def is_own(found: Tensors, base: Tensors) -> bool:
-    """Whether a file uses this project's tensor names; torchvision's share at most the
+    """Return True if a file uses this project's tensor names; torchvision's share at most the
     classifier's.
     """
     return 2 * len(found.keys() & base.keys()) > len(base)
@@ -91,10 +91,10 @@ def read(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:
         # torch and safetensors raise various errors for a damaged file
-        raise ValueError(
-            f"weights {path} cannot be read: "
-            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        ) from error
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, OSError) and error.strerror:
+            why = error.strerror
+        raise ValueError(f"weights {path} cannot be read: {why}") from error
     return check_tensors(str(path), loaded)
 
 
@@ -216,7 +216,7 @@ def fit(
 
 def fresh_head(network: Network, found: Tensors, base: Tensors) -> frozenset[str]:
     """Return all labelled tensors if one differs only in its number of classes, else none."""
-    head = labelled(full(network))
+    head = find_labelled(full(network))
     shaped = [(found[name].shape, base[name].shape) for name in head if name in found]
     return head if any(f[:1] != b[:1] and f[1:] == b[1:] for f, b in shaped) else frozenset()
 

@@ -27,7 +27,7 @@ __all__ = [
     "extract",
     "graft",
     "is_statistic",
-    "present",
+    "read_home",
 ]
 
 Where = tuple[tuple[int, int], ...]
@@ -159,7 +159,7 @@ def read(tensors: Mapping[str, Tensor], row: Row) -> Tensor:
     return (tensors[row.home.partition("@")[0]] if source is None else source)[as_slices(row.there)]
 
 
-def present(tensors: Mapping[str, Tensor], home: str, shape: Sequence[int]) -> Tensor:
+def read_home(tensors: Mapping[str, Tensor], home: str, shape: Sequence[int]) -> Tensor:
     """Return a home's tensor of this shape; for a group's home that is not yet written, the corner
     of its fallback.
     """
@@ -168,5 +168,5 @@ def present(tensors: Mapping[str, Tensor], home: str, shape: Sequence[int]) -> T
 
 
 def is_statistic(home: str) -> bool:
-    """Whether a home, global or of a group, holds running statistics of batch norm."""
+    """Return True if a home, global or of a group, holds running statistics of batch norm."""
     return home.partition("@")[0].endswith(("running_mean", "running_var"))

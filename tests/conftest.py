@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and settings for every test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CACHES = Path(tempfile.mkdtemp(prefix="espalier-caches-"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Repeats what may fail because the machine was busy; the summary counts such repeats.
+    """Repeat what may fail because the machine was busy; the summary counts such repeats.
 
     A measurement of the machine is made up to three times, and a test with brokers or processes
     gets a second try.
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """No test finds what another one measured, nor what the person who runs it did."""
+    """Hide earlier measurements and the user's files from each test."""
     own = CACHES / hashlib.sha256(item.nodeid.encode()).hexdigest()[:16]
     os.environ["ESPALIER_CACHE"], os.environ["ESPALIER_STATE"] = str(own), str(own / "state")
 

@@ -24,7 +24,7 @@ from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
 from edge_agent.device.limits import Limits
-from edge_agent.join.worker import Job, Worker
+from edge_agent.join.training_worker import Job, Worker
 from export import bundle
 from federated.data import catalogue
 from federated.device import task_work
@@ -75,7 +75,7 @@ def trainer(device: str) -> Trainer:
 
 
 def apart(some: Mapping[str, Any], others: Mapping[str, Any]) -> float:
-    """The largest difference of any number, in all tensors of two sets of the same names."""
+    """Return the largest difference of any number, in all tensors of two sets of the same names."""
     assert some.keys() == others.keys()
     both = [(np.asarray(value), np.asarray(others[name])) for name, value in some.items()]
     return max((float(np.abs(one - other).max()) for one, other in both if one.size), default=0.0)
@@ -85,7 +85,7 @@ def apart(some: Mapping[str, Any], others: Mapping[str, Any]) -> float:
 
 
 def examples(made: Network) -> SimpleNamespace:
-    """Three batches of eight random examples."""
+    """Return three batches of eight random examples."""
     rng, shape = np.random.default_rng(0), (24, *made.inputs)
     tokens = example(made, 1).dtype == torch.int64
     x = rng.integers(0, made.outputs, shape) if tokens else rng.integers(0, 17, shape, np.uint8)
@@ -173,7 +173,7 @@ def test_every_task_of_every_method_gives_the_same(
 
     monkeypatch.setattr(task_work, "perform", twice)
     data = [
-        catalogue.device("digits", name=f"d{i}", shard=f"{i}/{AGENTS}", partition="iid")
+        catalogue.load_device("digits", name=f"d{i}", shard=f"{i}/{AGENTS}", partition="iid")
         for i in range(AGENTS)
     ]
     federate(
@@ -189,8 +189,8 @@ def test_every_task_of_every_method_gives_the_same(
 
 
 def relevant(made: tuple[Update, dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is sent, and what is kept for the next round; a variate as the change of weights that it
-    was divided from.
+    """Return the sent tensors and those kept for the next round; a variate as the change of weights
+    from which it was divided.
     """
     moved = SMOOTH["train.steps"] * SMOOTH["train.lr"]
     return [
@@ -214,7 +214,7 @@ def test_the_score_of_a_submodel_is_the_same() -> None:
 
 
 def simulated(folder: Path, device: str, given: Mapping[str, Any], workers: int = 1) -> Path:
-    """Where the run `same-seed0` is kept."""
+    """Run the experiment, and return the folder of the run `same-seed0`."""
     folder.mkdir()
     (folder / "same.toml").write_text("")
     here = [
@@ -275,7 +275,7 @@ def working(device: str) -> Worker:
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    """An agent's training process on the GPU."""
+    """Yield an agent's training process on the GPU."""
     started = working("cuda")
     try:
         started.load()
@@ -291,7 +291,7 @@ def carry_out(worker: Worker, given: Task, folder: Path) -> Outcome:
 
 
 def update_of(outcome: Outcome) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Notes and tensors."""
+    """Return notes and tensors of an update."""
     assert outcome.path is not None, outcome.reason
     meta, found = codec.decode(outcome.path.read_bytes())
     return meta["notes"], found

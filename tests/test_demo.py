@@ -7,6 +7,7 @@ import pytest
 from tests.support.processes import COORDINATOR, Start, result
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.broker
 def test_the_demo(start: Start) -> None:

@@ -1,4 +1,4 @@
-"""What is shipped for deployment works with the program that it is for."""
+"""Tests that mosquitto accepts the shipped configuration."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ CONFIGURATION = Path(__file__).parents[1] / "deploy" / "mosquitto" / "espalier.c
 
 
 @pytest.mark.broker
-def test_mosquitto_takes_the_shipped_configuration_and_a_chunk(tmp_path: Path) -> None:
+def test_mosquitto_accepts_the_shipped_configuration_and_a_chunk(tmp_path: Path) -> None:
     program = find_mosquitto()
     if program is None:
-        pytest.skip("no mosquitto on this machine")
+        pytest.skip("mosquitto is not installed")
     port = free_port("127.0.0.1", 0)
-    own = tmp_path / "espalier.conf"
+    configuration = tmp_path / "espalier.conf"
     text = CONFIGURATION.read_text().replace("listener 1883", f"listener {port}")
-    own.write_text(text + f"persistence_location {tmp_path}/\nuser root\n")
+    configuration.write_text(text + f"persistence_location {tmp_path}/\nuser root\n")
     broker = subprocess.Popen(
-        [program, "-c", str(own)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [program, "-c", str(configuration)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         link = connected(f"127.0.0.1:{port}", "deploy-test")
-        passed, _ = link.probe("fl/v1/test/agent/a/probe")
-        assert passed >= 256 * 1024
+        largest, _ = link.probe("fl/v1/test/agent/a/probe")
+        assert largest >= 256 * 1024
         link.close()
     finally:
         broker.terminate()

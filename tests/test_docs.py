@@ -1,4 +1,4 @@
-"""The pages that people read hold what the code does: names, settings, defaults."""
+"""Tests that the documentation agrees with the code: names, settings, defaults, tables."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from federated.engine.robust.catalogue import RULES
+from benchmarks import docs
+from benchmarks.docs import find_outdated, replace_table
+from coordinator.observe.readers.catalogue import ALWAYS, READERS
+from coordinator.settings.schema import build_schema
+from federated.errors import ConfigError
 from federated.method import configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import method
 from federated.wire.codecs.catalogue import CODECS
 
 ROOT = Path(__file__).parent.parent
 SETTING = re.compile(r"`(\w+ = [^`]+)`")
 
 
-def rows() -> list[list[str]]:
-    """The cells of docs/methods.md: methods, what the paper says, what the code does, the default,
-    the alternatives.
+def read_rows() -> list[list[str]]:
+    """Return the cells of the rows of docs/methods.md: methods, paper, authors' code, default,
+    alternatives.
     """
     lines = [
         line
@@ -29,62 +34,76 @@ def rows() -> list[list[str]]:
     return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0]} {row[2]}"[:60])
-def test_every_disagreement_names_the_default_and_the_settings_that_switch_it(
+@pytest.mark.parametrize("row", read_rows(), ids=lambda row: f"{row[0]} {row[2]}"[:60])
+def test_every_disagreement_states_its_default_and_valid_alternatives(
     row: list[str],
 ) -> None:
-    names, *_, here, instead = row
+    names, *_, default_cell, alternatives = row
     for name in re.findall(r"`([\w-]+)`", names):
         chosen = method(name)
-        for text in SETTING.findall(here):
+        for text in SETTING.findall(default_cell):
             ((key, value),) = tomllib.loads(text).items()
             default = chosen.settings[key].default
             assert (list(default) if isinstance(default, tuple) else default) == value, (
                 f"{name}: {text}"
             )
-        for text in SETTING.findall(instead):
+        for text in SETTING.findall(alternatives):
             assert configure(chosen, tomllib.loads(text)), f"{name}: {text}"
 
 
-def test_the_page_of_disagreements_has_them_all() -> None:
-    assert len(rows()) > 40
-    assert all(len(row) == 5 for row in rows())
+def test_every_disagreement_has_five_cells() -> None:
+    rows = read_rows()
+    assert len(rows) > 40
+    assert all(len(row) == 5 for row in rows)
 
 
-def test_the_readme_tells_of_every_method_and_of_no_other() -> None:
-    section = (ROOT / "README.md").read_text().split("\n## Methods\n")[1].split("\n## ")[0]
-    told = {
-        name
-        for line in section.splitlines()
-        if line.startswith("| `")
-        for name in re.findall(r"`([\w-]+)`", line.split("|")[1])
-    }
-    assert told - {"--method"} == set(METHODS)
+def test_the_tables_of_catalogues_are_up_to_date() -> None:
+    assert not find_outdated(), "run python -m benchmarks docs"
 
 
-def rule_rows() -> list[str]:
-    """The rows of the table of robust rules in SECURITY.md, as the catalogue has them."""
-    return [
-        f"| `{name}` | {one.help} | {one.compares} | "
-        f"{', '.join(str(one.needed(f)) for f in (1, 2, 3))} | "
-        f"{'the first round' if one.clips else 'every round'} |"
-        for name, one in sorted(RULES.items())
-    ]
+def test_a_table_is_written_only_between_its_markers() -> None:
+    start = "<!-- table of pets: python -m benchmarks docs -->\n"
+    page = f"before\n{start}old\n<!-- end -->\nafter\n<!-- end -->\n"
+    lines = ["| pet |", "|---|", "| `cat` |"]
+    new = replace_table(page, "pets", lines)
+    assert new == page.replace("old\n", "| pet |\n|---|\n| `cat` |\n")
+    assert replace_table(new, "pets", lines) == new
+    with pytest.raises(ConfigError, match="table of birds"):
+        replace_table(page, "birds", lines)
 
 
-def test_the_table_of_robust_rules_is_the_catalogue() -> None:
-    table = (ROOT / "SECURITY.md").read_text().split("\n| `robust.rule` |")[1].split("\n\n")[0]
-    assert table.splitlines()[2:] == rule_rows()
+def test_check_fails_and_writes_nothing_if_a_page_is_out_of_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in {place for place, _ in docs.TABLES.values()}:
+        page = (ROOT / place).read_text().replace("| `raw` |", "| `rare` |")
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(page)
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    operations, run = tmp_path / "docs" / "operations.md", CliRunner().invoke
+    checked = run(docs.command, ["--check"])
+    assert (checked.exit_code, "docs/operations.md" in checked.output) == (3, True)
+    assert "README.md" not in checked.output
+    assert "| `rare` |" in operations.read_text()
+    assert "wrote docs/operations.md" in run(docs.command).output
+    assert operations.read_text() == (ROOT / "docs" / "operations.md").read_text()
+    assert run(docs.command, ["--check"]).exit_code == 0
 
 
-def codec_rows() -> list[str]:
-    """The rows of the table of codecs in docs/operations.md, as the catalogue has them."""
-    return [
-        f"| `{name}` | {one.help} | {one.size(10**6):,} |" for name, one in sorted(CODECS.items())
-    ]
-
-
-def test_the_table_of_codecs_is_the_catalogue() -> None:
+@pytest.mark.parametrize(
+    ("group", "setting", "names"),
+    [
+        ("wire", "codec", set(CODECS)),
+        ("observe", "readers", READERS.keys() - {*ALWAYS, "metrics"}),  # of [metrics] listen
+    ],
+)
+def test_the_help_of_a_setting_and_its_page_name_every_built_in_member(
+    group: str, setting: str, names: set[str]
+) -> None:
+    """A new codec or reader belongs in `coordinator/settings/tables.py` and on the page."""
+    known = build_schema()["$defs"][group.title()]["properties"][setting]["description"]
+    words = set(re.findall(r"[\w-]+", known))
     page = (ROOT / "docs" / "operations.md").read_text()
-    table = page.split("\n| `wire.codec` |")[1].split("\n\n")[0]
-    assert table.splitlines()[2:] == codec_rows()
+    assert names <= words, f"{group}.{setting}: its description lacks {names - words}"
+    missing = {name for name in names if not re.search(rf"[`\"]{name}[`\"]", page)}
+    assert not missing, f"docs/operations.md lacks {missing}"

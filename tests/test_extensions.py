@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -18,10 +19,10 @@ import pytest
 
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
-from coordinator.views.method_pages import described, listed
+from coordinator.views.method_pages import describe_method, list_methods
 from edge_agent.device.limits import Limits
 from edge_agent.join.permission import check_run, load_own
-from edge_agent.join.worker import Job
+from edge_agent.join.training_worker import Job
 from federated.data import catalogue as data
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import ConfigError, DataError, Refused, Unknown
@@ -32,6 +33,7 @@ from models.families.catalogue import build, full, menu, network, parameters
 from tests.support.federation import RUN, Member, federate
 from tests.support.plugins import install
 from tests.support.processes import AGENT, COORDINATOR, Start, result
+from tests.support.tcp_link import TcpHub
 from tests.support.toy_extensions import MEMBERS, doubled_loss
 
 pytestmark = pytest.mark.usefixtures("forgotten_extensions")
@@ -45,7 +47,7 @@ CARD = Run("r", "toy", "mlp", NET, (), 8, "s", menu=(full(NET),))
 def names(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, str]:
-    """Entry-point group -> name of the toy member of its extension point, in either form."""
+    """Return entry-point group -> name of the toy member of its extension point, in either form."""
     if request.param == "module":
         return MEMBERS
     install_toys(tmp_path, monkeypatch)
@@ -58,7 +60,9 @@ def install_toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings_of(names: dict[str, str]) -> dict[str, object]:
-    """The settings of a short run with the toy member of each extension point of a coordinator."""
+    """Return the settings of a short run with the toy member of each extension point of a
+    coordinator.
+    """
     return {
         "data.name": names["espalier.data"],
         "method.name": names["espalier.methods"],
@@ -80,7 +84,7 @@ def job(**given: str) -> Job:
 def test_a_run_has_a_member_of_each_extension_point(names: dict[str, str], tmp_path: Path) -> None:
     """Agents get the method over a link that is one, too, and train by its hooks."""
     shards = [
-        data.device(names["espalier.data"], name=f"a{i}", shard=f"{i}/3", partition="iid")
+        data.load_device(names["espalier.data"], name=f"a{i}", shard=f"{i}/3", partition="iid")
         for i in range(3)
     ]
     codecs = ("raw", names["espalier.codecs"])
@@ -118,6 +122,7 @@ def test_simulated_devices_use_them_in_processes_of_their_own(
     assert counted["RoundEnded"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.broker
 @pytest.mark.beside
@@ -144,6 +149,30 @@ def test_an_agent_runs_a_method_of_module_and_function_if_its_owner_named_it(
     able = join("able", *flags, "--codec", named[2])
     assert result(able)["updates"] >= 1
     assert result(coordinator)["rounds"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.beside
+def test_commands_meet_over_a_link_of_module_and_function(start: Start) -> None:
+    """Two agents and a coordinator, none of which finds a broker, meet at a hub in this process."""
+    with closing(TcpHub()) as hub:
+        address = hub.address.replace("toytcp", "tests.support.tcp_link:open_tcp_link")
+        coordinator = start(
+            *(*COORDINATOR, "start", "--broker", address, "--name", "hub", "--method", "fedavg"),
+            *("--model", "mlp-small", "--rounds", "1", "--min-agents", "2"),
+            *("--set", "train.steps=2", "--set", "fleet.wait=90", "--format", "json"),
+        )
+        agents = [
+            start(
+                *(*AGENT, "join", "--broker", address, "--name", f"a{i}", "--format", "json"),
+                *("--data", "digits", "--shard", f"{i}/2"),
+            )
+            for i in range(2)
+        ]
+        assert [result(agent)["updates"] for agent in agents] == [1, 1]
+        assert result(coordinator)["rounds"] == 1
+    assert {"coordinator-hub", "hub-a0", "hub-a1"} <= set(hub.clients)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +211,9 @@ def test_an_agent_has_the_hooks_of_its_owner_and_of_installed_packages(
 
 def test_a_method_has_the_name_that_selects_it(names: dict[str, str]) -> None:
     name = names["espalier.methods"]
-    assert method(name).name == described(name)["name"] == name
-    assert name in {one["name"] for one in listed()}
-    assert "fedavg" in {one["name"] for one in listed()}
+    assert method(name).name == describe_method(name)["name"] == name
+    assert name in {one["name"] for one in list_methods()}
+    assert "fedavg" in {one["name"] for one in list_methods()}
 
 
 def test_a_function_that_makes_no_method_is_an_error() -> None:
@@ -212,7 +241,7 @@ def test_a_network_of_a_package_that_is_missing_is_not_built() -> None:
 
 
 def test_data_are_named_in_each_way(names: dict[str, str]) -> None:
-    found = data.device(names["espalier.data"], name="a")
+    found = data.load_device(names["espalier.data"], name="a")
     assert len(found.x) + len(found.x_held) == 200  # all of it: it is the device's own
     assert np.array_equal(found.y, found.x.sum(1) > 0)
 
@@ -221,7 +250,7 @@ def test_unknown_data_list_those_of_packages_and_how_to_name_your_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_toys(tmp_path, monkeypatch)
-    with pytest.raises(Unknown, match=r"'tox'; known: toy, .*module:function"):
+    with pytest.raises(Unknown, match=r"'tox'; did you mean toy.*module:function"):
         data.load("tox")
     with pytest.raises(DataError, match="no_such_module"):
         data.load("no_such_module:f")
@@ -245,7 +274,7 @@ def test_every_extension_point_has_a_toy_and_a_row_in_the_contributors_page() ->
 
 
 def extension_points() -> Iterator[Kind]:
-    """The `Kind` of every catalogue."""
+    """Yield the `Kind` of every catalogue."""
     for package in ("models", "federated", "export", "edge_agent", "coordinator"):
         for path in (ROOT / package).rglob("catalogue.py"):
             module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))

@@ -14,7 +14,7 @@ import torch
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Event, RoundDelayed
-from coordinator.round import rules
+from coordinator.round import phase_rules
 from coordinator.store.store import Store
 from federated.errors import ConfigError, FleetError, StoreError
 from federated.method import Tensors
@@ -76,7 +76,7 @@ def test_lost_and_doubled_chunks_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A link that drops, doubles and damages what it carries: the same model in the end."""
-    monkeypatch.setattr("federated.wire.transfer.PATIENCE", 0.3)
+    monkeypatch.setattr("federated.wire.retained_blobs.PATIENCE", 0.3)
     monkeypatch.setattr("federated.wire.chunks.STALL", 0.3)
     rng = np.random.default_rng(0)
 
@@ -108,7 +108,7 @@ def test_lost_and_doubled_chunks_change_nothing(
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
-    """What a round makes of one agent's update."""
+    """Return the network after a round with one agent's update."""
     return federate(
         tmp_path_factory.mktemp("alone"),
         [Member("good", digits(1, 3))],
@@ -223,7 +223,7 @@ def test_foreign_messages_are_refused_and_the_round_goes_on(tmp_path: Path) -> N
 def test_an_agent_that_dies_in_a_round_does_not_hold_it_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "RETURN", 1.0)
+    monkeypatch.setattr(phase_rules, "RETURN_TIME", 1.0)
     broker = MemoryBroker()
 
     def die(update: Update) -> Update:
@@ -246,7 +246,7 @@ def test_data_of_another_shape_are_refused_at_join(tmp_path: Path) -> None:
     wide = replace(wide, x=np.repeat(wide.x, 2, axis=3), x_held=np.repeat(wide.x_held, 2, axis=3))
     odd = Member("odd", wide)
     with pytest.raises(
-        FleetError, match=r"odd was refused: this run learns from examples of shape \(1, 8, 8\)"
+        FleetError, match=r"odd was refused: this run needs examples of shape \(1, 8, 8\)"
     ):
         federate(tmp_path, [odd, Member("a1", digits(1, 2))], {"fleet.wait": 3.0})
     assert odd.participant is not None
@@ -254,7 +254,7 @@ def test_data_of_another_shape_are_refused_at_join(tmp_path: Path) -> None:
 
 
 def test_no_agent_can_hold_the_smallest_submodel(tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match=r"no agent can hold a submodel: the smallest, w0.5-d2"):
+    with pytest.raises(FleetError, match=r"no submodel fits any agent: the smallest, w0.5-d2"):
         federate(
             tmp_path,
             [
@@ -286,7 +286,7 @@ def test_an_agent_that_can_hold_nothing_and_is_alone_does_not_end_a_run(tmp_path
 
 
 def test_a_pinned_submodel_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown submodel 'w0.3-d2'; known: w0.5-d2"):
+    with pytest.raises(ConfigError, match=r"unknown submodel 'w0.3-d2'; did you mean w0.5-d2"):
         federate(tmp_path, members(), {"assign.submodels": {"a0": "w0.3-d2"}})
 
 
@@ -341,7 +341,7 @@ def test_one_agent_with_other_data_does_not_keep_the_others_from_starting(tmp_pa
     assert assigned["a1"].network.inputs == (1, 8, 8)
     assert fleet[0].participant is not None
     assert fleet[0].participant.refused
-    assert "this run learns from examples of shape (1, 8, 8)" in fleet[0].participant.over
+    assert "this run needs examples of shape (1, 8, 8)" in fleet[0].participant.over
 
 
 def test_a_network_of_ones_own_is_scaled_and_trained(tmp_path: Path) -> None:

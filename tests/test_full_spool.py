@@ -38,7 +38,7 @@ SETTINGS = {
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 32 MB."""
+    """Yield a disk of 32 MB."""
     folder = tmp_path / "runs"
     folder.mkdir()
     with small_disk(folder, 32) as disk:
@@ -66,8 +66,8 @@ def test_a_disk_that_holds_two_updates_holds_a_round_of_six(
     )
 
     def crowd(run: RunContext, state: State) -> int:
-        """When a round begins, leaves room for two updates of the whole network, beside what is
-        reserved.
+        """Leave room for two updates of the whole network at the start of a round, besides the
+        reserve.
         """
         if state.round not in crowded:
             crowded.add(state.round)

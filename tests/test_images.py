@@ -39,7 +39,7 @@ def tool(name: str) -> str:
 
 
 def accept(program: str, words: list[str]) -> None:
-    """Parses a command line as the program does, without running it."""
+    """Parse a command line as the program does, without running it."""
     name, *rest = words
     context = click.Context(PROGRAMS[program])
     command = PROGRAMS[program].get_command(context, name)

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.assign.selection import generator
+from coordinator.assign.selection import make_generator
 from coordinator.broker import local as brokers
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.records import Entry
 from coordinator.phases.evaluation import Evaluator
-from coordinator.run import start
+from coordinator.run import runner
 from coordinator.run.preparation import make_weights, prepare
 from coordinator.settings.config import Config
 from coordinator.store.agent_tables import AgentTables
@@ -29,7 +29,7 @@ from coordinator.store.journal import Journal
 from coordinator.store.store import Store
 from coordinator.trust import defences
 from federated.engine.aggregate import Total, fold
-from federated.engine.buffered import Base, Touched, buffered, touched
+from federated.engine.buffered import Base, Touched, find_touched, make_buffered
 from federated.errors import ConfigError
 from federated.method import State
 from federated.methods.catalogue import method
@@ -63,7 +63,7 @@ def member(
     seconds: float = 0.0,
     change: Callable[[Update], Update] = lambda update: update,
 ) -> Member:
-    """An agent that takes so long for each training."""
+    """Return an agent with this duration of each training."""
 
     def slowly(update: Update) -> Update:
         if update.work == "train":
@@ -84,9 +84,7 @@ def entries(folder: Path, rounds: int) -> list[list[Entry]]:
 
 
 def folded_again(folder: Path, config: Config, sent: Sent) -> State:
-    """The state that the same updates make, folded again in the order that the run's database
-    has.
-    """
+    """Fold the same updates again, in the order of the run's database, and return the state."""
     store = Store.open(folder / "runs", RUN, read_only=True)
     facts = store.read_facts()
     store.close()
@@ -94,7 +92,9 @@ def folded_again(folder: Path, config: Config, sent: Sent) -> State:
     assert facts.network is not None
     states = [plain.start(make_weights(config, facts.network, plain), facts.menu, config.settings)]
     since: list[Touched] = []
-    taking = buffered(plain, lambda number, now: Base(states[number], tuple(since[number:now])))
+    taking = make_buffered(
+        plain, lambda number, now: Base(states[number], tuple(since[number:now]))
+    )
     for number, done in enumerate(entries(folder, config.rounds), 1):
         state, total = states[-1], Total()
         for entry in sorted((e for e in done if e.outcome == "folded"), key=lambda e: e.position):
@@ -104,8 +104,8 @@ def folded_again(folder: Path, config: Config, sent: Sent) -> State:
                 taking.parts(state, plain.place(state, update.submodel), update),
                 (update.agent, update.round),
             )
-        states.append(plain.finish(state, total, generator(config.seed, 3, number)))
-        since.append(touched(total, states[-1].tensors))
+        states.append(plain.finish(state, total, make_generator(config.seed, 3, number)))
+        since.append(find_touched(total, states[-1].tensors))
     return states[-1]
 
 
@@ -126,6 +126,7 @@ def taken(done: list[list[Entry]]) -> list[tuple[str, int]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_buffer_closes_without_its_slowest_agent_whose_update_is_folded_later_by_its_age(
     tmp_path: Path,
 ) -> None:
@@ -240,7 +241,7 @@ def test_tasks_are_dropped_where_late_updates_do_not_count_any_more(
                 MemoryLink(broker, "coordinator"),
             )
             with closing(prepared), closing(link), end:
-                start.run(prepared, link, lambda event: None, fleets.append)
+                runner.run(prepared, link, lambda event: None, fleets.append)
     assert {entry.task for row in entries(tmp_path, 3) for entry in row} == {0}
     assert fleets[-1].late == []
 
@@ -255,15 +256,13 @@ def test_a_method_that_takes_no_late_updates_drops_them_and_says_so(
             [member(0, 1, sent)],
             {**QUICK, "method.name": "scaffold", "fleet.late": "take"},
         )
-    assert (
-        "late updates are dropped, though late = 'take': method scaffold takes none" in caplog.text
-    )
+    assert "not supported by method scaffold" in caplog.text
 
 
 def test_a_method_that_takes_no_late_updates_is_refused_in_buffered_mode(tmp_path: Path) -> None:
     wanted = (
-        r"fleet.mode = 'buffered': method depthfl takes no late updates: FedDyn's h remembers .*; "
-        r"methods that do: allsmall, .*heterofl"
+        r"fleet.mode = 'buffered': not supported by method depthfl: FedDyn's h .*; "
+        r"supported methods: allsmall, .*heterofl"
     )
     with pytest.raises(ConfigError, match=wanted):
         prepare(configured({**BUFFERED, "method.name": "depthfl"}), tmp_path, resume=False)
@@ -384,7 +383,7 @@ def check_revived(
     seconds: Mapping[int, float],
     change: Callable[[Update], Update] = lambda update: update,
 ) -> None:
-    """Runs a buffered run whose coordinator dies once, and checks its end. seconds: of each agent's
+    """Run a buffered run whose coordinator dies once, and check its end. seconds: of each agent's
     trainings.
     """
     sent: Sent = {}

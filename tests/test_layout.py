@@ -42,7 +42,17 @@ ROOMS = {
         "device.trainers",
         "device",
     ),
-    "edge_agent": ("device", "access", "join", "infer", "bench", "doctor", "finetune", "cli"),
+    "edge_agent": (
+        "device",
+        "access",
+        "join",
+        "releases",
+        "infer",
+        "bench",
+        "doctor",
+        "finetune",
+        "cli",
+    ),
     "coordinator": (
         "settings",
         "assign",
@@ -70,6 +80,7 @@ NO_METHODS = ("federated/wire", "federated/data")
 TORCH_FREE = (
     "coordinator.cli.main",
     "coordinator.views.agent_table",
+    "coordinator.views.run_check",
     "coordinator.views.run_list",
     "coordinator.views.run_log",
     "coordinator.views.run_status",
@@ -84,15 +95,15 @@ TORCH_FREE = (
     "edge_agent.doctor.connection_checks",
     "edge_agent.doctor.device_checks",
     "edge_agent.doctor.examination",
-    "edge_agent.infer.follow",
+    "edge_agent.releases.follow",
     "edge_agent.infer.http_server",
     "edge_agent.infer.mqtt_server",
     "edge_agent.infer.service",
     "edge_agent.infer.infer_command",
     "edge_agent.join.agent",
-    "edge_agent.join.inventory",
+    "edge_agent.join.profile_command",
     "edge_agent.join.training_process",
-    "edge_agent.join.worker",
+    "edge_agent.join.training_worker",
     "export.bundle",
     "export.modelcard",
     "export.publish",
@@ -135,7 +146,7 @@ def room_of(module: str) -> tuple[str, str]:
 
 
 def imports(path: Path) -> set[str]:
-    """Every module that a file imports, wherever in it."""
+    """Return every module that a file imports, wherever in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

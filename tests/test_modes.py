@@ -1,6 +1,4 @@
-"""Who on a machine may open what this project keeps there: whatever the umask is, this user
-alone.
-"""
+"""Modes of the project's files: whatever the umask, only this user can open them."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from tests.support.federation import Member, digits, federate
 
 @pytest.fixture
 def lax() -> Iterator[None]:
-    """What is made without a mode is open to everybody."""
+    """Yield with a umask under which a file made without a mode is open to everybody."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -101,8 +99,8 @@ def test_a_folder_that_was_there_and_open_keeps_its_mode_and_is_named_once_with_
     store.close()
     words = "every user of this machine may open it (mode 0755), and it holds"
     assert warnings(caplog) == [
-        f"{tmp_path / 'a'}: {words} what this device learned: chmod o= {tmp_path / 'a'}",
-        f"{tmp_path / 'r'}: {words} single updates of devices: chmod o= {tmp_path / 'r'}",
+        f"{tmp_path / 'a'}: {words} what this device learned; run: chmod o= {tmp_path / 'a'}",
+        f"{tmp_path / 'r'}: {words} single updates of devices; run: chmod o= {tmp_path / 'r'}",
     ]
     assert mode(tmp_path / "r") == 0o755
     caplog.clear()
@@ -115,14 +113,14 @@ def test_a_folder_that_was_there_and_open_keeps_its_mode_and_is_named_once_with_
 def test_a_group_may_be_let_in_on_purpose(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r").chmod(0o750)
-    files.make(tmp_path / "r", "updates")
+    files.make_private(tmp_path / "r", "updates")
     assert not warnings(caplog)
 
 
 def test_a_file_in_a_folders_place_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "r").touch()
     with pytest.raises(FileExistsError):
-        files.make(tmp_path / "r", "updates")
+        files.make_private(tmp_path / "r", "updates")
 
 
 @pytest.mark.broker
@@ -135,7 +133,7 @@ def test_passwords_that_everybody_may_read_are_said(
     brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker", clients=file).stop()
     assert warnings(caplog) == [
         f"{file}: every user of this machine may open it (mode 0644), and it holds "
-        f"passwords: chmod o= {file}"
+        f"passwords; run: chmod o= {file}"
     ]
 
 

@@ -114,6 +114,7 @@ partition = "dirichlet:0.5"
 """
 
 
+@pytest.mark.slow
 def test_one_file_gives_the_same_model_in_simulation_and_on_a_fleet(
     tmp_path: Path, start: Start, broker: str
 ) -> None:
@@ -192,6 +193,7 @@ def test_kill_minus_9_of_the_coordinator_and_resume(
         assert result(process, 60)["reason"] == "the run is over"
 
 
+@pytest.mark.slow
 def test_interrupting_an_agent_leaves_cleanly_and_the_run_goes_on(
     tmp_path: Path, start: Start, broker: str
 ) -> None:
@@ -222,6 +224,7 @@ def test_interrupting_an_agent_leaves_cleanly_and_the_run_goes_on(
     assert result(agents[2], 60)["reason"] == "the run is over"
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced(tmp_path: Path, start: Start, broker: str) -> None:
     """The training process dies; the agent says so and goes on with another."""
     run = [
@@ -247,6 +250,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, start: Start, broker: str) 
     assert result(agents[0], 60)["reason"] == "the run is over"
 
 
+@pytest.mark.slow
 def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: str) -> None:
     run = ["--name", "shipped", "--rounds", "1", "--min-agents", "2", "--broker", broker, *QUICK]
     coordinator = start(*COORDINATOR, "start", *run, "--format", "json")
@@ -270,7 +274,7 @@ def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: st
         )
     )
     assert released["versions"][released["stable"]]["round"] == 1
-    np.save(tmp_path / "x.npy", catalogue.central("digits").x_held[:5])
+    np.save(tmp_path / "x.npy", catalogue.load_central("digits").x_held[:5])
     fetched = result(
         start(
             *WITHOUT_TORCH, "infer", "--broker", broker, "--name", "a0", "x.npy", "--format", "json"
@@ -285,6 +289,7 @@ def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: st
     assert wrong.returncode == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "settings", "found"),
     [
@@ -295,9 +300,7 @@ def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: st
 def test_devices_are_surveyed_over_the_broker(
     tmp_path: Path, start: Start, broker: str, method: str, settings: list[str], found: str
 ) -> None:
-    """What the method asks of a device stands in its dry run, reaches the coordinator, and the run
-    goes through.
-    """
+    """The method's survey is in the dry run and reaches the coordinator, and the run completes."""
     more = [
         word
         for one in (*settings, "train.steps=2", "fleet.wait=90", "model.name=preresnet")

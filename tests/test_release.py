@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_agent.infer.follow import Follower, Subscription, link_of
+from edge_agent.releases.follow import Follower, open_follower_link
+from edge_agent.releases.release_watch import Subscription
 from export import bundle, verify
 from export.verify import Array
 from federated.data import catalogue
@@ -35,13 +36,13 @@ Command = Callable[..., RESULT]
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """The folder of a run of one round, with two agents that held the same submodel."""
+    """Return the folder of a run of one round, with two agents that held the same submodel."""
     train(tmp_path, 1)
     return tmp_path / "runs"
 
 
 def train(folder: Path, rounds: int) -> None:
-    """Runs up to this round."""
+    """Run up to this round."""
     members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
     quick = {
         "model.name": "resnet-small",
@@ -62,7 +63,7 @@ def train(folder: Path, rounds: int) -> None:
 
 @pytest.fixture
 def release(tmp_path: Path, runs: Path, broker: str, start: Start) -> Command:
-    """`coordinator release` as a process of its own: exit code, result, and what it said."""
+    """Run `coordinator release` as a process. Return its exit code, result and messages."""
 
     def run(*arguments: str) -> RESULT:
         process = start(
@@ -91,7 +92,7 @@ class Listener(threading.Thread):
     def __init__(self, broker: str, name: str, store: Path) -> None:
         super().__init__(daemon=True)
         self.name, self.versions, self.stop = name, list[str](), threading.Event()
-        self._link = link_of(broker, RUN, name)
+        self._link = open_follower_link(broker, RUN, name)
         self._follower = Follower(self._link, Subscription(RUN, name, None, store))
 
     def run(self) -> None:
@@ -128,6 +129,7 @@ def listeners(broker: str, tmp_path: Path) -> Iterator[dict[str, Listener]]:
         listener.join(60)
 
 
+@pytest.mark.slow
 def test_the_runs_own_rounds_are_released_tried_and_taken_back(
     tmp_path: Path, runs: Path, release: Command, listeners: dict[str, Listener]
 ) -> None:
@@ -139,7 +141,7 @@ def test_the_runs_own_rounds_are_released_tried_and_taken_back(
     }
     code, again, said = release()
     assert (code, again["stable"]) == (0, first["stable"])
-    assert f"nothing new: round 1 is version {first['stable']}, stable; published again" in said
+    assert f"round 1 is already version {first['stable']} (stable); published it again" in said
 
     train(tmp_path, 2)
     code, tried, said = release("--canary", "50%", "--wait", "30")
@@ -162,6 +164,7 @@ def test_the_runs_own_rounds_are_released_tried_and_taken_back(
     assert (code, status["stable"]) == (0, tried["canary"])
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_damaged_or_of_another_run_changes_nothing(
     tmp_path: Path, runs: Path, release: Command
 ) -> None:
@@ -206,7 +209,7 @@ class Client(threading.Thread):
                 return
 
     def turns(self) -> list[str]:
-        """The versions in the order in which they answered, each as long as it did once."""
+        """Return the versions in the order in which they answered, once per consecutive series."""
         return [version for version, _ in groupby(version for version, _, _ in self.heard)]
 
 
@@ -219,8 +222,8 @@ def asked(url: str, body: bytes | None = None) -> dict[str, Any]:
 
 @pytest.fixture
 def agent(tmp_path: Path, broker: str, start: Start) -> Iterator[str]:
-    """An agent of the run that serves over HTTP, in a Python that cannot import torch; its
-    address.
+    """Yield the address of an agent of the run that serves over HTTP, in a Python that cannot
+    import torch.
     """
     where = ["--broker", broker, "--run", RUN, "--name", "a0", "--store", "device"]
     process, log = (
@@ -242,8 +245,8 @@ def answers_with(agent: str, version: str) -> bool:
 
 
 def expected(folder: Path, x: Array) -> dict[tuple[str, str], tuple[int, ...]]:
-    """The labels that each variant of a release gives these digits, as this machine computes
-    them.
+    """Return the labels that each variant of a release gives these digits, as computed on this
+    machine.
     """
     entry = bundle.entry_of(bundle.read(folder), SMALL)
     version = bundle.version(folder)
@@ -256,9 +259,7 @@ def expected(folder: Path, x: Array) -> dict[tuple[str, str], tuple[int, ...]]:
 
 
 def spoiled(folder: Path, out: Path) -> Path:
-    """A release whose graphs do not say what they said where it was made: every digest is right,
-    the self-test is not.
-    """
+    """Return a release whose graphs fail the self-test although every digest is right."""
     shutil.copytree(folder, out)
     made = bundle.manifest(out)
     x, said = bundle.check_of(out, made)
@@ -271,13 +272,14 @@ def spoiled(folder: Path, out: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_while_releases_come_are_tried_and_go(
     tmp_path: Path, agent: str, runs: Path, release: Command
 ) -> None:
     """The first for all, the second promoted as a canary, a third that its self-test refuses rolled
     back: an answer to every request.
     """
-    x = catalogue.central("digits").x_held[:4]
+    x = catalogue.load_central("digits").x_held[:4]
     archive = runs / RUN / "releases"
     one = release()[1]["stable"]
     right = expected(archive / one, x)

@@ -9,10 +9,10 @@ import pytest
 
 from coordinator.broker import local as brokers
 from coordinator.fleet.fleet import Fleet
-from coordinator.observe.events import Event, RoundBegan
+from coordinator.observe.events import Event, RoundStarted
 from coordinator.round.round import Round
 from coordinator.round.round_events import PhaseBegan, UpdateFolded
-from coordinator.round.step import step
+from coordinator.round.round_step import step
 from coordinator.store.journal import Journal, pack
 from tests.support.federation import RUN, Member, digits, federate
 from tests.support.revival import Killed
@@ -41,9 +41,9 @@ def test_a_journal_replays_into_the_value_that_the_coordinator_had(
 
     def die(event: Event) -> None:
         seen[type(event).__name__] += 1
-        if isinstance(event, RoundBegan):
+        if isinstance(event, RoundStarted):
             seen["UpdateFolded"] = 0
-        if seen["RoundBegan"] == 2 and seen["UpdateFolded"] == folds:
+        if seen["RoundStarted"] == 2 and seen["UpdateFolded"] == folds:
             raise Killed
 
     with brokers.start(port=0, directory=tmp_path) as broker, pytest.raises(Killed):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from coordinator.fleet.driver import Driver
-from coordinator.observe.events import Event, StageTook
+from coordinator.observe.events import Event, StageFinished
 from coordinator.phases.evaluation import Evaluator
 from coordinator.phases.training import Training
 from coordinator.run.rounds import Result
@@ -98,6 +98,7 @@ MOMENTS: dict[str, tuple[Any, str, Fuse]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_rounds_show_a_coordinator_that_dies_the_same_of_its_agents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -166,7 +167,7 @@ def test_a_round_begins_anew_where_updates_that_were_folded_are_damaged(
     trained: Counter[tuple[str, int]] = Counter()
     result, deaths = revived(tmp_path, members(trained), {**SETTINGS, "journal.every": 100})
     assert deaths == 1
-    assert "the round begins anew" in caplog.text
+    assert "the round starts over" in caplog.text
     assert max(trained.values()) == 2, "they are asked again"
     assert all(
         torch.equal(value, result.state.tensors[home])
@@ -178,7 +179,7 @@ def test_what_does_not_outlive_its_process_goes_as_soon_as_it_is_folded(tmp_path
     """A simulation of many devices needs no room for all their updates."""
 
     def look(event: Event) -> None:
-        if isinstance(event, StageTook) and event.stage == "finish":
+        if isinstance(event, StageFinished) and event.stage == "finish":
             there.extend((tmp_path / "runs" / RUN / "spool").rglob("*.update"))
 
     there: list[Path] = []

@@ -1,5 +1,5 @@
-"""The systemd units: what systemd itself says of them, and what their commands tell a service
-manager.
+"""Tests of the systemd units: systemd's own checks, the flags of their commands, and what the
+commands report to a service manager.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from edge_agent.cli.main import main as edge_agent
 
 ROOT = Path(__file__).parents[1]
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
-EXPOSED = {
+MOST_EXPOSED = {
     "espalier-agent.service": 2.0,
     "espalier-coordinator@.service": 1.5,
     "espalier-infer.service": 1.5,
-}  # of 10; by systemd 252 they are 1.6, 1.2, 1.4
+}  # highest accepted scores of 10; systemd 252 gives 1.6, 1.2, 1.4
 COMMANDS = {"coordinator": coordinator, "edge-agent": edge_agent}
 
 
@@ -37,34 +37,34 @@ COMMANDS = {"coordinator": coordinator, "edge-agent": edge_agent}
 def analyze() -> str:
     found = shutil.which("systemd-analyze")
     if found is None:
-        pytest.skip("no systemd-analyze on this machine")
+        pytest.skip("systemd-analyze is not installed")
     return found
 
 
-def read(path: Path) -> ConfigParser:
+def read_unit(path: Path) -> ConfigParser:
     unit = ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's keys have capitals
+    unit.optionxform = str  # type: ignore[assignment,method-assign]  # keeps the capitals of systemd's keys
     unit.read(path)
     return unit
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_systemd_finds_no_fault_with_a_unit(path: Path, analyze: str, tmp_path: Path) -> None:
+def test_systemd_accepts_a_unit(path: Path, analyze: str, tmp_path: Path) -> None:
     program = re.search(r"^ExecStart=(\S+)", path.read_text(), re.MULTILINE)
     assert program is not None
-    own = tmp_path / path.name
-    # it is installed elsewhere
-    own.write_text(path.read_text().replace(program[1], sys.executable))
+    unit = tmp_path / path.name
+    # the unit's program is not installed here
+    unit.write_text(path.read_text().replace(program[1], sys.executable))
     done = subprocess.run(
-        [analyze, "verify", "--man=no", str(own)], capture_output=True, text=True, check=False
+        [analyze, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
     )
-    # others' units may have faults
-    said = [line for line in done.stderr.splitlines() if "espalier" in line]
-    assert not said
+    # other packages' units may have faults
+    faults = [line for line in done.stderr.splitlines() if "espalier" in line]
+    assert not faults
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_a_unit_is_exposed_to_little(path: Path, analyze: str) -> None:
+def test_a_unit_has_a_low_exposure_score(path: Path, analyze: str) -> None:
     done = subprocess.run(
         [analyze, "security", "--offline=true", "--no-pager", str(path)],
         capture_output=True,
@@ -72,16 +72,16 @@ def test_a_unit_is_exposed_to_little(path: Path, analyze: str) -> None:
         check=False,
     )
     if "Unknown" in done.stderr or "unrecognized" in done.stderr:
-        pytest.skip(f"this systemd-analyze judges no files: {done.stderr.strip()}")
+        pytest.skip(f"this systemd-analyze cannot score files: {done.stderr.strip()}")
     found = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
     assert found is not None, done.stdout[-500:] + done.stderr
     print(f"{path.name}: {found[1]} of 10")
-    assert float(found[1]) <= EXPOSED[path.name]
+    assert float(found[1]) <= MOST_EXPOSED[path.name]
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_a_unit_starts_a_command_with_flags_that_exist(path: Path) -> None:
-    program, name, *words = read(path)["Service"]["ExecStart"].split()
+    program, name, *words = read_unit(path)["Service"]["ExecStart"].split()
     group = COMMANDS[Path(program).name]
     command = group.get_command(click.Context(group), name)
     assert isinstance(command, click.Command)
@@ -102,34 +102,34 @@ def test_the_shipped_environment_names_flags_that_exist(file: str, name: str) ->
     assert set(named) <= known
 
 
-def test_a_unit_is_not_started_again_for_what_its_owner_must_mend() -> None:
+def test_a_unit_does_not_restart_after_errors_that_need_its_owner() -> None:
     for path in UNITS:
         # the tree in federated/errors.py
-        assert read(path)["Service"]["RestartPreventExitStatus"].split() == ["2", "3", "4"]
+        assert read_unit(path)["Service"]["RestartPreventExitStatus"].split() == ["2", "3", "4"]
 
 
-class Ear:
-    """A service manager's socket, as systemd makes it for a unit, and what was said to it."""
+class NotifySocket:
+    """A service manager's socket, as systemd creates for a unit, and its messages."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.said = path, list[str]()
+        self.path, self.messages = path, list[str]()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
-        threading.Thread(target=self._hear, daemon=True).start()
+        threading.Thread(target=self._receive, daemon=True).start()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while True:
             try:
-                self.said.append(self._socket.recv(4096).decode())
+                self.messages.append(self._socket.recv(4096).decode())
             except OSError:
                 return
 
     def wait(self, wanted: str, seconds: float, start: int = 0) -> None:
-        """Until something said since `start` begins like that."""
-        until = time.monotonic() + seconds
-        while not any(word.startswith(wanted) for word in self.said[start:]):
-            over = time.monotonic() > until or "STOPPING=1" in self.said
-            assert not over, f"no {wanted} within {seconds:.0f} s, only {self.said}"
+        """Wait until a message from index `start` on begins with `wanted`."""
+        deadline = time.monotonic() + seconds
+        while not any(message.startswith(wanted) for message in self.messages[start:]):
+            ended = time.monotonic() > deadline or "STOPPING=1" in self.messages
+            assert not ended, f"no {wanted} within {seconds:.0f} s, only {self.messages}"
             time.sleep(0.05)
 
     def close(self) -> None:
@@ -137,17 +137,17 @@ class Ear:
 
 
 @pytest.fixture
-def ears(tmp_path: Path) -> Iterator[dict[str, Ear]]:
-    made = {name: Ear(tmp_path / f"{name}.notify") for name in ("coordinator", "agent")}
-    yield made
-    for ear in made.values():
-        ear.close()
+def sockets(tmp_path: Path) -> Iterator[dict[str, NotifySocket]]:
+    opened = {name: NotifySocket(tmp_path / f"{name}.notify") for name in ("coordinator", "agent")}
+    yield opened
+    for notify in opened.values():
+        notify.close()
 
 
 @pytest.mark.processes
 @pytest.mark.broker
-def test_a_coordinator_and_an_agent_tell_a_service_manager_that_they_are_ready_alive_and_stopping(
-    ears: dict[str, Ear], tmp_path: Path
+def test_a_coordinator_and_an_agent_notify_a_service_manager_when_ready_alive_and_stopping(
+    sockets: dict[str, NotifySocket], tmp_path: Path
 ) -> None:
     common = {
         **os.environ,
@@ -157,10 +157,10 @@ def test_a_coordinator_and_an_agent_tell_a_service_manager_that_they_are_ready_a
     }
     started: list[subprocess.Popen[str]] = []
 
-    def start(module: str, ear: Ear, *words: str) -> subprocess.Popen[str]:
-        environment = {**common, "NOTIFY_SOCKET": str(ear.path)}
+    def start(module: str, notify: NotifySocket, *words: str) -> subprocess.Popen[str]:
+        environment = {**common, "NOTIFY_SOCKET": str(notify.path)}
         command = [sys.executable, "-c", f"from {module} import main; main()", *words]
-        with (tmp_path / f"{ear.path.stem}.log").open("w") as out:
+        with (tmp_path / f"{notify.path.stem}.log").open("w") as out:
             started.append(
                 subprocess.Popen(
                     command, env=environment, stdout=out, stderr=out, text=True, cwd=ROOT
@@ -183,12 +183,12 @@ def test_a_coordinator_and_an_agent_tell_a_service_manager_that_they_are_ready_a
             "--rounds",
             "1000",
         )
-        first = start("coordinator.cli.main", ears["coordinator"], "start", *words)
-        ears["coordinator"].wait("READY=1", 90)
-        ears["coordinator"].wait("WATCHDOG=1", 10)
+        first = start("coordinator.cli.main", sockets["coordinator"], "start", *words)
+        sockets["coordinator"].wait("READY=1", 90)
+        sockets["coordinator"].wait("WATCHDOG=1", 10)
         second = start(
             "edge_agent.cli.main",
-            ears["agent"],
+            sockets["agent"],
             "join",
             "--broker",
             f"127.0.0.1:{port}",
@@ -197,16 +197,16 @@ def test_a_coordinator_and_an_agent_tell_a_service_manager_that_they_are_ready_a
             "--spool",
             str(tmp_path / "spool"),
         )
-        ears["agent"].wait("READY=1", 90)
-        ears["agent"].wait("STATUS=run trial: train", 90)
-        ears["coordinator"].wait("STATUS=run trial: round", 90)
-        for ear in ears.values():
-            ear.wait("WATCHDOG=1", 10, start=len(ear.said))  # it goes on
+        sockets["agent"].wait("READY=1", 90)
+        sockets["agent"].wait("STATUS=run trial: train", 90)
+        sockets["coordinator"].wait("STATUS=run trial: round", 90)
+        for notify in sockets.values():
+            notify.wait("WATCHDOG=1", 10, start=len(notify.messages))  # pings continue
         for process, status in ((second, 0), (first, 130)):
             process.terminate()
             assert process.wait(60) == status
-        for ear in ears.values():
-            ear.wait("STOPPING=1", 5)
+        for notify in sockets.values():
+            notify.wait("STOPPING=1", 5)
     finally:
         for process in started:
             process.kill()

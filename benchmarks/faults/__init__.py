@@ -1,3 +1,3 @@
-"""The fault campaign: what is broken (scenarios), the places where it is (places, proxy, fuse), one
-run of it (trial), and all of them (command).
+"""Fault campaign: scenarios, their places (places, proxy, fuse), one run (trial), and all of them
+(command).
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks faults`: every scenario so many times, the instants drawn by a printed
+"""`python -m benchmarks faults`: each scenario several times, at instants drawn from a printed
 seed.
 """
 
@@ -17,21 +17,25 @@ from pathlib import Path
 import click
 
 from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS
-from benchmarks.faults.trial import Outcome, middle, turn
+from benchmarks.faults.trial import Outcome, median, run_trial
 from federated.errors import Unknown
-from federated.runtime.console import FORMAT, speaker, speaking_plainly
+from federated.runtime.console import FORMAT, report_errors, speaker
 
-__all__ = ["Summary", "command", "summary"]
+__all__ = ["Summary", "command", "summarise"]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a scenario was stood. runs: how often; injected: faults; survived: runs in which
-    something was broken, and that came to their end.
+    """Results of a scenario.
 
-    lost_updates, double_folded: over all runs, those that did not recover included. equal: runs
-    whose model is that of an undisturbed one. recovery_s: median seconds from a fault to the next
-    progress; longest_s: the longest.
+    runs: number of runs
+    injected: faults
+    survived: runs with a fault that finished
+    lost_updates, double_folded: over all runs, including those that did not recover
+    equal: runs with the model of an undisturbed run
+    recovery_s: median seconds from a fault to the next progress
+    longest_s: longest such time
+    why: failure and seed of each run that failed
     """
 
     scenario: str
@@ -46,8 +50,8 @@ class Summary:
     why: tuple[str, ...] = ()
 
 
-def summary(name: str, outcomes: Sequence[Outcome]) -> Summary:
-    """What a scenario's runs come to."""
+def summarise(name: str, outcomes: Sequence[Outcome]) -> Summary:
+    """Return the summary of a scenario's runs."""
     waits = [seconds for outcome in outcomes for seconds in outcome.recovery]
     return Summary(
         name,
@@ -57,25 +61,25 @@ def summary(name: str, outcomes: Sequence[Outcome]) -> Summary:
         sum(outcome.lost for outcome in outcomes),
         sum(outcome.doubled for outcome in outcomes),
         sum(outcome.equal for outcome in outcomes),
-        round(middle(waits), 2),
+        round(median(waits), 2),
         round(max(waits, default=0.0), 2),
         tuple(f"seed {outcome.seed}: {outcome.why}" for outcome in outcomes if outcome.why),
     )
 
 
-def seed_of(seed: int, name: str, time: int) -> int:
-    """Of one run: whoever has it can have that run again (--only)."""
+def derive_seed(seed: int, name: str, time: int) -> int:
+    """Return the seed of one run, which repeats it with --only."""
     return zlib.crc32(f"{seed} {name} {time}".encode())
 
 
-def one(job: tuple[str, Path, int, str]) -> Outcome:
-    """A run, in a process of its own."""
+def run_job(job: tuple[str, Path, int, str]) -> Outcome:
+    """Return the outcome of a run, in a process of its own."""
     name, folder, seed, kind = job
-    return turn(name, SCENARIOS[name], folder, seed, kind)
+    return run_trial(name, SCENARIOS[name], folder, seed, kind)
 
 
 def lines(found: Iterable[Summary]) -> list[str]:
-    """What a person reads."""
+    """Return the table for the terminal."""
     head = (
         f"{'scenario':30}{'runs':>6}{'injected':>10}{'survived':>10}{'lost':>6}"
         f"{'doubled':>9}{'equal':>7}{'recovery':>10}{'longest':>9}"
@@ -89,7 +93,7 @@ def lines(found: Iterable[Summary]) -> list[str]:
 
 
 def scenarios(names: Sequence[str], kind: str) -> list[str]:
-    """The scenarios to run with this kind of broker: those named, or all. Raises Unknown."""
+    """Return the given or all scenarios for this kind of broker. Unknown: no such scenario."""
     known = [name for name in SCENARIOS if kind == "mosquitto" or name not in MOSQUITTO_ONLY]
     if unknown := [name for name in names if name not in known]:
         raise Unknown("scenario", unknown[0], known)
@@ -98,13 +102,17 @@ def scenarios(names: Sequence[str], kind: str) -> list[str]:
 
 @click.command("faults")
 @click.option(
-    "--scenario", "names", multiple=True, metavar="NAME", help="only this one; may be repeated"
+    "--scenario", "names", multiple=True, metavar="NAME", help="only this scenario; may be repeated"
 )
 @click.option(
-    "--times", type=click.IntRange(min=1), default=10, show_default=True, help="runs of each"
+    "--times",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="runs of each scenario",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="draws the instants")
-@click.option("--only", type=int, metavar="SEED", help="one run, by the seed that it had")
+@click.option("--seed", type=int, default=0, show_default=True, help="seed of the instants")
+@click.option("--only", type=int, metavar="SEED", help="repeat the run with this seed")
 @click.option(
     "--broker",
     "kind",
@@ -113,10 +121,10 @@ def scenarios(names: Sequence[str], kind: str) -> list[str]:
     show_default=True,
 )
 @click.option(
-    "--beside", type=click.IntRange(min=1), default=2, show_default=True, help="runs at a time"
+    "--beside", type=click.IntRange(min=1), default=2, show_default=True, help="concurrent runs"
 )
 @click.option(
-    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the runs and the logs here"
+    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the runs and logs here"
 )
 @FORMAT
 def command(
@@ -129,11 +137,11 @@ def command(
     keep: Path | None,
     form: str,
 ) -> None:
-    """Break coordinator, broker, agents, links and disks again and again: what is lost, what is
-    folded twice, how long it takes to recover.
+    """Break coordinator, broker, agents, links and disks, and count lost and doubled updates and
+    the time to recover.
     """
     with (
-        speaking_plainly("python -m benchmarks faults", "coordinator", "interrupted"),
+        report_errors("python -m benchmarks faults", "coordinator", "interrupted"),
         ExitStack() as stack,
     ):
         chosen = scenarios(names, kind)
@@ -148,7 +156,7 @@ def command(
             (
                 name,
                 folder / f"{place}-{number}",
-                seed_of(seed, name, number) if only is None else only,
+                derive_seed(seed, name, number) if only is None else only,
                 kind,
             )
             for place, name in enumerate(chosen)
@@ -156,14 +164,14 @@ def command(
         ]
         outcomes = list[Outcome]()
         with ProcessPoolExecutor(beside) as pool:
-            for outcome in pool.map(one, jobs):
+            for outcome in pool.map(run_job, jobs):
                 outcomes.append(outcome)
                 fault = f": {outcome.why}" if outcome.why else ""
                 say(
                     f"{len(outcomes):3} of {len(jobs)}  {outcome.scenario}, "
                     f"{outcome.seconds:.0f} s, recovered in {outcome.recovery}{fault}"
                 )
-        found = [summary(name, [o for o in outcomes if o.scenario == name]) for name in chosen]
+        found = [summarise(name, [o for o in outcomes if o.scenario == name]) for name in chosen]
         for line in lines(found):
             say(line)
         if form == "json":

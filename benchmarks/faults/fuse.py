@@ -1,8 +1,9 @@
-"""`python -m benchmarks.faults.fuse STAGE WHEN COUNT SHARE ARGUMENTS...`: a coordinator killed
-(kill -9) at one instant.
+"""`python -m benchmarks.faults.fuse STAGE WHEN COUNT SHARE ARGUMENTS...`: a coordinator that is
+killed (kill -9) at one instant.
 
-STAGE: fold, snapshot, finish, evaluate or save. WHEN: before, during or after its COUNT-th time;
-SHARE of what it took the last time, for during.
+STAGE: fold, snapshot, finish, evaluate or save
+WHEN: before, during or after its COUNT-th time
+SHARE: for during, fraction of the time that the stage took before
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from typing import Any
 
 __all__ = ["Fuse", "main"]
 
-FIRST = 0.005  # seconds that a stage is taken to last while none has been seen
+FIRST = 0.005  # assumed seconds of the first stage
 
 
 def die() -> None:
-    """Ends this process at once: nothing is flushed, nothing is said."""
+    """Kill this process at once, without flushing anything."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Fuse:
-    """Stands in the place of `coordinator.observe.events.timing`, and burns through at the chosen
+    """Replacement for `coordinator.observe.events.timing` that kills the process at the chosen
     instant.
     """
 
@@ -39,13 +40,8 @@ class Fuse:
         count: int,
         share: float,
     ) -> None:
-        self._timing, self._stage, self._when, self._count, self._share = (
-            timing,
-            stage,
-            when,
-            count,
-            share,
-        )
+        self._timing, self._stage, self._when = timing, stage, when
+        self._count, self._share = count, share
         self._seen, self._took = 0, FIRST
 
     @contextmanager
@@ -79,9 +75,9 @@ def main(arguments: list[str]) -> None:
     from coordinator.phases import training
     from coordinator.run import rounds
 
-    fuse = Fuse(events.timing, stage, when, int(count), float(share))
-    # both took the name over
-    rounds.timing = training.timing = fuse  # type: ignore[attr-defined, assignment]
+    fuse = Fuse(events.time_stage, stage, when, int(count), float(share))
+    # both modules imported the name
+    rounds.time_stage = training.time_stage = fuse  # type: ignore[attr-defined, assignment]
     sys.argv = ["coordinator", *rest]
     cli.main()
 

@@ -1,6 +1,4 @@
-"""Where a trial happens: a broker that can be killed, a coordinator that is started again, small
-disks, slow links. Real ones all.
-"""
+"""Real environment of a trial: brokers and coordinators that restart, small disks, slow links."""
 
 from __future__ import annotations
 
@@ -17,30 +15,28 @@ from pathlib import Path
 from coordinator.broker import embedded
 from coordinator.broker.addresses import free_port
 from coordinator.broker.mosquitto import MAX_PACKET, find_mosquitto
-from coordinator.simulate.demo_fleet import environment
+from coordinator.simulate.demo_fleet import process_environment
 from federated.errors import FleetError
 
 __all__ = ["Broker", "Process", "Space", "link", "small_disk"]
 
-STARTING = 15.0  # seconds that a broker has until it listens
+STARTING = 15.0  # seconds for a broker to listen
 
 
 class Process:
-    """A process that may be killed and started again, its output in one log. under: what runs it,
-    such as a network namespace.
+    """Process that can be killed and restarted, with its output in one log.
+
+    under: command that runs it, such as that of a network namespace
     """
 
     def __init__(self, name: str, folder: Path, under: Sequence[str] = ()) -> None:
-        self.name, self.folder, self.log, self.under = (
-            name,
-            folder,
-            folder / f"{name}.log",
-            tuple(under),
-        )
+        self.name, self.folder, self.under = name, folder, tuple(under)
+        self.log = folder / f"{name}.log"
         self.lives = 0
         self.popen: subprocess.Popen[bytes] | None = None
 
     def start(self, command: Sequence[str]) -> None:
+        """Start a command as its next life."""
         self.lives += 1
         with self.log.open("ab") as out:
             out.write(f"---- life {self.lives}\n".encode())
@@ -50,26 +46,27 @@ class Process:
                 stdout=out,
                 stderr=out,
                 stdin=subprocess.DEVNULL,
-                env=environment(),
+                env=process_environment(),
             )
 
     @property
-    def ended(self) -> int | None:
-        """Its exit code, once it has one; negative where a signal ended it."""
+    def exit_code(self) -> int | None:
+        """Exit code, or None while it runs; negative after a signal."""
         return None if self.popen is None else self.popen.poll()
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill it (kill -9)."""
         if self.popen is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.popen.send_signal(signal.SIGKILL)
             self.popen.wait()
 
-    def said(self, words: str) -> int:
-        """How often it said something."""
+    def count(self, words: str) -> int:
+        """Return how often words occur in its log."""
         return self.log.read_text(errors="replace").count(words) if self.log.exists() else 0
 
     def tail(self, lines: int = 15) -> str:
+        """Return the last lines of its log."""
         return (
             "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
             if self.log.exists()
@@ -78,8 +75,10 @@ class Process:
 
 
 class Broker:
-    """A mosquitto, or the embedded broker, on a port that it keeps. host: where clients find it.
-    persistent: whether it writes down what it holds.
+    """Mosquitto or embedded broker on a fixed port.
+
+    host: address for clients
+    persistent: True if it saves its messages
     """
 
     def __init__(
@@ -103,10 +102,10 @@ class Broker:
         self.start()
 
     def start(self) -> None:
-        """Starts it, and waits until it listens. Raises FleetError."""
+        """Start it, and wait until it listens. FleetError: it does not."""
         self.process.start(self._command)
         until = time.monotonic() + STARTING
-        while time.monotonic() < until and self.process.ended is None:
+        while time.monotonic() < until and self.process.exit_code is None:
             with (
                 contextlib.suppress(OSError),
                 socket.create_connection((self.host, self.port), timeout=1),
@@ -121,7 +120,7 @@ class Broker:
     def _mosquitto(self, folder: Path, persistent: bool) -> list[str]:
         program = find_mosquitto()
         if program is None:
-            raise FleetError("mosquitto was not found: install it")
+            raise FleetError("mosquitto not found: install it")
         listeners = [
             f"listener {self.port} 127.0.0.1",
             *([f"listener {self.port} {self.host}"] if self.host != "127.0.0.1" else []),
@@ -150,14 +149,14 @@ class Broker:
 
 
 class Space:
-    """A disk that can be filled, and emptied again."""
+    """Disk that can be filled and emptied."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._ballast = folder, folder / "ballast"
 
     def fill(self, left: int) -> None:
-        """Takes all but about `left` bytes: others write at the same time, so that what is free may
-        be less a moment later.
+        """Fill all but about `left` bytes. Other processes write at the same time, so less may be
+        free a moment later.
         """
         with self._ballast.open("wb") as file:
             while True:
@@ -171,14 +170,13 @@ class Space:
                     left += 1 << 16
 
     def empty(self) -> None:
+        """Free the disk."""
         self._ballast.unlink(missing_ok=True)
 
 
 @contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[Space]:
-    """A file system of `size` bytes at a folder, in memory. Raises FleetError where this user may
-    not have one.
-    """
+    """Mount a file system of `size` bytes in memory at a folder. FleetError: this user may not."""
     folder.mkdir(parents=True, exist_ok=True)
     system("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
     try:
@@ -190,8 +188,8 @@ def small_disk(folder: Path, size: int) -> Iterator[Space]:
 
 @contextmanager
 def link(number: int, rate: int) -> Iterator[tuple[str, list[str]]]:
-    """A network namespace behind a link of `rate` bytes per second: its address, and what starts a
-    process in it. Raises FleetError.
+    """Make a network namespace behind a link of `rate` bytes per second. Yield its address, and the
+    command that starts a process in it. FleetError: this user may not.
     """
     name, here, there = f"espalier{number}", f"esp{number}a", f"esp{number}b"
     mine, its = f"10.213.{number}.1", f"10.213.{number}.2"
@@ -217,7 +215,7 @@ def link(number: int, rate: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def system(*command: str) -> None:
-    """Runs a command of the system. Raises FleetError with what it said."""
+    """Run a command of the system. FleetError: it failed, with its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired) as error:

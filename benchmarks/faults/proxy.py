@@ -1,4 +1,4 @@
-"""A way to a broker that can be cut after so many bytes, and that can take its time."""
+"""Proxy to a broker that delays data and cuts connections after a number of bytes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ from dataclasses import dataclass, field
 __all__ = ["Proxy"]
 
 PIECE = 16 << 10
-LOOK = 0.005  # seconds between looks at what may pass now
-ROOM = 4 << 20  # bytes under way in one direction, beyond which nothing more is read
+POLL = 0.005  # seconds between checks for data to pass
+ROOM = 4 << 20  # most bytes buffered in one direction
 
 
 @dataclass
 class Way:
-    """One direction of a connection: what was read and may pass later."""
+    """One direction of a connection.
+
+    near, far: sockets of both ends
+    up: True for the direction from the client
+    waiting: data and the time at which each may pass
+    held: bytes waiting
+    ended: True after the end
+    """
 
     near: socket.socket
     far: socket.socket
@@ -30,10 +37,12 @@ class Way:
 
 
 class Proxy:
-    """Connections to 127.0.0.1:port go on to `target`; every byte comes `delay` seconds later.
+    """Forwarder of connections from 127.0.0.1:port to `target`; every byte arrives `delay` seconds
+    later.
 
-    cuts: after so many more bytes in a direction (up: from who connects), all connections are cut,
-    once each. cut: how many were.
+    cut_up, cut_down: numbers of bytes in a direction (up: from the client), after each of which all
+        connections are cut once
+    cut: number of cuts so far
     """
 
     def __init__(self, target: tuple[str, int], delay: float = 0.0) -> None:
@@ -54,14 +63,14 @@ class Proxy:
     def close(self) -> None:
         self._open = False
         self._thread.join()
-        self._part()
+        self._cut_all()
         self._server.close()
         self._selector.close()
 
     def _run(self) -> None:
         while self._open:
             for key, _ in self._selector.select(
-                LOOK if any(way.waiting for way in self._ways) else 0.05
+                POLL if any(way.waiting for way in self._ways) else 0.05
             ):
                 if key.data is None:
                     self._accept()
@@ -73,7 +82,7 @@ class Proxy:
         near, _ = self._server.accept()
         try:
             far = socket.create_connection(self.target, timeout=5)
-        except OSError:  # the broker is away
+        except OSError:  # the broker is down
             near.close()
             return
         for end in (near, far):
@@ -85,7 +94,7 @@ class Proxy:
 
     def _read(self, way: Way) -> None:
         if way.held > ROOM:
-            time.sleep(LOOK)
+            time.sleep(POLL)
             return
         try:
             data = way.near.recv(PIECE)
@@ -98,12 +107,12 @@ class Proxy:
             return
         way.waiting.append((time.monotonic() + self.delay, data))
         way.held += len(data)
-        if self._counted(self.cut_up if way.up else self.cut_down, len(data)):
+        if self._count_down(self.cut_up if way.up else self.cut_down, len(data)):
             self.cut += 1
-            self._part()
+            self._cut_all()
 
-    def _counted(self, cuts: list[int], size: int) -> bool:
-        """Whether this is where the next cut is due."""
+    def _count_down(self, cuts: list[int], size: int) -> bool:
+        """Return True if the next cut is due."""
         if not cuts:
             return False
         cuts[0] -= size
@@ -130,14 +139,14 @@ class Proxy:
                     break
 
     def _end(self, way: Way) -> None:
-        """Ends the connection that a way belongs to."""
+        """End the connection of a way."""
         for one in [one for one in self._ways if {one.near, one.far} == {way.near, way.far}]:
             self._ways.remove(one)
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(one.near)
             one.near.close()
 
-    def _part(self) -> None:
-        """Cuts all connections, with what was under way."""
+    def _cut_all(self) -> None:
+        """Cut all connections, and drop buffered data."""
         while self._ways:
             self._end(self._ways[0])

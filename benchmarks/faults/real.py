@@ -1,5 +1,5 @@
-"""Scenarios with real agents: processes of `edge-agent join` that train, and whose training is done
-again here to compare the bits.
+"""Scenarios with real agents: processes of `edge-agent join` that train. Their training is repeated
+here to compare the bits.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 from numpy.typing import NDArray
 
 from benchmarks.faults.places import Process, small_disk
-from benchmarks.faults.trial import RUN, Real, Trial, later
-from coordinator.simulate.demo_fleet import module
+from benchmarks.faults.trial import RUN, Trial, strike_later
+from coordinator.simulate.demo_fleet import python_command
 from federated.data import catalogue
 from federated.data.dataset import Dataset
 from federated.device.task_work import perform
 from federated.device.trainers.catalogue import open_trainer
 from federated.task import Task, Update
 
-__all__ = ["agent_disk_full", "agent_killed"]
+__all__ = ["fill_agent_disk", "kill_agent"]
 
 NAMES = ("a0", "a1")
 SETTINGS: dict[str, object] = {
@@ -35,19 +35,19 @@ DISK = 16 << 20  # bytes of the spool's file system
 
 @functools.cache
 def data(name: str) -> Dataset:
-    """What an agent learns from."""
-    return catalogue.device(
+    """Return the data of an agent."""
+    return catalogue.load_device(
         "digits", name=name, shard=f"{NAMES.index(name)}/{len(NAMES)}", partition="iid", seed=0
     )
 
 
-def trained(task: Task, weights: Mapping[str, NDArray[Any]]) -> Update:
+def train(task: Task, weights: Mapping[str, NDArray[Any]]) -> Update:
     return perform(open_trainer("pytorch"), task, weights, data(task.agent))[0]
 
 
-def joined(trial: Trial) -> dict[str, Process]:
-    """Has the trial start real agents; they are there once it has begun."""
-    trial.names, trial.real, trial.settings = NAMES, Real(trained), SETTINGS
+def use_real_agents(trial: Trial) -> dict[str, Process]:
+    """Make the trial start real agents. Return them; they exist once it has begun."""
+    trial.names, trial.real, trial.settings = NAMES, train, SETTINGS
     agents: dict[str, Process] = {}
     inner = trial.begin
 
@@ -56,13 +56,13 @@ def joined(trial: Trial) -> dict[str, Process]:
         for name in NAMES:
             agents[name] = Process(name, trial.folder)
             trial.stack.callback(agents[name].kill)
-            join(trial, agents[name])
+            start_agent(trial, agents[name])
 
     trial.begin = begin  # type: ignore[method-assign]
     return agents
 
 
-def join(trial: Trial, agent: Process) -> None:
+def start_agent(trial: Trial, agent: Process) -> None:
     shard = [
         "--data",
         "digits",
@@ -81,26 +81,26 @@ def join(trial: Trial, agent: Process) -> None:
         "--spool",
         str(trial.folder / "spool" / agent.name),
     ]
-    agent.start(module("edge_agent.cli", "join", *where, "--wait", "120", *shard))
+    agent.start(python_command("edge_agent.cli", "join", *where, "--wait", "120", *shard))
 
 
-def agent_killed(trial: Trial) -> None:
-    """kill -9 of an agent while it downloads, trains or sends; it is started again at once."""
-    agents, victim = joined(trial), trial.rng.choice(NAMES)
+def kill_agent(trial: Trial) -> None:
+    """Kill an agent (kill -9) while it downloads, trains or sends, and restart it at once."""
+    agents, victim = use_real_agents(trial), trial.rng.choice(NAMES)
 
     def strike() -> None:
         agents[victim].kill()
         trial.strike()
-        join(trial, agents[victim])
+        start_agent(trial, agents[victim])
 
-    later(trial, strike, trial.rng.uniform(0, 1.5))
+    strike_later(trial, strike, trial.rng.uniform(0, 1.5))
 
 
-def agent_disk_full(trial: Trial) -> None:
-    """The disk of an agent's spool is full for two seconds. What it cannot take it must say: that
-    is no update lost.
+def fill_agent_disk(trial: Trial) -> None:
+    """Fill the disk of an agent's spool for two seconds. A task that the agent reports as failed is
+    not a lost update.
     """
-    joined(trial)
+    use_real_agents(trial)
     space = trial.stack.enter_context(
         small_disk(trial.folder / "spool" / trial.rng.choice(NAMES), DISK)
     )
@@ -112,7 +112,7 @@ def agent_disk_full(trial: Trial) -> None:
         trial.strike()
         until = time.monotonic() + 2.0
 
-    later(trial, strike, trial.rng.uniform(0, 1.0))
+    strike_later(trial, strike, trial.rng.uniform(0, 1.0))
     inner = trial.each
 
     def each() -> None:

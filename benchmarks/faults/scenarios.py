@@ -1,6 +1,4 @@
-"""What is broken: each scenario prepares a trial, and breaks it at an instant that the trial's seed
-draws.
-"""
+"""Scenarios: each prepares a trial and breaks it at an instant drawn from the trial's seed."""
 
 from __future__ import annotations
 
@@ -11,27 +9,27 @@ from dataclasses import replace
 
 from benchmarks.faults.places import link, small_disk
 from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.real import agent_disk_full, agent_killed
-from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, later
+from benchmarks.faults.real import fill_agent_disk, kill_agent
+from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, strike_later
 from benchmarks.raw.agent import Raw
 
 __all__ = ["MOSQUITTO_ONLY", "SCENARIOS", "Scenario"]
 
 Scenario = Callable[[Trial], None]
 
-SHARE = 0.01  # of the chunks that are damaged, doubled or reordered
-# bytes per second of the slow link; seconds each way, 300 ms there and back
+SHARE = 0.01  # fraction of chunks damaged, doubled or reordered
+# bytes per second of the slow link, and seconds each way (300 ms round trip)
 RATE, DELAY = 1_000_000, 0.150
-CHUNKS = 20  # of an update
-PACE = 0.5  # seconds of a training, where the instant is one of the clock,
-LASTING = ROUNDS * PACE  # so that the rounds last at least so long
+CHUNKS = 20  # chunks of an update
+PACE = 0.5  # seconds of a training in scenarios with a random time
+LASTING = ROUNDS * PACE  # least seconds of the rounds
 
 
-# ---- the coordinator -----------------------------------------------------------------------------
+# ---- coordinator -----------------------------------------------------------------------------
 
 
-def fused(stage: str, when: str, times: int) -> Scenario:
-    """kill -9 of the coordinator at one of the first `times` times of a stage."""
+def kill_at_stage(stage: str, when: str, times: int) -> Scenario:
+    """Kill the coordinator (kill -9) at one of the first `times` times of a stage."""
 
     def prepare(trial: Trial) -> None:
         trial.fuse = (stage, when, str(trial.rng.randint(1, times)), f"{trial.rng.random():.3f}")
@@ -39,23 +37,23 @@ def fused(stage: str, when: str, times: int) -> Scenario:
     return prepare
 
 
-def at_any_moment(trial: Trial) -> None:
-    """kill -9 of the coordinator at a moment of its three rounds."""
+def kill_at_random(trial: Trial) -> None:
+    """Kill the coordinator (kill -9) at a random moment of its three rounds."""
     trial.how = Raw(delay=PACE)
 
     def strike() -> None:
         trial.coordinator.kill()
         trial.strike()
 
-    later(trial, strike, trial.rng.uniform(0, LASTING))
+    strike_later(trial, strike, trial.rng.uniform(0, LASTING))
 
 
-# ---- the broker, the agents ----------------------------------------------------------------------
+# ---- broker and agents ----------------------------------------------------------------------
 
 
-def broker_killed(*, persistent: bool) -> Scenario:
-    """kill -9 of the broker, which is back after up to a second; without persistence it knows
-    nothing of before.
+def kill_broker(*, persistent: bool) -> Scenario:
+    """Kill the broker (kill -9), and restart it within a second; without persistence it forgets
+    everything.
     """
 
     def prepare(trial: Trial) -> None:
@@ -68,7 +66,7 @@ def broker_killed(*, persistent: bool) -> Scenario:
             trial.strike()
             back["due"] = time.monotonic() + away
 
-        later(trial, strike, trial.rng.uniform(0, LASTING))
+        strike_later(trial, strike, trial.rng.uniform(0, LASTING))
         inner = trial.each
 
         def each() -> None:
@@ -82,8 +80,8 @@ def broker_killed(*, persistent: bool) -> Scenario:
     return prepare
 
 
-def agents_killed(trial: Trial) -> None:
-    """Two agents end without a word and begin anew, knowing nothing."""
+def kill_agents(trial: Trial) -> None:
+    """Kill two agents without a message; they restart without memory."""
     trial.how = Raw(delay=PACE)
 
     def strike() -> None:
@@ -91,14 +89,14 @@ def agents_killed(trial: Trial) -> None:
             trial.fleet.sockets[name].die()
             trial.strike()
 
-    later(trial, strike, trial.rng.uniform(0, LASTING))
+    strike_later(trial, strike, trial.rng.uniform(0, LASTING))
 
 
-# ---- the link ------------------------------------------------------------------------------------
+# ---- link ------------------------------------------------------------------------------------
 
 
-def cut(way: str) -> Scenario:
-    """The agents' connections are cut at 10 to 90 % of a transfer, in each round once."""
+def cut_links(way: str) -> Scenario:
+    """Cut the agents' connections at 10 to 90 % of a transfer, once in each round."""
 
     def prepare(trial: Trial) -> None:
         trial.how = Raw(chunk=16 << 10)
@@ -112,7 +110,7 @@ def cut(way: str) -> Scenario:
                 trial.fleet.how, beside=dict.fromkeys(trial.names[1:2], ("127.0.0.1", proxy.port))
             )
             size = CHUNKS * (16 << 10)
-            first = 20_000 + int(trial.rng.uniform(0.1, 0.9) * size)  # beside what it says to join
+            first = 20_000 + int(trial.rng.uniform(0.1, 0.9) * size)  # after the messages to join
             (proxy.cut_up if way == "up" else proxy.cut_down).extend(
                 [first, *(int(trial.rng.uniform(0.1, 0.9) * size) for _ in range(ROUNDS - 1))]
             )
@@ -128,14 +126,14 @@ def cut(way: str) -> Scenario:
     return prepare
 
 
-def spoilt(what: Callable[[bytes, random.Random], list[bytes]]) -> Scenario:
-    """One in a hundred chunks of updates is damaged, doubled or held back; one at least."""
+def disturb_chunks(what: Callable[[bytes, random.Random], list[bytes]]) -> Scenario:
+    """Damage, double or hold back one in a hundred chunks of updates, and at least one."""
 
     def prepare(trial: Trial) -> None:
         first, seen = trial.rng.randrange(CHUNKS), 0
         held: dict[str, list[tuple[str, bytes]]] = {}
 
-        def bend(agent: str, topic: str, payload: bytes) -> Iterable[tuple[str, bytes]]:
+        def alter(agent: str, topic: str, payload: bytes) -> Iterable[tuple[str, bytes]]:
             nonlocal seen
             waiting = held.pop(agent, [])
             if "/up/" not in topic:
@@ -149,33 +147,35 @@ def spoilt(what: Callable[[bytes, random.Random], list[bytes]]) -> Scenario:
                 held[agent] = [(topic, payload)]
             return [*((topic, one) for one in made), *waiting]
 
-        trial.how = Raw(chunk=16 << 10, bend=bend)
+        trial.how = Raw(chunk=16 << 10, alter=alter)
 
     return prepare
 
 
-def damaged(payload: bytes, rng: random.Random) -> list[bytes]:
+def damage(payload: bytes, rng: random.Random) -> list[bytes]:
+    """Flip one bit."""
     at = rng.randrange(len(payload))
     return [payload[:at] + bytes([payload[at] ^ (1 << rng.randrange(8))]) + payload[at + 1 :]]
 
 
-def doubled(payload: bytes, rng: random.Random) -> list[bytes]:
+def double(payload: bytes, rng: random.Random) -> list[bytes]:
+    """Send it twice."""
     return [payload, payload]
 
 
-def held_back(payload: bytes, rng: random.Random) -> list[bytes]:
-    """Nothing now: it goes after the next one."""
+def hold_back(payload: bytes, rng: random.Random) -> list[bytes]:
+    """Send nothing now; the chunk follows the next one."""
     return []
 
 
 def slow_subscriber(trial: Trial) -> None:
-    """One agent takes in 100 kB/s while the others wait for nothing."""
+    """Let one agent receive 100 kB/s while the others receive at full speed."""
     trial.how = Raw(slow={trial.rng.choice(AGENTS): 100_000.0})
-    later(trial, trial.strike, 0.1)
+    strike_later(trial, trial.strike, 0.1)
 
 
 def slow_link(trial: Trial) -> None:
-    """The agents' way to the broker carries 1 MB/s and takes 300 ms there and back."""
+    """Limit the agents' link to the broker to 1 MB/s with a round trip of 300 ms."""
     host, under = trial.stack.enter_context(link(1 + trial.seed % 250, RATE))
     trial.host, trial.under = host, under
     trial.how = Raw(chunk=64 << 10)
@@ -188,16 +188,16 @@ def slow_link(trial: Trial) -> None:
         trial.fleet.how = replace(
             trial.fleet.how, beside=dict.fromkeys(trial.names, ("127.0.0.1", proxy.port))
         )
-        later(trial, trial.strike, 0.1)
+        strike_later(trial, trial.strike, 0.1)
 
     trial.begin = begin  # type: ignore[method-assign]
 
 
-# ---- the disk ------------------------------------------------------------------------------------
+# ---- disk ------------------------------------------------------------------------------------
 
 
-def disk_full(trial: Trial) -> None:
-    """The disk of the coordinator's runs is full for two seconds, but for up to 300 kB."""
+def fill_disk(trial: Trial) -> None:
+    """Fill the disk of the coordinator's runs for two seconds, except for up to 300 kB."""
     trial.how = Raw(delay=PACE)
     space = trial.stack.enter_context(small_disk(trial.runs, 48 << 20))
     left, state = trial.rng.randrange(300_000), {"due": 0.0}
@@ -207,7 +207,7 @@ def disk_full(trial: Trial) -> None:
         trial.strike()
         state["due"] = time.monotonic() + 2.0
 
-    later(trial, strike, trial.rng.uniform(0, LASTING))
+    strike_later(trial, strike, trial.rng.uniform(0, LASTING))
     inner = trial.each
 
     def each() -> None:
@@ -221,29 +221,29 @@ def disk_full(trial: Trial) -> None:
 
 FOLDS = ROUNDS * len(AGENTS)
 SCENARIOS: dict[str, Scenario] = {
-    "coordinator before a fold": fused("fold", "before", FOLDS),
-    "coordinator during a fold": fused("fold", "during", FOLDS),
-    "coordinator after a fold": fused("fold", "after", FOLDS),
-    "coordinator in a snapshot": fused("snapshot", "during", FOLDS // 2),
-    "coordinator before finish": fused("finish", "before", ROUNDS),
-    "coordinator during finish": fused("finish", "during", ROUNDS),
-    "coordinator after finish": fused("finish", "after", ROUNDS),
-    "coordinator while it stores": fused("save", "during", ROUNDS),
-    "coordinator after it stored": fused("save", "after", ROUNDS - 1),
-    "coordinator at any moment": at_any_moment,
-    "broker killed": broker_killed(persistent=True),
-    "broker without persistence": broker_killed(persistent=False),
-    "agents killed": agents_killed,
-    "agent process killed": agent_killed,
-    "upload cut": cut("up"),
-    "download cut": cut("down"),
-    "chunks damaged": spoilt(damaged),
-    "chunks doubled": spoilt(doubled),
-    "chunks reordered": spoilt(held_back),
+    "coordinator before a fold": kill_at_stage("fold", "before", FOLDS),
+    "coordinator during a fold": kill_at_stage("fold", "during", FOLDS),
+    "coordinator after a fold": kill_at_stage("fold", "after", FOLDS),
+    "coordinator in a snapshot": kill_at_stage("snapshot", "during", FOLDS // 2),
+    "coordinator before finish": kill_at_stage("finish", "before", ROUNDS),
+    "coordinator during finish": kill_at_stage("finish", "during", ROUNDS),
+    "coordinator after finish": kill_at_stage("finish", "after", ROUNDS),
+    "coordinator while it stores": kill_at_stage("save", "during", ROUNDS),
+    "coordinator after it stored": kill_at_stage("save", "after", ROUNDS - 1),
+    "coordinator at any moment": kill_at_random,
+    "broker killed": kill_broker(persistent=True),
+    "broker without persistence": kill_broker(persistent=False),
+    "agents killed": kill_agents,
+    "agent process killed": kill_agent,
+    "upload cut": cut_links("up"),
+    "download cut": cut_links("down"),
+    "chunks damaged": disturb_chunks(damage),
+    "chunks doubled": disturb_chunks(double),
+    "chunks reordered": disturb_chunks(hold_back),
     "slow subscriber": slow_subscriber,
-    "disk full": disk_full,
-    "disk of an agent full": agent_disk_full,
+    "disk full": fill_disk,
+    "disk of an agent full": fill_agent_disk,
     "1 MB/s and 300 ms": slow_link,
 }
-# persistence, and a second address to listen on
+# these need persistence or a second listener
 MOSQUITTO_ONLY = ("broker killed", "1 MB/s and 300 ms")

@@ -1,5 +1,5 @@
-"""One run with one thing broken: a coordinator, a broker and a few agents, until the run is over or
-nothing helps any more.
+"""One run with one kind of fault: a coordinator, a broker and a few agents, until the run ends or
+hangs.
 """
 
 from __future__ import annotations
@@ -17,19 +17,28 @@ from pathlib import Path
 from benchmarks.faults.places import Broker, Process
 from benchmarks.raw.agent import Raw
 from benchmarks.raw.fleet import RawFleet
-from benchmarks.replay import Make, Replayed, replay
-from benchmarks.scale import spelled
-from coordinator.simulate.demo_fleet import module
+from benchmarks.replay import Make, ReplayResult, replay
+from benchmarks.scale import setting_flags
+from coordinator.simulate.demo_fleet import python_command
 from coordinator.store.store import Store
 from federated.errors import EspalierError, StoreError
 
-__all__ = ["AGENTS", "ROUNDS", "RUN", "Outcome", "Real", "Trial", "command_of", "later", "turn"]
+__all__ = [
+    "AGENTS",
+    "ROUNDS",
+    "RUN",
+    "Outcome",
+    "Trial",
+    "coordinator_arguments",
+    "run_trial",
+    "strike_later",
+]
 
 RUN = "faults"
 ROUNDS = 3
 AGENTS = ("a0", "a1", "a2", "a3")
-LIMIT = 150.0  # seconds after which a run counts as one that did not recover
-CHUNK = 16 << 10  # bytes: an update of 0.3 MB has 20 of them
+LIMIT = 150.0  # seconds until a run counts as not recovered
+CHUNK = 16 << 10  # bytes; an update of 0.3 MB has 20 chunks
 SETTINGS: dict[str, object] = {
     "method.name": "fedavg",
     "method.widths": [0.5, 1.0],
@@ -54,12 +63,16 @@ SETTINGS: dict[str, object] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one run stood it. injected: faults; survived: whether it came to its end. lost: updates
-    that were asked for and are in no model.
+    """Outcome of one run.
 
-    doubled: updates that are in a model twice; equal: whether the model is, bit for bit, that of an
-    undisturbed run which folds the same. recovery: seconds from each fault until the next update
-    was taken or the run was over. why: what went wrong, where something did.
+    injected: faults
+    survived: True if the run finished
+    lost: requested updates that are in no model
+    doubled: updates that are in a model twice
+    equal: True if the model equals, bit for bit, that of an undisturbed run with the same updates
+    recovery: seconds from each fault until the next accepted update or the end of the run
+    seconds: of the run
+    why: failure, if any
     """
 
     scenario: str
@@ -74,13 +87,10 @@ class Outcome:
     why: str = ""
 
 
-def command_of(address: str, runs: Path, settings: dict[str, object], *, resume: bool) -> list[str]:
-    """The arguments of a coordinator."""
-    given = [
-        part
-        for key, value in {**SETTINGS, **settings}.items()
-        for part in ("--set", f"{key}={spelled(value)}")
-    ]
+def coordinator_arguments(
+    address: str, runs: Path, settings: dict[str, object], *, resume: bool
+) -> list[str]:
+    """Return the arguments of a coordinator."""
     return [
         "start",
         "--name",
@@ -89,25 +99,21 @@ def command_of(address: str, runs: Path, settings: dict[str, object], *, resume:
         address,
         "--runs",
         str(runs),
-        *given,
+        *setting_flags({**SETTINGS, **settings}),
         *(["--resume"] if resume else []),
     ]
 
 
 @dataclass
-class Real:
-    """Real agents. make: what one makes of a task, in this process."""
-
-    make: Make
-
-
-@dataclass
 class Trial:
-    """What a scenario may break, and when. fuse: the instant at which the coordinator's first life
-    ends, as `benchmarks.faults.fuse` takes it.
+    """One run, which a scenario configures and breaks.
 
-    names: of raw agents; real: agents that are processes and train, in their place. each: called at
-    every turn, to break things.
+    fuse: instant at which the coordinator's first life ends, as arguments of
+        `benchmarks.faults.fuse`
+    names: of the agents
+    real: repeats the training of a task in this process, if agents are processes that train
+        instead of raw ones
+    each: called at every turn, to break things
     """
 
     folder: Path
@@ -123,7 +129,7 @@ class Trial:
     under: Sequence[str] = ()
     names: Sequence[str] = AGENTS
     each: Callable[[], None] = lambda: None
-    real: Real | None = None
+    real: Make | None = None
     runs: Path = field(init=False)
     struck: list[float] = field(default_factory=list)
     healed: list[float] = field(default_factory=list)
@@ -136,7 +142,7 @@ class Trial:
     # ---- parts -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Starts the broker, the coordinator and the agents."""
+        """Start broker, coordinator and agents."""
         self.started = time.monotonic()
         self.broker = Broker(
             self.folder / "broker",
@@ -158,9 +164,9 @@ class Trial:
         self.stack.callback(self.fleet.close)
 
     def start_coordinator(self) -> None:
-        """Starts it, or starts it again: with --resume, once there is something to go on with."""
+        """Start or restart the coordinator, with --resume if the run exists."""
         begun = (self.runs / RUN / "run.sqlite").exists()
-        arguments = command_of(
+        arguments = coordinator_arguments(
             f"127.0.0.1:{self.broker.port}", self.runs, self.settings, resume=begun
         )
         if self.fuse and self.coordinator.lives == 0:
@@ -168,38 +174,38 @@ class Trial:
                 [sys.executable, "-m", "benchmarks.faults.fuse", *self.fuse, *arguments]
             )
         else:
-            self.coordinator.start(module("coordinator.cli", *arguments))
+            self.coordinator.start(python_command("coordinator.cli", *arguments))
 
     def strike(self) -> None:
-        """Notes that something was broken now."""
+        """Record a fault at the present time."""
         self.struck.append(time.monotonic())
 
     @property
     def round(self) -> int:
-        """The latest round that an agent was asked for."""
+        """Latest round that an agent was asked for."""
         if self.real is not None:
-            return self.coordinator.said("w1-d1.1.1, ")
+            return self.coordinator.count("w1-d1.1.1, ")
         return max(
             (agent.task.round for agent in self.fleet.agents if agent.task is not None), default=0
         )
 
     @property
     def accepted(self) -> int:
-        """Updates that agents were told were taken; of real ones, rounds that are over."""
+        """Number of acknowledged updates; with real agents, of finished rounds."""
         if self.real is not None:
-            return self.coordinator.said(" updates, ")
+            return self.coordinator.count(" updates, ")
         return sum(len(agent.accepted) for agent in self.fleet.agents)
 
-    # ---- its course ------------------------------------------------------------------------------
+    # ---- course ------------------------------------------------------------------------------
 
     def turn(self) -> bool:
-        """One turn of everything; False once the run is over."""
+        """Give every part a turn. Return False once the run is over."""
         self.fleet.turn(0.02)
         if self.accepted > self.progress:
             self.progress = self.accepted
             self._heal()
         self.each()
-        ended = self.coordinator.ended
+        ended = self.coordinator.exit_code
         if ended == 0:
             self._heal()
             return False
@@ -214,31 +220,31 @@ class Trial:
         self.healed += [now - then for then in self.struck[len(self.healed) :]]
 
     def judge(self, name: str) -> Outcome:
-        """What became of it."""
-        survived = self.coordinator.ended == 0
+        """Return the outcome."""
+        survived = self.coordinator.exit_code == 0
         why = (
             ""
             if survived
-            else f"not over after {time.monotonic() - self.started:.0f} s: "
+            else f"unfinished after {time.monotonic() - self.started:.0f} s: "
             f"{self.coordinator.tail(3)}"
         )
-        found = Replayed({}, 0, 0, equal=False)
+        found = ReplayResult({}, 0, 0, equal=False)
         with contextlib.suppress(StoreError):
             found = replay(
                 self.runs,
                 RUN,
-                *((self.coordinator.lives,) if self.real is None else (0, self.real.make)),
+                *((self.coordinator.lives,) if self.real is None else (0, self.real)),
             )
         folded = {(number, agent) for number, agents in found.folded.items() for agent in agents}
         asked = {(number, agent) for number in range(1, ROUNDS + 1) for agent in self.names}
-        told = self.told_of() if survived else set()
-        asked -= told if self.real is not None else set()
+        if survived and self.real is not None:
+            asked -= self.refused_tasks()
         if survived and asked - folded:
-            why = f"not in a model: {sorted(asked - folded)}; {self.outcomes()}"
+            why = f"in no model: {sorted(asked - folded)}; {self.outcomes()}"
         if survived and not (asked - folded) and (found.foreign or not found.equal):
             why = (
-                f"{found.foreign} updates are foreign, the model is "
-                f"{'the same' if found.equal else 'another'}"
+                f"{found.foreign} updates differ from those sent, the model is "
+                f"{'equal' if found.equal else 'different'}"
             )
         return Outcome(
             name,
@@ -250,12 +256,12 @@ class Trial:
             found.equal and not found.foreign,
             tuple(round(seconds, 2) for seconds in self.healed),
             round(time.monotonic() - self.started, 1),
-            why if self.struck else f"nothing was broken; {why}",
+            why if self.struck else f"no fault happened; {why}",
         )
 
-    def told_of(self) -> set[tuple[int, str]]:
-        """Tasks that came to nothing because their device could not do them, and said so: no update
-        was made that could be lost.
+    def refused_tasks(self) -> set[tuple[int, str]]:
+        """Return tasks whose devices reported that they could not do them, so that no update could
+        be lost.
         """
         store = Store.open(self.runs, RUN, read_only=True)
         try:
@@ -269,7 +275,7 @@ class Trial:
             store.close()
 
     def outcomes(self) -> str:
-        """What the record says of updates that were not folded."""
+        """Return the recorded outcomes of updates that were not folded."""
         store = Store.open(self.runs, RUN, read_only=True)
         try:
             return "; ".join(
@@ -282,8 +288,8 @@ class Trial:
             store.close()
 
 
-def later(trial: Trial, strike: Callable[[], object], seconds: float) -> None:
-    """Breaks something, once, so many seconds after the first task."""
+def strike_later(trial: Trial, strike: Callable[[], object], seconds: float) -> None:
+    """Break something once, this many seconds after the first task."""
     due, done = 0.0, False
 
     def each() -> None:
@@ -297,10 +303,10 @@ def later(trial: Trial, strike: Callable[[], object], seconds: float) -> None:
     trial.each = each
 
 
-def turn(
+def run_trial(
     name: str, prepare: Callable[[Trial], None], folder: Path, seed: int, kind: str = "mosquitto"
 ) -> Outcome:
-    """One run of a scenario; whatever goes wrong in it is its outcome."""
+    """Run a scenario once. Errors are outcomes."""
     folder.mkdir(parents=True)
     trial = Trial(folder, seed, kind)
     start = time.monotonic()
@@ -327,6 +333,6 @@ def turn(
             )
 
 
-def middle(values: Sequence[float]) -> float:
-    """The median, 0 of none."""
+def median(values: Sequence[float]) -> float:
+    """Return the median; 0 for no values."""
     return statistics.median(values) if values else 0.0

@@ -1,3 +1,1 @@
-"""Fuzzing: what is decoded (decoders), how well-formed inputs are bent (mutation), and the process
-that does it (worker).
-"""
+"""Fuzzing: decoders, mutations of well-formed inputs, and the worker process."""

@@ -1,8 +1,7 @@
-"""Everything that reads what others wrote: each with real encodings to start from, and the errors
-that it may answer with.
+"""Decoders of foreign data, each with real encodings to start from and its declared errors.
 
-A decoder is fed one input. Whatever it raises beyond its declared errors is a crash, an answer that
-does not survive being encoded again included.
+A decoder gets one input. Any other exception is a crash, also one because a result changes when it
+is encoded again.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from coordinator.round.task_state import Planned, TaskState
 from coordinator.settings import config
 from edge_agent.infer import inputs, replies
 from export import bundle
+from export.verify import Session
 from federated.device import profile_file
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
@@ -51,7 +52,7 @@ from federated.wire.codecs.catalogue import CODECS
 from federated.wire.codecs.raw import RAW
 from federated.wire.enrolment_token import ENROL, parse_token
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from federated.wire.partial import Partial
+from federated.wire.partial_file import PartialFile
 
 __all__ = ["NAMES", "Decoder", "decoders"]
 
@@ -83,11 +84,15 @@ Shape = Literal["text", "msgpack", "blob"]
 
 @dataclass(frozen=True)
 class Decoder:
-    """What is fuzzed. feed: decodes one input. errors: that it may raise. seeds: real encodings.
-    shape: of an input, for what bends it.
+    """A decoder under test.
 
-    largest: bytes of an input. memory: bytes beyond which no input may take it. share: of the
-    inputs, beside the others.
+    feed: decodes one input
+    errors: declared errors
+    seeds: real encodings
+    shape: of an input, for mutations
+    largest: bytes of an input
+    memory: most bytes that an input may take
+    share: weight in the distribution of inputs
     """
 
     feed: Callable[[bytes], object]
@@ -99,7 +104,7 @@ class Decoder:
     share: float = 1.0
 
 
-# ---- the wire ------------------------------------------------------------------------------------
+# ---- wire ------------------------------------------------------------------------------------
 
 
 def message(data: bytes) -> None:
@@ -108,7 +113,7 @@ def message(data: bytes) -> None:
     assert envelope.encode(envelope.decode(said)) == said, "a message must survive being encoded"
 
 
-def blob(data: bytes) -> None:
+def check_blob(data: bytes) -> None:
     meta, values = tensors.decode(data)
     again, same = tensors.decode(tensors.encode(meta, values))
     assert repr(again) == repr(meta), "a blob's header must survive being encoded"
@@ -117,18 +122,16 @@ def blob(data: bytes) -> None:
     ]
 
 
-def topic(data: bytes) -> None:
+def check_topic(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
     place = topics.parse(text)
     for pattern in topics.coordinator_patterns("r"):
         if topics.matches(pattern, text) and place is not None:
-            assert place.run == "r", "what a coordinator hears is of its run"
+            assert place.run == "r", "a coordinator only receives topics of its run"
 
 
 def transfer(data: bytes) -> None:
-    """Frames of two bytes of length and a message: what a receiver and a sender of one transfer
-    might hear.
-    """
+    """Feed frames with a length of two bytes to a receiver and a sender of one transfer."""
     receiver = Receiver(samples.MANIFEST, limit=samples.MANIFEST.size)
     sender = Sender(samples.MANIFEST, samples.DATA, 0.0)
     for now, payload in enumerate(samples.frames(data)):
@@ -137,19 +140,19 @@ def transfer(data: bytes) -> None:
                 case messages.Chunk() as chunk:
                     receiver.take(chunk, float(now))
                 case messages.Grant() as grant:
-                    sender.granted(grant.have, grant.open, float(now))
-                    assert len(list(sender.due(float(now)))) <= samples.MANIFEST.total
+                    sender.take_grant(grant.have, grant.open, float(now))
+                    assert len(list(sender.next_chunks())) <= samples.MANIFEST.total
                 case messages.Manifest() as manifest:
                     Receiver(manifest, limit=MEBIBYTE)
         if receiver.complete:
             with contextlib.suppress(Refused):
-                assert bytes(receiver.finish()) == samples.DATA, (
-                    "what has the digest is what was sent"
+                assert bytes(receiver.verify()) == samples.DATA, (
+                    "data with the digest must be the data sent"
                 )
 
 
-class Anything:
-    """A collector that takes every update, for as long as a fuzzer goes on."""
+class AcceptAll:
+    """Collector that accepts every update."""
 
     def limit(self, task: Task) -> int:
         return MEBIBYTE
@@ -167,8 +170,8 @@ class Anything:
         pass
 
 
-class Listening:
-    """A whole coordinator, or agent, behind a link; it hears frames of topic and payload."""
+class Listener:
+    """Whole coordinator or agent behind a link, which receives frames of topic and payload."""
 
     def __init__(self, role: str, folder: Path) -> None:
         self.broker = MemoryBroker()
@@ -195,7 +198,7 @@ class Listening:
                 1e9,
                 1,
             )
-            self.fleet.driver.begin(began, Anything())
+            self.fleet.driver.begin(began, AcceptAll())
 
     def hear(self, data: bytes) -> None:
         for frame in samples.frames(data):
@@ -208,27 +211,29 @@ class Listening:
                 self.fleet.turn(0)
 
 
-def listening(role: str) -> Callable[[bytes], object]:
-    """A role that is made anew now and then, so that what strangers leave in it stays small."""
+def listen_as(role: str) -> Callable[[bytes], object]:
+    """Return a decoder with a role that is rebuilt regularly, so that foreign data in it stays
+    small.
+    """
     folder = Path(tempfile.mkdtemp(prefix="espalier-fuzz-"))
-    state: list[Listening] = []
+    state: list[Listener] = []
     count = 0
 
     def feed(data: bytes) -> None:
         nonlocal count
         if count % 64 == 0 or (role == "agent" and state and state[0].participant.over):
-            state[:] = [Listening(role, folder)]
+            state[:] = [Listener(role, folder)]
         count += 1
         state[0].hear(data)
 
     return feed
 
 
-# ---- files and questions -------------------------------------------------------------------------
+# ---- files and requests -------------------------------------------------------------------------
 
 
-def file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
-    """A decoder of files, fed with bytes."""
+def via_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+    """Return a decoder that writes its input to a file and reads it."""
     folder = Path(
         tempfile.mkdtemp(
             prefix="espalier-fuzz-",
@@ -244,7 +249,7 @@ def file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]
     return feed
 
 
-def update(path: Path) -> object:
+def read_update(path: Path) -> object:
     if not path.stat().st_size:
         return None  # no transfer is empty
     for codec in CODECS.values():
@@ -253,14 +258,17 @@ def update(path: Path) -> object:
     return reader.read(path, RAW)
 
 
-reader = Inbox.__new__(Inbox)  # `read` needs nothing of one
+reader = Inbox.__new__(Inbox)  # `read` uses no attribute
 
 
-def question(data: bytes) -> object:
-    return replies.parse_inputs(data, "question")
+DIGITS = cast(Session, SimpleNamespace(inputs=(1, 8, 8), dtype=np.dtype(np.uint8)))
 
 
-def example(data: bytes) -> object:
+def parse_question(data: bytes) -> object:
+    return replies.parse_inputs(data, "question", DIGITS)
+
+
+def parse_example(data: bytes) -> object:
     return (
         inputs.parse_npy(data, "example")
         if data.startswith(np.lib.format.MAGIC_PREFIX)
@@ -268,24 +276,26 @@ def example(data: bytes) -> object:
     )
 
 
-def left(path: Path) -> object:
-    """What an agent's spool makes of a note that lies in it."""
+def read_note(path: Path) -> object:
+    """Read a note in an agent's spool."""
     return Spool(path.parent)._read(path, samples.NOTED)
 
 
-def part(path: Path) -> object:
-    """A transfer that goes on by the bitmap that lies beside it."""
+def read_part(path: Path) -> object:
+    """Resume a transfer from its bitmap file."""
     path.with_name("w.part").write_bytes(samples.DATA)
-    found = Partial(samples.MANIFEST, path.with_name("w"), limit=samples.MANIFEST.size)
+    found = PartialFile(samples.MANIFEST, path.with_name("w"), limit=samples.MANIFEST.size)
     found.close()
     return found.complete
 
 
-def enrolling() -> Callable[[bytes], object]:
-    """A real authority behind its application, which must answer anything, and never with 500."""
+def enrol() -> Callable[[bytes], object]:
+    """Return a decoder that posts to a real authority, which must answer anything without status
+    500.
+    """
     authority = Authority(Path(tempfile.mkdtemp(prefix="espalier-fuzz-")))
     authority.registry.add_token(samples.SECRET, samples.PROFILE.agent, 2**40)
-    app = build_application(authority, lambda: "1883")
+    app = build_application(authority, "1883")
 
     async def answer(body: bytes) -> int:
         status = 0
@@ -311,78 +321,84 @@ def enrolling() -> Callable[[bytes], object]:
 
     def feed(data: bytes) -> None:
         assert asyncio.run(answer(data)) in (200, 400, 403, 413), (
-            "a question must not break the coordinator"
+            "a request must not break the coordinator"
         )
 
     return feed
 
 
-def words(parse: Callable[[str], object]) -> Callable[[bytes], object]:
+def text(parse: Callable[[str], object]) -> Callable[[bytes], object]:
     return lambda data: parse(data.decode("utf-8", "replace"))
 
 
-def configuration(path: Path) -> object:
+def read_config(path: Path) -> object:
     return config.load(path, {}, [])
 
 
-def kept(path: Path) -> object:
+def read_memory(path: Path) -> object:
     return device_memory.read(path.parent, 1)
 
 
-def manifest(path: Path) -> object:
+def read_manifest(path: Path) -> object:
     return bundle.manifest(path.parent)
 
 
 def decoders() -> dict[str, Decoder]:
-    """All decoders by name. They keep quiet: what they refuse is what is expected."""
+    """Return all decoders by name, and disable logging, since rejections are expected."""
     logging.disable()
     return {
         "messages": Decoder(message, (WireError,), samples.messages(), largest=MEBIBYTE // 8),
-        "tensors": Decoder(blob, (WireError,), samples.blobs(), "blob", largest=MEBIBYTE // 8),
-        "topics": Decoder(topic, (), samples.topic_names(), "text", largest=400),
-        "chunks": Decoder(transfer, (WireError,), samples.transfers(), "msgpack"),
-        "updates": Decoder(file("1.update", update), (WireError,), samples.updates(), "blob"),
-        "coordinator": Decoder(
-            listening("coordinator"), (), samples.said_to_coordinator(), "msgpack", share=0.5
+        "tensors": Decoder(
+            check_blob, (WireError,), samples.blobs(), "blob", largest=MEBIBYTE // 8
         ),
-        "agent": Decoder(listening("agent"), (), samples.said_to_agent(), "msgpack", share=0.5),
+        "topics": Decoder(check_topic, (), samples.topic_names(), "text", largest=400),
+        "chunks": Decoder(transfer, (WireError,), samples.transfers(), "msgpack"),
+        "updates": Decoder(
+            via_file("1.update", read_update), (WireError,), samples.updates(), "blob"
+        ),
+        "coordinator": Decoder(
+            listen_as("coordinator"), (), samples.said_to_coordinator(), "msgpack", share=0.5
+        ),
+        "agent": Decoder(listen_as("agent"), (), samples.said_to_agent(), "msgpack", share=0.5),
         "manifests": Decoder(
-            file(bundle.MANIFEST, manifest), (ExportError,), samples.manifests(), "text"
+            via_file(bundle.MANIFEST, read_manifest), (ExportError,), samples.manifests(), "text"
         ),
         "sheets": Decoder(
-            file("sheet.json", profile_file.read),
+            via_file("sheet.json", profile_file.read),
             (ConfigError,),
             samples.sheets(),
             "text",
             memory=32 * MEBIBYTE,
         ),
         "configs": Decoder(
-            file("run.toml", configuration),
+            via_file("run.toml", read_config),
             (ConfigError, UsageError),
             samples.configs(),
             "text",
             share=0.3,
         ),
         "passwords": Decoder(
-            file("passwords", passwords.read),
+            via_file("passwords", passwords.read),
             (ConfigError,),
             samples.passwords(),
             "text",
             share=0.03,
         ),
-        "memories": Decoder(file("1.kept", kept), (WireError,), samples.blobs(), "blob"),
-        "questions": Decoder(question, (DataError,), samples.questions(), "text"),
-        "examples": Decoder(example, (DataError,), samples.examples(), "text"),
+        "memories": Decoder(via_file("1.kept", read_memory), (WireError,), samples.blobs(), "blob"),
+        "questions": Decoder(parse_question, (DataError,), samples.questions(), "text"),
+        "examples": Decoder(parse_example, (DataError,), samples.examples(), "text"),
         "addresses": Decoder(
-            words(parse_address), (EspalierError,), samples.ADDRESSES, "text", largest=400
+            text(parse_address), (EspalierError,), samples.ADDRESSES, "text", largest=400
         ),
         "selections": Decoder(
-            words(constraints.parse), (EspalierError,), samples.SELECTIONS, "text", largest=1000
+            text(constraints.parse),
+            (EspalierError,),
+            samples.SELECTIONS,
+            "text",
+            largest=1000,
         ),
-        "tokens": Decoder(words(parse_token), (UsageError,), samples.tokens(), "text", largest=400),
-        "enrolment": Decoder(
-            enrolling(), (), samples.enrolments(), "text", largest=20_000, share=0.1
-        ),
-        "parts": Decoder(file("w.have", part), (), samples.parts()),
-        "notes": Decoder(file("t.task", left), (), samples.notes()),
+        "tokens": Decoder(text(parse_token), (UsageError,), samples.tokens(), "text", largest=400),
+        "enrolment": Decoder(enrol(), (), samples.enrolments(), "text", largest=20_000, share=0.1),
+        "parts": Decoder(via_file("w.have", read_part), (), samples.parts()),
+        "notes": Decoder(via_file("t.task", read_note), (), samples.notes()),
     }

@@ -1,7 +1,7 @@
-"""Inputs bent while they stay well-formed, so that what lies behind the parsers is reached as well.
+"""Mutations that keep inputs well-formed, to reach the code behind the parsers.
 
-A tree of plain values is changed in one place, and encoded again; bytes that are no tree are left
-to the fuzzer's own changes.
+One place of a tree of plain values changes, and the tree is encoded again. Other bytes are left to
+the fuzzer's own mutations.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import msgpack
 
-from benchmarks.fuzzing.samples import framed, frames
+from benchmarks.fuzzing.samples import frames, join_frames
 from federated.wire.tensors import ALIGNMENT, MAGIC, PREFIX
 
-__all__ = ["bent"]
+__all__ = ["mutate"]
 
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 7, 255, 2**31, 2**40, 2**62, 2**63, 2**64 - 1, -(2**63)),
@@ -42,19 +42,17 @@ ODD: tuple[Any, ...] = (
 DEPTH = 24
 
 
-def bent(data: bytes, shape: str, rng: random.Random) -> bytes | None:
-    """A changed input of the same shape, `msgpack` or `blob`; None where it is none that can be
-    read.
-    """
+def mutate(data: bytes, shape: str, rng: random.Random) -> bytes | None:
+    """Return a changed input of the same shape, `msgpack` or `blob`; None if it cannot be read."""
     if shape == "blob":
-        return _blob(data, rng)
+        return _mutate_blob(data, rng)
     parts = list(frames(data))
-    if data == framed(parts) and parts:
-        return _frames(parts, rng)
-    return _packed(data, rng)
+    if data == join_frames(parts) and parts:
+        return _mutate_frames(parts, rng)
+    return _mutate_msgpack(data, rng)
 
 
-def _frames(parts: list[bytes], rng: random.Random) -> bytes | None:
+def _mutate_frames(parts: list[bytes], rng: random.Random) -> bytes | None:
     at = rng.randrange(len(parts))
     match rng.randrange(5):
         case 0:
@@ -66,43 +64,43 @@ def _frames(parts: list[bytes], rng: random.Random) -> bytes | None:
         case _:
             where, nul, payload = parts[at].partition(b"\0")
             addressed = nul and where.startswith(b"fl/")
-            made = _packed(payload if addressed else parts[at], rng)
+            made = _mutate_msgpack(payload if addressed else parts[at], rng)
             if made is None:
                 return None
             parts[at] = where + nul + made if addressed else made
-    return framed([part[: 2**16 - 1] for part in parts])
+    return join_frames([part[: 2**16 - 1] for part in parts])
 
 
-def _packed(data: bytes, rng: random.Random) -> bytes | None:
+def _mutate_msgpack(data: bytes, rng: random.Random) -> bytes | None:
     try:
         tree = msgpack.unpackb(data, raw=False, strict_map_key=False)
-        made: bytes = msgpack.packb(_changed(tree, rng), use_bin_type=True)
-    except Exception:  # whatever it is, the fuzzer bends its bytes
+        made: bytes = msgpack.packb(_change(tree, rng), use_bin_type=True)
+    except Exception:  # the fuzzer mutates the bytes instead
         return None
     return made
 
 
-def _blob(data: bytes, rng: random.Random) -> bytes | None:
+def _mutate_blob(data: bytes, rng: random.Random) -> bytes | None:
     try:
         length = PREFIX.unpack_from(data)[3]
         header = msgpack.unpackb(data[PREFIX.size : PREFIX.size + length], raw=False)
         values = data[-(-(PREFIX.size + length) // ALIGNMENT) * ALIGNMENT :]
-        new: bytes = msgpack.packb(_changed(header, rng))
+        new: bytes = msgpack.packb(_change(header, rng))
     except (Exception, struct.error):
         return None
     gap = -(PREFIX.size + len(new)) % ALIGNMENT
     return PREFIX.pack(MAGIC, 1, 0, len(new)) + new + bytes(gap) + values
 
 
-def _changed(tree: Any, rng: random.Random, depth: int = 0) -> Any:
-    """One place of a tree changed: another value, a part left out, doubled or put elsewhere."""
+def _change(tree: Any, rng: random.Random, depth: int = 0) -> Any:
+    """Change one place of a tree: replace, drop, double or move a value."""
     if not isinstance(tree, dict | list) or not tree or rng.random() < 0.1 or depth > DEPTH:
         return _near(tree, rng)
     if isinstance(tree, list):
         at = rng.randrange(len(tree))
         if rng.random() < 0.2:
             return tree[:at] + tree[at + 1 :] if rng.random() < 0.5 else [*tree, tree[at]]
-        return [*tree[:at], _changed(tree[at], rng, depth + 1), *tree[at + 1 :]]
+        return [*tree[:at], _change(tree[at], rng, depth + 1), *tree[at + 1 :]]
     key = rng.choice(list(tree))
     match rng.randrange(10):
         case 0:
@@ -110,11 +108,11 @@ def _changed(tree: Any, rng: random.Random, depth: int = 0) -> Any:
         case 1:
             return {**tree, rng.choice(("a", "x" * 200, "", key)): rng.choice(ODD)}
         case _:
-            return {**tree, key: _changed(tree[key], rng, depth + 1)}
+            return {**tree, key: _change(tree[key], rng, depth + 1)}
 
 
 def _near(value: Any, rng: random.Random) -> Any:
-    """Something else, of the same type half of the time."""
+    """Return another value, of the same type half of the time."""
     if rng.random() < 0.5:
         match value:
             case bool():

@@ -1,4 +1,4 @@
-"""Real encodings of everything that is decoded: what a fuzzer starts from."""
+"""Real encodings of everything that is decoded, as seeds for the fuzzer."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ __all__ = [
     "configs",
     "enrolments",
     "examples",
-    "framed",
     "frames",
+    "join_frames",
     "manifests",
     "messages",
     "notes",
@@ -113,7 +113,7 @@ SELECTIONS = (
     b"not (cpus<1 or kind=pi) and uplink>1MB/s",
     b"agent!='a b*'",
 )
-SECRET, NOTED = bytes(range(16)), "0" * 64  # of a token; the run of a note in a spool
+SECRET, NOTED = bytes(range(16)), "0" * 64  # of a token; run of a note in a spool
 CONFIG = b"""name = "r"
 rounds = 3
 seed = 7
@@ -134,7 +134,7 @@ kind = "mosquitto"
 
 @dataclass
 class Idle:
-    """A task runner that never comes to an end."""
+    """Task runner that never finishes."""
 
     progress: tuple[int, int] = (0, 0)
 
@@ -146,13 +146,13 @@ class Idle:
     def cancel(self) -> None: ...
 
 
-def framed(parts: Sequence[bytes]) -> bytes:
-    """Parts, each after its length in two bytes."""
+def join_frames(parts: Sequence[bytes]) -> bytes:
+    """Return parts, each after its length in two bytes."""
     return b"".join(len(part).to_bytes(2, "big") + part for part in parts)
 
 
 def frames(data: bytes, most: int = 16) -> Iterator[bytes]:
-    """What `framed` put together; of anything else, what its first bytes say."""
+    """Yield the parts of `join_frames`, or whatever the first bytes of other data give."""
     at = 0
     for _ in range(most):
         if at + 2 > len(data):
@@ -170,9 +170,7 @@ def messages() -> list[bytes]:
 
 
 def bombs() -> list[bytes]:
-    """Few bytes of msgpack that would like to be much memory: lengths that are only claimed, and a
-    great many empty maps.
-    """
+    """Return short msgpack that claims much memory: false lengths, and many empty maps."""
     return [
         b"\xdd\x00\x01\x00\x00" * 900 + bytes(20_000),
         b"\xdc\x75\x30" + b"\x80" * 30_000,
@@ -241,43 +239,43 @@ def transfers() -> list[bytes]:
         envelope.encode(m.Grant(MANIFEST.transfer, bytes([bits]), True)) for bits in (0, 3, 7)
     ]
     return [
-        framed(chunks),
-        framed(grants),
-        framed([chunks[1], grants[0], envelope.encode(MANIFEST), chunks[0]]),
+        join_frames(chunks),
+        join_frames(grants),
+        join_frames([chunks[1], grants[0], envelope.encode(MANIFEST), chunks[0]]),
     ]
 
 
-def addressed(where: str, *said: m.Message) -> bytes:
-    return framed([where.encode() + b"\0" + envelope.encode(message) for message in said])
+def address(where: str, *said: m.Message) -> bytes:
+    return join_frames([where.encode() + b"\0" + envelope.encode(message) for message in said])
 
 
 def said_to_coordinator() -> list[bytes]:
     chunk = topics.chunk(topics.upload("r", "a", MANIFEST.transfer), 0)
-    joined = addressed(topics.status("r", "a"), MESSAGES[14]) + addressed(
+    joined = address(topics.status("r", "a"), MESSAGES[14]) + address(
         topics.profile("r", "a"), PROFILE
     )
-    pieces = addressed(chunk, *slices(MANIFEST, DATA))
-    offered = joined + addressed(topics.say("r", "a"), MESSAGES[7])
+    pieces = address(chunk, *slices(MANIFEST, DATA))
+    offered = joined + address(topics.say("r", "a"), MESSAGES[7])
     return [
         joined,
         offered + pieces,
         offered
-        + addressed(topics.say("r", "a"), MESSAGES[2])
-        + addressed(topics.heartbeat("r", "a"), MESSAGES[5]),
+        + address(topics.say("r", "a"), MESSAGES[2])
+        + address(topics.heartbeat("r", "a"), MESSAGES[5]),
     ]
 
 
 def said_to_agent() -> list[bytes]:
     base = topics.model("r", "v1", SUBMODEL.name)
-    told = addressed(topics.command("r", "a"), TASK, *MESSAGES[4:5], *MESSAGES[9:11])
-    weights = addressed(topics.manifest(base), MANIFEST) + addressed(
+    told = address(topics.command("r", "a"), TASK, *MESSAGES[4:5], *MESSAGES[9:11])
+    weights = address(topics.manifest(base), MANIFEST) + address(
         topics.chunk(base, 0), *slices(MANIFEST, DATA)
     )
     return [
         told,
         told + weights,
-        addressed(topics.everyone("r"), MESSAGES[0]) + addressed(topics.run("r"), CARD),
-        addressed(topics.status("r", "a"), MESSAGES[14]),
+        address(topics.everyone("r"), MESSAGES[0]) + address(topics.run("r"), CARD),
+        address(topics.status("r", "a"), MESSAGES[14]),
     ]
 
 

@@ -1,7 +1,7 @@
 """`python -m benchmarks.fuzzing.worker NAME OUT CORPUS INPUTS SEED`: one decoder under libFuzzer,
 in a process that ends with it.
 
-Crashes are counted and kept, each kind once, instead of ending the process. The kernel refuses
+Crashes are counted instead of ending the process, with one input per kind. The kernel refuses
 memory beyond the declared limit.
 """
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker", "main"]
 
-ROOM = 96 << 20  # bytes that the fuzzer itself may take: its corpus, and what it knows of each edge
-KEPT = 20  # kinds of crashes of which an input is kept
+ROOM = 96 << 20  # bytes for the fuzzer itself: its corpus and coverage
+KEPT = 20  # most kinds of crashes with a stored input
 INSTRUMENTED = (
     "coordinator",
     "edge_agent",
@@ -39,8 +39,9 @@ INSTRUMENTED = (
 
 
 class Worker:
-    """Feeds one decoder, and counts. found: kinds of crashes, each with the first input that made
-    it, hexadecimal.
+    """Runner of one decoder.
+
+    found: first input of each kind of crash, hexadecimal
     """
 
     def __init__(self, decoder: Decoder, inputs: int, out: Path, corpus: Path) -> None:
@@ -50,7 +51,7 @@ class Worker:
         self.longest = 0.0
 
     def feed(self, data: bytes) -> None:
-        """One input; writes down how it went once the last is done."""
+        """Decode one input. Write the results after the last."""
         if self.done >= self.inputs:
             return
         self.done += 1
@@ -78,17 +79,19 @@ class Worker:
                 "found": self.found,
                 "longest": self.longest,
             }
-            self.out.write_text(json.dumps({**told, "peak": weighed(self.decoder, self.corpus)}))
+            self.out.write_text(
+                json.dumps({**told, "peak": measure_peak(self.decoder, self.corpus)})
+            )
 
 
-def bounded(room: int) -> None:
-    """From here on, the process gets so many more bytes, and MemoryError beyond them."""
+def limit_memory(room: int) -> None:
+    """Limit this process to so many more bytes; beyond them, MemoryError is raised."""
     most = psutil.Process().memory_info().vms + room
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def weighed(decoder: Decoder, corpus: Path) -> int:
-    """The most bytes that any input of a corpus takes at its peak."""
+def measure_peak(decoder: Decoder, corpus: Path) -> int:
+    """Return the highest peak of memory over the inputs of a corpus, in bytes."""
     worst = 0
     for path in sorted(corpus.iterdir()):
         data = path.read_bytes()
@@ -101,13 +104,13 @@ def weighed(decoder: Decoder, corpus: Path) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """`NAME OUT CORPUS INPUTS SEED`: fuzzes, and writes to OUT how it went."""
+    """Fuzz one decoder, and write the results to OUT."""
     name, out, corpus, inputs, seed = arguments
     import atheris
 
     with atheris.instrument_imports(include=list(INSTRUMENTED)):
         from benchmarks.fuzzing.decoders import decoders
-        from benchmarks.fuzzing.mutation import bent
+        from benchmarks.fuzzing.mutation import mutate
     decoder = decoders()[name]
     worker = Worker(decoder, int(inputs), Path(out), Path(corpus))
     for number, data in enumerate(decoder.seeds):
@@ -115,16 +118,16 @@ def main(arguments: list[str]) -> None:
     options: dict[str, Any] = {}
     if decoder.shape != "text":
 
-        def mutate(data: bytes, most: int, number: int) -> bytes:
+        def custom_mutate(data: bytes, most: int, number: int) -> bytes:
             rng = random.Random(number)  # noqa: S311  # repeatable, not secret
-            made = bent(data, decoder.shape, rng) if rng.random() < 0.6 else None
+            made = mutate(data, decoder.shape, rng) if rng.random() < 0.6 else None
             return (
                 made
                 if made is not None and len(made) <= most
                 else bytes(atheris.Mutate(data, most))
             )
 
-        options["custom_mutator"] = mutate
+        options["custom_mutator"] = custom_mutate
     given = [
         f"-runs={inputs}",
         f"-seed={int(seed) + 1}",
@@ -135,7 +138,7 @@ def main(arguments: list[str]) -> None:
         corpus,
     ]
     atheris.Setup([sys.argv[0], *given], worker.feed, **options)
-    bounded(decoder.memory + ROOM)
+    limit_memory(decoder.memory + ROOM)
     atheris.Fuzz()
 
 

@@ -1,3 +1,1 @@
-"""Agents made of nothing but the protocol: hundreds in one process and one thread, over real
-sockets to a real broker.
-"""
+"""Agents that only speak the protocol: hundreds in one thread, over sockets to a real broker."""

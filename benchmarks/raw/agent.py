@@ -1,46 +1,46 @@
-"""One raw agent: it speaks the whole protocol, and learns nothing (see
-`benchmarks.raw.updates`).
-"""
+"""Raw agent: it speaks the whole protocol, and learns nothing (see `benchmarks.raw.updates`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from benchmarks.raw.updates import CARD, Array, encoded, learned, unsent
+from benchmarks.raw.updates import CARD, Array, empty_update, encode, learn
 from federated.capabilities import CAPABILITIES
-from federated.task import HEARTBEAT, Profile, Task, Timing, beats
+from federated.task import HEARTBEAT, Profile, Task, Timing, heartbeat_interval
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.chunks import Receiver, Sender, split
 
-__all__ = ["Bend", "Raw", "RawAgent"]
+__all__ = ["Alter", "Raw", "RawAgent"]
 
-STALLED = 5.0  # seconds without a chunk after which the weights are asked for again
-EARLY = 64  # chunks kept until their manifest comes
+STALLED = 5.0  # seconds without a chunk until the agent asks for the weights again
+EARLY = 64  # chunks buffered until their manifest arrives
 
-Bend = Callable[[str, str, bytes], Iterable[tuple[str, bytes]]]
-"""What an agent publishes instead of (agent, topic, payload)."""
+Alter = Callable[[str, str, bytes], Iterable[tuple[str, bytes]]]
+"""Function from agent, topic and payload to the messages that the agent publishes instead."""
 
 
 @dataclass(frozen=True)
 class Raw:
-    """How a fleet of raw agents behaves. delay: seconds that a training takes. beside: where each
-    connects to, by name, if not to the broker.
+    """Behaviour of a fleet of raw agents.
 
-    chunk: bytes of an update's chunks. slow: bytes per second that an agent takes in, by name;
-    others as fast as they come.
+    delay: seconds of a training
+    chunk: bytes of an update's chunks
+    beside: address of an agent's connection by name, if not the broker's
+    slow: bytes per second that an agent receives by name; others receive at full speed
+    alter: changes published messages
     """
 
     delay: float = 0.0
     chunk: int = 64 << 10
     beside: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     slow: Mapping[str, float] = field(default_factory=dict)
-    bend: Bend | None = None
+    alter: Alter | None = None
 
 
 class RawAgent:
-    """One agent: what it hears, it answers by `say`. It survives its link, and `reborn` makes
-    another process of it.
+    """One agent, which answers messages by `say`. It survives its link; `restart` makes it a new
+    process.
     """
 
     def __init__(
@@ -50,22 +50,25 @@ class RawAgent:
         listen: Callable[[str, bool], None],
         how: Raw,
     ) -> None:
-        """say: topic, payload, retained, QoS. listen: a pattern, and whether it is to be heard."""
+        """Make an agent.
+
+        say: called with topic, payload, retained, QoS
+        listen: called with a pattern, and True to subscribe
+        """
         self.name, self.how = name, how
         self._say, self._listen = say, listen
         self.card: messages.Run | None = None
         self.over = ""
         self.lives = 0
-        # round -> sha256 of the update that the coordinator took
-        self.accepted: dict[int, str] = {}
+        self.accepted: dict[int, str] = {}  # sha256 of the accepted update, by round
         self.refused: list[str] = []
-        self.asked_again = 0  # tasks of a round whose update had been taken
+        self.asked_again = 0  # tasks of rounds with an accepted update
         self.progressed = 0.0
         self.sent_bytes = 0
-        self.reborn()
+        self.restart()
 
-    def reborn(self) -> None:
-        """Forgets everything, as a process does that is killed."""
+    def restart(self) -> None:
+        """Forget everything, like a killed process."""
         self.lives += 1
         self.session = f"{self.name}-{self.lives}"
         self.task: Task | None = None
@@ -74,14 +77,13 @@ class RawAgent:
         self.sender: Sender | None = None
         self.known: tuple[str, dict[str, Array]] | None = None
         self.beaten = self.ready_at = 0.0
-        self.waiting: bytes | None = None  # the update, until it is settled
-        # chunks that came before their manifest, which is published last
-        self.early: list[messages.Chunk] = []
+        self.waiting: bytes | None = None  # the update, until its receipt arrives
+        self.early: list[messages.Chunk] = []  # chunks before their manifest
 
-    # ---- hearing ---------------------------------------------------------------------------------
+    # ---- messages --------------------------------------------------------------------------------
 
-    def linked(self, run: str) -> None:
-        """The link is there, at first or again."""
+    def on_connect(self, run: str) -> None:
+        """Subscribe and introduce the agent after the link was made."""
         for pattern in topics.agent_patterns(run, self.name):
             self._listen(pattern, True)
         if self.base:
@@ -103,8 +105,8 @@ class RawAgent:
             case messages.Grant() as grant if (
                 self.sender is not None and grant.transfer == self.sender.manifest.transfer
             ):
-                self.sender.granted(grant.have, grant.open, now)
-                self.send(now)
+                self.sender.take_grant(grant.have, grant.open, now)
+                self.send()
             case messages.Receipt() as receipt:
                 self.settle(receipt)
             case messages.Abort() as abort if self.task is not None and (
@@ -121,7 +123,7 @@ class RawAgent:
                 pass
 
     def sign_off(self) -> None:
-        """Takes back what it had retained; the coordinator waits for that."""
+        """Clear its retained messages, for which the coordinator waits."""
         if self.card is None:
             return
         for topic in (
@@ -205,7 +207,7 @@ class RawAgent:
         if self.receiver.take(message, now):
             self.progressed = now
         if self.receiver.complete:
-            blob = self.receiver.finish()
+            blob = self.receiver.verify()
             self.receiver = None
             self._listen(f"{self.base}/#", False)
             self.base = ""
@@ -225,19 +227,21 @@ class RawAgent:
             self.refused.append(receipt.reason)
         self.sender = self.waiting = None
 
-    # ---- doing -----------------------------------------------------------------------------------
+    # ---- actions ---------------------------------------------------------------------------------
 
     def train(self, task: Task, now: float) -> None:
         assert self.known is not None
-        update = unsent(task.run, task.round, task.attempt, self.name, task.submodel, task.version)
+        update = empty_update(
+            task.run, task.round, task.attempt, self.name, task.submodel, task.version
+        )
         self.waiting, self.ready_at = (
-            encoded(update, learned(self.known[1], self.name, task.round)),
+            encode(update, learn(self.known[1], self.name, task.round)),
             now + self.how.delay,
         )
         self.tick(now)
 
     def tick(self, now: float) -> None:
-        """What is due."""
+        """Do what is due."""
         if self.card is None or self.over:
             return
         if (
@@ -249,9 +253,9 @@ class RawAgent:
             manifest = split(self.waiting, self.how.chunk, self.task.transfer)
             self.sender = Sender(manifest, self.waiting, now)
             self.offer(self.task, manifest)
-        if self.sender is not None and self.task is not None and self.sender.stalled(now):
+        if self.sender is not None and self.task is not None and self.sender.check_stall(now):
             self.offer(self.task, self.sender.manifest)
-        self.send(now)
+        self.send()
         if self.base and now - self.progressed > STALLED:
             self.progressed = now
             self._listen(f"{self.base}/#", False)
@@ -265,7 +269,11 @@ class RawAgent:
             if self.base
             else "idle"
         )
-        pace = beats(self.task.lease) if self.task is not None and state != "idle" else HEARTBEAT
+        pace = (
+            heartbeat_interval(self.task.lease)
+            if self.task is not None and state != "idle"
+            else HEARTBEAT
+        )
         if now - self.beaten > pace or state != self.state:
             self.beaten, self.state = now, state
             number = self.task.round if self.task is not None else 0
@@ -281,21 +289,21 @@ class RawAgent:
         self._say(topics.say(task.run, self.name), envelope.encode(offer), False, 1)
 
     def offer_again(self) -> None:
-        """The other side may know nothing of what was under way."""
+        """Offer the present update again, which the coordinator may have lost."""
         if self.sender is not None and self.task is not None and self.waiting is not None:
-            self.sender = Sender(self.sender.manifest, self.waiting)
+            self.sender.restart()
             self.offer(self.task, self.sender.manifest)
 
-    def send(self, now: float) -> None:
+    def send(self) -> None:
         if self.sender is None or self.card is None:
             return
         base = topics.upload(self.card.run, self.name, self.sender.manifest.transfer)
-        for chunk in self.sender.due(now):
+        for chunk in self.sender.next_chunks():
             self.sent_bytes += len(chunk.data)
             self._say(topics.chunk(base, chunk.index), envelope.encode(chunk), False, 1)
 
     def drop(self) -> None:
-        """Gives up what it works on."""
+        """Abandon the present task."""
         if self.base:
             self._listen(f"{self.base}/#", False)
         self.task = self.receiver = self.sender = self.waiting = None

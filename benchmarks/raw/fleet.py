@@ -1,5 +1,5 @@
-"""Many raw agents over real sockets, in one thread. A fault may bend what they send, cut their
-links, or end them.
+"""Many raw agents over real sockets, in one thread. Faults can alter their messages, cut their
+links, or kill them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from federated.wire import envelope, messages, topics
 
 __all__ = ["RawFleet"]
 
-TICK = 0.25  # seconds between looks at what is due
+TICK = 0.25  # seconds between ticks of an agent
 
 
 class Socket:
-    """One agent's connection, driven by the fleet's loop."""
+    """Connection of one agent, driven by the fleet's loop."""
 
     def __init__(self, fleet: RawFleet, agent: str) -> None:
         self.fleet, self.name = fleet, agent
         self.agent = RawAgent(agent, self.say, self.listen, fleet.how)
-        self.client = self._made()
+        self.client = self._make_client()
         self.allowance, self.due, self.up = 0.0, 0.0, False
         self.delay = 0.5
 
-    def _made(self) -> mqtt.Client:
+    def _make_client(self) -> mqtt.Client:
         name = f"{self.fleet.run}-{self.name}"
         client = mqtt.Client(
             CallbackAPIVersion.VERSION2,
@@ -46,8 +46,10 @@ class Socket:
         client.will_set(
             topics.status(self.fleet.run, self.name), envelope.encode(will), qos=1, retain=True
         )
-        client.on_connect = lambda c, u, flags, reason, p: self.connected(reason.is_failure)
-        client.on_message = lambda c, u, message: self.heard(message.topic, bytes(message.payload))
+        client.on_connect = lambda c, u, flags, reason, p: self.on_connect(reason.is_failure)
+        client.on_message = lambda c, u, message: self.on_message(
+            message.topic, bytes(message.payload)
+        )
         client.on_socket_open = lambda c, u, sock: self.fleet.watch(self, sock)
         client.on_socket_close = lambda c, u, sock: self.fleet.forget(self, sock)
         client.on_socket_register_write = lambda c, u, sock: self.fleet.wants(
@@ -59,7 +61,7 @@ class Socket:
         return client
 
     def connect(self) -> None:
-        """Connects, or comes back later."""
+        """Connect, or try again later."""
         self.due = time.monotonic() + self.delay
         try:
             self.client.connect(
@@ -68,25 +70,27 @@ class Socket:
         except OSError:
             self.delay = min(3.0, self.delay * 1.5)
 
-    def connected(self, failed: bool) -> None:
+    def on_connect(self, failed: bool) -> None:
         if not failed:
             self.up, self.delay = True, 0.5
-            self.agent.linked(self.fleet.run)
+            self.agent.on_connect(self.fleet.run)
 
-    def heard(self, topic: str, payload: bytes) -> None:
+    def on_message(self, topic: str, payload: bytes) -> None:
         if not payload:
             return
         if (slow := self.fleet.how.slow.get(self.name)) is not None:
             self.allowance = max(self.allowance, time.monotonic()) + len(payload) / slow
-            self.fleet.deaf(self)
+            self.fleet.pause(self)
         try:
             self.agent.hear(topic, payload, time.monotonic())
         except (WireError, Refused) as error:
             self.agent.refused.append(str(error))
 
     def say(self, topic: str, payload: bytes, retained: bool, qos: int) -> None:
-        bend = self.fleet.how.bend
-        for where, what in [(topic, payload)] if bend is None else bend(self.name, topic, payload):
+        alter = self.fleet.how.alter
+        for where, what in (
+            [(topic, payload)] if alter is None else alter(self.name, topic, payload)
+        ):
             self.client.publish(where, what, qos=qos, retain=retained)
 
     def listen(self, pattern: str, wanted: bool) -> None:
@@ -96,7 +100,7 @@ class Socket:
             self.client.unsubscribe(pattern)
 
     def cut(self) -> None:
-        """Loses the connection without a word; the agent lives."""
+        """Lose the connection without a message; the agent survives."""
         sock = self.client.socket()
         if sock is not None:
             with contextlib.suppress(OSError):
@@ -104,10 +108,10 @@ class Socket:
             self.client.loop_read()
 
     def die(self) -> None:
-        """Ends the agent's process, in effect: nothing is said, nothing is kept; another begins."""
+        """Kill the agent's process, in effect: it sends nothing, keeps nothing, and starts anew."""
         self.cut()
-        self.agent.reborn()
-        self.client = self._made()
+        self.agent.restart()
+        self.client = self._make_client()
         self.due = time.monotonic() + self.delay
 
 
@@ -130,7 +134,7 @@ class RawFleet:
         return sum(one.client.is_connected() for one in self.sockets.values())
 
     def turn(self, timeout: float) -> None:
-        """Handles what comes within `timeout` seconds, and all that is due."""
+        """Handle what arrives within `timeout` seconds, and everything that is due."""
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             _, name = heapq.heappop(self._timers)
@@ -148,7 +152,7 @@ class RawFleet:
                 one.client.loop_write()
 
     def close(self) -> None:
-        """Ends all connections."""
+        """End all connections."""
         for one in self.sockets.values():
             sock = one.client.socket()
             one.client.disconnect()
@@ -186,8 +190,8 @@ class RawFleet:
         if events:
             self._selector.register(sock, events, one)
 
-    def deaf(self, one: Socket) -> None:
-        """Leaves what comes for a slow agent in its socket for a while."""
+    def pause(self, one: Socket) -> None:
+        """Leave incoming data of a slow agent in its socket for a while."""
         self.wants(one, one.client.socket(), write=one.client.want_write())
 
     def _forget(self, sock: Any) -> None:

@@ -1,7 +1,7 @@
-"""What a raw agent sends: the received weights and a little noise, a function of (weights, agent,
-round) alone.
+"""Updates of raw agents: the received weights plus a little noise that depends only on weights,
+agent and round.
 
-So whoever knows which updates were folded can compute the model that must come of it.
+So the resulting model can be computed from the list of folded updates.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from federated.task import Card, Update
 from federated.wire import tensors
 from models.submodel import Submodel
 
-__all__ = ["CARD", "Array", "encoded", "learned", "unsent"]
+__all__ = ["CARD", "Array", "empty_update", "encode", "learn"]
 
 CARD = Card("digits", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,))
-SCALE = 1e-3  # of the noise, beside weights of about 0.1
+SCALE = 1e-3  # of the noise; weights are about 0.1
 
 Array = NDArray[Any]
 
 
-def learned(weights: Mapping[str, Array], agent: str, round: int) -> dict[str, Array]:
-    """What an agent makes of its weights in a round: float32 noise of SCALE on top, repeatable to
-    the bit.
+def learn(weights: Mapping[str, Array], agent: str, round: int) -> dict[str, Array]:
+    """Return an agent's weights after a round: the given ones plus reproducible float32 noise of
+    SCALE.
     """
     rng = np.random.default_rng([zlib.crc32(agent.encode()), round])
     return {
@@ -37,11 +37,11 @@ def learned(weights: Mapping[str, Array], agent: str, round: int) -> dict[str, A
     }
 
 
-def unsent(
+def empty_update(
     run: str, round: int, attempt: int, agent: str, submodel: Submodel, version: str
 ) -> Update:
-    """What an agent says beside its tensors: samples, steps and loss of its own, the same whenever
-    it is asked.
+    """Return an update without tensors; its samples, steps and loss depend only on agent
+    and round.
     """
     number = zlib.crc32(f"{agent} {round}".encode())
     notes = {"loss": 1.0 + number % 100 / 100, "labels": list(range(CARD.outputs))}
@@ -50,6 +50,6 @@ def unsent(
     )
 
 
-def encoded(update: Update, values: Mapping[str, Array]) -> bytes:
-    """An update as it travels."""
+def encode(update: Update, values: Mapping[str, Array]) -> bytes:
+    """Return an update as it is sent."""
     return bytes(tensors.encode(msgspec.to_builtins(update), values))

@@ -1,1 +1,1 @@
-"""Whole fleets in virtual time: schedules of faults, each from one seed."""
+"""Fault schedules of whole fleets in virtual time."""

@@ -1,6 +1,4 @@
-"""`python -m benchmarks schedules`: schedules of faults by the thousand, each from its seed, in
-virtual time.
-"""
+"""`python -m benchmarks schedules`: fault schedules in virtual time, each drawn from a seed."""
 
 from __future__ import annotations
 
@@ -27,28 +25,32 @@ from benchmarks.schedules.faults import Fault, Schedule, draw
 from benchmarks.schedules.planted import DEFECTS
 from benchmarks.schedules.trial import REPLACED, Outcome, run_schedule
 from federated.errors import Unknown
-from federated.runtime.console import FORMAT, Say, speaker, speaking_plainly
+from federated.runtime.console import FORMAT, Say, report_errors, speaker
 
 __all__ = ["Summary", "command", "follow", "shrink"]
 
-BATCH = 20  # schedules that a worker runs before it says how they ended
-AT_ONCE = 4  # batches with a planted defect that are under way
-ENOUGH = 200  # schedules after which their costs are compared with those without the defect
-COSTLY = 1.02  # times these
+BATCH = 20  # schedules per report of a worker
+AT_ONCE = 4  # batches with a planted defect in progress
+ENOUGH = 200  # schedules before their costs are compared with those without the defect
+COSTLY = 1.02  # factor of the cost that shows a defect
 
 Job: TypeAlias = tuple[int, int, str]
-"""The first seed of a batch, the number of its schedules, and a planted defect, or none."""
+"""First seed of a batch, number of its schedules, and planted defect ("": none)."""
 Cost: TypeAlias = tuple[float, int]
 """Seconds of virtual time, and trainings."""
 
 
 @dataclass
 class Summary:
-    """How schedules ended.
+    """Outcomes of schedules.
 
-    faults: injected, by kind. finished: schedules with all rounds done. stalled, lost, doubled,
-    unequal: schedules in which this happened; other: in which something else was wrong. failed:
-    seeds of all of these, with what was wrong. seconds: of one processor.
+    schedules: number of them
+    faults: number injected, by kind
+    finished: schedules that completed all rounds
+    stalled, lost, doubled, unequal: schedules in which this happened
+    other: schedules with another failure
+    failed: failure by seed
+    seconds: of one processor
     """
 
     schedules: int = 0
@@ -73,49 +75,48 @@ class Summary:
             self.failed[outcome.seed] = outcome.wrong
 
 
-def attempt(schedule: Schedule) -> Outcome:
-    """A schedule's outcome; an error that nobody expected is one, too."""
+def try_schedule(schedule: Schedule) -> Outcome:
+    """Return a schedule's outcome; an unexpected error is an outcome too."""
     try:
         return run_schedule(schedule)
-    except Exception as error:  # whatever it is, its seed is to be printed
+    except Exception as error:  # report it with its seed
         return Outcome(schedule.seed, f"crashed: {type(error).__name__}: {error}")
 
 
-def batch(job: Job) -> tuple[list[Outcome], float]:
-    """So many schedules from a seed on, with a planted defect or without, and the seconds of this
-    processor that they took.
-    """
+def run_batch(job: Job) -> tuple[list[Outcome], float]:
+    """Return the outcomes of a batch, and the seconds of this processor that it took."""
     first, count, defect = job
-    quiet()
+    silence()
     start = time.process_time()
-    with DEFECTS[defect].planted():
-        outcomes = [attempt(draw(seed)) for seed in range(first, first + count)]
+    with DEFECTS[defect].plant():
+        outcomes = [try_schedule(draw(seed)) for seed in range(first, first + count)]
     gc.collect()
     return outcomes, time.process_time() - start
 
 
-def quiet() -> None:
-    """One thread, and no log: every schedule logs what it breaks."""
+def silence() -> None:
+    """Use one thread, and log nothing: every schedule logs what it breaks."""
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore", ResourceWarning)  # a killed process closes nothing
-    gc.freeze()  # the modules of PyTorch are not looked through again and again
+    warnings.simplefilter("ignore", ResourceWarning)  # killed processes close nothing
+    gc.freeze()  # skip PyTorch's modules in every collection
 
 
 def batches(first: int, count: int, defect: str = "") -> Iterator[Job]:
+    """Yield schedules in batches."""
     for start in range(first, first + count, BATCH):
         yield start, min(BATCH, first + count - start), defect
 
 
 def shrink(schedule: Schedule) -> Schedule:
-    """The schedule with as few faults as still fail: each is left out in turn, until none can
-    be.
+    """Return the schedule with the fewest faults that still fails: leave out each in turn until
+    none can be.
     """
     faults = list(schedule.faults)
     index = 0
     while index < len(faults):
         fewer = [*faults[:index], *faults[index + 1 :]]
-        if attempt(replace(schedule, faults=tuple(fewer))).wrong:
+        if try_schedule(replace(schedule, faults=tuple(fewer))).wrong:
             faults, index = fewer, 0
         else:
             index += 1
@@ -123,11 +124,11 @@ def shrink(schedule: Schedule) -> Schedule:
 
 
 def follow(seed: int) -> Outcome:
-    """Prints a schedule event by event."""
+    """Run a schedule, and print it event by event."""
     torch.set_num_threads(1)
     now = [0.0]
 
-    class Printed(logging.Handler):
+    class Printer(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             click.echo(f"{now[0]:9.2f}  {record.name}: {record.getMessage()[:200]}")
 
@@ -136,7 +137,7 @@ def follow(seed: int) -> Outcome:
         if isinstance(event, Fault):
             click.echo(f"{at:9.2f}  {event}")
 
-    handler, root = Printed(), logging.getLogger()
+    handler, root = Printer(), logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     try:
@@ -146,7 +147,7 @@ def follow(seed: int) -> Outcome:
 
 
 def read_log(log: Path | None) -> Summary:
-    """What an earlier call of the same seed left."""
+    """Return the summary of an earlier call with the same seed."""
     if log is None or not log.exists():
         return Summary()
     data = json.loads(log.read_text())
@@ -163,9 +164,10 @@ def read_log(log: Path | None) -> Summary:
 class Hunt:
     """A search for one planted defect.
 
-    tried: schedules with it. wrong: what one of them showed; empty while none did.
-    costs: seconds of virtual time and trainings that they took, and what the same schedules take
-    without it.
+    name: of the defect
+    tried: schedules run with it
+    wrong: failure that revealed it; empty if none did
+    costs: seconds of virtual time and trainings of these schedules, with the defect and without
     """
 
     name: str
@@ -175,7 +177,7 @@ class Hunt:
 
     @property
     def costly(self) -> str:
-        """Whether the defect costs time or work, though it breaks nothing; in words."""
+        """Waste of time or work that the defect causes, in words; empty if none shows."""
         (seconds, trainings), (before, usual) = self.costs
         if self.tried < ENOUGH:
             return ""
@@ -191,25 +193,24 @@ class Hunt:
 def hunt(
     pool: ProcessPoolExecutor, name: str, seed: int, count: int, usual: dict[int, Cost]
 ) -> Hunt:
-    """Try schedules with a planted defect until one shows it, or until it shows in their costs.
+    """Try schedules with a planted defect until one fails, or until the costs reveal it.
 
-    usual: batch by its first seed -> what it costs without defect; those that are missing are
-    added.
+    usual: cost of a batch without the defect by first seed; missing ones are added
     """
     found = Hunt(name)
-    for jobs in batched(batches(seed, count, name), AT_ONCE):
+    for jobs in group(batches(seed, count, name), AT_ONCE):
         missing = [(first, many, "") for first, many, _ in jobs if first not in usual]
-        for (first, _, _), (outcomes, _) in zip(missing, pool.map(batch, missing), strict=True):
+        for (first, _, _), (outcomes, _) in zip(missing, pool.map(run_batch, missing), strict=True):
             usual[first] = cost_of(outcomes)
-        for (first, _, _), (outcomes, _) in zip(jobs, pool.map(batch, jobs), strict=True):
+        for (first, _, _), (outcomes, _) in zip(jobs, pool.map(run_batch, jobs), strict=True):
             for outcome in outcomes:
                 found.tried += 1
                 if outcome.wrong:
                     found.wrong = outcome.wrong
                     return found
             found.costs = (
-                added(found.costs[0], cost_of(outcomes)),
-                added(found.costs[1], usual[first]),
+                add_costs(found.costs[0], cost_of(outcomes)),
+                add_costs(found.costs[1], usual[first]),
             )
         if found.costly:
             found.wrong = found.costly
@@ -223,48 +224,50 @@ def cost_of(outcomes: Sequence[Outcome]) -> Cost:
     )
 
 
-def added(one: Cost, other: Cost) -> Cost:
+def add_costs(one: Cost, other: Cost) -> Cost:
     return one[0] + other[0], one[1] + other[1]
 
 
-def batched(jobs: Iterator[Job], count: int) -> Iterator[list[Job]]:
+def group(jobs: Iterator[Job], count: int) -> Iterator[list[Job]]:
     while made := list(islice(jobs, count)):
         yield made
 
 
 @click.command("schedules")
 @click.option(
-    "--count", type=click.IntRange(min=1), default=1000, show_default=True, help="schedules"
+    "--count",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="number of schedules",
 )
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
-    help="seed of the first schedule; the next ones follow  [default: drawn and printed]",
+    help="seed of the first schedule, counted up for the next  [default: random and printed]",
 )
-@click.option(
-    "--planted", is_flag=True, help="try each planted defect instead, until a schedule finds it"
-)
+@click.option("--planted", is_flag=True, help="try each planted defect until a schedule finds it")
 @click.option(
     "--defect",
     "names",
     multiple=True,
     metavar="NAME",
-    help="only this planted defect; may be repeated",
+    help="try only this planted defect; may be repeated",
 )
 @click.option(
     "--replay",
     type=click.IntRange(min=0),
     metavar="SEED",
-    help="follow one schedule event by event",
+    help="print one schedule event by event",
 )
 @click.option(
     "--log",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="keep the counts here and resume from them",
+    help="save the counts here and resume from them",
 )
 @click.option(
-    "--beside", type=click.IntRange(min=1), default=2, show_default=True, help="processes"
+    "--beside", type=click.IntRange(min=1), default=2, show_default=True, help="number of processes"
 )
 @FORMAT
 def command(
@@ -277,21 +280,21 @@ def command(
     beside: int,
     form: str,
 ) -> None:
-    """Run whole fleets in virtual time, with faults that a seed draws, and check that nothing is
+    """Run whole fleets in virtual time with faults drawn from a seed, and check that nothing is
     lost, doubled, unequal or stalled.
     """
-    with speaking_plainly("python -m benchmarks schedules", "coordinator", "interrupted"):
+    with report_errors("python -m benchmarks schedules", "coordinator", "interrupted"):
         if replay is not None:
             outcome = follow(replay)
-            click.echo(f"seed {replay}: {outcome.wrong or 'all holds'}")
+            click.echo(f"seed {replay}: {outcome.wrong or 'no failure'}")
             sys.exit(bool(outcome.wrong))
         if unknown := [name for name in names if name not in DEFECTS]:
             raise Unknown("defect", unknown[0], DEFECTS)
         say = speaker(form)
         first = secrets.randbelow(2**31) if seed is None else seed
         say(
-            f"seed {first}; replaced are {', '.join(REPLACED)}, the links, the broker "
-            "and the task runner"
+            f"seed {first}; replaced: {', '.join(REPLACED)}, the links, the broker and the task "
+            "runner"
         )
         with ProcessPoolExecutor(beside) as pool:
             done = (
@@ -308,12 +311,10 @@ def command(
 def schedules(
     pool: ProcessPoolExecutor, seed: int, count: int, log: Path | None, say: Say
 ) -> dict[str, Any]:
-    """Tries schedules, and prints each that fails with the shortest list of faults that still
-    fails.
-    """
+    """Run schedules. Print each that fails, with its shortest list of faults that still fails."""
     found, start = read_log(log), time.perf_counter()
     before = found.schedules
-    for outcomes, seconds in pool.map(batch, batches(seed + before, count - before)):
+    for outcomes, seconds in pool.map(run_batch, batches(seed + before, count - before)):
         found.seconds += seconds
         for outcome in outcomes:
             found.add(outcome)
@@ -321,13 +322,16 @@ def schedules(
             log.write_text(json.dumps(vars(found)))
         if found.schedules % (50 * BATCH) == 0:
             say(f"{found.schedules} of {count}, {len(found.failed)} failed")
-    quiet()
+    silence()
     for failed, why in found.failed.items():
         say(f"seed {failed}: {why}")
         shortest = shrink(draw(failed))
         for fault in shortest.faults:
             say(f"    {fault}")
-        say(f"    to keep it: {msgspec.json.encode(shortest).decode()}")
+        say(
+            "    line for tests/benchmarks/failed_schedules.jsonl: "
+            f"{msgspec.json.encode(shortest).decode()}"
+        )
     rate = round((found.schedules - before) / (time.perf_counter() - start), 2)
     faults = sum(found.faults.values())
     say(

@@ -1,4 +1,4 @@
-"""An agent's process in a schedule, from life to life."""
+"""Process of an agent in a schedule, over all its restarts."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from benchmarks.schedules import lies
 from benchmarks.schedules.network import Cable, Network
 from benchmarks.schedules.task_runner import DATA, PYTORCH, VirtualRunner, survey_once
 from benchmarks.schedules.world import Killed, Process
+from federated.device.agent_state import sending
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
-from federated.device.state import sending
 from federated.errors import EspalierError
 from federated.task import Profile, Timing
 from federated.wire import envelope, messages, topics
 
-__all__ = ["AGAIN", "RUN", "Device"]
+__all__ = ["RESTART", "RUN", "Device"]
 
-RUN = "schedule"  # the name of the run
-AGAIN = 15.0  # seconds after which a process that ended is started again, as systemd does
-TICK = 3.0  # seconds between an agent's looks at what is due
-SILENT = 90.0  # seconds within which an agent offers an unanswered update again: 60, and some turns
-SLOW = 20.0  # seconds between the chunks of an agent that drips
+RUN = "schedule"  # name of the run
+RESTART = 15.0  # seconds until an ended process restarts, as under systemd
+TICK = 3.0  # seconds between an agent's turns
+SILENT = 90.0  # seconds until an agent offers an unanswered update again: 60, and some turns
+SLOW = 20.0  # seconds between the chunks of a dripping agent
 
 
 class Device:
-    """The process of one agent. A Participant does all the work; this starts it, lets it turn, and
-    starts it again.
+    """Process of one agent. A Participant does all the work; this class starts it, gives it turns,
+    and restarts it.
 
-    pace: seconds that a task takes, about.
-    character: see `Trainer`; also `drip`, whose updates come a chunk at a time, and `namesake`,
-    which has the name of another agent and leaves for good when it is told to.
-    fail: is called with what the agent does not do as it should.
-    over: why its part is over; empty while it is not.
+    pace: approximate seconds of a task
+    character: see `VirtualRunner`; also `drip`, which sends updates a chunk at a time, and
+        `namesake`, which has the name of another agent and leaves for good when told to
+    fail: called with a misbehaviour of the agent
+    over: why its part is over; empty while it is not
     """
 
     def __init__(
@@ -55,15 +55,16 @@ class Device:
         self._participant: Participant | None = None
         self._lives = 0
         self._offered = set[str]()
-        self._said = 0.0  # when it last said something of an update, or had none to speak of
+        self._said = 0.0  # time of its last message about an update, or without one to send
         self._woken = False
 
     @property
     def session(self) -> str:
+        """Name of the present session."""
         return f"{self.character}-{self.name}-{self._lives}"
 
     def begin(self) -> None:
-        """Starts the process."""
+        """Start the process."""
         self._lives += 1
         will = (
             topics.status(RUN, self.name),
@@ -76,20 +77,20 @@ class Device:
         self.wake()
 
     def wake(self) -> None:
-        """Gives the process a turn as soon as what happens now is over."""
+        """Give the process a turn after the present event."""
         if not self._woken:
             self._woken = True
             self.world.after(0.0, self._turn)
 
     def tick(self) -> None:
-        """Gives it a turn now and then, until its part is over."""
+        """Give the process a turn regularly, until its part is over."""
         if not self.over:
             self._check_offers()
             self.wake()
             self.world.after(TICK, self.tick)
 
     def _check_offers(self) -> None:
-        """Fail where the agent keeps silent about an update that nobody has answered."""
+        """Fail if the agent does not offer an unanswered update again."""
         agent, link, now = self._participant, self._link, self.world.now
         silenced = link is None or link.cut_off or now < self.process.paused
         if agent is None or silenced or not sending(agent.value):
@@ -98,8 +99,8 @@ class Device:
             self.fail(f"silent: {self.name} did not offer its update again for {SILENT:.0f} s")
 
     def close(self) -> None:
-        """Ends the process, and lets go of its folder."""
-        if self._spool is not None:  # as the system lets go of a dead process's locks
+        """End the process, and release its folder."""
+        if self._spool is not None:  # the system releases a dead process's locks
             self._spool.close()
         self._spool = self._participant = None
         if self._link is not None:
@@ -117,9 +118,7 @@ class Device:
         self._guard(self._take_part)
 
     def _guard(self, act: Callable[[], None]) -> None:
-        """Does something as this process. One that dies, or ends by an error, is started again
-        later.
-        """
+        """Call something as this process. If the process dies or fails, restart it later."""
         try:
             with self.world.turn_of(self.process):
                 act()
@@ -128,7 +127,7 @@ class Device:
             self.process.bury()
         except EspalierError:
             self.close()
-            self.world.after(AGAIN, self.begin)
+            self.world.after(RESTART, self.begin)
 
     def _take_part(self) -> None:
         assert self._link is not None
@@ -143,19 +142,19 @@ class Device:
             return
         participant.leave()
         if participant.refused and self.character != "namesake":
-            self.world.after(AGAIN, self.begin)
+            self.world.after(RESTART, self.begin)
         else:
             self.over = participant.over
         self.close()
 
     def _find(self, link: Cable) -> messages.Run | None:
-        """The run's card, if it came."""
+        """Return the run's card, if it arrived."""
         while (delivery := link.receive(0.0)) is not None:
             if delivery.topic != topics.run(RUN) or not delivery.payload:
                 continue
             try:
                 found = envelope.decode(delivery.payload)
-            except EspalierError:  # damaged on its way
+            except EspalierError:  # damaged in transit
                 continue
             if isinstance(found, messages.Run):
                 return found
@@ -165,10 +164,8 @@ class Device:
 
     def _join(self, link: Cable, run: messages.Run) -> Participant:
         link.unsubscribe(topics.run(RUN))
-        runner, self._spool = (
-            VirtualRunner(self.world, self.pace, self.character, self.wake, self._offered),
-            Spool(self.folder, lasting=True),
-        )
+        runner = VirtualRunner(self.world, self.pace, self.character, self.wake, self._offered)
+        self._spool = Spool(self.folder, lasting=True)
         equipment = Equipment(
             self._measure, runner, self._spool, clock=partial(self.world.clock, self.process)
         )
@@ -177,7 +174,7 @@ class Device:
         return participant
 
     def _note(self, topic: str, payload: bytes) -> None:
-        """Remember what is offered, which must not be trained again, and when."""
+        """Record offered transfers, which must not be trained again, and their time."""
         if "/up/" in topic:
             self._said = self.world.now
         if topic == topics.say(RUN, self.name) and isinstance(
@@ -203,5 +200,7 @@ class Device:
             capabilities=tuple(sorted(PYTORCH.capabilities)),
         )
         return (
-            lies.about_device(profile, self.world.random) if self.character == "liar" else profile
+            lies.falsify_profile(profile, self.world.random)
+            if self.character == "liar"
+            else profile
         )

@@ -1,9 +1,9 @@
-"""Disks of the processes of a schedule: real files, whose power can fail, and which can be full.
+"""Disks of the processes of a schedule: real files, with power cuts and full disks.
 
-Files lie in a folder in memory. Writing, syncing, renaming and removing go through here: they count
-as actions of the process whose turn it is, fail where its disk is full, and say what would survive
-a power cut: of a file, its content at the last sync; of a name, what the folder's last sync saw.
-SQLite syncs by itself and is taken to keep its word.
+Files are in a folder in memory. Writing, syncing, renaming and removing are replaced here. They
+count as actions of the running process, and fail if its disk is full. The module tracks what would
+survive a power cut: the content of a file at its last sync, and its name at the last sync of the
+folder. SQLite syncs by itself and is trusted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REPLACED = (
     "shutil.disk_usage",
 )
 DATABASE = ".sqlite"
-EPOCH = 2 * 10**18  # nanoseconds of the wall clock at which a schedule begins
+EPOCH = 2 * 10**18  # nanoseconds of the wall clock at the start of a schedule
 OPEN, FSYNC, ALLOCATE, RENAME, REPLACE, UNLINK = (
     io.open,
     os.fsync,
@@ -48,21 +48,21 @@ USAGE = shutil.disk_usage
 
 
 class Disks:
-    """The disks of all processes, below one folder. full: names of processes that find no room."""
+    """Disks of all processes, below one folder. full: names of the processes whose disk is full."""
 
     def __init__(self, world: World, root: Path) -> None:
         self.world, self.root, self.full = world, str(root), set[str]()
         self._stamps = 0
-        self._synced: dict[int, bytes] = {}  # contents by inode, as they were when they were synced
-        # path -> inode and content at the last sync of the folder
+        self._synced: dict[int, bytes] = {}  # content at the last sync, by inode
+        # inode and content by path, at the last sync of the folder
         self._names: dict[str, tuple[int, bytes]] = {}
 
     @contextmanager
-    def replaced(self) -> Iterator[None]:
-        """As long as this lasts, files below the root lie on these disks."""
+    def replace_files(self) -> Iterator[None]:
+        """Put files below the root on these disks inside this context."""
         made = (
             self._open,
-            mapped(self),
+            make_mapping(self),
             self._fsync,
             self._allocate,
             self._rename,
@@ -78,54 +78,54 @@ class Disks:
     # ---- faults ----------------------------------------------------------------------------------
 
     def cut_power(self, folder: Path, rng: random.Random) -> None:
-        """What was not synced may be gone, torn or there, each by chance."""
+        """Lose, tear or keep at random what was not synced."""
         below = f"{folder}{os.sep}"
-        there = {str(path) for path in folder.rglob("*") if path.is_file()}
-        for name in sorted({*there, *(name for name in self._names if name.startswith(below))}):
+        present = {str(path) for path in folder.rglob("*") if path.is_file()}
+        for name in sorted({*present, *(name for name in self._names if name.startswith(below))}):
             if DATABASE in name:
                 continue
             inode, before = self._names.get(name, (-1, None))
-            if name not in there:
+            if name not in present:
                 if (
                     before is not None
                     and rng.random() < 0.5
                     and os.path.isdir(os.path.dirname(name))
                 ):
-                    self._put(name, before)  # that it was removed never reached the disk
+                    self._put(name, before)  # its removal was not synced
                 continue
             if os.stat(name).st_ino != inode and rng.random() < 0.5:
-                # that it was made, or renamed to this, never reached the disk
+                # its creation or renaming was not synced
                 self._put(name, before)
                 continue
             now, kept = content(name), self._synced.get(os.stat(name).st_ino, b"")
             if now != kept:
-                self._put(name, torn(now, kept, rng))
+                self._put(name, tear(now, kept, rng))
 
     def flip_bit(self, path: Path, rng: random.Random) -> None:
-        """Damages a file."""
+        """Flip one bit of a file."""
         data = bytearray(content(str(path)))
         if data:
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
             self._put(str(path), bytes(data))
 
     def _put(self, name: str, survived: bytes | None) -> None:
-        """Gives a file the content that survived. None: it did not."""
+        """Give a file the content that survived; remove it for None."""
         if survived is None:
             UNLINK(name)
             return
-        fresh = f"{name}.survived"  # a new file: somebody may have the old one mapped
+        fresh = f"{name}.survived"  # a new file, since the old one may be mapped
         with OPEN(fresh, "wb") as file:
             file.write(survived)
         REPLACE(fresh, name)
         inode = os.stat(name).st_ino
         self._synced[inode], self._names[name] = survived, (inode, survived)
 
-    # ---- what is replaced ------------------------------------------------------------------------
+    # ---- replacements ------------------------------------------------------------------------
 
     def _open(
         self, file: Any, mode: str = "r", buffering: int = -1, *more: Any, **named: Any
     ) -> Any:
-        if not set(mode) & set("wax+") or "b" not in mode or not self._mine(file):
+        if not set(mode) & set("wax+") or "b" not in mode or not self._is_below(file):
             return OPEN(file, mode, buffering, *more, **named)
         self.act()
         raw = Raw(file, mode.replace("b", ""))
@@ -136,7 +136,7 @@ class Disks:
 
     def _fsync(self, handle: int) -> None:
         path = os.readlink(f"/proc/self/fd/{handle}")
-        if self._mine(path):
+        if self._is_below(path):
             self.sync(path)
         else:
             FSYNC(handle)
@@ -146,18 +146,17 @@ class Disks:
         ALLOCATE(handle, start, size)
 
     def _rename(self, old: Any, new: Any, **named: Any) -> None:
-        if self._mine(old):
+        if self._is_below(old):
             self.act()
         RENAME(old, new, **named)
 
     def _replace(self, old: Any, new: Any, **named: Any) -> None:
-        if self._mine(old):
+        if self._is_below(old):
             self.act()
         REPLACE(old, new, **named)
 
     def _unlink(self, path: Any, **named: Any) -> None:
-        if self._mine(path) and self.world.running is not None and self.world.running.dead:
-            # nobody is left who could remove it
+        if self._is_below(path) and self.world.running is not None and self.world.running.dead:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         UNLINK(path, **named)
 
@@ -165,15 +164,15 @@ class Disks:
         found = USAGE(path)
         return found._replace(free=0) if self._is_full() else found
 
-    # ---- what the replacements share -------------------------------------------------------------
+    # ---- shared by the replacements -------------------------------------------------------------
 
     def sync(self, path: str) -> None:
-        """A process syncs a file, or the names in a folder."""
+        """Sync a file, or the names in a folder, as the running process."""
         self.act()
         self.check_room()
         if not os.path.isdir(path):
             self._stamps += 1
-            # what is older must not depend on this machine
+            # the order of files must not depend on this machine
             os.utime(path, ns=(stamp := EPOCH + int(self.world.now * 1e9) + self._stamps, stamp))
             inode = os.stat(path).st_ino
             self._synced[inode] = content(path)
@@ -194,24 +193,24 @@ class Disks:
         }
 
     def act(self) -> None:
-        """Counts an action of the process whose turn it is. Raises Killed."""
+        """Count an action of the running process. Killed: it dies."""
         if self.world.running is not None:
             self.world.running.pulse()
 
     def check_room(self) -> None:
-        """Raises OSError where the disk of the process whose turn it is has no room."""
+        """Raise OSError if the disk of the running process is full."""
         if self._is_full():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _is_full(self) -> bool:
         return self.world.running is not None and self.world.running.name in self.full
 
-    def _mine(self, path: Any) -> bool:
+    def _is_below(self, path: Any) -> bool:
         return isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self.root)
 
 
 class Raw(io.FileIO):
-    """A file that is written without a buffer, or the one below a buffer."""
+    """File without a buffer, or below one."""
 
     check_room: Callable[[], None]
 
@@ -220,8 +219,8 @@ class Raw(io.FileIO):
         return super().write(data)
 
 
-def mapped(disks: Disks) -> type[mmap.mmap]:
-    """The class of mapped files whose `flush` is a sync of these disks."""
+def make_mapping(disks: Disks) -> type[mmap.mmap]:
+    """Return the class of mapped files whose `flush` is a sync of these disks."""
 
     class Mapped(mmap.mmap):
         path: str
@@ -238,12 +237,13 @@ def mapped(disks: Disks) -> type[mmap.mmap]:
 
 
 def content(path: str) -> bytes:
+    """Return the bytes of a file."""
     with OPEN(path, "rb") as file:
         return bytes(file.read())
 
 
-def torn(now: bytes, kept: bytes, rng: random.Random) -> bytes:
-    """What a power cut leaves of a file that has changed since its last sync."""
+def tear(now: bytes, kept: bytes, rng: random.Random) -> bytes:
+    """Return what a power cut leaves of a file that changed since its last sync."""
     if not now.startswith(kept):
         return now if rng.random() < 0.5 else kept
     end = rng.randint(len(kept), len(now))

@@ -1,4 +1,4 @@
-"""Schedules: what a seed draws, the fleet, its settings, and what breaks when."""
+"""Schedules drawn from a seed: the fleet, its settings, and its faults."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 __all__ = ["CHARACTERS", "COORDINATOR", "DEATHS", "KINDS", "Fault", "Schedule", "draw"]
 
 COORDINATOR = "coordinator"
-# a process ends before an action; what its disk lost is seen when it starts again
+# the process dies before an action; the damage to its disk shows at its restart
 DEATHS = "bit", "kill", "power"
 CHARACTERS = "drip", "liar", "mute"
-HEAL = 240.0  # seconds: no fault that is drawn by time begins later
+HEAL = 240.0  # seconds; faults with a start time begin before
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that breaks.
+    """A fault.
 
-    kind: one of KINDS. who: the process, where it is of one.
-    at: seconds at which it begins; of a kill, the action of the process before which it happens.
-    lasts: seconds, or until the process is started again. much: a share, or seconds of a delay or a
-    jump.
+    kind: one of KINDS
+    who: its process, if it has one
+    at: start in seconds; for a death, the number of the action before which the process dies
+    lasts: seconds, or those until the process restarts
+    much: fraction, or seconds of a delay or a jump
     """
 
     kind: str
@@ -34,13 +35,17 @@ class Fault:
 
 
 Draw = Callable[[random.Random, list[str]], Fault]
-"""Draws a fault of one kind. Its arguments: the randomness, and the names of the agents."""
+"""Function that draws a fault of one kind, from a generator and the names of the agents."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """seed: of all that is drawn while it runs. paces: seconds that a task takes, by agent.
-    settings: of the run's configuration.
+    """A fleet with its faults.
+
+    seed: of everything drawn while it runs
+    paces: seconds of a task, by agent
+    settings: of the run's configuration
+    faults: that happen
     """
 
     seed: int
@@ -50,7 +55,7 @@ class Schedule:
 
 
 def window(kind: str) -> Draw:
-    """A stretch of time in which messages to or from one process suffer."""
+    """Return a fault that disturbs messages to or from one process for a while."""
 
     def draw(rng: random.Random, names: list[str]) -> Fault:
         return Fault(
@@ -65,7 +70,7 @@ def window(kind: str) -> Draw:
 
 
 def process(kind: str, shortest: float, longest: float) -> Draw:
-    """Something that happens to a process at a time."""
+    """Return a fault of a process at a point in time."""
 
     def draw(rng: random.Random, names: list[str]) -> Fault:
         who, at, lasts = (
@@ -79,8 +84,8 @@ def process(kind: str, shortest: float, longest: float) -> Draw:
 
 
 def death(kind: str) -> Draw:
-    """The end of a process before one of its actions, early ones and those of its second life
-    included.
+    """Return the death of a process before one of its actions, also early ones and those of its
+    second life.
     """
 
     def draw(rng: random.Random, names: list[str]) -> Fault:
@@ -95,6 +100,8 @@ def death(kind: str) -> Draw:
 
 
 def broker(kind: str) -> Draw:
+    """Return a fault of the broker."""
+
     def draw(rng: random.Random, names: list[str]) -> Fault:
         return Fault(kind, "", rng.uniform(0, HEAL), rng.uniform(0.1, 20.0), rng.random())
 
@@ -102,7 +109,7 @@ def broker(kind: str) -> Draw:
 
 
 def character(kind: str) -> Draw:
-    """How an agent behaves from the beginning; the first one is always honest."""
+    """Return a permanent behaviour of an agent; the first agent is always honest."""
 
     def draw(rng: random.Random, names: list[str]) -> Fault:
         return Fault(kind, rng.choice(names[1:]), 0.0, 0.0, rng.random())
@@ -140,19 +147,19 @@ METHODS: tuple[dict[str, Any], ...] = (
     {"method.name": "heterofl"},
     {"method.name": "fedavg"},
     {"method.name": "fedrolex"},
-    {"method.name": "fedfa", "method.choice": "zico"},  # surveys its devices
+    {"method.name": "fedfa", "method.choice": "zico"},  # with a survey
 )
 
 
 def draw(seed: int) -> Schedule:
-    """The schedule of a seed."""
+    """Return the schedule of a seed."""
     rng = random.Random(seed)  # noqa: S311  # no secret
     names = [f"a{index}" for index in range(rng.randint(2, 6))]
     paces = {name: rng.choice((0.2, 2.0, 8.0, 25.0)) for name in names}
     count = rng.choices((0, 1, 2, 3, 4, 5, 6, 8, 10), (1, 1, 2, 4, 5, 4, 3, 2, 1))[0]
     kinds = list(KINDS)
     faults = tuple(KINDS[rng.choice(kinds)](rng, names) for _ in range(count))
-    # one that lies may be turned away
+    # the coordinator may reject liars
     honest = len(names) - len({fault.who for fault in faults if fault.kind == "liar"})
     buffered = rng.random() < 0.3
     settings: dict[str, Any] = {

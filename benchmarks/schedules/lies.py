@@ -1,4 +1,4 @@
-"""What a liar says: of its device, of what it offers, of how far it is, and in its updates."""
+"""False messages of a malicious agent: profiles, offers, heartbeats and updates."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from federated.task import Profile, Update
 from federated.wire import envelope, messages
 from federated.wire.link import Payload
 
-__all__ = ["LyingCable", "about_device", "about_update"]
+__all__ = ["LyingCable", "falsify_profile", "falsify_update"]
 
-# of its offers and heartbeats in which it lies; its profiles and updates are always lies
-SHARE = 0.5
+SHARE = 0.5  # fraction of false offers and heartbeats; profiles and updates are always false
 
 
-def about_device(profile: Profile, rng: random.Random) -> Profile:
-    """A profile that must be refused, or that harms nobody else."""
+def falsify_profile(profile: Profile, rng: random.Random) -> Profile:
+    """Return a profile that must be rejected, or that harms no other agent."""
     factor = rng.choice((1e-9, 1e-6, 1e6, 1e9))
     lies: list[Callable[[], Profile]] = [
         lambda: replace(
@@ -44,8 +43,8 @@ def about_device(profile: Profile, rng: random.Random) -> Profile:
     return rng.choice(lies)()
 
 
-def about_update(update: Update, rng: random.Random) -> Update:
-    """An update that must be refused, or that harms nobody."""
+def falsify_update(update: Update, rng: random.Random) -> Update:
+    """Return an update that must be rejected, or that harms no other agent."""
     first = next(iter(update.tensors), "")
     lies: list[Callable[[], Update]] = [
         lambda: replace(update, round=update.round + 1),
@@ -82,8 +81,8 @@ def about_update(update: Update, rng: random.Random) -> Update:
     return rng.choice(lies)()
 
 
-def about_message(message: messages.Message, rng: random.Random) -> messages.Message:
-    """An offer of another size, digest or round, or a heartbeat that claims anything."""
+def falsify_message(message: messages.Message, rng: random.Random) -> messages.Message:
+    """Return an offer of another size, digest or round, or a false heartbeat."""
     match message:
         case messages.Offer(manifest):
             lies: list[dict[str, Any]] = [
@@ -105,12 +104,12 @@ def about_message(message: messages.Message, rng: random.Random) -> messages.Mes
 
 
 class LyingCable(Cable):
-    """The link of a liar."""
+    """Link of a malicious agent."""
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         if self.world.random.random() < SHARE and payload:
-            with suppress(WireError):  # bytes that are not a message
+            with suppress(WireError):  # chunks are not messages
                 payload = envelope.encode(
-                    about_message(envelope.decode(bytes(payload)), self.world.random)
+                    falsify_message(envelope.decode(bytes(payload)), self.world.random)
                 )
         super().publish(topic, payload, retain=retain, qos=qos)

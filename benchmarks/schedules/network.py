@@ -1,4 +1,4 @@
-"""A broker and links whose messages take virtual time, and what networks and brokers do to them."""
+"""Broker and links whose messages take virtual time, and their faults."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from federated.wire.links.memory import MemoryBroker, MemoryLink
 
 __all__ = ["Cable", "Network"]
 
-DELAY = 0.002, 0.05  # seconds that a message takes, drawn
-CHUNK = 8192  # bytes, so that every transfer has several
+DELAY = 0.002, 0.05  # range of seconds that a message takes
+CHUNK = 8192  # bytes, small enough for several per transfer
 LIMIT = 1 << 20  # bytes of a payload
-# seconds that a process which waits for messages sleeps at least, if none comes: looking more often
-# only costs time
-IDLE = 2.0
+IDLE = 2.0  # least seconds that a waiting process sleeps without a message, to save time
 
 
 class Network:
-    """The broker, all links, and the faults that are under way."""
+    """The broker, all links, and the faults in progress."""
 
     def __init__(self, world: World) -> None:
         self.world, self.broker = world, MemoryBroker(max_payload=LIMIT)
@@ -31,12 +29,12 @@ class Network:
         self.under_way: list[tuple[Fault, float]] = []
 
     def begin(self, fault: Fault) -> None:
-        """A fault that lasts: messages suffer, a link is cut, or the broker is away."""
+        """Begin a fault that lasts: it disturbs messages, cuts a link, or stops the broker."""
         self.under_way.append((fault, self.world.now + fault.lasts))
 
-    def suffer(self, name: str, delivery: Delivery) -> list[tuple[float, Delivery]]:
-        """What becomes of a message on its way between a process and the broker: how much later it
-        comes, if it does.
+    def disturb(self, name: str, delivery: Delivery) -> list[tuple[float, Delivery]]:
+        """Return the copies of a message that arrive between a process and the broker, with their
+        delays.
         """
         now, rng, made = self.world.now, self.world.random, [(0.0, delivery)]
         self.under_way = [(fault, until) for fault, until in self.under_way if until > now]
@@ -56,46 +54,48 @@ class Network:
                     (
                         later,
                         replace(
-                            one, payload=damaged(one.payload, rng.randrange(len(one.payload) * 8))
+                            one, payload=flip_bit(one.payload, rng.randrange(len(one.payload) * 8))
                         ),
                     )
                     for later, one in made
                 ]
         return made
 
-    def hang_up(self, names: list[str], seconds: float) -> None:
-        """Links are lost, and come back."""
+    def cut_links(self, names: list[str], seconds: float) -> None:
+        """Cut links for some seconds."""
         for name in names:
             link = self.links.get(name)
             if link is not None and not link.ended:
                 link.cut(seconds)
 
     def restart(self, seconds: float, *, forget: bool) -> None:
-        """The broker is away for a while. forget: it lost what it retained, and what it held for
-        links.
+        """Stop the broker for some seconds.
+
+        forget: lose retained messages and those queued for links
         """
-        self.hang_up(list(self.links), seconds)
+        self.cut_links(list(self.links), seconds)
         if forget:
             self.broker.retained.clear()
             for link in self.links.values():
                 link.forgotten = True
 
-    def lose_retained(self, share: float) -> None:
-        """The broker loses a share of what it retained, and tells nobody."""
+    def drop_retained(self, share: float) -> None:
+        """Drop a fraction of the retained messages without notice."""
         for topic in list(self.broker.retained):
             if self.world.random.random() < share:
                 del self.broker.retained[topic]
 
 
 def ignore(topic: str, payload: bytes) -> None:
-    """What was sent is nobody's business."""
+    """Do nothing with a sent message."""
 
 
 class Cable(MemoryLink):
-    """A link of one process. Messages come in order, each some milliseconds after it was sent,
-    unless the network does something to them.
+    """Link of one process. Messages arrive in order, some milliseconds after they were sent, unless
+    a fault disturbs them.
 
-    wake: called when something came. sent: called with each message that was sent.
+    wake: called when a message arrives
+    sent: called with each sent message
     """
 
     def __init__(
@@ -106,13 +106,8 @@ class Cable(MemoryLink):
         wake: Callable[[], None] = lambda: None,
         sent: Callable[[str, bytes], None] = ignore,
     ) -> None:
-        self.world, self.network, self.process, self.wake, self.sent = (
-            network.world,
-            network,
-            process,
-            wake,
-            sent,
-        )
+        self.world, self.network, self.process = network.world, network, process
+        self.wake, self.sent = wake, sent
         self._last = 0.0
         self._cuts = 0
         self.forgotten = False
@@ -122,15 +117,16 @@ class Cable(MemoryLink):
 
     @property
     def ended(self) -> bool:
+        """True after the link was closed."""
         return self._closed
 
     @property
     def cut_off(self) -> bool:
-        """Whether the connection is lost at present."""
+        """True while the connection is lost."""
         return self._down
 
     def arrive(self, delivery: Delivery, qos: int) -> None:
-        for later, made in self.network.suffer(self.process.name, delivery):
+        for later, made in self.network.disturb(self.process.name, delivery):
             due = self.world.now + self.world.random.uniform(*DELAY)
             if not later:
                 due = self._last = max(self._last, due)
@@ -144,7 +140,7 @@ class Cable(MemoryLink):
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         self.process.pulse()
         self.sent(topic, bytes(payload))
-        if self.drip and "/up/" in topic:  # one chunk at a time, each of them late
+        if self.drip and "/up/" in topic:  # one late chunk at a time
             self._dripped = max(self._dripped, self.world.now) + self.drip
             self.world.after(
                 self._dripped - self.world.now,
@@ -156,13 +152,13 @@ class Cable(MemoryLink):
     def _send(self, topic: str, payload: Payload, *, retain: bool, qos: int) -> None:
         if self._closed:
             return
-        for _, made in self.network.suffer(self.process.name, Delivery(topic, bytes(payload))):
+        for _, made in self.network.disturb(self.process.name, Delivery(topic, bytes(payload))):
             super().publish(made.topic, made.payload, retain=retain, qos=qos)
 
     def receive(self, timeout: float) -> Delivery | None:
         self.process.pulse()
         until = self.world.now + max(timeout, IDLE)
-        while not len(self._inbox) and timeout and self.world.step(until):
+        while not len(self._deliveries) and timeout and self.world.step(until):
             pass
         while self.world.now < self.process.paused:
             self.world.step(self.process.paused)
@@ -170,12 +166,12 @@ class Cable(MemoryLink):
 
     def flush(self, timeout: float) -> bool:
         until = self.world.now + timeout
-        while self._going and self.world.step(until):
+        while self._outgoing and self.world.step(until):
             pass
-        return not self._going
+        return not self._outgoing
 
     def cut(self, seconds: float) -> None:
-        """The connection is lost; it comes back after so many seconds."""
+        """Lose the connection for some seconds."""
         self._cuts += 1
         cut = self._cuts
         self.drop()
@@ -187,14 +183,15 @@ class Cable(MemoryLink):
             return
         forgotten, self.forgotten = self.forgotten, False
         if forgotten:
-            self._coming = []  # the session is lost, and with it what waited for this link
-        self.mend()
+            self._incoming = []  # the session is lost, with its queued messages
+        self.restore()
         for pattern in sorted(self.patterns) if forgotten else ():
             self._broker.repeat(self, pattern)
         self.wake()
 
 
-def damaged(payload: bytes, bit: int) -> bytes:
+def flip_bit(payload: bytes, bit: int) -> bytes:
+    """Return a message with one bit flipped."""
     made = bytearray(payload)
     made[bit // 8] ^= 1 << bit % 8
     return bytes(made)

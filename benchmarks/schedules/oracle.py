@@ -1,6 +1,6 @@
-"""What must hold in every schedule, watched while it runs and checked when it is over.
+"""Checks of a schedule, during it and after it.
 
-An oracle promises no more than the protocol does: an update counts once the coordinator has
+They demand no more than the protocol promises: an update counts once the coordinator has
 acknowledged it, and damage to a disk may cost a round.
 """
 
@@ -12,17 +12,17 @@ from typing import TypeAlias
 
 from msgspec import structs
 
-from benchmarks.replay import Replayed, replay
+from benchmarks.replay import ReplayResult, replay
 from benchmarks.schedules.faults import COORDINATOR
 from benchmarks.schedules.task_runner import learn
-from coordinator.fleet.driver import digest_of
 from coordinator.fleet.fleet import Fleet
-from coordinator.fleet.inbox import name_file
 from coordinator.round import round_events as on
-from coordinator.round import step as steps
-from coordinator.round.actions import Action, Answer, TurnAway
+from coordinator.round import round_step as steps
 from coordinator.round.round import Round
+from coordinator.round.round_actions import Action, Answer, TurnAway
+from coordinator.store.file_digests import find_problem
 from coordinator.store.journal import Journal, pack
+from coordinator.store.spool_files import update_path
 from coordinator.store.store import Store
 from federated.errors import StoreError
 from federated.wire import envelope, messages
@@ -30,26 +30,26 @@ from federated.wire import envelope, messages
 __all__ = ["Oracle", "Struck"]
 
 Struck: TypeAlias = Set[tuple[str, str]]
-"""Faults that happened: kinds, and the processes that they happened to."""
+"""Faults that happened, as kind and process."""
 
 DISK = "bit", "disk full", "power"  # faults of a disk
-CONFUSING = "damage", "namesake"  # after these, a message may not be what its sender said
-# after these, an agent may be asked again after it was told that all is well
+CONFUSING = "damage", "namesake"  # these change messages after they were sent
+# after these, an agent may be asked again for an acknowledged update
 UNORDERED = "delay", "double", "reorder"
 
-SEGMENTS = 2  # of the journal, and totals: the present one, and the one before until it is swept
-VALUE = 2**17  # bytes of a round's value as MessagePack; the largest of 150 schedules had 23,029
+SEGMENTS = 2  # journal segments or totals: the present one, and the last until it is swept
+VALUE = 2**17  # bytes of a round's value as MessagePack; 150 schedules had at most 23,029
 
 
 class Oracle:
-    """Watches one schedule.
+    """Observer of one schedule.
 
-    runs, run: the folder of runs, and the name of the run.
-    fail: is called with what does not hold.
-    promised: acknowledged trainings, by agent, round, and attempt.
-    dropped: tasks that the coordinator gave up, with a reason.
-    attempts: round -> the attempt that was planned last.
-    refusals: of updates: agent, kind and reason.
+    runs, run: folder of runs, and name of the run
+    fail: called with each failed check
+    promised: acknowledged trainings, by agent, round and attempt
+    dropped: tasks that the coordinator gave up, with a reason
+    attempts: last planned attempt, by round
+    refusals: rejected updates, as agent, kind and reason
     """
 
     def __init__(self, runs: Path, run: str, fail: Callable[[str], None]) -> None:
@@ -59,10 +59,10 @@ class Oracle:
         self.attempts = dict[int, int]()
         self.refusals = list[tuple[str, str, str]]()
 
-    # ---- while it runs ---------------------------------------------------------------------------
+    # ---- during a schedule -----------------------------------------------------------------------
 
     def step(self, value: Round, event: on.RoundEvent) -> tuple[Round, list[Action]]:
-        """Do what `step` does, and look at what it did."""
+        """Call `step`, and check its result."""
         after, actions = steps.step(value, event)
         match event:
             case on.RoundPlanned(_, plan):
@@ -77,12 +77,12 @@ class Oracle:
             if (isinstance(action, Answer) and not action.accepted and not action.reason) or (
                 isinstance(action, TurnAway) and not action.reason
             ):
-                self.fail(f"unexplained: {action.agent} was refused without a reason")
+                self.fail(f"unexplained: {action.agent} was rejected without a reason")
         return after, actions
 
     def _check_limits(self, before: Round, after: Round, agent: str) -> None:
-        """No message of an agent changes when the tasks of others are over, nor when the phase
-        is.
+        """Check that a message of an agent changes no deadline of other agents, nor that of the
+        phase.
         """
         for key, state in after.tasks.items():
             old = before.tasks.get(key)
@@ -90,7 +90,7 @@ class Oracle:
                 continue
             if old.due != state.due:
                 self.fail(
-                    f"limited: a message of {agent} changed the limit of {key.agent} "
+                    f"limited: a message of {agent} changed the deadline of {key.agent} "
                     f"from {old.due:.1f} to {state.due:.1f}"
                 )
         phase, now = before.phase, after.phase
@@ -100,10 +100,10 @@ class Oracle:
             and (phase.work, phase.began) == (now.work, now.began)
             and phase.limit != now.limit
         ):
-            self.fail(f"limited: a message of {agent} changed the limit of the phase")
+            self.fail(f"limited: a message of {agent} changed the deadline of the phase")
 
     def hear(self, topic: str, payload: bytes) -> None:
-        """Take note of what the coordinator acknowledges."""
+        """Record what the coordinator acknowledges."""
         agent = topic.rpartition("/")[2]
         if not topic.endswith(f"/cmd/{agent}"):
             return
@@ -116,9 +116,7 @@ class Oracle:
     # ---- after a death ---------------------------------------------------------------------------
 
     def check_death(self, fleet: Fleet) -> None:
-        """Fail where the journal gives neither the value that died nor the one before its last
-        event.
-        """
+        """Check that the journal restores the value at a death, or that before its last event."""
         self.check_bounds(fleet)
         driver = fleet.driver
         if driver.journal is None or not driver.journal.recording:
@@ -128,24 +126,24 @@ class Oracle:
         except StoreError as error:
             self.fail(f"unreadable: {error}")
             return
-        if found is None:  # between a checkpoint and its journal
+        if found is None:  # it died between a checkpoint and its journal
             return
         base, events = found
         value = before = structs.replace(base.round, rules=fleet.round.rules)
         for event in events:
             before, (value, _) = value, steps.step(value, event)
         if pack(fleet.round) not in (pack(value), pack(before)):
-            self.fail("unequal: the journal does not give the value that died")
+            self.fail("unequal: the journal does not restore the value at the death")
 
     def check_kept(self, *, damaged: bool) -> None:
-        """Fail where a death, and what it did to the disk, lost what was acknowledged in the round
-        under way.
+        """Check that a death, with its damage to the disk, lost nothing that was acknowledged in
+        the present round.
 
-        damaged: whether bits flipped, so that updates in the spool may be asked for again.
+        damaged: bits flipped, so that spooled updates may be asked for again
         """
         try:
             store = Store.open(self.runs, self.run, read_only=True)
-        except StoreError:  # it died before there was a run
+        except StoreError:  # it died before the run was created
             return
         try:
             done, found = store.rounds_done, store.journal.read(store.checkpoint_id)
@@ -171,31 +169,20 @@ class Oracle:
                 and self.attempts.get(promise[1]) == promise[2]
             ):
                 self.fail(
-                    f"lost: the journal does not know that the update of {promise[0]} "
-                    f"in round {promise[1]} came"
+                    f"lost: the update of {promise[0]} in round {promise[1]} is missing from "
+                    "the journal"
                 )
         for one in () if damaged else known.values():
             kept = one.stage in ("whole", "folding") or one.key in value.unkept
-            if (
-                kept
-                and digest_of(
-                    self.runs
-                    / self.run
-                    / "spool"
-                    / f"round-{one.key.round:06d}"
-                    / name_file(one.key)
-                )
-                != one.digest
-            ):
+            path = update_path(self.runs / self.run / "spool", one.key)
+            if kept and find_problem(path, one.digest):
                 self.fail(
-                    f"lost: the update of {one.key.agent} in round {one.key.round} is "
-                    "not in the spool, and in no snapshot"
+                    f"lost: the update of {one.key.agent} in round {one.key.round} is neither in "
+                    "the spool nor in a snapshot"
                 )
 
     def check_bounds(self, fleet: Fleet) -> None:
-        """Fail where memory or journal grow beyond what the tasks under way need. The spool must be
-        empty at the end.
-        """
+        """Check that memory and journal stay within what the present tasks need."""
         folder, value = self.runs / self.run, fleet.round
         for agent in value.agents.values():
             if len(agent.tasks) > max(value.rules.stale, 0) + 2:
@@ -208,17 +195,17 @@ class Oracle:
 
     # ---- at the end ------------------------------------------------------------------------------
 
-    def check_end(self, honest: Set[str], struck: Struck, repeated: Sequence[str]) -> Replayed:
-        """Check a run that is over.
+    def check_end(self, honest: Set[str], struck: Struck, repeated: Sequence[str]) -> ReplayResult:
+        """Check a finished run.
 
-        honest: agents that do as the protocol says. repeated: agents that trained again what they
-        had offered.
+        honest: agents that follow the protocol
+        repeated: agents that trained again what they had offered
         """
         found = replay(self.runs, self.run, make=learn)
         if found.doubled:
             self.fail(f"doubled: {found.doubled} updates")
         if not found.equal:
-            self.fail("unequal: the state is not what was folded")
+            self.fail("unequal: the state differs from the folded updates")
         if left := [path for path in (self.runs / self.run / "spool").rglob("*") if path.is_file()]:
             self.fail(f"unbounded: the spool still holds {left[0].name}")
         confused = any(kind in CONFUSING for kind, _ in struck)
@@ -229,21 +216,18 @@ class Oracle:
             if (
                 again := self.attempts.get(round, attempt) != attempt
             ) and COORDINATOR not in harmed:
-                self.fail(f"lost: round {round} began anew, though no disk was damaged")
+                self.fail(f"lost: round {round} restarted, though no disk was damaged")
             if not again and (agent, round) not in answered:
                 self.fail(
-                    f"lost: the update of {agent} in round {round} was acknowledged, "
-                    "and neither folded nor answered for"
+                    f"lost: the update of {agent} in round {round} was acknowledged, but neither "
+                    "folded nor given an outcome"
                 )
-        for agent in (
-            (honest & set(repeated)) - excused
-            if not any(kind in UNORDERED for kind, _ in struck)
-            else ()
-        ):
-            self.fail(f"wasted: {agent} trained again what it had offered")
+        in_order = not any(kind in UNORDERED for kind, _ in struck)
+        for agent in (honest & set(repeated)) - excused if in_order else ():
+            self.fail(f"wasted: {agent} trained an offered update again")
         for agent, kind, reason in self.refusals:
             if agent in honest and (agent not in excused or (kind == "size" and not confused)):
-                self.fail(f"refused: {agent} is honest: {reason}")
+                self.fail(f"rejected: {agent} is honest: {reason}")
         return found
 
     def _answers(self) -> set[tuple[str, int]]:
@@ -262,7 +246,7 @@ class Oracle:
 
 
 def sender(event: on.RoundEvent) -> str:
-    """The agent whose message an event is about; empty where it is about none."""
+    """Return the agent whose message an event is about, if any."""
     match event:
         case (
             on.AgentBeat()

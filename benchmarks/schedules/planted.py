@@ -1,4 +1,4 @@
-"""Defects that are planted one at a time, to see whether schedules find them."""
+"""Defects planted one at a time, to test that schedules find them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from msgspec import structs
 from coordinator.fleet.driver import Driver
 from coordinator.fleet.inbox import Inbox
 from coordinator.round import round_events as on
-from coordinator.round import updates
-from coordinator.round.actions import Forget
-from coordinator.round.round import Round, put
-from coordinator.round.step import HANDLERS
+from coordinator.round import update_handlers as updates
+from coordinator.round.round import Round, put_task
+from coordinator.round.round_actions import Forget
+from coordinator.round.round_step import HANDLERS
 from coordinator.store.journal import Journal
 from federated.task import Key
 from federated.wire.codecs.raw import RAW
@@ -29,43 +29,44 @@ Patch = tuple[str, Any]
 
 @dataclass(frozen=True)
 class Defect:
-    """What is replaced while it is planted: names of attributes, and what stands in their place."""
+    """A defect. patches: names of attributes, and their replacements."""
 
     patches: tuple[Patch, ...] = ()
 
     @contextmanager
-    def planted(self) -> Iterator[None]:
+    def plant(self) -> Iterator[None]:
+        """Plant the defect inside this context."""
         with ExitStack() as stack:
             for name, made in self.patches:
                 stack.enter_context(mock.patch(name, made))
             yield
 
 
-def nothing(*given: object, **named: object) -> None:
-    """In place of a function that does something."""
+def do_nothing(*given: object, **named: object) -> None:
+    """Replace a function that does something."""
 
 
 def handlers(made: dict[type, Callable[..., Any]]) -> Patch:
-    """Other handlers of some events, in place of the round's own."""
-    return "coordinator.round.step.HANDLERS", MappingProxyType({**HANDLERS, **made})
+    """Return a patch that replaces the handlers of some events."""
+    return "coordinator.round.round_step.HANDLERS", MappingProxyType({**HANDLERS, **made})
 
 
 def forget_at_once(r: Round, e: on.UpdateFolded, out: list[Any]) -> Round:
-    """The file of a folded update goes before any snapshot holds it."""
+    """Delete the file of a folded update before a snapshot contains it."""
     out.append(Forget(e.key))
-    return updates.folded(r, e, out)
+    return updates.finish_fold(r, e, out)
 
 
 def accept_again(r: Round, e: on.UpdateOffered, out: list[Any]) -> Round:
-    """An update that came is taken for a new one when it is offered again."""
+    """Accept an update as new when it is offered again."""
     state = r.tasks.get(Key(e.agent, e.offer.submodel, e.offer.round, e.offer.work))
     if state is not None and state.came:
-        r = put(r, structs.replace(state, stage="asked", outcome=""))
-    return updates.offer(r, e, out)
+        r = put_task(r, structs.replace(state, stage="asked", outcome=""))
+    return updates.answer_offer(r, e, out)
 
 
-def acted_first(self: Driver, event: on.RoundEvent) -> None:
-    """Actions come before the event is written."""
+def act_first(self: Driver, event: on.RoundEvent) -> None:
+    """Perform actions before the event is written."""
     journal, held = self.journal, list[on.RoundEvent]()
     if journal is None or not journal.recording:
         return STEP(self, event)
@@ -76,27 +77,27 @@ def acted_first(self: Driver, event: on.RoundEvent) -> None:
     return None
 
 
-def unchecked(self: Inbox, spool: Any, slots: int, *, sync: bool = True) -> None:
-    """Updates are acknowledged before they are on disk."""
+def init_unsynced(self: Inbox, spool: Any, slots: int, *, sync: bool = True) -> None:
+    """Acknowledge updates before they are on disk."""
     INBOX(self, spool, slots, sync=False)
 
 
-def patient(r: Round, e: on.AgentBeat, out: list[Any]) -> Round:
-    """A heartbeat of one agent counts as progress of all."""
+def extend_all(r: Round, e: on.AgentBeat, out: list[Any]) -> Round:
+    """Count a heartbeat of one agent as progress of all."""
     r = HANDLERS[on.AgentBeat](r, e, out)
     for state in list(r.tasks.values()):
-        r = put(r, structs.replace(state, moved=r.now)) if state.open else r
+        r = put_task(r, structs.replace(state, moved=r.now)) if state.open else r
     return r
 
 
-def unexplained(r: Round, e: on.UpdateRefused, out: list[Any]) -> Round:
-    """Refuse an update without giving a reason."""
+def refuse_without_reason(r: Round, e: on.UpdateRefused, out: list[Any]) -> Round:
+    """Reject an update without a reason."""
     return HANDLERS[on.UpdateRefused](r, structs.replace(e, reason=""), out)
 
 
-def uncut(data: bytes) -> list[bytes]:
-    """What a power cut left of the last record is read as if it were whole."""
-    from coordinator.store.journal import FRAME, SYNCED
+def read_torn(data: bytes) -> list[bytes]:
+    """Read what a power cut left of the last record as if it were complete."""
+    from coordinator.store.journal_records import FRAME, SYNCED
 
     found, start = [], 0
     while start + FRAME.size < len(data):
@@ -106,15 +107,15 @@ def uncut(data: bytes) -> list[bytes]:
     return found
 
 
-def newest(self: Journal, checkpoint: str) -> Any:
-    """Any segment will do, whatever checkpoint it continues."""
+def find_newest(self: Journal, checkpoint: str) -> Any:
+    """Use any segment, whatever checkpoint it continues."""
     for path in sorted(self._segments(), reverse=True):
         return path, *self._read(path)
     return None
 
 
-def unlooked(self: Driver, key: Any) -> Any:
-    """An update is read from the spool without a look at its digest."""
+def read_unverified(self: Driver, key: Any) -> Any:
+    """Read an update from the spool without checking its digest."""
     return self._updates.pop(key, None) or self.inbox.read(self.inbox.path(key), RAW)
 
 
@@ -123,9 +124,9 @@ DRIVER = "coordinator.fleet.driver.Driver"
 
 DEFECTS: dict[str, Defect] = {
     "": Defect(),
-    "the journal is not synced": Defect((("coordinator.store.journal.Journal.sync", nothing),)),
+    "the journal is not synced": Defect((("coordinator.store.journal.Journal.sync", do_nothing),)),
     "an update is acknowledged before it is on disk": Defect(
-        (("coordinator.fleet.inbox.Inbox.__init__", unchecked),)
+        (("coordinator.fleet.inbox.Inbox.__init__", init_unsynced),)
     ),
     "an update leaves the spool before its snapshot": Defect(
         (handlers({on.UpdateFolded: forget_at_once}),)
@@ -136,27 +137,29 @@ DEFECTS: dict[str, Defect] = {
     "a lease never ends": Defect(
         (("coordinator.round.task_state.TaskState.due", property(lambda self: float("inf"))),)
     ),
-    "actions come before their event is written": Defect(((f"{DRIVER}._step", acted_first),)),
-    "a torn record is read": Defect((("coordinator.store.journal.split_records", uncut),)),
+    "actions come before their event is written": Defect(((f"{DRIVER}._step", act_first),)),
+    "a torn record is read": Defect((("coordinator.store.journal.split_records", read_torn),)),
     "a journal continues any checkpoint": Defect(
-        (("coordinator.store.journal.Journal._find", newest),)
+        (("coordinator.store.journal.Journal._find", find_newest),)
     ),
-    "a replay trusts the spool": Defect(((f"{DRIVER}._update", unlooked),)),
+    "a replay trusts the spool": Defect(((f"{DRIVER}._update", read_unverified),)),
     "lost tasks are not told again": Defect(
-        (("coordinator.round.agents.remind", lambda r, state, pause, out: r),)
+        (("coordinator.round.agent_handlers.remind", lambda r, state, pause, out: r),)
     ),
     "a late task holds the round": Defect(
         (("coordinator.round.task_state.TaskState.working", property(lambda self: self.open)),)
     ),
-    "a heartbeat extends every lease": Defect((handlers({on.AgentBeat: patient}),)),
-    "an update is refused without a reason": Defect((handlers({on.UpdateRefused: unexplained}),)),
+    "a heartbeat extends every lease": Defect((handlers({on.AgentBeat: extend_all}),)),
+    "an update is refused without a reason": Defect(
+        (handlers({on.UpdateRefused: refuse_without_reason}),)
+    ),
     "old segments of the journal stay": Defect(
-        (("coordinator.store.journal.Journal.sweep", nothing),)
+        (("coordinator.store.journal.Journal.sweep", do_nothing),)
     ),
     "an agent does not offer its update again": Defect(
-        (("federated.device.uploads.Uploads.stalled", lambda self, now: []),)
+        (("federated.device.uploads.Uploads.check_stalls", lambda self, now: []),)
     ),
     "an agent's update does not outlive its process": Defect(
-        (("federated.device.spool.Spool.keep", nothing),)
+        (("federated.device.spool.Spool.note", do_nothing),)
     ),
 }

@@ -1,6 +1,4 @@
-"""A task runner that takes virtual seconds, and whose answers follow from agent, round and weights
-alone.
-"""
+"""Task runner that takes virtual time; its results depend only on agent, round and weights."""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.schedules.lies import about_update
+from benchmarks.schedules.lies import falsify_update
 from benchmarks.schedules.world import World
+from federated.data.dataset import Dataset
 from federated.device.task_runner import Outcome
 from federated.device.trainers.catalogue import open_trainer
 from federated.task import Card, Task, Update
@@ -28,20 +27,19 @@ from models.families.catalogue import statistics
 __all__ = ["DATA", "PYTORCH", "VirtualRunner", "learn", "survey_once"]
 
 DATA = Card("digits", (1, 4, 4), "uint8", 4, 100, 20, (5.0,), (6.0,))
-PYTORCH = open_trainer("pytorch")  # surveys; nothing else computes here
-# share of the way to a point of its own that an agent's weights go in a training
-NEARER = np.float32(0.1)
+PYTORCH = open_trainer("pytorch")  # only for surveys
+NEARER = np.float32(0.1)  # fraction of the way to the agent's own point per training
 
 
-def drawn(task: Task) -> float:
-    """From 0 to 1, by agent and round."""
+def draw_value(task: Task) -> float:
+    """Return a number from 0 to 1, by agent and round."""
     digest = hashlib.sha256(f"{task.agent}/{task.round}".encode()).digest()
     return int.from_bytes(digest[:4], "big") / 2**32
 
 
 def learn(task: Task, weights: Mapping[str, NDArray[Any]]) -> Update:
-    """The answer to a task."""
-    value = drawn(task)
+    """Return the result of a task."""
+    value = draw_value(task)
     said = Update(
         task.run,
         task.round,
@@ -94,33 +92,13 @@ def learn(task: Task, weights: Mapping[str, NDArray[Any]]) -> Update:
     )
 
 
-@dataclass(frozen=True)
-class Surveyed:
-    """The examples that an agent is surveyed on."""
-
-    x: NDArray[Any]
-    y: NDArray[Any]
-    labels: tuple[int, ...]
-
-    @property
-    def x_held(self) -> NDArray[Any]:
-        return self.x
-
-    @property
-    def y_held(self) -> NDArray[Any]:
-        return self.y
-
-
-OWN = Surveyed(
-    np.arange(64 * 16, dtype=np.uint8).reshape(64, 1, 4, 4) % 11, np.arange(64) % 4, (0, 1, 2, 3)
-)
+EXAMPLES = np.arange(64 * 16, dtype=np.uint8).reshape(64, 1, 4, 4) % 11
+OWN = Dataset("survey", EXAMPLES, np.arange(64) % 4, EXAMPLES, np.arange(64) % 4, 4)
 SURVEYS = dict[tuple[str, tuple[str, ...]], dict[str, Any]]()
 
 
 def survey_once(run: Run) -> dict[str, Any]:
-    """What the method's survey finds in these examples; the same for each run of this method and
-    menu, so it is made once.
-    """
+    """Return the survey of these examples, made once per method and menu."""
     key = run.method, tuple(submodel.name for submodel in run.menu)
     if key not in SURVEYS:
         SURVEYS[key] = PYTORCH.survey(run, OWN, 10**9)
@@ -129,12 +107,12 @@ def survey_once(run: Run) -> dict[str, Any]:
 
 @dataclass
 class VirtualRunner:
-    """The task runner of one agent.
+    """Task runner of one agent.
 
-    pace: seconds that a task takes, about.
-    character: `mute` never answers, a `liar` answers something else.
-    wake: called when a task is done.
-    offered: names of transfers that the agent has offered.
+    pace: approximate seconds of a task
+    character: `mute` never answers, a `liar` returns false updates
+    wake: called when a task is done
+    offered: names of transfers that the agent has offered
     """
 
     world: World
@@ -156,7 +134,7 @@ class VirtualRunner:
 
     def poll(self) -> Outcome | None:
         if self.character == "mute":
-            self.progress = int(self.world.now), 10**9  # it claims to be at work
+            self.progress = int(self.world.now), 10**9  # it claims to work
             return None
         if self.present is None or self.world.now < self.due:
             return None
@@ -164,7 +142,7 @@ class VirtualRunner:
         try:
             made = learn(task, tensors.decode(weights.read_bytes())[1])
             if self.character == "liar":
-                made = about_update(made, self.world.random)
+                made = falsify_update(made, self.world.random)
             result.write_bytes(
                 tensors.encode(msgspec.to_builtins(replace(made, tensors={})), made.tensors)
             )

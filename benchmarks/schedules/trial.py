@@ -1,6 +1,4 @@
-"""One schedule: a coordinator and agents in virtual time, what breaks, and what must hold at the
-end.
-"""
+"""One schedule: a coordinator and agents in virtual time, with faults and final checks."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks.schedules import disks
-from benchmarks.schedules.device import AGAIN, RUN, Device
+from benchmarks.schedules.device import RESTART, RUN, Device
 from benchmarks.schedules.disks import Disks
 from benchmarks.schedules.faults import CHARACTERS, COORDINATOR, DEATHS, Fault, Schedule
 from benchmarks.schedules.network import Cable, Network
@@ -25,27 +23,27 @@ from benchmarks.schedules.oracle import Oracle
 from benchmarks.schedules.world import Killed, Process, Stalled, World
 from coordinator.fleet.fleet import Fleet
 from coordinator.run.preparation import prepare
-from coordinator.run.start import RunOptions
-from coordinator.run.start import run as run_coordinator
+from coordinator.run.runner import RunOptions
+from coordinator.run.runner import run as run_coordinator
 from coordinator.settings.config import Config, load
 from federated.errors import LinkError, StoreError
 
 __all__ = ["REPLACED", "Outcome", "Tell", "run_schedule"]
 
-WATCHED = "coordinator.fleet.driver.step"  # replaced by one that calls it, and looks at what it did
+WATCHED = "coordinator.fleet.driver.step"  # wrapped by the oracle
 REPLACED = *disks.REPLACED, "time.monotonic", WATCHED
-"""What is replaced in production code while a schedule runs. Links, broker and task runner are
-handed in, as other ones are elsewhere.
+"""Names replaced in production code during a schedule. Links, broker and task runner are passed in,
+as elsewhere.
 """
 
 Tell = Callable[[float, object], None]
-"""Is given the seconds and each event or fault."""
+"""Function that receives the time in seconds and each event or fault."""
 
-LIMIT = 20_000.0  # virtual seconds after which a run has stalled
-LIVES = 40  # of the coordinator
-KEEPALIVE = 45.0  # seconds after which a broker takes a silent client to be gone
-PARTING = 300.0  # seconds that agents have to hear that the run is over
-# in which bits may flip; the journal and checkpoints refuse to be resumed from
+LIMIT = 20_000.0  # virtual seconds until a run counts as stalled
+LIVES = 40  # most starts of the coordinator
+KEEPALIVE = 45.0  # seconds until a broker disconnects a silent client
+PARTING = 300.0  # seconds for agents to learn that the run is over
+# files with bit flips; a damaged journal or checkpoint cannot be resumed
 FILES = ".have", ".part", ".task", ".update", ".weights"
 BASE = {
     "name": RUN,
@@ -61,16 +59,16 @@ BASE = {
 
 @dataclass
 class Outcome:
-    """How a schedule ended.
+    """Outcome of a schedule.
 
-    seed: of the schedule.
-    wrong: what does not hold; empty where all does.
-    finished: whether all rounds are done.
-    injected: faults by kind.
-    seconds: of virtual time.
-    lives: of the coordinator.
-    folded: updates.
-    trainings: that agents began.
+    seed: of the schedule
+    wrong: first failed check; empty if none
+    finished: True if all rounds are complete
+    injected: faults by kind
+    seconds: of virtual time
+    lives: starts of the coordinator
+    folded: updates
+    trainings: begun by agents
     """
 
     seed: int
@@ -84,7 +82,7 @@ class Outcome:
 
 
 class Trial:
-    """A schedule while it runs, in a folder of its own."""
+    """Execution of a schedule, in a folder of its own."""
 
     def __init__(self, schedule: Schedule, folder: Path, tell: Tell) -> None:
         self.schedule, self.folder, self.tell = schedule, folder, tell
@@ -99,15 +97,16 @@ class Trial:
         self.namesakes: list[Device] = []
         self.fleet: Fleet | None = None
         self.oracle = Oracle(folder / "runs", RUN, self._fail)
-        self._wait = AGAIN
+        self._wait = RESTART
 
     def run(self) -> Outcome:
+        """Run the schedule, and return its outcome."""
         for fault in self.schedule.faults:
             self._plan(fault)
         for index, (name, pace) in enumerate(self.schedule.paces.items()):
             self.world.after(0.1 * index, partial(self._join, name, pace))
         with ExitStack() as stack:
-            stack.enter_context(self.disks.replaced())
+            stack.enter_context(self.disks.replace_files())
             stack.enter_context(
                 mock.patch("time.monotonic", partial(self.world.clock, self.coordinator))
             )
@@ -115,27 +114,23 @@ class Trial:
             try:
                 self._live()
             except Stalled:
-                self._fail(f"stalled: not over after {LIMIT:.0f} s")
+                self._fail(f"stalled: unfinished after {LIMIT:.0f} s")
             for device in (*self.devices.values(), *self.namesakes):
                 device.close()
         if self.outcome.finished and not self.outcome.wrong:
             honest = {name for name, device in self.devices.items() if not device.character}
-            self.outcome.folded = sum(
-                map(
-                    len,
-                    self.oracle.check_end(honest, self.struck, self.world.repeated).folded.values(),
-                )
-            )
+            found = self.oracle.check_end(honest, self.struck, self.world.repeated)
+            self.outcome.folded = sum(map(len, found.folded.values()))
         self.outcome.seconds, self.outcome.trainings = self.world.now, self.world.trainings
         return self.outcome
 
     # ---- the coordinator -------------------------------------------------------------------------
 
     def _live(self) -> None:
-        """The coordinator's lives, until one comes to the end of the run."""
-        self._light(self.coordinator)
+        """Run the coordinator again and again, until it finishes the run."""
+        self._set_deaths(self.coordinator)
         for life in range(1, LIVES + 1):
-            self.outcome.lives, self._wait = life, AGAIN
+            self.outcome.lives, self._wait = life, RESTART
             if self._life():
                 self.outcome.finished = True
                 self._part()
@@ -143,10 +138,10 @@ class Trial:
             until = self.world.now + self._wait
             while self.world.step(until):
                 pass
-        self._fail(f"stalled: not over after {LIVES} lives of the coordinator")
+        self._fail(f"stalled: unfinished after {LIVES} starts of the coordinator")
 
     def _life(self) -> bool:
-        """One life; whether the run is over."""
+        """Run the coordinator once. Return True if the run is finished."""
         prepared, link, runs, replaying = None, None, self.folder / "runs", False
         try:
             with self.world.turn_of(self.coordinator):
@@ -164,12 +159,12 @@ class Trial:
                 )
             return True
         except Killed as death:
-            replaying = came_through(death, "replay")
+            replaying = raised_in(death, "replay")
         except (StoreError, LinkError, OSError) as error:
-            # what a person, or systemd, answers by another start
+            # a person or systemd would restart it
             self.tell(self.world.now, error)
         finally:
-            # who dies in a replay is somewhere within it
+            # a death in a replay leaves a state between two events
             if self.coordinator.dead and self.fleet is not None and not replaying:
                 self.oracle.check_death(self.fleet)
             if prepared is not None:
@@ -189,11 +184,11 @@ class Trial:
         self.fleet = fleet
 
     def _part(self) -> None:
-        """Agents hear that the run is over."""
+        """Let agents learn that the run is over."""
         until = self.world.now + PARTING
         while not all(device.over for device in self.devices.values()) and self.world.step(until):
             pass
-        # nobody is left who would say it again
+        # these can lose the last message, and no coordinator is left to repeat it
         forgetful = self.outcome.injected.keys() & {
             "broker forgets",
             "damage",
@@ -203,17 +198,17 @@ class Trial:
         if (
             waiting := [name for name, device in self.devices.items() if not device.over]
         ) and not forgetful:
-            self._fail(f"stalled: {', '.join(waiting)} did not hear that the run is over")
+            self._fail(f"stalled: {', '.join(waiting)} did not learn that the run is over")
 
     def _start_another(self) -> None:
-        """A second coordinator of the run does not start while the first one runs."""
+        """Check that a second coordinator of the run does not start while the first one runs."""
         if self.fleet is None or self.coordinator.dead:
             return
         try:
             prepare(self._config(), self.folder / "runs", resume=True).close()
         except StoreError:
             return
-        self._fail("two coordinators had one run")
+        self._fail("two coordinators ran one run")
 
     def _fail(self, why: str) -> None:
         self.outcome.wrong = self.outcome.wrong or why
@@ -234,24 +229,24 @@ class Trial:
         device = self.devices[name] = Device(
             self.network, self.folder / name, name, pace, "".join(characters), self._fail
         )
-        self._light(device.process)
+        self._set_deaths(device.process)
         device.begin()
         device.tick()
 
-    def _light(self, process: Process) -> None:
-        """Sets when a process dies."""
+    def _set_deaths(self, process: Process) -> None:
+        """Set when a process dies."""
         for fault in self.schedule.faults:
             if fault.kind in DEATHS and fault.who == process.name:
                 process.fuses[int(fault.at)] = partial(self._kill, fault)
 
     def _strike(self, fault: Fault) -> None:
-        """Note that a fault happens."""
+        """Record that a fault happens."""
         self.outcome.injected[fault.kind] += 1
         self.struck.add((fault.kind, fault.who))
         self.tell(self.world.now, fault)
 
     def _kill(self, fault: Fault) -> None:
-        """After a process has died: what its disk lost, and when it is started again."""
+        """Damage the disk of a process that has died, and plan its restart."""
         self._strike(fault)
         folder = self.folder / ("runs" if fault.who == COORDINATOR else fault.who)
         if fault.kind == "power":
@@ -276,30 +271,28 @@ class Trial:
         )
         match fault.kind:
             case "cut":
-                self.network.hang_up([fault.who], fault.lasts)
+                self.network.cut_links([fault.who], fault.lasts)
             case "broker restart" | "broker forgets":
                 self.network.restart(fault.lasts, forget=fault.kind == "broker forgets")
             case "retained lost":
-                self.network.lose_retained(fault.much)
+                self.network.drop_retained(fault.much)
             case "disk full":
                 self.disks.full.add(fault.who)
                 self.world.after(fault.lasts, partial(self.disks.full.discard, fault.who))
             case "clock" if process is not None:
-                # an agent's clock is never set back
+                # an agent's clock never jumps back
                 process.leap += fault.much if fault.who == COORDINATOR else abs(fault.much)
             case "pause" if process is not None:
                 process.paused = self.world.now + fault.lasts
                 if fault.lasts > KEEPALIVE:
                     self.world.after(
                         KEEPALIVE,
-                        partial(self.network.hang_up, [fault.who], fault.lasts - KEEPALIVE),
+                        partial(self.network.cut_links, [fault.who], fault.lasts - KEEPALIVE),
                     )
             case "namesake" if fault.who in self.devices:
-                copied, folder = (
-                    self.rng.choice(("", *self.devices)),
-                    self.folder / f"{fault.who}-namesake",
-                )
-                # its disk is a copy of another device's
+                copied = self.rng.choice(("", *self.devices))
+                folder = self.folder / f"{fault.who}-namesake"
+                # its disk can be a copy of another device's
                 if copied and (self.folder / copied).is_dir() and not folder.exists():
                     shutil.copytree(self.folder / copied, folder)
                 namesake = Device(self.network, folder, fault.who, 1.0, "namesake")
@@ -312,10 +305,8 @@ class Trial:
                 self.network.begin(fault)
 
 
-def came_through(error: BaseException | None, function: str) -> bool:
-    """Whether an error, or the one that was being handled when it was raised, came out of a
-    function of this name.
-    """
+def raised_in(error: BaseException | None, function: str) -> bool:
+    """Return True if an error, or one in its context, passed through a function of this name."""
     while error is not None:
         if any(
             frame.f_code.co_name == function for frame, _ in traceback.walk_tb(error.__traceback__)
@@ -326,7 +317,7 @@ def came_through(error: BaseException | None, function: str) -> bool:
 
 
 def run_schedule(schedule: Schedule, tell: Tell = lambda at, event: None) -> Outcome:
-    """Runs a schedule in a folder in memory."""
+    """Run a schedule in a folder in memory."""
     folder = Path(
         tempfile.mkdtemp(
             prefix="espalier-schedule-",

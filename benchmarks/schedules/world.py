@@ -1,5 +1,5 @@
-"""Virtual time: what is due next happens next, in one thread, and whose turn it is decides who
-dies.
+"""Virtual time: the next due event happens next, in one thread, and deaths belong to the running
+process.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ Happening: TypeAlias = Callable[[], None]
 
 
 class Killed(BaseException):
-    """A process ended between two of its actions. Nothing that it does while the exception passes
-    through it has an effect.
+    """A process died between two of its actions. While the exception propagates, nothing that the
+    process does has an effect.
     """
 
 
 class Process:
     """One party of a schedule: the coordinator or an agent.
 
-    pulses: actions so far: messages that it sent or waited for, files that it wrote or synced.
-    fuses: actions before which it dies, each with what follows. dead: whether it does nothing more.
-    paused: until when it stands still. leap: seconds that its clock is ahead.
+    pulses: number of actions: messages that it sent or waited for, files that it wrote or synced
+    fuses: actions before which it dies, each with what follows
+    dead: True until the next life begins
+    paused: time until which it stands still
+    leap: seconds that its clock is ahead
     """
 
     def __init__(self, name: str) -> None:
@@ -37,12 +39,12 @@ class Process:
         self.paused = self.leap = 0.0
 
     def bury(self) -> None:
-        """After its death: what follows from it happens, and the next life may begin."""
+        """Run what follows its death, and allow the next life."""
         self.dead, follow, self._afterwards = False, self._afterwards, lambda: None
         follow()
 
     def pulse(self) -> None:
-        """Counts an action. Raises Killed where the process dies before it, or is dead."""
+        """Count an action. Killed: the process dies before it, or is dead."""
         self.pulses += 1
         follow = self.fuses.pop(self.pulses, None)
         if follow is not None:
@@ -56,12 +58,12 @@ class Stalled(BaseException):
 
 
 class World:
-    """The clock, and what is due.
+    """Clock and due events.
 
-    running: the process whose turn it is.
-    limit: seconds after which Stalled is raised.
-    trainings: begun so far.
-    repeated: agents that began one whose update they had offered already.
+    running: process that has the turn
+    limit: seconds until Stalled is raised
+    trainings: number begun
+    repeated: agents that trained again after they had offered the update
     """
 
     def __init__(self, seed: int, limit: float) -> None:
@@ -73,12 +75,12 @@ class World:
         self._count = 0
 
     def clock(self, process: Process) -> float:
-        """The seconds that a process reads."""
+        """Return the time that a process reads, in seconds."""
         return self.now + process.leap
 
     @contextmanager
     def turn_of(self, process: Process | None) -> Iterator[None]:
-        """As long as this lasts, what happens is done by this process."""
+        """Give a process the turn inside this context."""
         before, self.running = self.running, process
         try:
             yield
@@ -86,12 +88,15 @@ class World:
             self.running = before
 
     def after(self, seconds: float, happening: Happening) -> None:
+        """Schedule a function at a time from now."""
         self._count += 1
         heapq.heappush(self._due, (self.now + seconds, self._count, happening))
 
     def step(self, until: float) -> bool:
-        """Lets the next thing happen that is due by then; False where nothing is, and it is then.
-        Raises Stalled.
+        """Run the next event due by `until`. Return False if there is none, and advance the clock
+        to `until`.
+
+        Stalled: the limit is exceeded.
         """
         if self.now > self.limit:
             raise Stalled

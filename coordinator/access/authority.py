@@ -69,11 +69,12 @@ class Authority:
     Raises ConfigError for a folder that others may read, or that holds something else.
     """
 
-    def __init__(self, folder: Path, hosts: Iterable[str] = ()) -> None:
-        """Open the authority, and renew its own certificates and list where needed.
+    def __init__(self, folder: Path, hosts: Iterable[str] = (), *, renew: bool = True) -> None:
+        """Open the authority.
 
         hosts: names and addresses to put into the broker's certificate, beside those of this
             machine; they are remembered.
+        renew: renew the authority's own certificates and list where needed.
         `renewed` tells whether a file that the broker reads was written.
         """
         self.folder = folder
@@ -96,7 +97,7 @@ class Authority:
             if not self.ca.exists() or self.ca.read_bytes() != to_pem(self._root.certificate):
                 files.write(self.ca, to_pem(self._root.certificate))
             self._remember(hosts)
-        self.renewed = self.renew_own()
+        self.renewed = renew and self.renew_own()
 
     def close(self) -> None:
         self.registry.close()

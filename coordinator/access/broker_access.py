@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.access.authority_folder import default_folder, open_authority
+from coordinator.access.enrolment_process import EnrolmentProcess
 from coordinator.broker import local as brokers
 from coordinator.broker.addresses import check_exposure
 from coordinator.broker.mosquitto import COORDINATOR
 from coordinator.settings.services import Broker as Wanted
 from federated.errors import ConfigError, EspalierError
 from federated.runtime.console import Say
-from federated.wire.address import PORTS, identified, parse_address, scheme_of, url
+from federated.wire.address import PORTS, add_credentials, format_url, get_scheme, parse_address
 
 if TYPE_CHECKING:
     from coordinator.access.authority import Authority
-    from coordinator.access.enrolment_server import EnrolmentServer
 
 __all__ = ["AuthorityWatcher", "BrokerAccess", "Poller", "add_certificate", "open_broker_access"]
 
@@ -47,7 +47,7 @@ HAND_OVER = (
 
 @dataclass
 class BrokerAccess:
-    """What a coordinator needs to use a broker.
+    """A coordinator's access to a broker.
 
     address: of the broker, with the coordinator's credentials.
     barred: agents whose certificates were all revoked; their messages must be ignored.
@@ -78,7 +78,7 @@ class Poller:
 
 
 class AuthorityWatcher:
-    """Applies changes in an authority's folder to the broker and the enrolment server.
+    """Applies changes in an authority's folder to the broker.
 
     broker: the broker that this process started; None for an external one. clock: Unix time, which
     advances while the machine is suspended.
@@ -89,16 +89,9 @@ class AuthorityWatcher:
         authority: Authority,
         access: BrokerAccess,
         broker: brokers.Broker | None,
-        enrolment: EnrolmentServer,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._authority, self._access, self._broker, self._enrolment, self._clock = (
-            authority,
-            access,
-            broker,
-            enrolment,
-            clock,
-        )
+        self._authority, self._access, self._broker, self._clock = authority, access, broker, clock
         self._checked = clock()
         if broker is None and authority.renewed:
             log.warning("%s", HAND_OVER)
@@ -126,7 +119,6 @@ class AuthorityWatcher:
             self._checked = now
 
     def _apply(self, names: frozenset[str], new: frozenset[str]) -> None:
-        self._enrolment.reload()
         if self._broker is not None:
             self._broker.reload(names)
             if new:
@@ -145,7 +137,7 @@ class AuthorityWatcher:
             log.warning("%s", HAND_OVER)
 
     def _file_times(self) -> tuple[int, ...]:
-        """Return when the files that the broker and the server read were last written."""
+        """Return when the files that the broker reads were last written."""
         return tuple(
             path.stat().st_mtime_ns for path in (self._authority.crl, self._authority.server)
         )
@@ -155,14 +147,14 @@ def add_certificate(broker: str) -> str:
     """Return a broker's address with the coordinator's certificate, if the address requires one and
     this user has the authority (or ESPALIER_BROKER__PKI names it).
     """
-    if scheme_of(broker) not in PORTS:
+    if get_scheme(broker) not in PORTS:
         return broker  # only MQTT brokers use certificates
     address = parse_address(broker)
     folder = Path(os.environ.get("ESPALIER_BROKER__PKI") or default_folder())
     pem = folder / "coordinator.pem"
     if not address.tls or address.cert is not None or address.user is not None or not pem.is_file():
         return broker
-    return url(identified(address, str(folder / "ca.pem"), str(pem)))
+    return format_url(add_credentials(address, str(folder / "ca.pem"), str(pem)))
 
 
 @contextmanager
@@ -194,12 +186,10 @@ def open_broker_access(wanted: Wanted, folder: Path, say: Say) -> Iterator[Broke
 
 @contextmanager
 def _open_with_tls(wanted: Wanted, folder: Path, say: Say) -> Iterator[BrokerAccess]:
-    from coordinator.access.enrolment_server import EnrolmentServer
-
     if wanted.passwords:
         raise ConfigError(
-            "--tls and --passwords exclude each other: the one identifies devices by certificates, "
-            "the other by users"
+            "--tls and --passwords cannot be combined: --tls identifies devices by certificates, "
+            "--passwords by users"
         )
     check_exposure(wanted.listen, known=True)
     with ExitStack() as stack:
@@ -211,8 +201,8 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say) -> Iterator[BrokerAcc
                 raise ConfigError(
                     f"--tls requires a broker with TLS: expected mqtts://HOST, found {address}"
                 )
-            address = identified(address, str(authority.ca), str(authority.coordinator))
-            broker, public, access = None, str(address), BrokerAccess(url(address))
+            address = add_credentials(address, str(authority.ca), str(authority.coordinator))
+            broker, public, access = None, str(address), BrokerAccess(format_url(address))
         else:
             # compared, not bound
             authority.add_hosts([wanted.listen] if wanted.listen not in ("0.0.0.0", "::") else [])  # noqa: S104
@@ -223,11 +213,12 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say) -> Iterator[BrokerAcc
                 )
             )
             public, access = broker.address.rpartition(":")[2], BrokerAccess(broker.url)
-        enrolment = EnrolmentServer(authority, wanted.listen, wanted.enrol, lambda: public)
+        enrolment = EnrolmentProcess(authority.folder, (wanted.listen, wanted.enrol), public)
         stack.callback(enrolment.close)
+        stack.callback(Poller(enrolment.restart_if_dead).close)
         authority.registry.set_fact("enrolment", str(enrolment.port))
         authority.registry.set_fact("listen", wanted.listen)
-        stack.callback(Poller(AuthorityWatcher(authority, access, broker, enrolment).poll).close)
+        stack.callback(Poller(AuthorityWatcher(authority, access, broker).poll).close)
         what = (
             f"started {broker.name} at {broker.address}"
             if broker

@@ -13,7 +13,9 @@ others out.
 from __future__ import annotations
 
 import logging
+import socket
 import ssl
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -22,13 +24,14 @@ import anyio.to_thread
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from coordinator.access.authority import Authority
-from federated.errors import LinkError, Refused
-from federated.runtime.web_server import CERTIFICATE, Limits, WebServer
+from federated.errors import Refused
+from federated.runtime.connection_limits import RateLimiter
+from federated.runtime.web_server import CERTIFICATE, BodyReader, Limits, WebServer
 from federated.wire.enrolment_token import AUTHORITY, ENROL, LARGEST, RENEW, Answer, Ask, Renewal
 
 __all__ = ["CONNECTION_TIMEOUT", "MAX_CONNECTIONS", "EnrolmentServer", "build_application"]
@@ -37,38 +40,43 @@ log = logging.getLogger(__name__)
 
 CONNECTION_TIMEOUT = 10.0  # seconds
 MAX_CONNECTIONS = 64
+MAX_PER_ADDRESS = 32  # connections; a second address always gets in
 SHUTDOWN_TIMEOUT = 5.0  # seconds for requests in progress
+SIGNING = 4  # certificates to sign at a time
+LOG_RATE = 1.0  # refusals to log per second: strangers must not fill the disk
 
 Kind = TypeVar("Kind", Ask, Renewal)
 
 
 class EnrolmentServer:
-    """Serves an authority from a its own thread until closed."""
+    """Serves an authority from its own thread until closed."""
 
     def __init__(
-        self, authority: Authority, listen: str, port: int, broker: Callable[[], str]
+        self, authority: Authority, address: tuple[str, int] | socket.socket, broker: str
     ) -> None:
-        """broker: returns the broker's address for devices (see `Answer`). port: 0 picks a free
-        one. Raises LinkError if the port cannot be bound.
+        """address: host and port (0 picks a free one), or a listening socket. broker: the broker's
+        address for devices (see `Answer`). Raises OSError if the port cannot be bound.
         """
         self._authority, self.context = authority, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.load_verify_locations(authority.ca)
         self.context.verify_mode = ssl.CERT_OPTIONAL  # a device that enrols has no certificate yet
         self.reload()
-        try:
-            self._server = WebServer(
-                build_application(authority, broker),
-                (listen, port),
-                Limits(MAX_CONNECTIONS, SHUTDOWN_TIMEOUT, lifetime=CONNECTION_TIMEOUT),
-                tls=self.context,
-            )
-        except OSError as error:
-            raise LinkError(
-                f"enrolment cannot listen on port {port} of {listen}: {error.strerror}; "
-                "choose another with --set broker.enrol=PORT"
-            ) from error
+        limits = Limits(
+            MAX_CONNECTIONS,
+            SHUTDOWN_TIMEOUT,
+            lifetime=CONNECTION_TIMEOUT,
+            per_address=MAX_PER_ADDRESS,
+        )
+        self._server = WebServer(
+            build_application(authority, broker), address, limits, tls=self.context
+        )
         self.port = self._server.port
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server's thread runs."""
+        return self._server.alive
 
     def reload(self) -> None:
         """Load the authority's current certificate; new connections use it."""
@@ -78,8 +86,10 @@ class EnrolmentServer:
         self._server.close()
 
 
-def build_application(authority: Authority, broker: Callable[[], str]) -> Starlette:
-    """Build the application. broker: returns the broker's address for devices."""
+def build_application(authority: Authority, broker: str) -> Starlette:
+    """Build the application. broker: the broker's address for devices."""
+    bodies = BodyReader(LARGEST, MAX_CONNECTIONS * LARGEST, CONNECTION_TIMEOUT)
+    signing, logged = anyio.CapacityLimiter(SIGNING), RateLimiter(LOG_RATE)
 
     async def show(request: Request) -> Response:
         return Response(
@@ -89,7 +99,7 @@ def build_application(authority: Authority, broker: Callable[[], str]) -> Starle
         )
 
     async def enrol(request: Request) -> Response:
-        asked = await _read(request, Ask)
+        asked = await _read(request, bodies, Ask)
         return await sign(
             "enrolled", lambda: authority.enrol(bytes.fromhex(asked.secret), asked.request)
         )
@@ -102,16 +112,17 @@ def build_application(authority: Authority, broker: Callable[[], str]) -> Starle
                 "expected a client certificate of this authority; a device without one enrols "
                 "with a token",
             )
-        asked = await _read(request, Renewal)
+        asked = await _read(request, bodies, Renewal)
         return await sign("renewed", lambda: authority.renew(shown, asked.request))
 
     async def sign(what: str, issue: Callable[[], str]) -> Response:
         try:
-            certificate = await anyio.to_thread.run_sync(issue)
+            certificate = await anyio.to_thread.run_sync(issue, limiter=signing)
         except Refused as error:
-            log.warning("not %s: %s", what, error)
+            if not logged.wait(what, time.monotonic()):
+                log.warning("not %s: %s", what, error)
             raise HTTPException(403, str(error)) from error
-        return _json(Answer(certificate, broker()))
+        return _json(Answer(certificate, broker))
 
     routes = [
         Route(AUTHORITY, show, methods=["GET"]),
@@ -122,20 +133,14 @@ def build_application(authority: Authority, broker: Callable[[], str]) -> Starle
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
-async def _read(request: Request, kind: type[Kind]) -> Kind:
-    """Decode the body of a request, without ever holding more than the limit in memory."""
-    body = b""
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > LARGEST:
-                raise HTTPException(413, f"expected at most {LARGEST} bytes")
-    except ClientDisconnect as error:
-        raise HTTPException(400, "the request was cut off") from error
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise HTTPException(400, f"expected JSON of {kind.__name__}: {str(error)[:200]}") from error
+async def _read(request: Request, bodies: BodyReader, kind: type[Kind]) -> Kind:
+    """Decode the body of a request."""
+    async with bodies.read(request) as body:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            why = f"expected JSON of {kind.__name__}: {str(error)[:200]}"
+            raise HTTPException(400, why) from error
 
 
 async def _answer_rejection(request: Request, error: Exception) -> Response:

@@ -75,7 +75,7 @@ class Registry:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A transaction, exclusive across threads and processes."""
+        """Open a transaction, exclusive across threads and processes."""
         with self._change:
             try:
                 self._base.execute("begin immediate")

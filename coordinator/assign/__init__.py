@@ -1,1 +1,1 @@
-"""Which submodel each agent gets: predicted cost, eligibility, past behaviour and selection."""
+"""Assignment of submodels to agents: eligibility, predicted cost, earlier rounds and selection."""

@@ -1,5 +1,5 @@
-"""What the cards of the agents' data say: which network fits them, and whether one more agent's
-data fit that network. Pure functions.
+"""Pure functions on the agents' data cards: find the network that fits them, and check one card
+against it.
 """
 
 from __future__ import annotations
@@ -16,52 +16,56 @@ from models.families.catalogue import KIND
 from models.families.catalogue import network as network_named
 from models.submodel import Moments, Network
 
-__all__ = ["AGENTS", "FAR", "form", "majority", "misfit", "network_for", "pooled", "strange"]
+__all__ = [
+    "AGENTS",
+    "MAX_RATIO",
+    "build_network",
+    "explain_unit_mismatch",
+    "find_majority",
+    "pool_moments",
+    "shape_of",
+]
 
-# as the name of the coordinator's data: it has none, and learns from the agents' cards what theirs
-# are like
-AGENTS = "agents"
-OUTPUTS = {"class": "classes", "token": "tokens", "value": "values"}
-# times the median: examples beyond it do not count, and a card with moments beyond it does not
-# either
-FAR = 10.0
-STRANGE = 100.0  # deviations of the network from its mean: data so far away are in other units
-CLASSES = 2  # times the median: a card of more classes does not count
+AGENTS = "agents"  # data.name of a coordinator without data: the agents' cards describe theirs
+# times the median: limit of a card's moments, and of the examples with which it counts
+MAX_RATIO = 10.0
+MAX_DEVIATIONS = 100.0  # of the network, from its mean: data beyond are in other units
+MAX_CLASSES = 2  # times the median: limit of a card's classes
 
 
-# ---- what the agents agree on --------------------------------------------------------------------
+# ---- agreement between agents --------------------------------------------------------------------
 
 
-def form(card: Card) -> tuple[str, tuple[int, ...], int]:
-    """What cards must have in common to be of one network. Agents may know different numbers of
-    classes, but not of values or tokens.
+def shape_of(card: Card) -> tuple[str, tuple[int, ...], int]:
+    """Return what all cards of one network share: target, shape of inputs, and number of outputs.
+    Agents may have different numbers of classes (returned as 0), but not of values or tokens.
     """
     return card.target, card.inputs, 0 if card.target == "class" else card.outputs
 
 
-def majority(cards: Mapping[str, Card]) -> dict[str, Card]:
-    """The cards, by agent, that settle the network: alike in form, number of classes and moments.
-    Empty unless they are more than half of all.
+def find_majority(cards: Mapping[str, Card]) -> dict[str, Card]:
+    """Return the cards, by agent, that decide the network: similar in shape, number of classes and
+    moments. Empty unless they are more than half of all cards.
 
-    Every limit is a median over agents, so that fewer than half of them cannot move it beyond what
-    the others report.
+    Every limit is a median over agents, so fewer than half of them cannot move it beyond what the
+    others report.
     """
     if not cards:
         return {}
-    ((common, _),) = Counter(map(form, cards.values())).most_common(1)
-    alike = {agent: card for agent, card in cards.items() if form(card) == common}
-    most = CLASSES * median_low(card.outputs for card in alike.values())
-    odd = outliers({agent: (card.mean, card.std) for agent, card in alike.items()})
-    odd |= outliers({agent: (card.shift, card.scale) for agent, card in alike.items()})
+    ((common, _),) = Counter(map(shape_of, cards.values())).most_common(1)
+    alike = {agent: card for agent, card in cards.items() if shape_of(card) == common}
+    most = MAX_CLASSES * median_low(card.outputs for card in alike.values())
+    odd = find_outliers({agent: (card.mean, card.std) for agent, card in alike.items()})
+    odd |= find_outliers({agent: (card.shift, card.scale) for agent, card in alike.items()})
     found = {
         agent: card for agent, card in alike.items() if card.outputs <= most and agent not in odd
     }
     return found if 2 * len(found) > len(cards) else {}
 
 
-def outliers(moments: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> set[str]:
-    """The agents with a mean or deviation that is far from the median one, measured by the median
-    deviation within and between agents.
+def find_outliers(moments: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> set[str]:
+    """Return the agents whose mean or deviation is far from the median. The unit of distance is the
+    median deviation within agents plus that between agents.
     """
     found = set[str]()
     channels = len(next(iter(moments.values()))[0])
@@ -73,7 +77,7 @@ def outliers(moments: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> 
         found |= {
             agent
             for agent, (mean, std) in moments.items()
-            if max(abs(mean[i] - middle), std[i]) > FAR * spread
+            if max(abs(mean[i] - middle), std[i]) > MAX_RATIO * spread
         }
     return found
 
@@ -81,24 +85,24 @@ def outliers(moments: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> 
 # ---- the network ---------------------------------------------------------------------------------
 
 
-def network_for(config: Config, cards: Sequence[Card]) -> Network:
-    """The largest network for data of these cards: classes of the one that has most, mean and
-    deviation pooled by examples.
+def build_network(config: Config, cards: Sequence[Card]) -> Network:
+    """Return the largest network for data of these cards. It has as many classes as the card with
+    most; mean and deviation are pooled, weighted by examples.
 
-    No card counts for more than `FAR` times the median number of examples.
-    Raises ConfigError for data of several shapes, or that the model cannot take; Unknown for an
-    unknown model.
+    No card counts with more than `MAX_RATIO` times the median number of examples.
+    Raises ConfigError if the cards differ in shape or target, or if the model cannot take them;
+    Unknown for an unknown model.
     """
     shapes = sorted({card.inputs for card in cards})
     if len(shapes) > 1:
         raise ConfigError(
-            f"the agents' examples are of different shapes: {', '.join(map(str, shapes))}"
+            f"the agents' examples have different shapes: {', '.join(map(str, shapes))}"
         )
     if len(targets := {card.target for card in cards}) > 1:
-        raise ConfigError(f"the agents' data teach different things: {', '.join(sorted(targets))}")
-    most = int(FAR) * median_low(card.examples for card in cards)
-    mean, std = pooled([(c.mean, c.std, min(c.examples, most)) for c in cards])
-    shift, scale = pooled([(c.shift, c.scale, min(c.examples, most)) for c in cards])
+        raise ConfigError(f"the agents' data have different targets: {', '.join(sorted(targets))}")
+    most = int(MAX_RATIO) * median_low(card.examples for card in cards)
+    mean, std = pool_moments([(c.mean, c.std, min(c.examples, most)) for c in cards])
+    shift, scale = pool_moments([(c.shift, c.scale, min(c.examples, most)) for c in cards])
     try:
         return network_named(
             config.model.name,
@@ -113,44 +117,27 @@ def network_for(config: Config, cards: Sequence[Card]) -> Network:
         raise ConfigError(str(error)) from error
 
 
-def pooled(
+def pool_moments(
     moments: Sequence[tuple[Sequence[float], Sequence[float], int]],
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per channel of all examples together, from each device's mean, deviation
-    and count.
+    """Return mean and deviation per channel over all examples, from each device's mean, deviation
+    and number of examples.
     """
     n = sum(count for *_, count in moments)
     mean = tuple(
         sum(m[i] * count for m, _, count in moments) / n for i in range(len(moments[0][0]))
     )
-    # Within devices plus between them: a difference of squares would lose the digits of a large
-    # mean.
-    square = (
+    # Variance within devices plus variance between them: a difference of squares would lose the
+    # digits of a large mean.
+    variance = (
         sum((s[i] ** 2 + (m[i] - mean[i]) ** 2) * count for m, s, count in moments) / n
         for i in range(len(mean))
     )
-    return mean, tuple(q**0.5 for q in square)
+    return mean, tuple(v**0.5 for v in variance)
 
 
-def misfit(card: Card, network: Network) -> str:
-    """Why data do not fit a network; empty where they do."""
-    wanted = "token" if network.objective in {"next", "masked"} else network.objective
-    if card.target != wanted:
-        return f"this run learns from data with a {wanted}, {card.name} has a {card.target}"
-    if card.inputs != network.inputs:
-        return (
-            f"this run learns from examples of shape {network.inputs}, {card.name} has "
-            f"{card.inputs}: join with data of that shape (--data)"
-        )
-    if card.outputs > network.outputs or (wanted == "value" and card.outputs != network.outputs):
-        return f"this run has {network.outputs} {OUTPUTS[wanted]}, {card.name} has {card.outputs}"
-    return ""
-
-
-def strange(card: Card, network: Network) -> str:
-    """Why data are in other units than those that a network was made for; empty where they are in
-    the same.
-    """
+def explain_unit_mismatch(card: Card, network: Network) -> str:
+    """Return why data seem to be in other units than the network's; empty if they do not."""
     for what, mean, std, network_mean, network_std in (
         ("channel", card.mean, card.std, network.mean, network.std),
         ("value", card.shift, card.scale, network.shift, network.scale),
@@ -158,10 +145,9 @@ def strange(card: Card, network: Network) -> str:
         for i, (m, s, middle, spread) in enumerate(
             zip(mean, std, network_mean, network_std, strict=True)
         ):
-            if max(abs(m - middle), s) > STRANGE * spread:
+            if max(abs(m - middle), s) > MAX_DEVIATIONS * spread:
                 return (
-                    f"in this run {what} {i} has mean {middle:.4g} and deviation "
-                    f"{spread:.4g}, in {card.name} {m:.4g} and {s:.4g}: "
-                    "join with data in the same units"
+                    f"{what} {i} has mean {middle:.4g} and deviation {spread:.4g} in this run, but "
+                    f"{m:.4g} and {s:.4g} in {card.name}: join with data in the same units"
                 )
     return ""

@@ -1,4 +1,4 @@
-"""What was decided of one agent in one round. No torch here: commands show it."""
+"""The decision on one agent in one round. It needs no PyTorch, so that commands can show it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["Decision"]
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided of an agent.
+    """The decision on one agent.
 
     agent: its name.
-    submodel: by name, empty for none.
+    submodel: by name; empty for none.
     asked: whether it trains in this round.
     reason: in words.
     step: predicted seconds of a training step; 0 without a submodel.

@@ -1,6 +1,4 @@
-"""Which submodel each agent gets, whether it is asked, and why: one record for each, in words that
-a person can check.
-"""
+"""Decide which submodel each agent gets and whether it is asked, with a reason in words."""
 
 from __future__ import annotations
 
@@ -9,7 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.assign.decision_record import Decision
-from coordinator.assign.offers import Bounds, Offer, affordable, bounds, offers, quick
+from coordinator.assign.offers import (
+    Bounds,
+    Offer,
+    find_affordable,
+    find_bounds,
+    is_quick,
+    make_offers,
+)
 from coordinator.assign.standing import Standing
 from coordinator.settings.config import Config
 from federated.runtime.units import human_seconds, megabytes
@@ -21,23 +26,28 @@ __all__ = [
     "Candidate",
     "Choice",
     "Verdict",
-    "absent",
     "decide",
-    "undrawn",
+    "decide_absent",
+    "mark_undrawn",
 ]
 
-OFF = 0.2  # share by which steps must have been off for the reason to say so
+NOTABLE_ERROR = 0.2  # relative error of predicted step times that a reason mentions
 
 Choice = Callable[[int, "Candidate", Sequence[Submodel]], Submodel]
-"""A method's choice for the candidate at this place, of the submodels that it can afford (at least
+"""A method's choice for the candidate of this index among its affordable submodels (at least
 one).
 """
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An agent that is there. previous: the submodel that it had last, as a menu lists it. pinned:
-    the one that the configuration fixes for it.
+    """A connected agent.
+
+    name: of the agent.
+    profile: as it measured itself.
+    standing: what earlier rounds have shown.
+    previous: the submodel that it had last, as a menu lists it.
+    pinned: the submodel that the configuration fixes for it.
     """
 
     name: str
@@ -49,8 +59,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A decision with what it was made from. submodel: as the agent gets it, None where it gets
-    none.
+    """A decision and its inputs.
+
+    submodel: as the agent gets it; None if it gets none.
+    decision: the record that is stored.
+    offers: predicted cost of each submodel of the menu.
+    bounds: limits of the round.
     """
 
     submodel: Submodel | None
@@ -66,142 +80,129 @@ def decide(
     config: Config,
     choose: Choice,
 ) -> list[Verdict]:
-    """A verdict for each candidate, in their order; whoever has a submodel counts as asked.
+    """Return a verdict for each candidate, in their order; each that gets a submodel is asked."""
+    settings, codec = config.assign, find_codec(config.wire.codec)
 
-    config: of the run, with what bounds a round and how updates travel.
-    """
-    settings, sent = config.assign, find_codec(config.wire.codec)
+    def predict(candidate: Candidate, standing: Standing) -> tuple[Offer, ...]:
+        return tuple(make_offers(candidate.profile, menu, recipe, settings.memory, standing, codec))
 
-    def offered(candidate: Candidate, standing: Standing) -> tuple[Offer, ...]:
-        return tuple(offers(candidate.profile, menu, recipe, settings.memory, standing, sent))
-
-    made = [offered(c, c.standing) for c in candidates]
-    # by its latest speed, one slow round of the quickest agent would move all the others up
+    made = [predict(c, c.standing) for c in candidates]
+    # the pace follows usual speeds: one slow round of the quickest agent must not raise all others
     pacing = [
-        menu_of
+        offers
         if c.standing.step == c.standing.usual
-        else offered(c, replace(c.standing, step=c.standing.usual))
-        for c, menu_of in zip(candidates, made, strict=True)
+        else predict(c, replace(c.standing, step=c.standing.usual))
+        for c, offers in zip(candidates, made, strict=True)
     ]
-    allowed = bounds(pacing, recipe, settings.slack, config.fleet.deadline)
+    allowed = find_bounds(pacing, recipe, settings.slack, config.fleet.deadline)
     return [
-        verdict(index, c, menu_of, allowed, settings.memory, choose)
-        for index, (c, menu_of) in enumerate(zip(candidates, made, strict=True))
+        decide_one(index, c, offers, allowed, settings.memory, choose)
+        for index, (c, offers) in enumerate(zip(candidates, made, strict=True))
     ]
 
 
-def verdict(
+def decide_one(
     index: int,
     candidate: Candidate,
-    menu: tuple[Offer, ...],
+    offers: tuple[Offer, ...],
     allowed: Bounds,
     share: float,
     choose: Choice,
 ) -> Verdict:
-    before = next(
-        (
-            o
-            for o in menu
-            if candidate.previous is not None and o.submodel == candidate.previous.unowned
-        ),
-        None,
-    )
-    can = (candidate.pinned,) if candidate.pinned is not None else affordable(menu, allowed, before)
+    previous = candidate.previous.unowned if candidate.previous is not None else None
+    before = next((offer for offer in offers if offer.submodel == previous), None)
+    pinned = candidate.pinned
+    can = (pinned,) if pinned is not None else find_affordable(offers, allowed, before)
     if not can:
-        return Verdict(
-            None,
-            Decision(candidate.name, reason=unfit(menu, candidate.profile, share)),
-            menu,
-            allowed,
-        )
+        none = Decision(candidate.name, reason=explain_none(offers, candidate.profile, share))
+        return Verdict(None, none, offers, allowed)
     chosen = choose(index, candidate, can)
-    offer = next(o for o in menu if o.submodel == chosen.unowned)
-    if candidate.pinned is not None:
+    offer = next(o for o in offers if o.submodel == chosen.unowned)
+    if pinned is not None:
         why = "pinned by assign.submodels"
     elif chosen.unowned != can[-1]:
-        why = f"the method's choice of {len(can)} that it can afford; the largest is {can[-1].name}"
+        why = (
+            f"chosen by the method from {len(can)} affordable submodels; the largest is "
+            f"{can[-1].name}"
+        )
     else:
-        why = moved(before, offer) + because(offer, menu, allowed, before)
-    if abs(candidate.standing.step - 1) > OFF and candidate.pinned is None:
-        why += f"; its steps take {candidate.standing.step:.2g} times what its profile says"
-    return Verdict(
-        chosen,
-        Decision(
-            candidate.name, offer.submodel.name, True, why, offer.step, offer.seconds, offer.memory
-        ),
-        menu,
-        allowed,
+        why = describe_move(before, offer) + explain_choice(offer, offers, allowed, before)
+    if abs(candidate.standing.step - 1) > NOTABLE_ERROR and pinned is None:
+        why += f"; steps take {candidate.standing.step:.2g} times as long as profiled"
+    decision = Decision(
+        candidate.name, offer.submodel.name, True, why, offer.step, offer.seconds, offer.memory
     )
+    return Verdict(chosen, decision, offers, allowed)
 
 
-def unfit(menu: Sequence[Offer], profile: Profile, share: float) -> str:
-    """Why an agent can be given nothing."""
-    fitting = [o for o in menu if o.fits]
+def explain_none(offers: Sequence[Offer], profile: Profile, share: float) -> str:
+    """Return why an agent gets no submodel."""
+    fitting = [o for o in offers if o.fits]
     if fitting:
-        return f"left out for now: {fitting[0].barred}, and none is smaller"
-    may = (
-        f"{megabytes(share * profile.memory)} ({share:.0%} of {megabytes(profile.memory)}) may be "
-        "filled"
-    )
+        return f"excluded for now: {fitting[0].barred}, and there is no smaller submodel"
     return (
-        f"cannot hold any submodel: {menu[0].submodel.name} would take "
-        f"{megabytes(menu[0].memory)}, {may}"
+        f"no submodel fits its memory: {offers[0].submodel.name} needs "
+        f"{megabytes(offers[0].memory)}, and training may use {megabytes(share * profile.memory)} "
+        f"({share:.0%} of {megabytes(profile.memory)})"
     )
 
 
-def moved(before: Offer | None, now: Offer) -> str:
+def describe_move(before: Offer | None, now: Offer) -> str:
     if before is None or before.submodel == now.submodel:
         return ""
     return f"moved {'down' if now.seconds < before.seconds else 'up'} from {before.submodel.name}: "
 
 
-def because(chosen: Offer, menu: Sequence[Offer], allowed: Bounds, before: Offer | None) -> str:
-    """Why this one and none larger."""
-    if not quick(chosen, allowed, before):
-        return f"the smallest that fits, though {spelled(chosen, allowed)}"
-    if not quick(chosen, allowed):
-        return f"keeps what it has: {spelled(chosen, allowed)}, too near to move"
-    larger = list(menu)[list(menu).index(chosen) + 1 :]
+def explain_choice(
+    chosen: Offer, offers: Sequence[Offer], allowed: Bounds, before: Offer | None
+) -> str:
+    """Return why an agent gets this submodel and none larger."""
+    time = describe_time(chosen, allowed)
+    if not is_quick(chosen, allowed, before):
+        return f"the smallest that fits, though it takes {time}"
+    if not is_quick(chosen, allowed):
+        return f"keeps its submodel: {time}, too close to change"
+    larger = offers[offers.index(chosen) + 1 :]
     if not larger:
-        return f"the largest of all: {spelled(chosen, allowed)}"
+        return f"the largest submodel: {time}"
     following = larger[0]
     if following.barred:
-        return f"{following.barred}; it is tried again after rounds in time"
+        return f"{following.barred}; retried after enough rounds in time"
     if not following.fits:
         return (
-            f"the largest that fits memory: {following.submodel.name} would take "
+            f"the largest that fits memory: {following.submodel.name} needs "
             f"{megabytes(following.memory)}"
         )
-    what = "keeps the pace" if allowed.paced else "ends before the deadline"
-    near = ", too near to move" if quick(following, allowed) else ""
+    what = "keeps the pace" if allowed.paced else "meets the deadline"
+    near = ", too close to change" if is_quick(following, allowed) else ""
     return (
-        f"the largest that {what}: {spelled(chosen, allowed)}; {following.submodel.name} would "
-        f"take {amount(following, allowed)}{near}"
+        f"the largest that {what}: {time}; {following.submodel.name} would take "
+        f"{format_time(following, allowed)}{near}"
     )
 
 
-def spelled(offer: Offer, allowed: Bounds) -> str:
+def describe_time(offer: Offer, allowed: Bounds) -> str:
     limit = allowed.step if math.isfinite(allowed.step) else allowed.seconds
-    limited = f" of {human_seconds(limit)} allowed" if math.isfinite(limit) else ""
-    return f"{amount(offer, allowed)}{limited}"
+    limited = f" (limit {human_seconds(limit)})" if math.isfinite(limit) else ""
+    return f"{format_time(offer, allowed)}{limited}"
 
 
-def amount(offer: Offer, allowed: Bounds) -> str:
-    """What is bounded: a step, or the whole round."""
+def format_time(offer: Offer, allowed: Bounds) -> str:
+    """Return the bounded time in words: of a step, or of the whole round."""
     return (
-        f"{human_seconds(offer.step)} a step"
+        f"{human_seconds(offer.step)} per step"
         if math.isfinite(allowed.step)
-        else f"{human_seconds(offer.seconds)} a round"
+        else f"{human_seconds(offer.seconds)} per round"
     )
 
 
-def undrawn(decision: Decision, why: str) -> Decision:
-    """The same for an agent that is not asked in this round."""
+def mark_undrawn(decision: Decision, why: str) -> Decision:
+    """Return the decision for an agent that is not asked in this round."""
     return replace(
         decision, asked=False, reason=f"{why}; it would get {decision.submodel}: {decision.reason}"
     )
 
 
-def absent(agents: Mapping[str, str]) -> dict[str, Decision]:
-    """Decisions for those that cannot be asked, each with why."""
+def decide_absent(agents: Mapping[str, str]) -> dict[str, Decision]:
+    """Return decisions for agents that cannot be asked. agents: name -> why."""
     return {name: Decision(name, reason=f"not selected: {why}") for name, why in agents.items()}

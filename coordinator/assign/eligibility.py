@@ -1,6 +1,4 @@
-"""Who may take part in a run: devices whose data and runtime fit, and that the configuration
-selects.
-"""
+"""Decide which devices may take part in a run, by their data, runtime and the configuration."""
 
 from __future__ import annotations
 
@@ -8,82 +6,80 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from coordinator.assign import constraints
-from coordinator.assign.data_cards import AGENTS, misfit, strange
+from coordinator.assign.data_cards import AGENTS, explain_unit_mismatch
 from coordinator.settings.config import Config
-from federated.capabilities import missing
-from federated.errors import brief
+from federated.capabilities import describe_missing
+from federated.data.card_fit import explain_misfit
 from federated.methods.catalogue import METHODS
+from federated.safe_text import make_safe
 from federated.task import Profile
 from models.submodel import Network
 
-__all__ = ["Eligibility", "unable"]
+__all__ = ["Eligibility", "explain_lacking_capabilities"]
 
 
 @dataclass(frozen=True)
 class Eligibility:
-    """Judges devices by their profiles.
+    """Checks of device profiles against a run.
 
     config: of the run.
-    network: None until it is known, and then nobody is refused.
-    needed: the capabilities that the recipes of the run require of a trainer.
+    network: of the run; None until it is known, which refuses no device.
+    needed: capabilities that the run's recipes require of a trainer.
     """
 
     config: Config
     network: Network | None = None
     needed: frozenset[str] = frozenset()
 
-    def refusal(self, profile: Profile) -> str:
-        """Why a device cannot take part; empty where it can."""
+    def explain_refusal(self, profile: Profile) -> str:
+        """Return why a device cannot take part; empty if it can."""
         if self.network is None:
             return ""
         why = (
-            misfit(profile.data, self.network)
-            or unable(profile, self.needed, self.config.method_name)
-            or lacking(profile, self.config.wire.codec)
+            explain_misfit(profile.data, self.network)
+            or explain_lacking_capabilities(profile, self.needed, self.config.method_name)
+            or explain_lacking_codec(profile, self.config.wire.codec)
         )
         if not why and self.config.data.name == AGENTS:
-            why = strange(profile.data, self.network)
-        return brief(why)
+            why = explain_unit_mismatch(profile.data, self.network)
+        return make_safe(why)
 
-    def exclusion(self, profile: Profile) -> str:
-        """Why the configuration does not select a device that could take part; empty where it does.
-        Raises ConfigError.
-        """
+    def explain_exclusion(self, profile: Profile) -> str:
+        """Return why `fleet.select` excludes a device; empty if it does not. Raises ConfigError."""
         if not self.config.fleet.select:
             return ""
-        return brief(constraints.unmet(constraints.parse(self.config.fleet.select), profile))
+        return make_safe(constraints.parse(self.config.fleet.select)(profile))
 
 
-def unable(profile: Profile, needed: Collection[str], method: str) -> str:
-    """Why a device's trainer cannot follow the recipes of a run; empty if it can. method: its name
-    in the configuration.
+def explain_lacking_capabilities(profile: Profile, needed: Collection[str], method: str) -> str:
+    """Return why a device's trainer cannot follow the recipes of a run; empty if it can. method:
+    its name in the configuration.
     """
-    if not (absent := missing(needed, profile.capabilities)):
+    if not (absent := describe_missing(needed, profile.capabilities)):
         return ""
-    own = f", and with --method {method} if you trust that code of yours" if ":" in method else ""
+    remedies = []
+    if not profile.runtime.startswith("torch "):
+        remedies.append("join with --trainer pytorch (pip install 'espalier[train]')")
+    if ":" in method:
+        remedies.append(f"join with --method {method} if you trust that code")
+    elif method.lower() not in METHODS:
+        remedies.append(f"install the package that adds the method '{method}'")
     return (
-        f"this run requires {absent}, which the device's trainer ({profile.runtime}) lacks: join "
-        f"with --trainer pytorch (pip install 'espalier[train]'){own or packaged(method)}"
+        f"this run requires {absent}, which the device's trainer ({profile.runtime}) lacks: "
+        f"{' and '.join(remedies) or 'install the version of the coordinator'}"
     )
 
 
-def packaged(method: str) -> str:
-    """What a device needs besides for a method of an installed package; empty for built-in ones."""
-    if method.lower() in METHODS:
-        return ""
-    return f", and install the package that adds the method '{method}'"
-
-
-def lacking(profile: Profile, codec: str) -> str:
-    """Why a device cannot encode updates by a codec; empty if it can."""
+def explain_lacking_codec(profile: Profile, codec: str) -> str:
+    """Return why a device cannot encode updates with a codec; empty if it can."""
     if codec in profile.codecs:
         return ""
     remedy = (
-        f"join with --codec {codec} if you trust that code of yours"
+        f"join with --codec {codec} if you trust that code"
         if ":" in codec
-        else "install the version or package that has it"
+        else "install the version or package that provides it"
     )
     return (
-        f"this run encodes updates with the codec '{codec}', which this device lacks (it has "
+        f"this run encodes updates with the codec '{codec}', which this device lacks (available: "
         f"{', '.join(profile.codecs) or 'none'}): {remedy}"
     )

@@ -1,9 +1,9 @@
-"""What each agent can afford: time and memory of every submodel, predicted from what it measured
-and corrected by what rounds really took.
+"""Predicted time and memory of every submodel on an agent, and which submodels it can afford.
 
-The largest is given whose training, download and upload fit the round and whose memory fits.
-Without a deadline, a round is as long as the quickest device needs for the largest submodel that
-any can hold.
+Predictions start from the agent's measurements and are corrected by its earlier rounds. An agent
+can afford a submodel that fits its memory and whose download, training and upload fit the round.
+Without a deadline, a round is as long as the quickest agent needs for the largest submodel that any
+agent can hold.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from coordinator.assign.standing import Setback, Standing, active
+from coordinator.assign.standing import Standing, list_active
 from federated.device.prediction import step_seconds
 from federated.errors import ConfigError, Unknown
 from federated.task import Profile, Recipe
@@ -26,27 +26,29 @@ __all__ = [
     "MARGIN",
     "Bounds",
     "Offer",
-    "affordable",
-    "bounds",
-    "offers",
-    "pinned",
-    "planned",
-    "quick",
-    "traffic",
+    "count_steps",
+    "count_traffic",
+    "find_affordable",
+    "find_bounds",
+    "is_quick",
+    "make_offers",
+    "match_pins",
 ]
 
-# share of a bound by which something must be better to be worth a move: measurements are noisy
+# fraction of a bound by which another submodel must be better: measurements are noisy
 MARGIN = 0.05
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A submodel as one agent would carry it.
+    """The predicted cost of a submodel on one agent.
 
-    step: predicted seconds of a training step; seconds: of a round with download, training and
-    upload.
-    memory: predicted bytes of a step; fits: whether the agent has them. barred: what happened to it
-    there that keeps it from being given.
+    submodel: as the menu lists it.
+    step: seconds of a training step.
+    seconds: of a round: download, training and upload.
+    memory: bytes of a training step.
+    fits: whether the agent has that memory.
+    barred: the setback that excludes this submodel, in words; empty if there is none.
     """
 
     submodel: Submodel
@@ -63,8 +65,11 @@ class Offer:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a round leaves an agent: seconds of a step, and of a round. paced: set by the fleet's
-    own speed; else by a deadline.
+    """Time limits of a round.
+
+    step: seconds of a training step.
+    seconds: of a round.
+    paced: whether the fleet's own speed sets the limits; else a deadline does.
     """
 
     step: float = math.inf
@@ -72,7 +77,7 @@ class Bounds:
     paced: bool = True
 
 
-def offers(
+def make_offers(
     profile: Profile,
     menu: Sequence[Submodel],
     recipe: Recipe,
@@ -80,18 +85,21 @@ def offers(
     standing: Standing | None = None,
     codec: Codec = RAW,
 ) -> list[Offer]:
-    """What each submodel of the menu would cost this agent in a round; `share` of its memory may be
-    filled. standing: what rounds have shown. codec: of its update.
+    """Return the cost of each submodel of the menu on an agent.
+
+    share: fraction of its memory that training may use.
+    standing: what earlier rounds have shown; None: nothing.
+    codec: of its updates.
     """
     known = standing or Standing()
-    steps = planned(recipe, profile.data.examples)
+    steps = count_steps(recipe, profile.data.examples)
     rate = known.rate or profile.uplink
     made = []
     for submodel in menu:
-        what = cost(submodel, recipe.batch)
-        transfer = traffic(what, codec) / rate if rate > 0 else 0.0
+        needs = cost(submodel, recipe.batch)
+        transfer = count_traffic(needs, codec) / rate if rate > 0 else 0.0
         step = known.step * step_seconds(profile.timings, submodel.unowned, recipe.batch)
-        memory = math.ceil(known.memory * what.memory)
+        memory = math.ceil(known.memory * needs.memory)
         made.append(
             Offer(
                 submodel,
@@ -101,101 +109,93 @@ def offers(
                 memory <= share * profile.memory,
             )
         )
-    return [replace(one, barred=bar) if (bar := barring(one, made, known)) else one for one in made]
+    return [replace(offer, barred=find_barrier(offer, made, known)) for offer in made]
 
 
-def traffic(what: Cost, codec: Codec) -> int:
-    """Bytes that a training moves: weights down as they are, and the update up by a codec."""
-    return what.bytes + codec.size(what.bytes // 4)
+def count_traffic(needs: Cost, codec: Codec) -> int:
+    """Return the bytes that a training transfers: raw weights down, an encoded update up."""
+    return needs.bytes + codec.size(needs.bytes // 4)
 
 
-def barring(one: Offer, menu: Sequence[Offer], standing: Standing) -> str:
-    """Which setback keeps an agent from an offer, in words: all that is not smaller than what it
-    could not do. The smallest is never too slow.
+def find_barrier(offer: Offer, menu: Sequence[Offer], standing: Standing) -> str:
+    """Return the setback that bars an offer no smaller than the one that failed, in words; empty if
+    there is none. Late updates do not bar the quickest offer.
     """
-    for setback in active(standing):
-        there = next((o for o in menu if o.submodel.unowned.name == setback.submodel), None)
-        if there is not None and at_least(one, there, menu, setback):
-            return setback.words
+    quickest = min(menu, key=lambda o: o.seconds)
+    for setback in list_active(standing):
+        for failed in menu:
+            if failed.submodel.unowned.name != setback.submodel:
+                continue
+            too_slow = offer is not quickest and offer.seconds >= setback.share * failed.seconds
+            if too_slow if setback.kind == "late" else offer.memory >= failed.memory:
+                return setback.words
     return ""
 
 
-def at_least(one: Offer, there: Offer, menu: Sequence[Offer], setback: Setback) -> bool:
-    if setback.kind != "late":
-        return one.memory >= there.memory
-    return (
-        one is not min(menu, key=lambda o: o.seconds)
-        and one.seconds >= setback.share * there.seconds
-    )
-
-
-def planned(recipe: Recipe, examples: int) -> int:
-    """How many steps a device with so many examples takes in a round, at most."""
+def count_steps(recipe: Recipe, examples: int) -> int:
+    """Return the most steps that a device with this many examples takes in a round."""
     passes = recipe.epochs * max(1, math.ceil(examples / recipe.batch))
     return min(recipe.steps, passes) if recipe.steps else passes
 
 
-def bounds(
+def find_bounds(
     fleet: Iterable[Sequence[Offer]], recipe: Recipe, slack: float, deadline: float
 ) -> Bounds:
-    """What a round allows: a deadline (seconds, 0: none), or `slack` times what the quickest needs
-    for the largest that any agent can hold.
+    """Return the limits of a round: a deadline in seconds (0: none), or `slack` times what the
+    quickest agent needs for the largest submodel that any agent can hold.
 
-    The pace is of whole rounds where the recipe fixes their steps. Where devices go through their
-    data, however many they are, it is of steps: a device with few data would otherwise hurry those
-    with many.
+    The pace limits whole rounds if the recipe fixes their number of steps. If devices train for
+    epochs it limits steps: a device with few examples must not hurry those with many.
     """
     if deadline:
         return Bounds(seconds=deadline, paced=False)
     menus = list(fleet)
-    held = [index for menu in menus for index, offer in enumerate(menu) if offer.possible]
-    if not held:
+    possible = [index for menu in menus for index, offer in enumerate(menu) if offer.possible]
+    if not possible:
         return Bounds()
-    holders = [menu[max(held)] for menu in menus if menu[max(held)].possible]
+    largest = [menu[max(possible)] for menu in menus if menu[max(possible)].possible]
     if recipe.steps:
-        return Bounds(seconds=slack * min(o.seconds for o in holders))
-    return Bounds(step=slack * min(o.step for o in holders))
+        return Bounds(seconds=slack * min(o.seconds for o in largest))
+    return Bounds(step=slack * min(o.step for o in largest))
 
 
-def quick(offer: Offer, allowed: Bounds, previous: Offer | None = None) -> bool:
-    """Whether a submodel keeps within the bounds. previous: what the agent has, which it keeps, and
-    above which it gets nothing, in a close case.
+def is_quick(offer: Offer, allowed: Bounds, previous: Offer | None = None) -> bool:
+    """Return whether a submodel keeps within the bounds. previous: the agent's present submodel. In
+    a close case the agent keeps it and gets none that is slower.
     """
     room = 1.0
-    if previous is not None:
-        room = (
-            1 + MARGIN
-            if offer.submodel == previous.submodel
-            else 1 - MARGIN
-            if offer.seconds > previous.seconds
-            else 1.0
-        )
+    if previous is not None and offer.submodel == previous.submodel:
+        room += MARGIN
+    elif previous is not None and offer.seconds > previous.seconds:
+        room -= MARGIN
     return (
         offer.step <= room * allowed.step
         and offer.seconds <= (room if allowed.paced else min(room, 1.0)) * allowed.seconds
     )
 
 
-def affordable(
+def find_affordable(
     menu: Sequence[Offer], allowed: Bounds, previous: Offer | None = None
 ) -> tuple[Submodel, ...]:
-    """The submodels that fit the memory and keep within the bounds, smallest first.
+    """Return the submodels that fit the memory and keep within the bounds, smallest first.
 
-    Where none is quick enough, the smallest that fits: late is better than never. Empty where none
+    If none is quick enough, return the smallest that fits: late is better than never. Empty if none
     fits, or all are barred.
     """
     possible = [o for o in menu if o.possible]
-    return tuple(o.submodel for o in possible if quick(o, allowed, previous)) or tuple(
+    return tuple(o.submodel for o in possible if is_quick(o, allowed, previous)) or tuple(
         o.submodel for o in possible[:1]
     )
 
 
-def pinned(menu: Sequence[Submodel], wanted: Mapping[str, str]) -> Callable[[str], Submodel | None]:
-    """Which submodel the configuration fixes for an agent, if it does: patterns as a shell has
-    them, the first that fits counts.
+def match_pins(
+    menu: Sequence[Submodel], wanted: Mapping[str, str]
+) -> Callable[[str], Submodel | None]:
+    """Return a function from an agent's name to its pinned submodel, or None.
 
-    A name may leave out what the method adds to it: `w0.5-d2.2` for `w0.5-d2.2-scaler`. Raises
-    ConfigError for one that the menu does not have.
+    wanted: shell pattern -> submodel; the first pattern that matches an agent counts. A submodel's
+    name may omit the method's features: `w0.5-d2.2` for `w0.5-d2.2-scaler`.
+    Raises ConfigError for a submodel that the menu lacks.
     """
     known = {replace(submodel, features=()).name: submodel for submodel in menu} | {
         submodel.name: submodel for submodel in menu
@@ -206,9 +206,9 @@ def pinned(menu: Sequence[Submodel], wanted: Mapping[str, str]) -> Callable[[str
                 f"assign.submodels: {pattern}: {Unknown('submodel', name, [s.name for s in menu])}"
             )
 
-    def choice(agent: str) -> Submodel | None:
+    def find_pin(agent: str) -> Submodel | None:
         return next(
             (known[name] for pattern, name in wanted.items() if fnmatchcase(agent, pattern)), None
         )
 
-    return choice
+    return find_pin

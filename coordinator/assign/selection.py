@@ -1,4 +1,4 @@
-"""Which agents are asked in a round."""
+"""Draw the agents that are asked in a round."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import numpy as np
 
 from coordinator.settings.tables import Fleet
 
-__all__ = ["count", "generator", "select", "wants"]
+__all__ = ["count_needed", "count_wanted", "draw_names", "make_generator"]
 
 
-def generator(seed: int, *purpose: int) -> np.random.Generator:
-    """Randomness of its own for each purpose, so that a run repeats and goes on after a crash as if
-    there had been none.
+def make_generator(seed: int, *purpose: int) -> np.random.Generator:
+    """Return a random generator for one purpose. Each purpose has its own, so that a run that
+    resumes after a crash draws as if it had not crashed.
     """
     return np.random.default_rng([seed & 0xFFFFFFFF, *purpose])
 
 
-def count(names: int, fraction: float) -> int:
-    """How many of so many agents a round needs: max(1, fraction of them, rounded down) (FedAvg,
-    Algorithm 1); none of none.
+def count_needed(names: int, fraction: float) -> int:
+    """Return how many of `names` agents a round needs: the fraction rounded down, at least 1
+    (FedAvg, Algorithm 1); 0 if there are no agents.
     """
     return max(1, math.floor(round(fraction * names, 9))) if names else 0
 
 
-def wants(fleet: Fleet, able: int) -> tuple[int, int]:
-    """Of so many agents that can train, how many updates close a round before any quorum, and how
-    many are to be at work.
+def count_wanted(fleet: Fleet, able: int) -> tuple[int, int]:
+    """Return how many updates close a round (without a quorum) and how many agents train at a time.
 
-    Where a round waits for its agents, a share `over` of the needed more are asked, rounded up
-    (over-selection: Bonawitz et al., Towards Federated Learning at Scale, arXiv 1902.01046). Where
-    none waits, `buffer` updates close it, or half as many as are at work.
+    able: agents that can train.
+    A sync round asks a fraction `over` more agents than it needs, rounded up (over-selection:
+    Bonawitz et al., Towards Federated Learning at Scale, arXiv 1902.01046). A buffered round closes
+    with `buffer` updates, or half as many as there are agents training.
     """
-    needed = count(able, fleet.fraction)
+    needed = count_needed(able, fleet.fraction)
     wanted = min(able, math.ceil(round(needed * (1 + fleet.over), 9)))
     return (
         (needed, wanted)
@@ -43,12 +43,10 @@ def wants(fleet: Fleet, able: int) -> tuple[int, int]:
     )
 
 
-def select(names: Sequence[str], asked: int, rng: np.random.Generator) -> list[str]:
-    """So many of the agents, or all where there are fewer, drawn without replacement, in order of
-    name.
+def draw_names(names: Sequence[str], asked: int, rng: np.random.Generator) -> list[str]:
+    """Return `asked` of the names, or all if there are fewer, drawn without replacement and
+    sorted.
     """
-    return (
-        sorted(rng.choice(sorted(names), size=min(asked, len(names)), replace=False).tolist())
-        if names
-        else []
-    )
+    if not names:
+        return []
+    return sorted(rng.choice(sorted(names), size=min(asked, len(names)), replace=False).tolist())

@@ -1,9 +1,8 @@
-"""What real rounds have shown of an agent: how far its predictions were off, and what it could not
-do. Frozen records, folded by pure functions.
+"""An agent's record over the rounds of a run: errors of its predictions, and its setbacks.
 
-A setback (an update that came too late, memory that ran out) keeps the agent below the submodel it
-happened at until it has ended `PROOF` rounds in time; each further one at the same submodel doubles
-that.
+A setback (a late update, a failure, too little memory) bars the agent from that submodel and larger
+ones until it has finished `PROOF` rounds in time. Each further setback at the same submodel doubles
+that number. Records are frozen; pure functions return updated ones.
 """
 
 from __future__ import annotations
@@ -18,50 +17,51 @@ import msgspec
 from federated.task import Profile
 
 __all__ = [
-    "CALM",
-    "FIRST",
+    "FIRST_WEIGHT",
     "JUMP",
-    "LATER",
+    "PACE_WEIGHT",
     "PROOF",
+    "WEIGHT",
     "Observed",
     "Setback",
     "Standing",
-    "active",
-    "failed",
-    "in_time",
-    "late",
-    "learned",
-    "measured_anew",
-    "waited",
+    "count_round",
+    "learn",
+    "list_active",
+    "record_failure",
+    "record_in_time",
+    "record_late",
+    "reset_timings",
 ]
 
-# weight of a measurement in the moving average: of the first, beside the prediction, and of later
-# ones
-FIRST, LATER = 0.5, 0.3
-# weight of a later measurement in what sets the fleet's pace: one slow round of its quickest device
-# must not move all the others
-CALM = 0.1
-# times off: so far from the average, a measurement takes its place, since the device is not what it
-# was
-JUMP = 1.5
+FIRST_WEIGHT = 0.5  # of the first measurement in the moving average, against the prediction
+WEIGHT = 0.3  # of a later measurement in the moving average
+# of a later measurement in the fleet's pace: one slow round of the quickest device must not move
+# all others
+PACE_WEIGHT = 0.1
+JUMP = 1.5  # factor from the average at which a measurement replaces it: the device has changed
 PROOF = 3  # rounds in time after a setback until the submodel is tried again
-DOUBLINGS = 5  # at most, of the proof
-# seconds in which an answer says nothing of the link's rate: most of them are turns of loops
-BRIEF = 1.0
-# predicted bytes below which a peak says little: allocators and libraries take as much
-LARGE = 64e6
-MEMORY = (0.5, 4.0)  # what measured over predicted memory may come to
+MAX_DOUBLINGS = 5  # of PROOF
+# shortest transfer, in seconds, that measures the link: shorter ones measure the coordinator's loop
+MIN_TRANSFER = 1.0
+MIN_MEMORY = 64e6  # smallest predicted bytes to learn from: allocators and libraries take as much
+MEMORY_RANGE = (0.5, 4.0)  # limits of measured over predicted memory
 
 Kind = Literal["late", "memory", "failed"]
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One training as it was. predicted_step, predicted_memory: by the profile alone, seconds and
-    bytes.
+    """The measurements of one training.
 
-    step, seconds, peak: as the device said, 0 where it did not. steps: taken. settled: seconds from
-    task to acceptance, by the coordinator's clock. bytes: down and up together.
+    predicted_step: seconds per step, from the profile alone.
+    predicted_memory: bytes, from the profile alone.
+    settled: seconds from task to accepted update, by the coordinator's clock.
+    bytes: transferred, down and up together.
+    steps: taken.
+    step: mean seconds per step, as reported by the device; 0: not reported.
+    seconds: of the training, as reported by the device; 0: not reported.
+    peak: bytes at the peak, as reported by the device; 0: not reported.
     """
 
     predicted_step: float
@@ -76,11 +76,15 @@ class Observed:
 
 @dataclass(frozen=True)
 class Setback:
-    """What an agent could not do. submodel: by name. round: when last. times: in all. proofs:
-    rounds in time that are still to come.
+    """A submodel that an agent could not train.
 
-    share: of the submodel's predicted seconds, what the agent must stay below after several late
-    rounds in a row. words: for people.
+    submodel: its name.
+    kind: of the setback.
+    round: of the last one.
+    words: for people.
+    times: number of setbacks at this submodel.
+    proofs: rounds in time until it is tried again.
+    share: fraction of its predicted seconds that the agent's next submodel must stay below.
     """
 
     submodel: str
@@ -94,14 +98,17 @@ class Setback:
 
 @dataclass(frozen=True)
 class Standing:
-    """How an agent stands.
+    """An agent's record so far.
 
-    basis: digest of the timings that its predictions start from; with others, all but what memory
-    and failures have shown starts anew. trained: measured trainings. step, memory: measured over
-    predicted, moving averages. rate: bytes per second of its transfers, 0: as its profile says.
-    extra: seconds of a training besides its steps, at the speed that the profile says. misses: late
-    rounds in a row. setbacks: the latest last. usual: as step, but slow to rise: what sets the pace
-    of others.
+    basis: digest of the profile's timings, from which predictions start.
+    trained: number of measured trainings.
+    step: measured over predicted step time, a moving average.
+    memory: measured over predicted memory, a moving average.
+    rate: bytes per second of its transfers; 0: as its profile says.
+    extra: seconds of a training besides its steps, at the profile's speed.
+    misses: late rounds in a row.
+    setbacks: the latest last.
+    usual: as step, but rises slowly; it sets the fleet's pace.
     """
 
     basis: str = ""
@@ -115,9 +122,9 @@ class Standing:
     usual: float = 1.0
 
 
-def measured_anew(standing: Standing, profile: Profile) -> Standing:
-    """The same while the agent's timings are; else one without what times have shown: they are
-    measured now, memory is not.
+def reset_timings(standing: Standing, profile: Profile) -> Standing:
+    """Forget measured times if the profile has new timings. Memory and failures are kept, since
+    a profile does not measure them.
     """
     basis = sha256(msgspec.json.encode(profile.timings)).hexdigest()[:16]
     if standing.basis == basis:
@@ -129,96 +136,88 @@ def measured_anew(standing: Standing, profile: Profile) -> Standing:
     )
 
 
-def learned(standing: Standing, seen: Observed) -> Standing:
-    """After a training whose device said what it took; unchanged where it did not, as simulated
-    ones do not.
+def learn(standing: Standing, seen: Observed) -> Standing:
+    """Update the averages after a training. Simulated devices report no seconds and change
+    nothing.
     """
     if not seen.seconds:
         return standing
-    weight = LATER if standing.trained else FIRST
-    off = seen.step / seen.predicted_step if seen.step and seen.predicted_step else standing.step
-    extra = max(0.0, seen.seconds - seen.steps * seen.step) / off if seen.step else standing.extra
-    step = averaged(standing.step, off, weight)
+    weight = WEIGHT if standing.trained else FIRST_WEIGHT
+    pace_weight = PACE_WEIGHT if standing.trained else FIRST_WEIGHT
+    ratio = seen.step / seen.predicted_step if seen.step and seen.predicted_step else standing.step
+    step = update_average(standing.step, ratio, weight)
+    extra = max(0.0, seen.seconds - seen.steps * seen.step) / ratio if seen.step else standing.extra
+    if standing.trained:  # the first training also warms up: fall at once, rise slowly
+        extra = min(extra, standing.extra + WEIGHT * (extra - standing.extra))
     return replace(
         standing,
         trained=standing.trained + 1,
         step=step,
-        usual=min(
-            step, standing.usual + (CALM if standing.trained else FIRST) * (off - standing.usual)
-        ),
-        memory=memory_after(standing.memory, seen),
-        rate=rate_after(standing.rate, seen),
-        # a first training warms up
-        extra=min(extra, standing.extra + LATER * (extra - standing.extra))
-        if standing.trained
-        else extra,
+        usual=min(step, standing.usual + pace_weight * (ratio - standing.usual)),
+        memory=update_memory(standing.memory, seen),
+        rate=update_rate(standing.rate, seen),
+        extra=extra,
     )
 
 
-def averaged(before: float, found: float, weight: float) -> float:
-    """The moving average; what is far off replaces it."""
-    return (
-        found if not before / JUMP <= found <= before * JUMP else before + weight * (found - before)
-    )
+def update_average(before: float, found: float, weight: float) -> float:
+    """Return the moving average; a measurement that is far off replaces it."""
+    near = before / JUMP <= found <= before * JUMP
+    return before + weight * (found - before) if near else found
 
 
-def memory_after(before: float, seen: Observed) -> float:
-    if not seen.peak or seen.predicted_memory < LARGE:
+def update_memory(before: float, seen: Observed) -> float:
+    if not seen.peak or seen.predicted_memory < MIN_MEMORY:
         return before
-    return min(
-        max(before + LATER * (seen.peak / seen.predicted_memory - before), MEMORY[0]), MEMORY[1]
-    )
+    least, most = MEMORY_RANGE
+    return min(max(before + WEIGHT * (seen.peak / seen.predicted_memory - before), least), most)
 
 
-def rate_after(before: float, seen: Observed) -> float:
-    """The link's bytes per second, from what of the round was no training."""
+def update_rate(before: float, seen: Observed) -> float:
+    """Return the link's bytes per second, from the time of the round that was not training."""
     seconds = seen.settled - seen.seconds
-    if seconds < BRIEF:
-        return max(before, seen.bytes / BRIEF) if before else 0.0  # at least so quick
+    if seconds < MIN_TRANSFER:
+        return max(before, seen.bytes / MIN_TRANSFER) if before else 0.0  # a lower limit
     found = seen.bytes / seconds
-    return averaged(before, found, LATER) if before else found
+    return update_average(before, found, WEIGHT) if before else found
 
 
-# ---- what went well or not -----------------------------------------------------------------------
+# ---- setbacks ------------------------------------------------------------------------------------
 
 
-def active(standing: Standing) -> list[Setback]:
-    """The setbacks that still keep the agent below something."""
-    return [one for one in standing.setbacks if one.proofs > 0]
+def list_active(standing: Standing) -> list[Setback]:
+    """Return the setbacks that still bar the agent from a submodel."""
+    return [setback for setback in standing.setbacks if setback.proofs > 0]
 
 
-def in_time(standing: Standing, above: Sequence[str] = ()) -> Standing:
-    """After a round ended in time: nearer to the submodel of its latest setback; those are
-    forgotten at which, or above which, it did well.
+def record_in_time(standing: Standing, above: Sequence[str] = ()) -> Standing:
+    """Return the record after a round that the agent finished in time.
 
-    above: the names of the submodels that are no larger than the one it did.
+    above: names of the submodels no larger than the one it trained; their setbacks are forgotten.
     """
-    kept = tuple(one for one in standing.setbacks if one.submodel not in above)
-    return replace(waited(replace(standing, setbacks=kept)), misses=0)
+    kept = tuple(setback for setback in standing.setbacks if setback.submodel not in above)
+    return replace(count_round(replace(standing, setbacks=kept)), misses=0)
 
 
-def waited(standing: Standing) -> Standing:
-    """A round nearer to being tried again with what it failed at last; one setback after the
-    other.
-    """
-    going = active(standing)
-    if not going:
+def count_round(standing: Standing) -> Standing:
+    """Count a round toward the latest active setback; earlier ones wait for their turn."""
+    active = list_active(standing)
+    if not active:
         return standing
-    latest = going[-1]
-    nearer = replace(latest, proofs=latest.proofs - 1)
-    return replace(
-        standing, setbacks=tuple(nearer if one is latest else one for one in standing.setbacks)
-    )
+    latest = active[-1]
+    counted = replace(latest, proofs=latest.proofs - 1)
+    setbacks = tuple(counted if one is latest else one for one in standing.setbacks)
+    return replace(standing, setbacks=setbacks)
 
 
-def late(
+def record_late(
     standing: Standing, submodel: str, round: int, elapsed: float, predicted: float
 ) -> Standing:
-    """After an update that had not come in `elapsed` seconds, where `predicted` were expected.
-    Several in a row halve what the next may take.
+    """Return the record after an update that had not arrived in `elapsed` seconds, where
+    `predicted` were expected. Each in a row halves the time that the next submodel may take.
     """
-    times_off = max(1.0, elapsed / predicted) if predicted > 0 else 1.0
-    made = Setback(
+    ratio = max(1.0, elapsed / predicted) if predicted > 0 else 1.0
+    setback = Setback(
         submodel,
         "late",
         round,
@@ -226,32 +225,23 @@ def late(
         share=0.5**standing.misses,
     )
     return replace(
-        with_setback(standing, made), misses=standing.misses + 1, step=standing.step * times_off
+        add_setback(standing, setback), misses=standing.misses + 1, step=standing.step * ratio
     )
 
 
-def failed(standing: Standing, submodel: str, round: int, reason: str) -> Standing:
-    """After a training that came to nothing."""
+def record_failure(standing: Standing, submodel: str, round: int, reason: str) -> Standing:
+    """Return the record after a training that failed."""
+    where = f"in round {round} with {submodel}"
     if "out of memory" in reason or "MemoryError" in reason:
-        return with_setback(
-            standing,
-            Setback(
-                submodel, "memory", round, f"ran out of memory in round {round} with {submodel}"
-            ),
-        )
-    return with_setback(
-        standing,
-        Setback(
-            submodel, "failed", round, f"failed in round {round} with {submodel}: {reason[:120]}"
-        ),
-    )
+        setback = Setback(submodel, "memory", round, f"ran out of memory {where}")
+    else:
+        setback = Setback(submodel, "failed", round, f"failed {where}: {reason[:120]}")
+    return add_setback(standing, setback)
 
 
-def with_setback(standing: Standing, made: Setback) -> Standing:
-    """One more at its submodel: the wait doubles."""
-    before = next((one.times for one in standing.setbacks if one.submodel == made.submodel), 0)
-    made = replace(made, times=before + 1, proofs=PROOF * 2 ** min(before, DOUBLINGS))
-    return replace(
-        standing,
-        setbacks=(*(one for one in standing.setbacks if one.submodel != made.submodel), made),
-    )
+def add_setback(standing: Standing, setback: Setback) -> Standing:
+    """Add a setback. Each further one at the same submodel doubles the rounds until a retry."""
+    others = tuple(one for one in standing.setbacks if one.submodel != setback.submodel)
+    before = sum(one.times for one in standing.setbacks if one not in others)
+    proofs = PROOF * 2 ** min(before, MAX_DOUBLINGS)
+    return replace(standing, setbacks=(*others, replace(setback, times=before + 1, proofs=proofs)))

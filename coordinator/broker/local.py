@@ -26,8 +26,8 @@ from coordinator.broker.addresses import check_exposure, find_reachable_hosts, f
 from coordinator.broker.mosquitto import COORDINATOR, MAX_PACKET, TlsFiles, find_mosquitto
 from federated.errors import LinkError
 from federated.runtime import files
-from federated.wire.address import Address, parse_address, url
-from federated.wire.links.paho_client import ClientSetup, connect, part
+from federated.wire.address import Address, format_url, parse_address
+from federated.wire.links.paho_client import ClientSetup, connect, disconnect
 
 __all__ = ["Broker", "find_mosquitto", "start"]
 
@@ -153,7 +153,7 @@ class Broker:
                 why = str(error)
                 time.sleep(0.05)
             else:
-                part(greeting.client, greeting.protocol)
+                disconnect(greeting.client, greeting.protocol)
                 return
         ended = self._process.poll()
         how = (
@@ -199,7 +199,7 @@ def start(
         )
     port = free_port(listen, port)
     folder = Path(tempfile.mkdtemp(prefix="espalier-broker-")) if directory is None else directory
-    files.make(folder, "updates in transit, and passwords")
+    files.make_private(folder, "updates in transit, and passwords")
     secret, file = _write_passwords(folder, passwords)
     near, far = find_reachable_hosts(listen)
     entry = Address(
@@ -207,11 +207,11 @@ def start(
     )
     if tls is not None:
         entry = replace(entry, ca=str(tls.ca), cert=str(tls.coordinator))
-    address = f"{'mqtts://' if tls else ''}{far}:{port}"
+    address, url = f"{'mqtts://' if tls else ''}{far}:{port}", format_url(entry)
     if program is None:
         command = embedded.prepare(near.strip("[]"), port, folder, max_packet)
         return Broker(
-            "embedded", embedded.describe(), address, url(entry), folder / "embedded.log", command
+            "embedded", embedded.describe(), address, url, folder / "embedded.log", command
         )
     configuration = folder / "mosquitto.conf"
     lines = [
@@ -224,7 +224,7 @@ def start(
         "mosquitto",
         f"mosquitto {mosquitto.read_version(program)}",
         address,
-        url(entry),
+        url,
         folder / "mosquitto.log",
         [program, "-c", str(configuration)],
     )
@@ -254,7 +254,7 @@ def _write_passwords(folder: Path, passwords: Path | None) -> tuple[str, Path | 
         return "", None
     secret, file = secrets.token_urlsafe(24), folder / "passwords"
     users.write(file, {**users.read(passwords), COORDINATOR: users.hash_password(secret)})
-    files.look_over(passwords, "passwords")
+    files.warn_if_public(passwords, "passwords")
     return secret, file
 
 

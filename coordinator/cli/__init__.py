@@ -1,1 +1,1 @@
-"""The command `coordinator`: one file per command. Importing it loads no torch."""
+"""The command `coordinator`, one file per subcommand. Importing it does not import PyTorch."""

@@ -1,4 +1,4 @@
-"""`python -m coordinator.cli` is the command `coordinator`."""
+"""Entry point of `python -m coordinator.cli`."""
 
 from coordinator.cli.main import main
 

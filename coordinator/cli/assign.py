@@ -9,19 +9,10 @@ from typing import Any
 
 import click
 
-from coordinator.cli.options import plainly
+from coordinator.cli.options import config_flag, list_given, plainly
 from federated.runtime.console import FORMAT
 
 __all__ = ["assign"]
-
-FLAGS = {  # flag -> key of the configuration
-    "model": "model.name",
-    "method": "method.name",
-    "data": "data.name",
-    "data_root": "data.root",
-    "deadline": "fleet.deadline",
-    "select": "fleet.select",
-}
 
 
 @click.command()
@@ -32,48 +23,38 @@ FLAGS = {  # flag -> key of the configuration
     multiple=True,
     required=True,
     metavar="FILE",
-    help="of edge-agent profile --out; may be repeated",
+    help="profile of a device, from `edge-agent profile --out`; may be repeated",
 )
-@click.option(
-    "--model", metavar="NAME|module:function", help="the largest network  [default: preresnet]"
-)
-@click.option("--method", metavar="NAME|module:function", help="[default: fedfa]")
-@click.option(
+@config_flag("--model", key="model.name", metavar="NAME|module:function", help="largest network")
+@config_flag("--method", key="method.name", metavar="NAME|module:function", help="federated method")
+@config_flag(
     "--data",
+    key="data.name",
     metavar="NAME|PATH",
-    help="for data of this shape  [default: what the devices were measured with]",
+    help="data whose shape to use  [default: the data of the profiles]",
 )
-@click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to")
+@config_flag("--data-root", key="data.root", metavar="DIR")
 @click.option(
     "--examples",
     type=click.IntRange(min=1),
     metavar="N",
-    help="that each device has  [default: as its profile says]",
+    help="number of examples on each device  [default: from its profile]",
 )
-@click.option(
-    "--deadline",
-    type=float,
-    metavar="S",
-    help="seconds of a round  [default: as these devices' measurements say]",
-)
-@click.option(
-    "--select",
-    metavar="EXPR",
-    help="only devices that meet this, such as 'memory>=2GB and label=eu'",
-)
+@config_flag("--deadline", key="fleet.deadline", type=float, metavar="S")
+@config_flag("--select", key="fleet.select", metavar="EXPR")
 @click.option(
     "--config",
     "file",
     type=click.Path(path_type=Path),
     metavar="run.toml",
-    help="a run's configuration; flags and --set go over it",
+    help="configuration of a run; flags and --set override it",
 )
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="any key of the configuration, such as method.widths=[0.5,1.0]",
+    help="a setting of the configuration, such as method.widths=[0.5,1.0]; may be repeated",
 )
 @FORMAT
 def assign(
@@ -84,13 +65,13 @@ def assign(
     form: str,
     **flags: Any,
 ) -> None:
-    """Show, without a broker or a fleet, which submodel each profiled device would get, and why.
+    """Show which submodel each profiled device would get.
 
-    For each device it lists every submodel with its predicted time and memory.
+    List every submodel with its predicted time and memory on each device, and the reason for the
+    choice. This needs no broker and no fleet.
     """
     with plainly("assign"):
-        from coordinator.simulate.offline_assignment import assign_offline, text
+        from coordinator.simulate.offline_assignment import assign_offline, render
 
-        given = [(FLAGS[flag], value) for flag, value in flags.items() if value is not None]
-        found = assign_offline(files, file, os.environ, settings, given, examples)
-        click.echo(json.dumps(found) if form == "json" else text(found))
+        found = assign_offline(files, file, os.environ, settings, list_given(flags), examples)
+        click.echo(json.dumps(found) if form == "json" else render(found))

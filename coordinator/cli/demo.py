@@ -14,31 +14,36 @@ __all__ = ["demo"]
 
 
 @click.command()
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--rounds", type=int, default=0, help="[default: as many as the demo needs]")
 @click.option(
-    "--no-limits", is_flag=True, help="leave the four agents equal, to see what they are given then"
+    "--seed", type=int, default=0, show_default=True, help="seed of data, networks and training"
+)
+@click.option(
+    "--rounds", type=int, default=0, help="number of rounds  [default: as many as the demo needs]"
+)
+@click.option(
+    "--no-limits", is_flag=True, help="do not limit the four agents, to compare their submodels"
 )
 @click.option(
     "--broker-kind",
     type=click.Choice(["auto", "mosquitto", "embedded"]),
     default="auto",
     show_default=True,
-    help="auto: mosquitto where it is installed, else the embedded broker",
+    help="auto: mosquitto if it is installed, else the embedded broker",
 )
 @click.option(
     "--keep",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="keep the run, the exported networks and the logs here",
+    help="keep the run, the exported networks and the logs in this folder",
 )
 @FORMAT
 def demo(
     seed: int, rounds: int, no_limits: bool, broker_kind: str, keep: Path | None, form: str
 ) -> None:
-    """Train on four unequal devices, as real processes under enforced limits, and infer on a fifth.
+    """Train on four simulated devices, and infer on a fifth.
 
-    They learn handwritten digits together. The fifth device has no PyTorch.
+    Each device is a process on this machine with enforced limits. The four unequal devices learn
+    to classify handwritten digits together. The fifth has no PyTorch.
     """
     with plainly("demo"):
         from coordinator.simulate.demo_fleet import run_demo

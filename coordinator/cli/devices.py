@@ -18,9 +18,12 @@ __all__ = ["devices"]
 @RUNS
 @FORMAT
 def devices(run: str | None, runs: Path, form: str) -> None:
-    """Show the agents of RUN (default: the latest): what each has and does, and why."""
-    with plainly("devices"):
-        from coordinator.views.agent_table import overview, text
+    """Show the agents of RUN, their devices and submodels.
 
-        found = overview(run, runs)
-        click.echo(json.dumps(found) if form == "json" else text(found))
+    RUN defaults to the latest.
+    """
+    with plainly("devices"):
+        from coordinator.views.agent_table import describe_agents, render_agents
+
+        found = describe_agents(run, runs)
+        click.echo(json.dumps(found) if form == "json" else render_agents(found))

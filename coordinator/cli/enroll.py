@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 
 import click
 
@@ -22,68 +23,57 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 @click.option(
     "--host",
     metavar="HOST",
-    help="name or address by which the device reaches this machine  [default: as the coordinator "
-    "listens]",
+    help="name or address by which the device reaches this machine  [default: where the "
+    "coordinator listens]",
 )
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
-    help=f"where the coordinator enrols  [default: as it does, or {PORT}]",
+    help=f"port where devices enrol  [default: the coordinator's, or {PORT}]",
 )
 @click.option(
     "--valid",
     default="1h",
     show_default=True,
     metavar="TIME",
-    help="how long the token works: 90s, 30m, 1h, 7d",
+    help="lifetime of the token: 90s, 30m, 1h, 7d",
 )
 @PKI
 @FORMAT
 def enroll(name: str, host: str | None, port: int | None, valid: str, pki: str, form: str) -> None:
-    """Print a token with which one device can enrol once, as NAME (`edge-agent join --token`).
-    Create the authority if there is none.
+    """Print a token with which one device enrols as NAME.
+
+    The token works once, with `edge-agent join --token`. Create the authority if there is none.
     """
     with plainly("enroll"):
         from coordinator.access.authority_folder import open_authority
         from coordinator.broker.addresses import find_own_address
         from coordinator.settings.services import Broker
 
-        seconds = seconds_of(valid)
-        authority = open_authority(Broker(pki=pki))
-        try:
+        seconds = parse_seconds(valid)
+        with closing(open_authority(Broker(pki=pki))) as authority:
             known = int(authority.registry.get_fact("enrolment") or PORT)
-            # not bound: where the coordinator listens, or did last
-            listen = authority.registry.get_fact("listen") or "0.0.0.0"  # noqa: S104
             if not host:
-                everywhere = listen in ("0.0.0.0", "::")  # noqa: S104
-                host = find_own_address(listen) if everywhere else listen
+                # not bound here: where the coordinator listens, or listened last
+                host = authority.registry.get_fact("listen") or "0.0.0.0"  # noqa: S104
+                if host in ("0.0.0.0", "::"):  # noqa: S104
+                    host = find_own_address(host)
             host = host.strip("[]")
             token = authority.invite(name, host, port or known, seconds)
-        finally:
-            authority.close()
         if form == "json":
-            click.echo(
-                json.dumps(
-                    {
-                        "name": name,
-                        "token": str(token),
-                        "host": host,
-                        "port": token.port,
-                        "fingerprint": token.fingerprint.hex(),
-                    }
-                )
-            )
+            result = {"name": name, "token": str(token), "host": host, "port": token.port}
+            click.echo(json.dumps({**result, "fingerprint": token.fingerprint.hex()}))
             return
         click.echo(str(token))
         click.echo(
-            f"On the device, within {valid}, while the coordinator runs (start --tls):  "
-            "edge-agent join --token-file -   and paste the line above",
+            f"On the device, run `edge-agent join --token-file -` within {valid} and paste the "
+            "line above. The coordinator must be running (coordinator start --tls).",
             err=True,
         )
 
 
-def seconds_of(text: str) -> float:
-    """`90s`, `30m`, `1h`, `7d` in seconds. Raises UsageError."""
+def parse_seconds(text: str) -> float:
+    """Return a time such as 90s, 30m, 1h or 7d in seconds. Raises UsageError."""
     found = re.fullmatch(r"([1-9][0-9]{0,4})([smhd])", text)
     if found is None:
         raise UsageError(f"--valid: expected a time such as 90s, 30m, 1h or 7d, found '{text}'")

@@ -20,27 +20,26 @@ __all__ = ["export"]
     type=click.Path(path_type=Path),
     required=True,
     metavar="DIR",
-    help="where the release is written",
+    help="folder to write the release to",
 )
 @click.option(
     "--submodel",
     "wanted",
     multiple=True,
     metavar="NAME",
-    help="only this one; may be repeated  [default: all that were calibrated]",
+    help="export only this submodel; may be repeated  [default: all that were calibrated]",
 )
 @click.option(
     "--int8/--no-int8",
     default=True,
     show_default=True,
-    help="write each as int8 as well, where that can be done",
+    help="also write each submodel in int8, if supported",
 )
 @click.option(
     "--inputs",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="raw examples (.npz: x, and y if known) to measure with, where the run's data are not "
-    "here",
+    help="raw examples (.npz with x, and y if known) to check with  [default: the run's data]",
 )
 @RUNS
 @FORMAT
@@ -53,9 +52,10 @@ def export(
     runs: Path,
     form: str,
 ) -> None:
-    """Export the submodels of RUN as ONNX, in float32 and int8, with a model card.
+    """Export the submodels of RUN as ONNX, with a model card.
 
-    Each is compared with PyTorch on real inputs. `coordinator release` brings them to the agents.
+    Each network is written in float32 and int8, and compared with PyTorch on real inputs.
+    `coordinator release` sends them to the agents.
     """
     with plainly("export"):
         from coordinator.release.export_run import ExportRequest, export_run

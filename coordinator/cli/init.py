@@ -6,34 +6,36 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import plainly
+from coordinator.cli.options import config_flag, plainly
 from federated.errors import ConfigError
 
 __all__ = ["init_command"]
 
 
 @click.command("init")
-@click.option(
+@config_flag(
     "--method",
+    key="method.name",
     metavar="NAME|module:function",
-    help="With the settings of this method  [default: fedfa]",
+    help="include the settings of this method",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     metavar="run.toml",
-    help="Write to this new file  [default: standard output]",
+    help="new file to write to  [default: standard output]",
 )
 def init_command(method: str | None, out: Path | None) -> None:
-    """Write a configuration with every setting, its default and an explanation.
+    """Write a configuration file with every setting explained.
 
-    Start a run from it by `coordinator start --config run.toml`.
+    All settings have their defaults. Start a run from it with `coordinator start --config
+    run.toml`.
     """
     with plainly("init"):
         from coordinator.settings.config import METHOD
-        from coordinator.settings.template import template
+        from coordinator.settings.template import render_template
 
-        text = template(method or METHOD)
+        text = render_template(method or METHOD)
         if out is None:
             click.echo(text, nl=False)
         else:

@@ -15,21 +15,23 @@ __all__ = ["log"]
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--agent", metavar="NAME", help="only what is about this agent")
-@click.option("--round", "number", type=int, metavar="N", help="only of this round")
+@click.option("--agent", metavar="NAME", help="only events of this agent")
+@click.option("--round", "number", type=int, metavar="N", help="only events of this round")
 @click.option(
     "-f",
     "--follow",
     is_flag=True,
-    help="go on with what comes, until ctrl-C or the end of the run's coordinator",
+    help="show new events until ctrl-C or the end of the run",
 )
 @RUNS
 @FORMAT
 def log(
     run: str | None, agent: str | None, number: int | None, follow: bool, runs: Path, form: str
 ) -> None:
-    """Show the events of RUN (default: the one in progress, else the latest). Events are rounds,
-    updates, refusals, and agents that joined or left.
+    """Show the events of RUN.
+
+    RUN defaults to the one in progress, else to the latest. Events are rounds, updates, rejections,
+    and agents that joined or left.
     """
     with plainly("log"):
         from coordinator.store import run_lock
@@ -40,23 +42,20 @@ def log(
         if not folder.is_dir():
             raise missing_run(folder)
 
-        chosen, going = run_log.about(agent, number), follow and run_lock.is_held(folder)
-        if missed := run_log.missed(folder, agent, number):
-            if not going:
-                raise UsageError(missed)
-            click.echo(f"{missed}; waiting for one", err=True)
+        chosen = run_log.match_events(agent, number)
+        if missing := run_log.explain_missing(folder, agent, number):
+            if not (follow and run_lock.is_held(folder)):
+                raise UsageError(missing)
+            click.echo(f"{missing}; waiting for one", err=True)
         empty = True
         for event in (
-            run_log.follow(folder, chosen, until=lambda: not run_lock.is_held(folder))
+            run_log.follow_events(folder, chosen, until=lambda: not run_lock.is_held(folder))
             if follow
-            else run_log.past(folder, chosen)
+            else run_log.read_events(folder, chosen)
         ):
             empty = False
-            click.echo(as_json(event) if form == "json" else run_log.told(event))
+            click.echo(as_json(event) if form == "json" else run_log.format_event(event))
         if empty:
-            both = (
-                f" of agent '{agent}' in round {number}"
-                if agent is not None and number is not None
-                else ""
-            )
-            click.echo(f"run '{folder.name}': no event{both}", err=True)
+            both = agent is not None and number is not None
+            about = f" of agent '{agent}' in round {number}" if both else ""
+            click.echo(f"run '{folder.name}': no event{about}", err=True)

@@ -13,37 +13,39 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "assign": LazyCommand(
         "coordinator.cli.assign:assign",
-        "Show, without a broker or a fleet, which submodel each profiled device would get, and "
-        "why.",
+        "Show which submodel each profiled device would get.",
     ),
     "authority": LazyCommand(
         "coordinator.cli.authority:authority",
         "Show the fleet's certificate authority and the enrolled agents.",
     ),
+    "check": LazyCommand(
+        "coordinator.cli.check:check",
+        "Check the files of RUN against their digests.",
+    ),
     "demo": LazyCommand(
         "coordinator.cli.demo:demo",
-        "Train on four unequal devices, as real processes under enforced limits, and infer on a "
-        "fifth.",
+        "Train on four simulated devices, and infer on a fifth.",
     ),
     "devices": LazyCommand(
         "coordinator.cli.devices:devices",
-        "Show the agents of RUN (default: the latest): what each has and does, and why.",
+        "Show the agents of RUN, their devices and submodels.",
     ),
     "enroll": LazyCommand(
         "coordinator.cli.enroll:enroll",
-        "Print a token with which one device can enrol once, as NAME (`edge-agent join --token`).",
+        "Print a token with which one device enrols as NAME.",
     ),
     "export": LazyCommand(
         "coordinator.cli.export:export",
-        "Export the submodels of RUN as ONNX, in float32 and int8, with a model card.",
+        "Export the submodels of RUN as ONNX, with a model card.",
     ),
     "init": LazyCommand(
         "coordinator.cli.init:init_command",
-        "Write a configuration with every setting, its default and an explanation.",
+        "Write a configuration file with every setting explained.",
     ),
     "log": LazyCommand(
         "coordinator.cli.log:log",
-        "Show the events of RUN (default: the one in progress, else the latest).",
+        "Show the events of RUN.",
     ),
     "methods": LazyCommand(
         "coordinator.cli.methods:methods",
@@ -51,11 +53,11 @@ COMMANDS = {
     ),
     "pause": LazyCommand(
         "coordinator.cli.pause:pause",
-        "Pause RUN (default: the one in progress) after its present round.",
+        "Pause RUN after its current round, or resume it.",
     ),
     "release": LazyCommand(
         "coordinator.cli.release:release",
-        "Release the networks of RUN to the agents that infer (`edge-agent infer --broker`).",
+        "Release the networks of RUN to agents that infer.",
     ),
     "revoke": LazyCommand(
         "coordinator.cli.revoke:revoke",
@@ -67,34 +69,36 @@ COMMANDS = {
     ),
     "schema": LazyCommand(
         "coordinator.cli.schema:schema_command",
-        "Print the JSON Schema of a run's configuration, for editors and checkers of TOML files.",
+        "Print the JSON Schema of a run's configuration.",
     ),
     "simulate": LazyCommand(
         "coordinator.cli.simulate:simulate",
-        "Simulate an experiment's fleet on this machine, with the rounds and methods of `start`.",
+        "Simulate the fleet of an experiment on this machine.",
     ),
     "start": LazyCommand(
         "coordinator.cli.start:start",
-        "Start a run, or resume one, and stay until it ends.",
+        "Start or resume a run, and wait until it ends.",
     ),
     "status": LazyCommand(
         "coordinator.cli.status:status",
-        "Show the state of RUN (default: the one in progress, else the latest).",
+        "Show the state of RUN.",
     ),
     "stop": LazyCommand(
         "coordinator.cli.stop:stop",
-        "Stop RUN (default: the one in progress) after its present round.",
+        "Stop RUN after its current round.",
     ),
 }
 
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="espalier")
-@click.option("-v", "--verbose", is_flag=True, help="log what happens on the wire")
+@click.option("-v", "--verbose", is_flag=True, help="log messages to and from the broker")
 def main(verbose: bool) -> None:
-    """Train one model on a fleet of unequal devices. No data leave a device."""
+    """Train one model on a fleet of unequal devices. Data never leaves the device."""
+    from federated.runtime.compiler_import import defer_compiler
     from federated.runtime.logs import configure
 
+    defer_compiler()
     configure(verbose=verbose)
-    # a service manager stops a process by SIGTERM: handle it as ctrl-C
+    # service managers stop a process with SIGTERM: handle it like ctrl-C
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -16,13 +16,26 @@ __all__ = ["methods"]
 @click.argument("name", required=False)
 @FORMAT
 def methods(name: str | None, form: str) -> None:
-    """List the federated methods and their papers, or explain NAME. The explanation lists its
-    settings, their defaults, and which laws hold. NAME may be module:function.
+    """List the federated methods and their papers, or explain NAME.
+
+    The explanation lists the method's settings, their defaults, and the laws that it satisfies.
+    NAME may be module:function.
     """
     with plainly("methods"):
-        from coordinator.views.method_pages import described, listed, one_text, table_text
+        from coordinator.views.method_pages import (
+            describe_method,
+            list_methods,
+            render_list,
+            render_method,
+        )
 
         if name is None:
-            click.echo(json.dumps(listed()) if form == "json" else table_text(listed()))
+            click.echo(
+                json.dumps(list_methods()) if form == "json" else render_list(list_methods())
+            )
         else:
-            click.echo(json.dumps(described(name)) if form == "json" else one_text(described(name)))
+            click.echo(
+                json.dumps(describe_method(name))
+                if form == "json"
+                else render_method(describe_method(name))
+            )

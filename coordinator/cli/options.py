@@ -1,28 +1,73 @@
-"""What several commands of `coordinator` share: options, output and errors."""
+"""Options, output and errors that several commands of `coordinator` share."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from federated.runtime.console import speaking_plainly
+from federated.errors import StoreError
+from federated.runtime.console import report_errors
 
-__all__ = ["INIT", "PKI", "RUNS", "as_json", "plainly", "print_answer"]
+__all__ = [
+    "INIT",
+    "PKI",
+    "RUNS",
+    "as_json",
+    "config_flag",
+    "list_given",
+    "plainly",
+    "print_answer",
+]
 
-INIT = click.option(
-    "--init",
-    metavar="CHECKPOINT",
-    help="start from these weights: a run's checkpoint, a torchvision file, or torchvision:DEFAULT",
-)
-PKI = click.option(
-    "--pki",
-    envvar="ESPALIER_BROKER__PKI",
-    default="",
-    metavar="DIR",
-    help="the authority's folder  [default: of this user's data]",
+
+class ConfigOption(click.Option):
+    """A flag for a key of a run's configuration. Its help is the description and the default of the
+    key, which is imported only to show the help.
+    """
+
+    def __init__(self, *names: Any, key: str, **options: Any) -> None:
+        super().__init__(*names, **options)
+        self.key = key
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        from coordinator.settings.config import describe_key
+
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        flag, own = record
+        description, default = describe_key(self.key)
+        first, second = description[:1], description[1:2]
+        lowered = first if second.isupper() else first.lower()  # other help texts begin so, too
+        text = own or lowered + description[1:].rstrip(".")
+        if default in (None, "", ()) or isinstance(default, bool) or "[default: " in text:
+            return flag, text
+        shown = f"{default:g}" if isinstance(default, float) else default
+        return flag, f"{text}  [default: {shown}]".lstrip()
+
+
+def config_flag(*names: str, key: str, **options: Any) -> Callable[[Any], Any]:
+    """Return a flag that sets a key of the configuration. help: instead of the key's description;
+    it may end in a default that holds for this command alone.
+    """
+    return click.option(*names, cls=ConfigOption, key=key, **options)
+
+
+def list_given(flags: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the keys and values that the present command's flags were given."""
+    parameters = click.get_current_context().command.params
+    keys = {one.name: one.key for one in parameters if isinstance(one, ConfigOption)}
+    return [(keys[flag], value) for flag, value in flags.items() if value not in (None, ())]
+
+
+INIT = config_flag("--init", key="model.init", metavar="CHECKPOINT")
+PKI = config_flag(
+    "--pki", key="broker.pki", envvar="ESPALIER_BROKER__PKI", default="", metavar="DIR"
 )
 RUNS = click.option(
     "--runs",
@@ -30,32 +75,39 @@ RUNS = click.option(
     default=Path("runs"),
     show_default=True,
     metavar="DIR",
-    help="where runs are kept",
+    help="folder of runs",
 )
 
-# other commands keep nothing that could be resumed
+# hints after ctrl-C; other commands store nothing to resume
 RESUMABLE = {
     "simulate": "; resume with --resume",
     "start": "; resume with --resume, if a round had begun",
 }
 
 
-def plainly(command: str) -> AbstractContextManager[None]:
-    """Errors of a command in plain words; see `federated.runtime.console.speaking_plainly`."""
-    return speaking_plainly(
-        f"coordinator {command}", "coordinator,export", "interrupted" + RESUMABLE.get(command, "")
-    )
+@contextmanager
+def plainly(command: str) -> Iterator[None]:
+    """Report errors in plain words; see `federated.runtime.console.report_errors`."""
+    interrupted = "interrupted" + RESUMABLE.get(command, "")
+    with report_errors(f"coordinator {command}", "coordinator,export", interrupted):
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise StoreError(
+                f"the run's database cannot be read: {error}; list the damage with: coordinator "
+                "check RUN"
+            ) from error
 
 
 def as_json(found: Any) -> str:
-    """JSON on one line. Numbers that JSON cannot express are null."""
+    """Return JSON on one line. Numbers that JSON cannot express become null."""
     import msgspec
 
     return msgspec.json.encode(found).decode()
 
 
 def print_answer(folder: Path, what: str, form: str) -> None:
-    """Print what a run was asked to do."""
+    """Print what a run does after a request."""
     if form == "json":
         click.echo(as_json({"run": folder.name, "asked": what}))
     else:

@@ -14,11 +14,14 @@ __all__ = ["pause"]
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--off", is_flag=True, help="continue a paused run")
+@click.option("--off", is_flag=True, help="resume a paused run")
 @RUNS
 @FORMAT
 def pause(run: str | None, off: bool, runs: Path, form: str) -> None:
-    """Pause RUN (default: the one in progress) after its present round. With --off, continue it."""
+    """Pause RUN after its current round, or resume it.
+
+    RUN defaults to the one in progress.
+    """
     with plainly("pause"):
         from coordinator.store import control
         from coordinator.store.run_folders import find_current_run
@@ -26,12 +29,9 @@ def pause(run: str | None, off: bool, runs: Path, form: str) -> None:
         folder = runs / (run or find_current_run(runs))
         before = control.send_request(folder, "resume" if off else "pause").paused
         if off:
-            print_answer(folder, "goes on" if before else "was not paused, and goes on", form)
+            answer = "resumes" if before else "was not paused"
+        elif before:
+            answer = "was paused before: it starts no further round"
         else:
-            print_answer(
-                folder,
-                "was asked to pause before: it begins no other round"
-                if before
-                else "pauses after the present round",
-                form,
-            )
+            answer = "pauses after the current round"
+        print_answer(folder, answer, form)

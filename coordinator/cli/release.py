@@ -17,49 +17,57 @@ __all__ = ["release"]
 
 @click.command()
 @click.argument("run")
-@click.option("--broker", metavar="HOST|URL", help="the broker that agents hear")
+@click.option("--broker", metavar="HOST|URL", help="broker of the agents")
 @click.option(
     "--bundle",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="release this folder of `export`  [default: the run's last round]",
+    help="release the networks in this folder of `export`  [default: those of the last round]",
 )
 @click.option(
-    "--canary", "share", metavar="10%|N|NAME,NAME", help="to so many agents first, or to these"
+    "--canary",
+    "share",
+    metavar="10%|N|NAME,NAME",
+    help="release to some agents first: a percentage, a number, or names",
 )
 @click.option(
     "--promote",
     is_flag=True,
-    help="give the canary to all, if its agents report it as good; with --canary: wait, then "
+    help="release the canary to all if its agents report success; with --canary: wait, then "
     "promote or roll back",
 )
 @click.option(
-    "--rollback", is_flag=True, help="take the canary back; without one, the last release"
+    "--rollback",
+    is_flag=True,
+    help="withdraw the canary, or the last release if there is no canary",
 )
-@click.option("--status", is_flag=True, help="only say what is released, and what agents report")
+@click.option("--status", is_flag=True, help="only show what is released and what agents report")
 @click.option(
     "--wait",
     type=float,
     metavar="SECONDS",
-    help="for reports of agents  [default: 60 with --canary, else 0]",
+    help="time to wait for reports of agents  [default: 60 with --canary, else 0]",
 )
 @click.option(
-    "--force", is_flag=True, help="promote whatever was reported; release what was rolled back"
+    "--force",
+    is_flag=True,
+    help="promote regardless of reports; release again what was rolled back",
 )
 @click.option(
     "--inputs",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="raw examples (.npz) to compare with, where the run's data are not here",
+    help="raw examples (.npz) to check with  [default: the run's data]",
 )
 @RUNS
 @FORMAT
 def release(runs: Path, form: str, **options: Any) -> None:
-    """Release the networks of RUN to the agents that infer (`edge-agent infer --broker`).
+    """Release the networks of RUN to agents that infer.
 
-    Release to all, to some first (--canary), or take a release back (--rollback).
+    Release to all agents that run `edge-agent infer --broker` or to some first (--canary), or
+    withdraw a release (--rollback).
 
-    Exits with 8 if a canary is not promoted, or was rolled back.
+    The exit code is 8 if a canary is not promoted or was rolled back.
     """
     with plainly("release"):
         from coordinator.release.rollout import ReleaseRequest, release_run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
 import click
 
@@ -18,39 +19,33 @@ __all__ = ["revoke"]
 @PKI
 @FORMAT
 def revoke(names: tuple[str, ...], pki: str, form: str) -> None:
-    """Revoke the certificates of agents. They are not renewed, and a running coordinator
-    disconnects these agents at once.
+    """Revoke the certificates of agents.
+
+    They cannot be renewed, and a running coordinator disconnects these agents at once.
     """
     with plainly("revoke"):
         from coordinator.access.authority_folder import open_authority
         from coordinator.settings.services import Broker
 
-        authority = open_authority(Broker(pki=pki))
-        try:
-            unknown = sorted(
-                set(names) - {certificate.name for certificate in authority.registry.certificates()}
-            )
+        with closing(open_authority(Broker(pki=pki))) as authority:
+            enrolled = {certificate.name for certificate in authority.registry.certificates()}
+            unknown = sorted(set(names) - enrolled)
             counts = {
-                name: authority.revoke(name) for name in dict.fromkeys(names) if name not in unknown
+                name: authority.revoke(name) for name in dict.fromkeys(names) if name in enrolled
             }
-        finally:
-            authority.close()
         if form == "json":
             click.echo(json.dumps({"revoked": counts, "unknown": unknown}))
         else:
             for name, count in counts.items():
-                click.echo(
-                    f"{name}: {f'{count} certificates revoked' if count != 1 else 'revoked'}"
-                    if count
-                    else f"{name}: has no good certificate"
-                )
+                revoked = f"revoked {count} certificate{'' if count == 1 else 's'}"
+                click.echo(f"{name}: {revoked if count else 'no valid certificate'}")
         if any(counts.values()) and form == "text":
             click.echo(
-                "a coordinator that runs cuts them off; a broker of your own must be "
-                "told: coordinator authority --for-broker DIR, then reload it",
+                "A running coordinator disconnects them. For an existing broker, run `coordinator "
+                "authority --for-broker DIR` and reload it.",
                 err=True,
             )
         if unknown:
             raise UsageError(
-                f"never enrolled here: {', '.join(unknown)}; coordinator authority lists who was"
+                f"not enrolled: {', '.join(unknown)}; `coordinator authority` lists enrolled agents"
             )

@@ -18,7 +18,7 @@ __all__ = ["list_runs"]
 def list_runs(runs: Path, form: str) -> None:
     """List all runs: method, model, rounds, accuracy and state."""
     with plainly("runs"):
-        from coordinator.views.run_list import listed, listing_text
+        from coordinator.views.run_list import describe_runs, render_runs
 
-        found = listed(runs)
-        click.echo(as_json(found) if form == "json" else listing_text(found, runs))
+        found = describe_runs(runs)
+        click.echo(as_json(found) if form == "json" else render_runs(found, runs))

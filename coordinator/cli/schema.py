@@ -13,8 +13,11 @@ __all__ = ["schema_command"]
 
 @click.command("schema")
 def schema_command() -> None:
-    """Print the JSON Schema of a run's configuration, for editors and checkers of TOML files."""
-    with plainly("schema"):
-        from coordinator.settings.schema import schema
+    """Print the JSON Schema of a run's configuration.
 
-        click.echo(json.dumps(schema(), indent=2))
+    Editors and validators of TOML files can use it.
+    """
+    with plainly("schema"):
+        from coordinator.settings.schema import build_schema
+
+        click.echo(json.dumps(build_schema(), indent=2))

@@ -9,27 +9,19 @@ from typing import Any
 
 import click
 
-from coordinator.cli.options import INIT, RUNS, plainly
+from coordinator.cli.options import INIT, RUNS, config_flag, list_given, plainly
 from federated.runtime.console import FORMAT, speaker
 
 __all__ = ["simulate"]
 
 
-def whole_numbers(
+def parse_integers(
     context: click.Context, parameter: click.Parameter, text: str | None
 ) -> list[int] | None:
     try:
         return None if text is None else [int(word) for word in text.split(",")]
     except ValueError:
         raise click.BadParameter(f"expected whole numbers such as 0,1,2, found '{text}'") from None
-
-
-SIMULATED = {
-    "device": "simulate.device",
-    "seeds": "simulate.seeds",
-    "workers": "simulate.workers",
-    "init": "model.init",
-}
 
 
 @click.command()
@@ -39,31 +31,19 @@ SIMULATED = {
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="any key of the experiment, such as train.lr=0.05",
+    help="a setting of the experiment, such as train.lr=0.05; may be repeated",
 )
-@click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="where devices train  [default: cpu]"
-)
-@click.option(
-    "--seeds",
-    callback=whole_numbers,
-    metavar="0,1,2",
-    help="one run each  [default: the experiment's own]",
-)
+@config_flag("--device", key="simulate.device", type=click.Choice(["cpu", "cuda"]))
+@config_flag("--seeds", key="simulate.seeds", callback=parse_integers, metavar="0,1,2")
 @INIT
-@click.option(
-    "--workers",
-    type=int,
-    metavar="N",
-    help="processes that train  [default: one per processor; with cuda 4 at most]",
-)
+@config_flag("--workers", key="simulate.workers", type=int, metavar="N")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="where results and pictures go  [default: results/NAME]",
+    help="folder of results and plots  [default: results/NAME]",
 )
-@click.option("--resume", is_flag=True, help="go on with what is not finished")
+@click.option("--resume", is_flag=True, help="resume interrupted runs, and skip finished ones")
 @RUNS
 @FORMAT
 def simulate(
@@ -75,16 +55,16 @@ def simulate(
     form: str,
     **flags: Any,
 ) -> None:
-    """Simulate an experiment's fleet on this machine, with the rounds and methods of `start`.
+    """Simulate the fleet of an experiment on this machine.
 
-    `coordinator start --config EXPERIMENT.toml` starts a real fleet from the same file.
+    Rounds and methods are those of `coordinator start`, which takes the same file (--config) for a
+    real fleet.
     """
     with plainly("simulate"):
         from coordinator.run.config_sources import ConfigSources
         from coordinator.simulate.simulation import simulate as run_simulation
 
-        given = [(SIMULATED[flag], value) for flag, value in flags.items() if value is not None]
-        sources = ConfigSources(file, os.environ, settings, given)
+        sources = ConfigSources(file, os.environ, settings, list_given(flags))
         result = run_simulation(sources, runs, out, resume=resume, say=speaker(form))
         if form == "json":
             click.echo(json.dumps(result))

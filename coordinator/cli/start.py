@@ -10,142 +10,72 @@ from typing import Any
 
 import click
 
-from coordinator.cli.options import INIT, RUNS, plainly
+from coordinator.cli.options import INIT, RUNS, config_flag, list_given, plainly
 from federated.runtime.console import FORMAT, speaker
 
 __all__ = ["start"]
 
-FLAGS = {  # flag -> key of the configuration
-    "name": "name",
-    "method": "method.name",
-    "model": "model.name",
-    "init": "model.init",
-    "data": "data.name",
-    "data_root": "data.root",
-    "broker": "broker.url",
-    "listen": "broker.listen",
-    "port": "broker.port",
-    "passwords": "broker.passwords",
-    "tls": "broker.tls",
-    "hosts": "broker.hosts",
-    "pki": "broker.pki",
-    "rounds": "rounds",
-    "target_accuracy": "target_accuracy",
-    "min_agents": "fleet.min_agents",
-    "select": "fleet.select",
-    "fraction": "fleet.fraction",
-    "deadline": "fleet.deadline",
-    "log_format": "log.format",
-    "log_file": "log.file",
-    "metrics": "metrics.listen",
-    "seed": "seed",
-}
-
 
 @click.command()
-@click.option(
+@config_flag(
     "--method",
+    key="method.name",
     metavar="NAME|module:function",
-    help="how devices train and updates are combined; `coordinator methods` lists them  [default: "
-    "fedfa]",
+    help="federated method; `coordinator methods` lists them",
 )
-@click.option(
-    "--broker",
-    metavar="HOST|URL",
-    help="an MQTT broker that runs already; without it one is started",
-)
-@click.option(
-    "--listen",
-    metavar="ADDR",
-    help="address that a started broker listens on  [default: 127.0.0.1]",
-)
-@click.option("--port", type=int, help="its port  [default: 1883, with --tls 8883]")
-@click.option(
-    "--tls",
-    is_flag=True,
-    default=None,
-    help="only devices that were enrolled may take part (coordinator enroll NAME)",
-)
-@click.option(
+@config_flag("--broker", key="broker.url", metavar="HOST|URL")
+@config_flag("--listen", key="broker.listen", metavar="ADDR")
+@config_flag("--port", key="broker.port", type=int)
+@config_flag("--tls", key="broker.tls", is_flag=True, default=None)
+@config_flag(
     "--host",
     "hosts",
+    key="broker.hosts",
     multiple=True,
     metavar="HOST",
-    help="another name by which devices reach this machine; may be repeated",
+    help="additional name or address of this machine for devices; may be repeated",
 )
-@click.option(
-    "--pki",
-    metavar="DIR",
-    help="where the authority of --tls lies  [default: with this user's data]",
-)
-@click.option(
-    "--passwords",
-    metavar="FILE",
-    help="its mosquitto password file; this or --tls is needed beyond loopback",
-)
-@click.option(
-    "--model", metavar="NAME|module:function", help="the largest network  [default: preresnet]"
-)
-@click.option(
+@config_flag("--pki", key="broker.pki", metavar="DIR")
+@config_flag("--passwords", key="broker.passwords", metavar="FILE")
+@config_flag("--model", key="model.name", metavar="NAME|module:function", help="largest network")
+@config_flag(
     "--data",
+    key="data.name",
     metavar="NAME|PATH|module:function|agents",
-    help="held-out data and the shape of examples; 'agents': the coordinator has none  [default: "
-    "digits]",
+    help="the coordinator's validation data; 'agents': it has none",
 )
-@click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to")
+@config_flag("--data-root", key="data.root", metavar="DIR")
 @INIT
-@click.option("--rounds", type=int, help="[default: 20]")
-@click.option(
-    "--target-accuracy", type=float, metavar="A", help="stop when the full network is this good"
-)
-@click.option("--min-agents", type=int, metavar="N", help="wait for so many  [default: 2]")
-@click.option(
-    "--select",
-    metavar="EXPR",
-    help="only agents that meet this, such as 'memory>=2GB and label=eu'",
-)
-@click.option(
-    "--fraction", type=float, metavar="F", help="of the agents, asked each round  [default: 1]"
-)
-@click.option(
-    "--deadline",
-    type=float,
-    metavar="S",
-    help="seconds of a round  [default: as the fleet's measurements say]",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    help="json: one object per line, with fields  [default: text]",
-)
-@click.option(
-    "--log-file", metavar="FILE", help="log all that happens there too; it rotates at 8 MB"
-)
-@click.option(
-    "--metrics", metavar="HOST:PORT", help="answer Prometheus here, such as at 127.0.0.1:9464"
-)
-@click.option("--seed", type=int, help="[default: 0]")
-@click.option("--name", metavar="RUN", help="of the run  [default: method-data, numbered]")
+@config_flag("--rounds", key="rounds", type=int)
+@config_flag("--target-accuracy", key="target_accuracy", type=float, metavar="A")
+@config_flag("--min-agents", key="fleet.min_agents", type=int, metavar="N")
+@config_flag("--select", key="fleet.select", metavar="EXPR")
+@config_flag("--fraction", key="fleet.fraction", type=float, metavar="F")
+@config_flag("--deadline", key="fleet.deadline", type=float, metavar="S")
+@config_flag("--log-format", key="log.format", type=click.Choice(["text", "json"]))
+@config_flag("--log-file", key="log.file", metavar="FILE")
+@config_flag("--metrics", key="metrics.listen", metavar="HOST:PORT")
+@config_flag("--seed", key="seed", type=int)
+@config_flag("--name", key="name", metavar="RUN")
 @click.option(
     "--config",
     "file",
     type=click.Path(path_type=Path),
     metavar="run.toml",
-    help="a run's configuration; flags and --set go over it",
+    help="configuration of the run; flags and --set override it",
 )
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="any key of the configuration, such as train.lr=0.05",
+    help="a setting of the configuration, such as train.lr=0.05; may be repeated",
 )
-@click.option("--resume", is_flag=True, help="go on with the run of that name, or the latest")
+@click.option("--resume", is_flag=True, help="resume the run of this name, or the latest")
 @click.option(
     "--or-resume",
     is_flag=True,
-    help="go on with the run of that name where there is one: for a service that is started again "
-    "and again",
+    help="resume the run of this name if it exists, else start it; for services that restart",
 )
 @RUNS
 @FORMAT
@@ -158,15 +88,14 @@ def start(
     form: str,
     **flags: Any,
 ) -> None:
-    """Start a run, or resume one, and stay until it ends."""
+    """Start or resume a run, and wait until it ends."""
     with plainly("start"):
         from coordinator.run.config_sources import ConfigSources
         from coordinator.run.launch import start_run
 
-        given = [(FLAGS[flag], value) for flag, value in flags.items() if value not in (None, ())]
         live = form == "text" and sys.stdout.isatty()
         result = start_run(
-            ConfigSources(file, os.environ, settings, given),
+            ConfigSources(file, os.environ, settings, list_given(flags)),
             runs,
             resume=resume,
             or_resume=or_resume,

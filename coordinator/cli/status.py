@@ -12,29 +12,31 @@ from federated.runtime.console import FORMAT
 
 __all__ = ["status"]
 
-LOOK = 2.0  # seconds between two looks of --watch
+INTERVAL = 2.0  # seconds between two updates of --watch
 
 
 @click.command()
 @click.argument("run", required=False)
 @click.option(
-    "--watch", is_flag=True, help="look again every two seconds, until ctrl-C or the end of the run"
+    "--watch", is_flag=True, help="update every two seconds until ctrl-C or the end of the run"
 )
 @RUNS
 @FORMAT
 def status(run: str | None, watch: bool, runs: Path, form: str) -> None:
-    """Show the state of RUN (default: the one in progress, else the latest). It lists the round,
-    tasks, agents, scores and errors, and says whether a coordinator works on it.
+    """Show the state of RUN.
+
+    RUN defaults to the one in progress, else to the latest. The output lists the round, tasks,
+    agents, scores and errors, and says if a coordinator is running.
     """
     with plainly("status"):
         from coordinator.views import run_status
 
         while True:
-            made = run_status.status(run, runs)
+            made = run_status.describe_status(run, runs)
             if watch and form == "text":
                 click.clear()
-            click.echo(as_json(made) if form == "json" else run_status.text(made))
+            click.echo(as_json(made) if form == "json" else run_status.render_status(made))
             if not watch or made["state"] != "running":
                 return
             run = made["run"]
-            time.sleep(LOOK)
+            time.sleep(INTERVAL)

@@ -16,19 +16,20 @@ __all__ = ["stop"]
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--now", is_flag=True, help="stop within the round; --resume continues it")
+@click.option("--now", is_flag=True, help="stop mid-round; `start --resume` continues the round")
 @click.option(
     "--wait",
     type=click.FloatRange(0),
     default=0.0,
     metavar="SECONDS",
-    help="until it has stopped, at most so long  [default: do not wait]",
+    help="time to wait until it has stopped  [default: do not wait]",
 )
 @RUNS
 @FORMAT
 def stop(run: str | None, now: bool, wait: float, runs: Path, form: str) -> None:
-    """Stop RUN (default: the one in progress) after its present round. `coordinator start --resume`
-    resumes it.
+    """Stop RUN after its current round.
+
+    RUN defaults to the one in progress. `coordinator start --resume` resumes it.
     """
     with plainly("stop"):
         from coordinator.store import control, run_lock
@@ -40,9 +41,6 @@ def stop(run: str | None, now: bool, wait: float, runs: Path, form: str) -> None
         while run_lock.is_held(folder) and time.monotonic() < until:
             time.sleep(0.2)
         if wait and run_lock.is_held(folder):
-            raise StoreError(f"run '{folder.name}' has not stopped after {wait:g} s; it will")
-        print_answer(
-            folder,
-            "has stopped" if wait else "stops at once" if now else "stops after the present round",
-            form,
-        )
+            raise StoreError(f"run '{folder.name}' is still stopping after {wait:g} s")
+        soon = "stops at once" if now else "stops after the current round"
+        print_answer(folder, "has stopped" if wait else soon, form)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.fleet.endpoint import Endpoint
-from coordinator.fleet.inbox import TEMPORARY, Inbox
+from coordinator.fleet.inbox import Inbox
 from coordinator.fleet.run_clock import RunClock
 from coordinator.observe.events import Publish, Rejected
 from coordinator.observe.records import RoundRecord
-from coordinator.round import actions as do
+from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
-from coordinator.round.actions import Action
 from coordinator.round.collector import Collector
-from coordinator.round.round import Phase, Round, Rules, carried
-from coordinator.round.step import step
+from coordinator.round.round import Phase, Round, Rules, carried_tasks
+from coordinator.round.round_actions import Action
+from coordinator.round.round_step import step
+from coordinator.store.file_digests import find_problem
 from coordinator.store.journal import REMEDY, Base, Journal
+from coordinator.store.spool_files import TEMPORARY
 from coordinator.store.store import Store
 from coordinator.trust.acceptance import check_match
 from federated.errors import Malformed, Refused, StoreError, WireError
@@ -207,7 +208,9 @@ class Driver:
             made = self._collectors[self.phase.work].snapshot()
             if made is None or self.journal is None:
                 return False
-            self.journal.begin(Base(self.checkpoint, self.round, made.name, made.folded))
+            self.journal.begin(
+                Base(self.checkpoint, self.round, made.name, made.folded, made.digest)
+            )
             self.journal.sweep()
         except StoreError as error:
             log.error("%s", error)
@@ -240,8 +243,8 @@ class Driver:
             return self._updates.pop(key)
         path = self.inbox.path(key)
         try:
-            if digest_of(path) != self.round.tasks[key].digest:
-                raise Malformed(f"{path} is not what was accepted")
+            if problem := find_problem(path, self.round.tasks[key].digest):
+                raise Malformed(f"{path} {problem}")
             return self.inbox.read(path, codec(self.round.tasks[key].task.codec))
         except (OSError, ValueError, WireError) as error:
             what = f"the accepted update of {key.agent} in round {key.round}"
@@ -264,12 +267,12 @@ class Driver:
     def begin(self, began: on.PhaseBegan, collector: Collector) -> None:
         self._collectors[began.work] = collector
         limits = {one.task.key: collector.limit(one.task) for one in began.tasks}
-        self.inbox.expect(limits, [state.key for state in carried(self.round)])
+        self.inbox.expect(limits, [state.key for state in carried_tasks(self.round)])
         self.handle(began)
 
     def end(self) -> None:
         """Clean up after a phase has closed."""
-        self.inbox.expect({}, hold=[state.key for state in carried(self.round)])
+        self.inbox.expect({}, hold=[state.key for state in carried_tasks(self.round)])
         self.inbox.forget(TEMPORARY)
         self._collectors.pop(self.phase.work, None)  # frees its total
 
@@ -322,7 +325,7 @@ class Driver:
             if state.stage in ("whole", "folding") and state.key.work == "train"
         ]
         for key in whole:
-            if digest_of(self.inbox.path(key)) != self.round.tasks[key].digest:
+            if find_problem(self.inbox.path(key), self.round.tasks[key].digest):
                 log.error(
                     "the update of %s in round %d is missing or damaged in the spool and is "
                     "requested again",
@@ -350,12 +353,3 @@ def is_binding(event: on.RoundEvent, action: Action) -> bool:
                 not isinstance(event, on.UpdateCame | on.UpdateRefused) or event.key.work == "train"
             )
     return False
-
-
-def digest_of(path: Path) -> str:
-    """Return the sha256 of a file; empty if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""

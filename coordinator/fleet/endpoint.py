@@ -93,8 +93,8 @@ class Endpoint:
             self.link.flush(FAREWELL)
         except LinkError as error:  # the run has ended anyway
             log.warning(
-                "could not tell the agents that the run has ended (%s): stop those that "
-                "keep waiting by hand",
+                "could not notify the agents that the run has ended (%s): stop agents that are "
+                "still waiting",
                 error,
             )
 

@@ -18,11 +18,11 @@ from coordinator.fleet.driver import Driver
 from coordinator.fleet.endpoint import Endpoint
 from coordinator.fleet.inbox import SPOILT, Inbox
 from coordinator.fleet.run_clock import RunClock
-from coordinator.observe.events import FleetChanged, Publish, Rejected, Turned
+from coordinator.observe.events import FleetChanged, LoopTurned, Publish, Rejected
 from coordinator.round import round_events as on
 from coordinator.round.collector import Collector
-from coordinator.round.round import Agent, Round, Rules, awaited, carried, entries
-from coordinator.round.rules import RELIEF
+from coordinator.round.phase_rules import RELIEF_PAUSE
+from coordinator.round.round import Agent, Round, Rules, carried_tasks, find_task, phase_tasks
 from coordinator.round.task_state import TaskState
 from coordinator.store.control import Control
 from coordinator.store.journal import Journal
@@ -41,7 +41,7 @@ REVOKED = "its certificate was revoked"
 
 @dataclass(frozen=True)
 class Intake:
-    """How a coordinator receives updates.
+    """Settings for the reception of updates.
 
     attempt: the coordinator's session, which its tasks carry.
     slots: number of updates that are received at the same time.
@@ -100,12 +100,12 @@ class Fleet:
     @property
     def tasks(self) -> list[TaskState]:
         """The tasks of the current phase, or of the last one."""
-        return entries(self.round)
+        return phase_tasks(self.round)
 
     @property
     def late(self) -> list[TaskState]:
         """Tasks of earlier rounds that may still be answered."""
-        return carried(self.round)
+        return carried_tasks(self.round)
 
     def ready(self) -> list[Agent]:
         """Return the agents that can be asked, by name."""
@@ -118,7 +118,7 @@ class Fleet:
         left.
         """
         ready = self.ready()
-        return [agent for agent in ready if not agent.resting(work, round)] or ready
+        return [agent for agent in ready if not agent.rest_reason(work, round)] or ready
 
     def free(self) -> list[Agent]:
         """Return the ready agents that are not working on a task of an earlier round."""
@@ -174,7 +174,7 @@ class Fleet:
         """Handle one delivery if one arrives in time, and tick when a tick is due."""
         if self._control is not None:
             self._control.look()
-        self.publish(Turned())
+        self.publish(LoopTurned())
         if (barred := self._gate.barred) is not self._barred:
             self.driver.handle(on.AgentsBarred(self.clock(), barred, REVOKED))
             self._barred = self._barred if self.driver.stalled else barred
@@ -191,7 +191,7 @@ class Fleet:
             self.driver.compact()
         for name, grant in self.inbox.grants(now, quiet=ticking):
             self.endpoint.tell(name, grant)
-        if self.inbox.full and now - self._filled >= RELIEF:
+        if self.inbox.full and now - self._filled >= RELIEF_PAUSE:
             self._filled = now
             self.driver.handle(on.SpoolFilled(now))
 
@@ -268,7 +268,9 @@ class Fleet:
     def _check_eligibility(self, name: str, profile: Profile) -> on.ProfileCame:
         rules = self._eligibility
         refusal, exclusion = (
-            (rules.refusal(profile), rules.exclusion(profile)) if rules is not None else ("", "")
+            (rules.explain_refusal(profile), rules.explain_exclusion(profile))
+            if rules is not None
+            else ("", "")
         )
         return on.ProfileCame(self.clock(), name, profile, refusal, exclusion)
 
@@ -282,7 +284,7 @@ class Fleet:
             return
         offer, path = finished
         key = Key(name, offer.submodel, offer.round, offer.work)
-        state = awaited(self.round, key, offer.attempt)
+        state = find_task(self.round, key, offer.attempt)
         if state is None or not state.open:
             if path is not None:
                 path.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import logging
 import math
 import mmap
@@ -16,19 +15,19 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.store.spool_files import name_file, update_path
 from federated.errors import Refused
 from federated.runtime import files
 from federated.task import Key, Update
 from federated.wire import messages
 from federated.wire.codecs import update_file
 from federated.wire.codecs.codec import Codec
-from federated.wire.partial import HAVE, PART, Partial
+from federated.wire.partial_file import HAVE, PART, PartialFile
 
 __all__ = ["Inbox"]
 
 log = logging.getLogger(__name__)
 
-TEMPORARY = "now"  # folder of the spool for updates that are not kept once they are folded
 IDLE = 30.0  # seconds over which a transfer's speed is measured while others wait for its slot
 PACE = 32_768  # bytes per second that keep a slot: less than a poor mobile link achieves
 # times that a complete transfer may have a wrong digest: a power cut damages it once, a bad file
@@ -63,7 +62,7 @@ class Transfer:
 
     agent: str
     offer: messages.Offer
-    partial: Partial
+    partial: PartialFile
     progressed: float
     spoilt: int = 0
     since: float = 0.0
@@ -71,7 +70,7 @@ class Transfer:
 
     def begin(self, now: float) -> None:
         """Begin a new measurement of its speed."""
-        self.since, self.got = now, self.partial.receiver.got
+        self.since, self.got = now, self.partial.received
 
     def pace(self, now: float) -> float:
         """Return bytes per second since `since`; 0 if no chunk arrived for IDLE seconds, infinite
@@ -81,9 +80,7 @@ class Transfer:
             return 0.0
         if now - self.since <= IDLE:
             return math.inf
-        return (
-            (self.partial.receiver.got - self.got) * self.offer.manifest.chunk / (now - self.since)
-        )
+        return (self.partial.received - self.got) * self.offer.manifest.chunk / (now - self.since)
 
 
 class Inbox:
@@ -137,11 +134,8 @@ class Inbox:
         self._expected[key] = Place(limit, self.path(key))
 
     def path(self, key: Key) -> Path:
-        """Return where an update lies once it is complete: those of a training by round, all others
-        together.
-        """
-        folder = f"round-{key.round:06d}" if key.work == "train" else TEMPORARY
-        return self.spool / folder / name_file(key)
+        """Return where an update lies once it is complete."""
+        return update_path(self.spool, key)
 
     def forget(self, folder: str, keep: Collection[Key] = ()) -> None:
         """Remove a folder of the spool, or all that match a pattern such as `round-*`, with their
@@ -257,7 +251,7 @@ class Inbox:
                 self._waiting[key] = transfer.offer  # a silent one offers again when it is back
                 yield transfer.agent, messages.Grant(transfer.offer.manifest.transfer, b"", False)
         for transfer in list(self._flowing.values()):
-            if transfer.partial.receiver.wants_grant(now):
+            if transfer.partial.is_grant_due(now):
                 yield transfer.agent, self._grant(transfer)
         while len(self._flowing) < self.slots and (
             first := next((k for k in self._waiting if not self.full or k in self._parked), None)
@@ -334,7 +328,7 @@ class Inbox:
         self._flowing[key] = transfer
         return self._grant(transfer)
 
-    def _begin(self, manifest: messages.Manifest, path: Path) -> Partial:
+    def _begin(self, manifest: messages.Manifest, path: Path) -> PartialFile:
         """Begin a transfer and reserve its room, or continue the one of an earlier process. Raises
         OSError if it would use the reserve.
         """
@@ -346,7 +340,7 @@ class Inbox:
         more = manifest.size - (part.stat().st_size if part.exists() else 0)
         if more > 0 and shutil.disk_usage(self.spool).free < more + self.reserve:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return Partial(manifest, path, limit=manifest.size)
+        return PartialFile(manifest, path, limit=manifest.size)
 
     def _drop(self, key: Key) -> None:
         for store in (self._flowing, self._parked):
@@ -354,16 +348,11 @@ class Inbox:
                 store.pop(key).partial.discard()
 
     def _grant(self, transfer: Transfer) -> messages.Grant:
-        return messages.Grant(transfer.offer.manifest.transfer, transfer.partial.tell(), True)
+        return messages.Grant(
+            transfer.offer.manifest.transfer, transfer.partial.acknowledge(), True
+        )
 
 
 def add_suffix(path: Path, suffix: str) -> Path:
     """Return the path of a file that belongs to the transfer into `path`."""
     return path.with_name(path.name + suffix)
-
-
-def name_file(key: Key) -> str:
-    """Return a file name that does not depend on the transfer's own name: no two transfers share a
-    file, and a later process finds it.
-    """
-    return f"{hashlib.sha256('/'.join(map(str, key)).encode()).hexdigest()[:32]}.update"

@@ -13,7 +13,7 @@ from federated.wire import topics
 from federated.wire.chunks import split
 from federated.wire.link import Link
 from federated.wire.messages import Manifest
-from federated.wire.transfer import publish, withdraw
+from federated.wire.retained_blobs import publish, withdraw
 
 __all__ = ["PublishedWeights", "WeightSlots"]
 

@@ -1,1 +1,1 @@
-"""What happens in a run, as records, and the readers that show it."""
+"""Events of a run, the records it keeps, and the readers that show them."""

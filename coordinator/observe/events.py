@@ -1,7 +1,6 @@
-"""The events of a run: one frozen record for each thing that happens, published once, to every
-reader.
+"""Events of a run: frozen records that are published once, to every reader.
 
-A reader is a function of an event. Nothing in a run depends on what a reader does with it.
+A reader is a function that takes an event. The run does not depend on its readers.
 """
 
 from __future__ import annotations
@@ -16,27 +15,28 @@ from coordinator.observe.records import Entry, RoundRecord
 from models.submodel import Submodel
 
 __all__ = [
-    "AgentCame",
-    "AgentTurnedAway",
-    "AgentWent",
+    "AgentJoined",
+    "AgentLeft",
+    "AgentRefused",
     "AgentsAwaited",
     "Event",
     "FleetChanged",
     "LeaseExpired",
+    "LoopTurned",
     "PrivacySpent",
     "Publish",
     "Rejected",
-    "RoundBegan",
     "RoundDelayed",
     "RoundEnded",
+    "RoundStarted",
     "RunEnded",
     "RunPaused",
-    "StageTook",
+    "StageFinished",
     "TaskFailed",
-    "Turned",
     "UpdateFolded",
     "publish_to",
-    "timing",
+    "skip_repeats",
+    "time_stage",
 ]
 
 # ---- the run -------------------------------------------------------------------------------------
@@ -44,10 +44,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AgentsAwaited:
-    """No round can begin, because too few agents are ready.
+    """No round can start because too few agents are ready. Published at every check while that
+    lasts.
 
-    ready: agents that are ready now.
-    wanted: agents that the run needs.
+    ready: number of agents that are ready.
+    wanted: number of agents that the run needs.
     """
 
     ready: int
@@ -56,27 +57,26 @@ class AgentsAwaited:
 
 @dataclass(frozen=True)
 class RunPaused:
-    """No round begins, because somebody paused the run; published at each look while that lasts."""
+    """No round starts because the run is paused. Published at every check while that lasts."""
 
 
 @dataclass(frozen=True)
 class RoundDelayed:
-    """No round begins for a while, though nobody paused the run; published at each look while that
-    lasts.
+    """No round starts for another reason. Published at every check while that lasts.
 
-    why: in words.
+    why: the reason, in words.
     """
 
     why: str
 
 
 @dataclass(frozen=True)
-class RoundBegan:
-    """A round began, or was resumed.
+class RoundStarted:
+    """A round started or resumed.
 
     round: its number, from 1.
-    rounds: rounds that the run is to have.
-    chosen: agent -> the submodel that it was asked to train.
+    rounds: number of rounds of the run.
+    chosen: agent -> the submodel that it trains.
     """
 
     round: int
@@ -86,20 +86,20 @@ class RoundBegan:
 
 @dataclass(frozen=True)
 class UpdateFolded:
-    """An update is part of the round's total.
+    """An update was added to the round's sum.
 
-    entry: what is recorded of it.
+    entry: its record.
     """
 
     entry: Entry
 
 
 @dataclass(frozen=True)
-class StageTook:
+class StageFinished:
     """The coordinator finished a computation.
 
     stage: fold, snapshot, finish, evaluate or save.
-    seconds: that it took.
+    seconds: its duration.
     """
 
     stage: str
@@ -108,9 +108,9 @@ class StageTook:
 
 @dataclass(frozen=True)
 class PrivacySpent:
-    """What a private run has told so far.
+    """A private run spent privacy budget.
 
-    epsilon: at the configured delta, of all rounds, those before a resume included.
+    epsilon: of all rounds so far, at the configured delta.
     """
 
     epsilon: float
@@ -120,7 +120,8 @@ class PrivacySpent:
 class RoundEnded:
     """A round was stored.
 
-    done: all that is stored of it.
+    done: its stored record, which includes the tensors of the model: before you write it as text,
+        select fields or use `coordinator.observe.readers.reader.round_scalars`.
     """
 
     done: RoundRecord
@@ -128,9 +129,9 @@ class RoundEnded:
 
 @dataclass(frozen=True)
 class RunEnded:
-    """The coordinator ends; the last event.
+    """The coordinator ends. This is the last event.
 
-    phase: over (all rounds are done), stopped (it can be resumed) or failed.
+    phase: over (the run is complete), stopped (it can resume) or failed.
     reason: in words.
     """
 
@@ -142,21 +143,21 @@ class RunEnded:
 
 
 @dataclass(frozen=True)
-class Turned:
-    """The coordinator's loop came round: several times a second, also where nothing happens."""
+class LoopTurned:
+    """The coordinator's loop turned, as it does several times a second."""
 
 
 @dataclass(frozen=True)
 class FleetChanged:
-    """A message of an agent was handled, so what the fleet shows may have changed."""
+    """A message of an agent was handled, so the state of the fleet may have changed."""
 
 
 @dataclass(frozen=True)
-class AgentCame:
-    """An agent joined or came back.
+class AgentJoined:
+    """An agent joined or returned.
 
     agent: its name.
-    restarted: whether it is another process than before.
+    restarted: whether it runs in a new process.
     """
 
     agent: str
@@ -164,7 +165,7 @@ class AgentCame:
 
 
 @dataclass(frozen=True)
-class AgentWent:
+class AgentLeft:
     """An agent left, fell silent or was revoked.
 
     agent: its name.
@@ -176,7 +177,7 @@ class AgentWent:
 
 
 @dataclass(frozen=True)
-class AgentTurnedAway:
+class AgentRefused:
     """An agent cannot take part in this run.
 
     agent: its name.
@@ -192,7 +193,7 @@ class LeaseExpired:
     """An agent showed no progress on its task, and is no longer counted toward the quorum.
 
     agent: its name.
-    seconds: since it was asked.
+    seconds: since it got the task.
     """
 
     agent: str
@@ -201,11 +202,11 @@ class LeaseExpired:
 
 @dataclass(frozen=True)
 class TaskFailed:
-    """An agent says that it cannot do its task.
+    """An agent reports that it cannot do its task.
 
     agent: its name.
     submodel: of the task.
-    outcome: `failed` or `paused`, a colon and the agent's reason.
+    outcome: `failed` or `paused`, a colon, and the agent's reason.
     """
 
     agent: str
@@ -215,14 +216,15 @@ class TaskFailed:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A message or an update was not accepted.
+    """A message or an update was rejected.
 
-    kind: protocol, malformed, message, unasked, size, update, or answered (an update of a task that
-    has its answer already). source: the agent, or the topic of a message that names none.
+    kind: protocol, malformed, message, unasked, size, update, or answered (a second update for a
+        task).
+    source: the agent, or the topic of a message without an agent.
     reason: in words.
-    agent: the agent's name; None where the topic names none.
-    transfer: of the update; empty for another message.
-    topic: of a message that is no update; else empty.
+    agent: the agent's name; None if the topic has none.
+    transfer: of the update; empty for other messages.
+    topic: of the message; empty for an update.
     """
 
     kind: str
@@ -234,30 +236,30 @@ class Rejected:
 
 
 Event: TypeAlias = (
-    AgentCame
-    | AgentTurnedAway
-    | AgentWent
+    AgentJoined
+    | AgentRefused
+    | AgentLeft
     | AgentsAwaited
     | FleetChanged
     | LeaseExpired
     | PrivacySpent
     | Rejected
-    | RoundBegan
+    | RoundStarted
     | RoundEnded
     | RunEnded
     | RoundDelayed
     | RunPaused
-    | StageTook
+    | StageFinished
     | TaskFailed
-    | Turned
+    | LoopTurned
     | UpdateFolded
 )
 Publish: TypeAlias = Callable[[Event], None]
-"""Takes an event: a reader, or all readers of a run."""
+"""A function that takes an event: one reader, or all readers of a run."""
 
 
 def publish_to(*readers: Publish) -> Publish:
-    """One function that hands an event to each reader, in this order."""
+    """Return a function that passes an event to each reader, in this order."""
 
     def publish(event: Event) -> None:
         for read in readers:
@@ -266,9 +268,25 @@ def publish_to(*readers: Publish) -> Publish:
     return publish
 
 
+def skip_repeats(read: Publish) -> Publish:
+    """Return a reader that passes each reason why no round starts once until the next round."""
+    last: dict[type[Event], Event] = {}
+
+    def publish(event: Event) -> None:
+        if isinstance(event, RoundStarted):
+            last.clear()
+        elif isinstance(event, RoundDelayed | RunPaused):
+            if last.get(type(event)) == event:
+                return
+            last[type(event)] = event
+        read(event)
+
+    return publish
+
+
 @contextmanager
-def timing(publish: Publish, stage: str) -> Iterator[None]:
-    """Publish how long the block took."""
+def time_stage(publish: Publish, stage: str) -> Iterator[None]:
+    """Publish the duration of the block."""
     start = time.perf_counter()
     yield
-    publish(StageTook(stage, time.perf_counter() - start))
+    publish(StageFinished(stage, time.perf_counter() - start))

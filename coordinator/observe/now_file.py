@@ -1,8 +1,6 @@
-"""What a coordinator does at this moment, as a small file in the run's folder: whoever may read the
-folder can see it, and no port is opened.
+"""The coordinator's present state as a small file in the run's folder, for people and monitors.
 
-It is for people and monitors only: nothing is resumed from it.
-`coordinator.observe.readers.now` writes it.
+`coordinator.observe.readers.now` writes it. Nothing resumes from it, and it needs no open port.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["FILE", "STATES", "TASKS", "Member", "Now", "read_now"]
+__all__ = ["FILE", "STATES", "TASKS", "FleetLoad", "Member", "Now", "read_now"]
 
 FILE = "now.json"
 TASKS = (
@@ -45,8 +43,14 @@ STATES = (
 
 @dataclass(frozen=True)
 class Member:
-    """One agent as the coordinator sees it. state: one of STATES. task: one of TASKS, empty without
-    one.
+    """One agent as the coordinator sees it.
+
+    agent: its name.
+    state: one of STATES.
+    submodel: that it has; empty for none.
+    task: state of its task, one of TASKS; empty without a task.
+    loss: of its latest training; None if unknown.
+    reason: why it is absent; empty if it is not.
     """
 
     agent: str
@@ -57,17 +61,46 @@ class Member:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Now:
-    """phase: waiting, paused, train, calibrate, evaluate, between; at the end over, stopped or
-    failed, with the reason.
+@dataclass(frozen=True, kw_only=True)
+class FleetLoad:
+    """The load of a coordinator.
 
-    round: under way, or done last. began: of the round; all times are UTC, as ISO 8601 writes them.
-    tasks, agents: how many are how. bytes: through the coordinator's link since it started.
-    receiving, waiting: updates on their way in, and in line for that. queued: messages that came
-    and are not handled yet. spool_files, spool_bytes: on the coordinator's disk.
-    epsilon: what private rounds told so far, those before a resume with them; None where they are
-    not private, or before the first may begin.
+    tasks: number of tasks by state (see TASKS).
+    agents: number of agents by state (see STATES).
+    bytes_up, bytes_down: through the coordinator's link since it started.
+    receiving: number of updates that are being received.
+    waiting: number of updates that wait for a slot.
+    queued: number of received messages that are not handled yet.
+    spool_files, spool_bytes: on the coordinator's disk.
+    """
+
+    tasks: dict[str, int] = field(default_factory=dict)
+    agents: dict[str, int] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    receiving: int = 0
+    waiting: int = 0
+    queued: int = 0
+    spool_files: int = 0
+    spool_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Now(FleetLoad):
+    """The state and load of a coordinator. Times are UTC in ISO 8601.
+
+    run: its name.
+    pid: of the coordinator.
+    started: time at which the coordinator started.
+    updated: time of this record.
+    phase: waiting, paused, train, calibrate, evaluate, between, over, stopped or failed.
+    round: in progress, or finished last.
+    rounds: number of rounds of the run.
+    began: time at which the round started.
+    wanted: number of agents that the run waits for.
+    members: the agents, up to a limit.
+    reason: why the run ended.
+    epsilon: privacy spent by all rounds so far; None without privacy or before the first round.
     """
 
     run: str
@@ -79,24 +112,13 @@ class Now:
     rounds: int
     began: str = ""
     wanted: int = 0
-    tasks: dict[str, int] = field(default_factory=dict)
-    agents: dict[str, int] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
-    bytes_up: int = 0
-    bytes_down: int = 0
-    receiving: int = 0
-    waiting: int = 0
-    queued: int = 0
-    spool_files: int = 0
-    spool_bytes: int = 0
     reason: str = ""
     epsilon: float | None = None
 
 
 def read_now(folder: Path) -> Now | None:
-    """What the run's coordinator wrote last; None where there is nothing, or nothing to
-    understand.
-    """
+    """Return what the coordinator wrote last; None if there is no valid file."""
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=Now)
     except (OSError, msgspec.DecodeError):

@@ -1,4 +1,4 @@
-"""What is kept of a finished round: how it went, and how good each submodel was after it."""
+"""Records of a finished round: its tasks, and the scores of each submodel after it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from coordinator.assign.standing import Standing
-from federated.wire.release_files import marked
+from federated.wire.release_files import label_submodel
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
@@ -18,14 +18,20 @@ __all__ = ["Entry", "Folded", "RoundRecord", "Score"]
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of one agent's task in a round. outcome: `folded`, or why not; seconds: from task
-    to acceptance.
+    """The outcome of one agent's task in a round.
 
-    step, peak: mean seconds of a step and bytes at the peak, as the device says; 0 where it does
-    not.
-    position: how many updates of the round were folded before it; digest: sha256 of the update as
-    it came. Of one that was folded. task: the round of its task, where that was an earlier one;
-    else 0.
+    agent: its name.
+    submodel: that it trained, by name.
+    outcome: `folded`, or why not.
+    samples: that it trained on.
+    steps: that it took.
+    loss: mean training loss.
+    seconds: from the task to the accepted update.
+    step: mean seconds of a step, as reported by the device; 0: not reported.
+    peak: bytes of peak memory, as reported by the device; 0: not reported.
+    position: number of updates of the round that were folded before this one.
+    digest: sha256 of the update as it arrived; empty if it was not folded.
+    task: round of its task, if that was an earlier one; else 0.
     """
 
     agent: str
@@ -44,8 +50,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Folded:
-    """An update that is in the total, and what it taught. submodel: that it was of; tallies: the
-    device's own scores, where it took any.
+    """A folded update.
+
+    entry: its record.
+    submodel: that the agent trained.
+    standing: the agent's record after this update.
+    tallies: the device's own scores by view; empty without any.
     """
 
     entry: Entry
@@ -56,18 +66,20 @@ class Folded:
 
 @dataclass(frozen=True)
 class Score:
-    """How a submodel did in one view of it; see `federated.engine.tallies.metrics` for what the
-    numbers mean.
+    """A submodel's score in one view.
 
-    view: `central` (the coordinator's held-out data), `devices` (theirs, all together), `labels`
-    (the same, absent classes masked), `before` and `after` (the devices' own, before and after
-    local training); of several exits also each, `central/exit0` or
-    `devices/exit0`, and the mean of their logits, `central/ensemble` (DepthFL).
-    agent: whose data, where the score is of one device. metrics: all numbers by name, accuracy and
-    loss included.
-    trained_updates: how many updates of the run so far trained this submodel (see
-    `coordinator.store.training_counts`); None where that is not known. It is counted when scores
-    are read, not stored with them.
+    submodel: its name.
+    view: `central` (the coordinator's held-out data), `devices` (held-out data of all devices),
+        `labels` (the same, absent classes masked), `before` and `after` (each device's own, before
+        and after local training). A network with several exits also has `central/exit0` or
+        `devices/exit0` and so on, and the mean of their logits, `central/ensemble` (DepthFL).
+    accuracy: see `federated.engine.tallies.metrics`, as for all numbers.
+    loss: mean over the examples.
+    examples: number of examples.
+    agent: of the data; empty for all together.
+    metrics: all numbers by name, including accuracy and loss.
+    trained_updates: number of the run's updates that trained this submodel; None if unknown. It is
+        counted when scores are read, not stored (see `coordinator.store.training_counts`).
     """
 
     submodel: str
@@ -81,23 +93,23 @@ class Score:
 
     @property
     def label(self) -> str:
-        """The submodel for a person, marked where no update trained it."""
-        return marked(self.submodel, untrained=self.trained_updates == 0)
+        """Return the submodel's name, marked if no update trained it."""
+        return label_submodel(self.submodel, untrained=self.trained_updates == 0)
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What is stored of a finished round.
+    """The stored record of a finished round.
 
     round: its number, from 1.
-    seconds: that it took.
+    seconds: its duration.
     tensors: the state after it, by home.
-    fleet: how many agents would be given each submodel.
-    entries: what became of each task.
+    fleet: number of agents by assigned submodel.
+    entries: outcomes of its tasks.
     scores: of each submodel after it.
     bytes_up, bytes_down: from and to the agents, through the coordinator's link.
-    standings: agent -> what the rounds so far have shown of it.
-    touched: what the round folded into, as text; empty where late updates do not count.
+    standings: agent -> its record over the rounds so far.
+    touched: state that the round folded into, as text; empty if late updates are dropped.
     """
 
     round: int

@@ -1,6 +1,4 @@
-"""From tallies to scores: of all devices together, of each one, of a submodel before and after
-local training; and what they sum up to.
-"""
+"""Scores from tallies, for all devices together and for each one, and summaries of scores."""
 
 from __future__ import annotations
 
@@ -13,131 +11,126 @@ from models.submodel import Submodel
 
 __all__ = [
     "Found",
-    "best_view",
-    "of_devices",
-    "of_training",
-    "overall",
-    "reached",
-    "score",
-    "summary",
-    "unique",
-    "untrained",
+    "find_main_view",
+    "is_target_reached",
+    "list_networks",
+    "list_untrained",
+    "make_score",
+    "score_devices",
+    "score_training",
+    "select_overall",
+    "summarize",
 ]
 
 Found = Sequence[tuple[Submodel, str, Tallies]]
 """Submodel, agent, and that agent's tallies by view."""
 
 
-def score(submodel: Submodel, view: str, tally: Tally, agent: str = "") -> Score:
-    """The score that a tally of at least one example says."""
+def make_score(submodel: Submodel, view: str, tally: Tally, agent: str = "") -> Score:
+    """Return the score of a tally of at least one example."""
     found = metrics(tally, submodel.network)
     return Score(
         submodel.name, view, found["accuracy"], found["loss"], int(tally["count"][0]), agent, found
     )
 
 
-def of_devices(found: Found) -> list[Score]:
-    """Scores `devices`, `labels` and `devices/exit0`: of all devices together, and of each."""
-    return named(found, {"all": "devices", "labels": "labels"}, exits="devices/")
+def score_devices(found: Found) -> list[Score]:
+    """Return scores of the views `devices`, `labels` and `devices/exit...`, of all devices together
+    and of each.
+    """
+    return score_views(found, {"all": "devices", "labels": "labels"}, exits="devices/")
 
 
-def of_training(found: Found) -> list[Score]:
-    """Scores `before` and `after` local training: of all devices together, and of each."""
-    return named(found, {"before": "before", "after": "after"}, exits="")
+def score_training(found: Found) -> list[Score]:
+    """Return scores of the views `before` and `after`, of all devices together and of each."""
+    return score_views(found, {"before": "before", "after": "after"}, exits="")
 
 
-def named(found: Found, names: Mapping[str, str], exits: str) -> list[Score]:
-    made = []
-    for submodel, several in groupby(
-        sorted(found, key=lambda f: (f[0].name, f[1])), key=lambda f: f[0]
-    ):
-        tallies = [(agent, by_view) for _, agent, by_view in several]
-        for view in dict.fromkeys(view for _, by_view in tallies for view in by_view):
+def score_views(found: Found, names: Mapping[str, str], exits: str) -> list[Score]:
+    """Return scores by submodel and view. names: tally -> view; exits: prefix of other views."""
+    scores = []
+    ordered = sorted(found, key=lambda one: (one[0].name, one[1]))
+    for submodel, group in groupby(ordered, key=lambda one: one[0]):
+        devices = [(agent, by_view) for _, agent, by_view in group]
+        for view in dict.fromkeys(view for _, by_view in devices for view in by_view):
             name = names.get(view, exits + view)
-            made.append(
-                score(
-                    submodel, name, add(by_view[view] for _, by_view in tallies if view in by_view)
-                )
-            )
+            tallies = {agent: by_view[view] for agent, by_view in devices if view in by_view}
+            scores.append(make_score(submodel, name, add(tallies.values())))
             if view in names:
-                made += [
-                    score(submodel, name, by_view[view], agent)
-                    for agent, by_view in tallies
-                    if view in by_view
-                ]
-    return made
+                scores += [make_score(submodel, name, tally, a) for a, tally in tallies.items()]
+    return scores
 
 
-def best_view(scores: Iterable[Score]) -> str:
-    """The view that counts: the coordinator's own data where it has some."""
+def find_main_view(scores: Iterable[Score]) -> str:
+    """Return the main view: the coordinator's own data if it has any, else the devices'."""
     return "central" if any(s.view == "central" for s in scores) else "devices"
 
 
-def overall(scores: Sequence[Score], view: str = "") -> list[Score]:
-    """The scores of a view, the one that counts unless named, of all its examples together: one per
+def select_overall(scores: Sequence[Score], view: str = "") -> list[Score]:
+    """Return the scores of a view (by default the main one) over all its examples, one per
     submodel.
     """
-    view = view or best_view(scores)
+    view = view or find_main_view(scores)
     return [s for s in scores if s.view == view and not s.agent]
 
 
-def reached(scores: Sequence[Score], menu: Sequence[Submodel], target: float) -> bool:
-    """Whether the largest submodel that was evaluated has the wanted accuracy, on the coordinator's
-    data where it has some.
+def is_target_reached(scores: Sequence[Score], menu: Sequence[Submodel], target: float) -> bool:
+    """Return whether the largest evaluated submodel has the target accuracy in the main view. A
+    target of 0 is never reached.
     """
     if not target or not scores:
         return False
-    by_name = {s.submodel: s.accuracy for s in overall(scores)}
-    largest = [by_name[m.name] for m in unique(menu) if m.name in by_name]
+    by_name = {s.submodel: s.accuracy for s in select_overall(scores)}
+    largest = [by_name[m.name] for m in list_networks(menu) if m.name in by_name]
     return bool(largest) and largest[-1] >= target
 
 
-def unique(menu: Sequence[Submodel]) -> list[Submodel]:
-    """Each network of a menu once: branches are merged before anyone evaluates."""
+def list_networks(menu: Sequence[Submodel]) -> list[Submodel]:
+    """Return each network of a menu once: branches are merged before evaluation."""
     return list(dict.fromkeys(submodel.plain for submodel in menu))
 
 
-def untrained(scores: Sequence[Score]) -> list[str]:
-    """The submodels among these scores that no update of the run trained."""
+def list_untrained(scores: Sequence[Score]) -> list[str]:
+    """Return the scored submodels that no update of the run trained."""
     return list(dict.fromkeys(s.submodel for s in scores if s.trained_updates == 0))
 
 
-def summary(
+def summarize(
     scores: Sequence[Score], menu: Sequence[Submodel], assigned: Mapping[str, Submodel]
 ) -> dict[str, float]:
-    """The numbers that papers print, of those that the scores hold.
+    """Return the numbers that papers report, as far as there are scores for them.
 
-    global: the largest submodel's; worst and mean: over all submodels (NeFL); local: with absent
-    classes masked (HeteroFL); before and after local training; strong and weak: after it, the mean
-    over devices with the largest submodel in use and over all others (RecipFL); metrics of the
-    largest (macro_f1, perplexity, rmse, ...). Of devices, those of the submodel that each carries
-    (had last) count, as it was last scored.
+    global: accuracy of the largest submodel.
+    worst, mean: accuracy over all submodels (NeFL).
+    loss and other metrics (macro_f1, perplexity, rmse, ...): of the largest submodel.
+    local: accuracy on the devices with absent classes masked (HeteroFL).
+    before, after: accuracy on the devices before and after local training.
+    strong, weak: `after` of devices with the largest submodel in use, and of all others (RecipFL).
+
+    A device counts with the latest score of the submodel that it had last (see `assigned`).
     """
     order = {submodel.name: index for index, submodel in enumerate(menu)}
-    main = sorted(overall(scores), key=lambda s: order.get(s.submodel, -1))
+    main = sorted(select_overall(scores), key=lambda s: order.get(s.submodel, -1))
     found: dict[str, float] = {}
     if main:
+        metrics = main[-1].metrics.items()
         found = {
             "global": main[-1].accuracy,
             "worst": min(s.accuracy for s in main),
             "mean": mean(s.accuracy for s in main),
             "loss": main[-1].loss,
-        }
-        found |= {
-            name: value
-            for name, value in main[-1].metrics.items()
-            if name not in {"accuracy", "loss"}
+            **{name: value for name, value in metrics if name not in {"accuracy", "loss"}},
         }
     for name, view in (("local", "labels"), ("before", "before"), ("after", "after")):
-        if several := [s.accuracy for s in carried(scores, view, assigned)]:
+        if several := [s.accuracy for s in select_carried(scores, view, assigned)]:
             found[name] = mean(several)
-    return found | capacities(carried(scores, "after", assigned), order, assigned)
+    return found | compare_capacities(select_carried(scores, "after", assigned), order, assigned)
 
 
-def carried(scores: Sequence[Score], view: str, assigned: Mapping[str, Submodel]) -> list[Score]:
-    """The scores of devices with the submodel that each carries: of one that it had before, there
-    may be old ones.
-    """
+def select_carried(
+    scores: Sequence[Score], view: str, assigned: Mapping[str, Submodel]
+) -> list[Score]:
+    """Return the scores of devices with their present submodel, without those of earlier ones."""
     return [
         s
         for s in scores
@@ -145,11 +138,11 @@ def carried(scores: Sequence[Score], view: str, assigned: Mapping[str, Submodel]
     ]
 
 
-def capacities(
+def compare_capacities(
     after: Sequence[Score], order: Mapping[str, int], assigned: Mapping[str, Submodel]
 ) -> dict[str, float]:
-    """Of one network that some devices train with more branches than others (DynamicFL), those with
-    most are the strong ones.
+    """Return the mean accuracy of strong and weak devices; empty if all are alike. Where devices
+    differ in the number of branches only (DynamicFL), those with most are the strong ones.
     """
     places = {s.agent: order.get(assigned[s.agent].name, -1) for s in after}
     if len(set(places.values())) < 2:

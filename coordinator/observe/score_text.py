@@ -1,4 +1,4 @@
-"""Scores in words for people: which metrics are shown, and how a value is written."""
+"""Scores as text: the metrics to show, and the format of their values."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from collections.abc import Mapping, Sequence
 
 from coordinator.observe.records import Score
 
-__all__ = ["headline_metrics", "metric_text"]
+__all__ = ["format_metric", "name_headline_metrics"]
 
 
-def headline_metrics(scores: Sequence[Score]) -> dict[str, str]:
-    """The metrics that people read these scores by, and what people call them: of values accuracy
-    is R2, the share of the variance explained.
+def name_headline_metrics(scores: Sequence[Score]) -> dict[str, str]:
+    """Return the main metrics of these scores, each with its title. For regression, accuracy is R2,
+    the fraction of variance explained.
     """
     found = {name for s in scores for name in s.metrics}
-    first = {"accuracy": "R2" if "rmse" in found else "accuracy"} if "accuracy" in found else {}
-    return first | {name: name for name in ("perplexity", "rmse") if name in found}
+    titles = {"accuracy": "R2" if "rmse" in found else "accuracy"}
+    titles |= {"perplexity": "perplexity", "rmse": "rmse"}
+    return {name: title for name, title in titles.items() if name in found}
 
 
-def metric_text(metrics: Mapping[str, float], name: str) -> str:
-    """Shares to a thousandth; what has no upper end to four digits, and before the point to all."""
+def format_metric(metrics: Mapping[str, float], name: str) -> str:
+    """Return accuracies with three decimals, other metrics with four digits (all digits of large
+    numbers).
+    """
     value = metrics.get(name)
     if value is None:
         return "-"
-    return (
-        f"{value:.3f}"
-        if name == "accuracy"
-        else f"{value:.4g}"
-        if value < 10_000
-        else f"{value:,.0f}"
-    )
+    if name == "accuracy":
+        return f"{value:.3f}"
+    return f"{value:.4g}" if value < 10_000 else f"{value:,.0f}"

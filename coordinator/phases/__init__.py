@@ -1,1 +1,1 @@
-"""What one phase of a round does: training, calibration, evaluation, and their results."""
+"""The phases of a round: training, calibration, evaluation."""

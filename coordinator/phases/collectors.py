@@ -1,10 +1,9 @@
-"""Collectors of evaluation and calibration: they sum the scores and batch norm statistics that
-devices send (see `Collector`).
+"""Collectors of calibration and evaluation, which sum the batch norm statistics and scores that
+devices send.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,11 @@ from federated.task import Task, Update
 from models.slicing import corner
 from models.submodel import Submodel
 
-__all__ = ["Answers", "Calibration", "Scoring"]
+__all__ = ["BaseCollector", "Calibration", "Scoring"]
 
 
-class Answers:
-    """Collects what devices find without training (see `Collector`)."""
+class BaseCollector:
+    """A `Collector` of a phase that has no spares and writes no snapshots."""
 
     def limit(self, task: Task) -> int:
         return Shipment.limit(task)
@@ -41,38 +40,44 @@ class Answers:
         return None
 
 
-class Calibration(Answers):
-    """Batch norm statistics. robust: of every entry the median over the devices counts, not the
-    mean.
+class Calibration(BaseCollector):
+    """Collects batch norm statistics.
+
+    robust: takes the median of each entry over the devices instead of the mean, since a device
+        could outweigh all others with the batches that it claims.
     """
 
     def __init__(self, robust: bool) -> None:
         self._robust = robust
         self._total = Total()
-        self._updates: list[Update] = []
+        self._values: dict[str, list[torch.Tensor]] = {}  # by home
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
         check_statistics(update)
 
     def fold(self, state: TaskState, update: Update) -> None:
-        if self._robust:
-            self._updates.append(to_torch(update))
-        else:
-            fold(
-                self._total,
-                statistics_parts(to_torch(update)),
-                (update.agent, update.submodel.name),
-            )
+        parts = make_statistics_parts(to_torch(update))
+        if not self._robust:
+            fold(self._total, parts, (update.agent, update.submodel.name))
+            return
+        for part in parts:
+            self._values.setdefault(part.home, []).append(part.value)
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        """By home."""
+        """Return the statistics by home."""
         if self._robust:
-            return middle(self._updates)
-        return {home: mean(one) for home, one in self._total.sums.items()}
+            return {
+                home: torch.from_numpy(np.median([value.numpy() for value in values], axis=0))
+                for home, values in self._values.items()
+            }
+        return {home: mean(total) for home, total in self._total.sums.items()}
 
 
-class Scoring(Answers):
-    """The tallies of devices: the submodel, the agent and what it found."""
+class Scoring(BaseCollector):
+    """Collects tallies of devices.
+
+    found: submodel, agent and tallies of each update.
+    """
 
     def __init__(self) -> None:
         self.found: list[tuple[Submodel, str, Any]] = []
@@ -84,24 +89,11 @@ class Scoring(Answers):
         self.found.append((update.submodel, update.agent, update.notes["tallies"]))
 
 
-def statistics_parts(update: Update) -> list[Part]:
-    """What one agent's statistics contribute: their values, weighted by its batches."""
+def make_statistics_parts(update: Update) -> list[Part]:
+    """Return an agent's statistics as parts, weighted by its number of batches."""
     prefix = f"{STATS}{update.submodel.name}/"
     weight = float(update.notes["batches"])
     return [
         Part(prefix + name, corner(value.shape), tuple(value.shape), value, weight)
         for name, value in update.tensors.items()
     ]
-
-
-def middle(updates: Iterable[Update]) -> dict[str, torch.Tensor]:
-    """By home, of every entry the median over the devices: under a robust rule, where a count of
-    batches is a claim that may outweigh all.
-    """
-    found: dict[str, list[torch.Tensor]] = {}
-    for part in (part for update in updates for part in statistics_parts(update)):
-        found.setdefault(part.home, []).append(part.value)
-    return {
-        home: torch.from_numpy(np.median([value.numpy() for value in values], axis=0))
-        for home, values in found.items()
-    }

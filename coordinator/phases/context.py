@@ -1,4 +1,4 @@
-"""What the rounds of a run share, and none of them changes."""
+"""The values that all rounds of a run share."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ __all__ = ["RunContext"]
 
 @dataclass(frozen=True)
 class RunContext:
-    """What stays the same from the first round of a run to its last. `coordinator.run.start` makes
-    all of it before the first round.
+    """The values that all rounds of a run share. `coordinator.run.runner` makes them before the
+    first round.
 
-    config: the run's settings.
-    method: the run's method; where late updates count, it takes them too (see
-    `federated.engine.buffered`).
+    config: settings of the run.
+    method: method of the run; wrapped by `federated.engine.buffered` if late updates count.
     menu: the submodels that agents train, smallest first.
-    fleet: the agents, and the phase that is under way.
-    store: the run's folder.
-    publish: hands an event to all readers of the run.
-    control: what people ask of the run while it is under way.
-    defences: checks of updates, robust rules, and the account of a private run.
-    past: the states that late updates were made from; None where late updates do not count.
-    pinned: agent -> the submodel that the configuration fixes for it, if any.
-    patience: times the predicted seconds after which a phase without a deadline closes.
+    fleet: the agents and the current phase.
+    store: folder of the run.
+    publish: sends an event to all readers of the run.
+    control: requests of users to pause or stop the run.
+    defences: checks of updates, robust rules, and the budget of a private run.
+    past: the states that late updates are based on; None if late updates do not count.
+    pinned: agent -> the submodel that the configuration sets for it, if any.
+    patience: time limit of a phase without a deadline, in predicted seconds of its slowest task.
     """
 
     config: Config
@@ -52,7 +51,7 @@ class RunContext:
 
     @property
     def measures_time(self) -> bool:
-        """Whether seconds that pass here say something of the devices. Simulated devices claim
+        """True if measured seconds say something about the devices. Simulated devices only claim
         their speeds.
         """
         return self.patience < ENDLESS

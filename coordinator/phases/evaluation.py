@@ -1,10 +1,10 @@
-"""How good each submodel is: batch norm statistics calibrated by the fleet, then scores on the
-devices' and on the coordinator's held-out data.
+"""Calibration of batch norm statistics by the fleet, and scores of submodels on the held-out data
+of devices and coordinator.
 
-Statistics are linear in batches, so the fleet's, weighted by batches, are those of one pass over
-all data (HeteroFL, arXiv 2010.01264, section 3; golden `static_bn`). Under a robust rule they are
-each entry's median over the devices instead. They live in the state as `stats/SUBMODEL/...` until
-the next round changes the weights.
+Statistics are linear in batches: the fleet's, weighted by batches, equal those of one pass over all
+data (HeteroFL, arXiv 2010.01264, section 3; golden `static_bn`). Under a robust rule they are the
+median of each entry over the devices. The state holds them as `stats/SUBMODEL/...` until the next
+round changes the weights.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import nn
 from coordinator.assign import offers
 from coordinator.fleet.shipment import STATS, Shipment, statistics_of
 from coordinator.observe.records import Score
-from coordinator.observe.score_summary import of_devices, score, unique
-from coordinator.phases.collectors import Answers, Calibration, Scoring
+from coordinator.observe.score_summary import list_networks, make_score, score_devices
+from coordinator.phases.collectors import BaseCollector, Calibration, Scoring
 from coordinator.phases.context import RunContext
 from coordinator.phases.fleet_history import FleetHistory
 from coordinator.phases.patience import limit_phase
+from coordinator.round.phase_rules import typical_seconds
 from coordinator.round.round import Agent
 from coordinator.round.round_events import PhaseBegan
-from coordinator.round.rules import typical
 from coordinator.round.task_state import Planned
 from federated.data.dataset import Dataset
 from federated.errors import ExportError
@@ -44,14 +44,14 @@ __all__ = ["Evaluator", "assemble", "without_statistics"]
 
 log = logging.getLogger(__name__)
 
-BATCH = 256  # examples at a time on the coordinator
-# numbers that they may answer with: of a text each place answers for the whole vocabulary
-ROOM = 2**24
+MAX_BATCH = 256  # examples at a time on the coordinator
+# logits at a time; a text has logits of the whole vocabulary at each position
+MAX_LOGITS = 2**24
 
 
 def assemble(state: State, method: Method, submodel: Submodel) -> nn.Module:
-    """A submodel of a state, in evaluation mode: what is scored and what is exported. Raises
-    ExportError where it lacks batch norm statistics.
+    """Return a submodel of a state in evaluation mode, to score or export it. Raises ExportError if
+    tensors or batch norm statistics are missing.
     """
     net = build(submodel)
     local = dict(method.dispatch(state, method.place(state, submodel))) | statistics_of(
@@ -62,8 +62,7 @@ def assemble(state: State, method: Method, submodel: Submodel) -> nn.Module:
             f"submodel {submodel.name} under {method.name}: {len(absent)} tensors stay "
             f"on the devices, such as {min(absent)}"
         )
-    missing = statistics(submodel).keys() - local.keys()
-    if missing:
+    if statistics(submodel).keys() - local.keys():
         raise ExportError(
             f"submodel {submodel.name} has no batch norm statistics after round "
             f"{state.round}: no agent calibrated it"
@@ -76,13 +75,13 @@ def assemble(state: State, method: Method, submodel: Submodel) -> nn.Module:
 class Evaluator:
     """Evaluates the submodels of a run.
 
-    run: what the rounds share.
-    held: the coordinator's own data, or None.
-    device: where the coordinator itself computes.
+    run: the values that all rounds share.
+    data: of the coordinator itself, or None.
+    device: where the coordinator computes.
     """
 
     run: RunContext
-    held: Dataset | None
+    data: Dataset | None
     device: str = "cpu"
 
     def evaluate(
@@ -91,39 +90,37 @@ class Evaluator:
         """Calibrate and score submodels after a round; return the state with statistics, and the
         scores.
 
-        worked: agent -> submodel that it had in the round.
-        history: says which agents have trained a submodel of which devices keep a part to
-        themselves. Only they can score it.
+        worked: agent -> the submodel that it had in the round.
+        history: tells which agents have trained a submodel. If devices keep a part of it to
+            themselves, only these agents can score it.
         """
         config, fleet = self.run.config.evaluate, self.run.fleet
         submodels = self._select(worked, state.round)
         if state.settings["norm"] == "static":
             agents = [a for a in fleet.free() if config.calibrate == "fleet" or a.name in worked]
             state = self._calibrate(state, submodels, agents, history)
-        known = [
+        calibrated = [
             s
             for s in submodels
             if not statistics(s) or state.settings["norm"] == "tracked" or statistics_of(state, s)
         ]
         asked = fleet.free() if config.devices else ()
         return state, (
-            *self._score_by_devices(state, known, asked, history),
-            *self._score_centrally(state, known),
+            *self._score_by_devices(state, calibrated, asked, history),
+            *self._score_centrally(state, calibrated),
         )
 
     def _select(self, worked: Mapping[str, Submodel], number: int) -> list[Submodel]:
-        """The whole menu every so many rounds and at the end; in between, what was trained and the
-        largest.
+        """Return the whole menu every few rounds and at the end; in between, the trained submodels
+        and the largest.
         """
-        config, menu = self.run.config, self.run.menu
+        config, menu = self.run.config, list_networks(self.run.menu)
         if number % config.evaluate.every == 0 or number >= config.rounds:
-            return unique(menu)
+            return menu
         if not config.evaluate.between:
             return []
-        used = {submodel.plain for submodel in worked.values()}
-        return [
-            submodel for submodel in unique(menu) if submodel in used or submodel == menu[-1].plain
-        ]
+        used = {submodel.plain for submodel in (*worked.values(), self.run.menu[-1])}
+        return [submodel for submodel in menu if submodel in used]
 
     # ---- calibration -----------------------------------------------------------------------------
 
@@ -135,25 +132,23 @@ class Evaluator:
         history: FleetHistory,
     ) -> State:
         if self.run.config.evaluate.calibrate == "coordinator":
-            return self._calibrate_here(state, submodels)
+            return self._calibrate_centrally(state, submodels)
         shipment = Shipment(self.run.fleet, state, self.run.method, "calibrate")
-        tasks = self._plan_tasks(
-            state, shipment, [s for s in submodels if statistics(s)], agents, history
-        )
+        submodels = [s for s in submodels if statistics(s)]
         calibration = Calibration(self.run.config.robust.rule != "none")
-        self._ask(state, "calibrate", tasks, calibration)
+        tasks = self._plan_tasks(state, shipment, submodels, agents, history)
+        self._run_phase(state, "calibrate", tasks, calibration)
         return with_statistics(state, calibration.statistics())
 
-    def _calibrate_here(self, state: State, submodels: Sequence[Submodel]) -> State:
-        assert self.held is not None, "checked at start"
-        batches = torch.split(torch.from_numpy(self.held.x_held), self._batch(state))
+    def _calibrate_centrally(self, state: State, submodels: Sequence[Submodel]) -> State:
+        assert self.data is not None, "checked at start"
+        method = self.run.method
+        batch = method.recipe(state, self.run.menu[0]).batch
+        batches = torch.split(torch.from_numpy(self.data.x_held), batch)
         measured: dict[str, torch.Tensor] = {}
         for submodel in submodels:
             net = build(submodel)
-            net.load_state_dict(
-                self.run.method.dispatch(state, self.run.method.place(state, submodel)),
-                strict=False,
-            )
+            net.load_state_dict(method.dispatch(state, method.place(state, submodel)), strict=False)
             stats, _ = calibrate(net.to(self.device), (batch.to(self.device) for batch in batches))
             measured |= {
                 f"{STATS}{submodel.name}/{name}": value.cpu() for name, value in stats.items()
@@ -170,35 +165,32 @@ class Evaluator:
         history: FleetHistory,
     ) -> list[Score]:
         shipment = Shipment(self.run.fleet, state, self.run.method, "evaluate", calibrated=True)
-        holding = [a for a in agents if a.profile is not None and a.profile.data.held_out]
-        tasks = self._plan_tasks(state, shipment, submodels, holding, history)
+        able = [a for a in agents if a.profile is not None and a.profile.data.held_out]
+        tasks = self._plan_tasks(state, shipment, submodels, able, history)
         scoring = Scoring()
-        self._ask(state, "evaluate", tasks, scoring)
-        return of_devices(scoring.found)
+        self._run_phase(state, "evaluate", tasks, scoring)
+        return score_devices(scoring.found)
 
     def _score_centrally(self, state: State, submodels: Sequence[Submodel]) -> list[Score]:
-        if self.held is None or not len(self.held.x_held):
+        if self.data is None or not len(self.data.x_held):
             return []
-        scores, few = [], self.run.config.evaluate.examples or len(self.held.x_held)
-        stride = max(1, len(self.held.x_held) // few)
-        x, y = self.held.x_held[::stride][:few], self.held.y_held[::stride][:few]
+        scores, count = [], self.run.config.evaluate.examples or len(self.data.x_held)
+        stride = max(1, len(self.data.x_held) // count)
+        x, y = self.data.x_held[::stride][:count], self.data.y_held[::stride][:count]
         for submodel in submodels:
             recipe = self.run.method.recipe(state, submodel)
             if recipe.keep:
-                continue  # there is no whole network here
+                continue  # the coordinator does not have the whole network
             net = assemble(state, self.run.method, submodel).to(self.device)
-            recipe = replace(recipe, batch=at_once(submodel.network), per_class=True)
+            recipe = replace(recipe, batch=fit_batch(submodel.network), per_class=True)
             tallies = evaluate_locally(net, submodel, recipe, TrainingSet(x, y))
             scores += [
-                score(submodel, "central" if view == "all" else f"central/{view}", tally)
+                make_score(submodel, "central" if view == "all" else f"central/{view}", tally)
                 for view, tally in tallies.items()
             ]
         return scores
 
-    # ---- tasks without steps ---------------------------------------------------------------------
-
-    def _batch(self, state: State) -> int:
-        return self.run.method.recipe(state, self.run.menu[0]).batch
+    # ---- tasks without training ------------------------------------------------------------------
 
     def _plan_tasks(
         self,
@@ -208,76 +200,63 @@ class Evaluator:
         agents: Sequence[Agent],
         history: FleetHistory,
     ) -> list[Planned]:
-        """Give each submodel to the agents that can hold it for a forward pass, or to as many of
-        them as the configuration allows.
+        """Plan the tasks of a phase: each submodel goes to the agents that can hold it for a
+        forward pass, up to the configured number of agents.
 
         Agents that sit out this round are asked only if nobody else can hold a submodel.
         """
-        chosen: list[tuple[Agent, Submodel, Recipe, float]] = []
+        config = self.run.config
+        chosen: list[tuple[Agent, Submodel, Recipe]] = []
+        seconds: dict[str, float] = {}  # by agent, which does its tasks one after the other
         for submodel in submodels:
-            recipe = replace(
-                self.run.method.recipe(state, submodel),
-                per_class=self.run.config.evaluate.per_class,
-            )
-            holders = [a for a in agents if can_hold(a, submodel, self.run.config.assign.memory)]
-            if recipe.keep:
-                holders = [
-                    a
-                    for a in holders
-                    if a.name in history.folded and history.assigned[a.name].plain == submodel
-                ]
-            holders = [a for a in holders if not a.resting(shipment.work, state.round)] or holders
-            if self.run.config.evaluate.agents:
-                holders = holders[: self.run.config.evaluate.agents]
-            for agent in holders:
-                seconds = (
-                    offers.offers(agent.profile, [submodel], recipe, 1.0)[0].seconds
-                    if agent.profile
-                    else 0.0
-                )
-                chosen.append((agent, submodel, recipe, seconds))
-        needed: dict[str, float] = {}
-        for agent, _, _, seconds in chosen:
-            # it does its tasks one after the other
-            needed[agent.name] = needed.get(agent.name, 0.0) + seconds
-        usual = typical(self.run.fleet.round, shipment.work, needed.items())
-        limit = limit_phase(
-            self.run.config.fleet.deadline,
-            self.run.patience,
-            max(needed.values(), default=0.0),
-            usual,
-        )
+            recipe = self.run.method.recipe(state, submodel)
+            recipe = replace(recipe, per_class=config.evaluate.per_class)
+            holders = [
+                a
+                for a in agents
+                if can_hold(a, submodel, config.assign.memory)
+                and (not recipe.keep or has_trained(history, a.name, submodel))
+            ]
+            rested = [a for a in holders if not a.rest_reason(shipment.work, state.round)]
+            for agent in (rested or holders)[: config.evaluate.agents or None]:
+                chosen.append((agent, submodel, recipe))
+                if agent.profile is not None:
+                    offer = offers.make_offers(agent.profile, [submodel], recipe, 1.0)[0]
+                    seconds[agent.name] = seconds.get(agent.name, 0.0) + offer.seconds
+        typical = typical_seconds(self.run.fleet.round, shipment.work, seconds.items())
+        slowest = max(seconds.values(), default=0.0)
+        limit = limit_phase(config.fleet.deadline, self.run.patience, slowest, typical)
         planned = []
-        for agent, submodel, recipe, _ in chosen:
+        for agent, submodel, recipe in chosen:
             task = shipment.task(agent.name, submodel, recipe, limit, round=state.round)
-            planned.append(
-                Planned(replace(task, since=history.folded.get(agent.name, 0)), needed[agent.name])
-            )
+            task = replace(task, since=history.folded.get(agent.name, 0))
+            planned.append(Planned(task, seconds[agent.name]))
         return planned
 
-    def _ask(self, state: State, work: Work, tasks: Sequence[Planned], answers: Answers) -> None:
-        """Sends tasks and collects their answers, until all are in or nobody is left who could give
-        one.
-        """
+    def _run_phase(
+        self, state: State, work: Work, tasks: Sequence[Planned], collector: BaseCollector
+    ) -> None:
+        """Send tasks and collect their results until the phase closes."""
         limit = max((one.task.deadline for one in tasks), default=0.0)
         self.run.fleet.run_phase(
             PhaseBegan(self.run.fleet.clock(), work, state.round, tuple(tasks), limit, len(tasks)),
-            answers,
+            collector,
         )
 
 
-def at_once(network: Network) -> int:
-    """How many examples the coordinator answers at a time."""
-    places = math.prod(network.inputs) if network.objective in {"next", "masked"} else 1
-    return max(1, min(BATCH, ROOM // (network.outputs * places)))
+def fit_batch(network: Network) -> int:
+    """Return the number of examples that the coordinator evaluates at a time."""
+    positions = math.prod(network.inputs) if network.objective in {"next", "masked"} else 1
+    return max(1, min(MAX_BATCH, MAX_LOGITS // (network.outputs * positions)))
 
 
 def with_statistics(state: State, measured: Mapping[str, torch.Tensor]) -> State:
-    """The state with these statistics and none of before."""
+    """Return the state with these statistics in place of its own."""
     return replace(state, tensors={**without_statistics(state).tensors, **measured})
 
 
 def without_statistics(state: State) -> State:
+    """Return the state without batch norm statistics."""
     return replace(
         state,
         tensors={
@@ -286,11 +265,17 @@ def without_statistics(state: State) -> State:
     )
 
 
+def has_trained(history: FleetHistory, agent: str, submodel: Submodel) -> bool:
+    """Return whether an agent holds the parts of a submodel that it keeps to itself."""
+    return agent in history.folded and history.assigned[agent].plain == submodel
+
+
 def can_hold(agent: Agent, submodel: Submodel, share: float) -> bool:
-    """Whether a forward pass fits: the weights twice (received and loaded), and a batch that no
-    gradient keeps alive.
+    """Return whether a forward pass fits: the weights twice (received and loaded), and the memory
+    of a training step of one example, which stands for a batch without gradients.
     """
-    what = cost(submodel, 1)
+    needed = cost(submodel, 1)
     return (
-        agent.profile is not None and 2 * what.bytes + what.memory <= share * agent.profile.memory
+        agent.profile is not None
+        and 2 * needed.bytes + needed.memory <= share * agent.profile.memory
     )

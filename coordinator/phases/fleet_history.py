@@ -1,6 +1,4 @@
-"""What the rounds of a run have shown of its fleet: one frozen value, and the functions that give
-the next one.
-"""
+"""The results of earlier rounds by agent, as a frozen value with functions that return the next."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from models.submodel import Submodel
 
 __all__ = [
     "FleetHistory",
-    "recall",
+    "load_history",
     "record_counts",
     "record_fold",
     "record_standings",
@@ -29,15 +27,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class FleetHistory:
-    """What the rounds so far have shown. Maps are persistent: a changed copy shares all but a few
+    """The results of all rounds so far. Maps are persistent: a changed copy shares all but a few
     nodes with the original.
 
-    assigned: agent -> the submodel that it was asked to train last, as the menu lists it.
-    trained: agent -> all submodels of which an update of it was folded, without owners and
-    branches.
-    folded: agent -> the last round of whose tasks its update was folded.
-    standings: agent -> how it stands.
-    counts: how often each submodel was trained.
+    assigned: agent -> the submodel that it was asked to train last, as in the menu.
+    trained: agent -> all submodels with a folded update of it, without owners and branches.
+    folded: agent -> round of the last task with a folded update.
+    standings: agent -> its standing.
+    counts: number of trainings of each submodel.
     """
 
     assigned: Map[str, Submodel] = field(default_factory=Map)
@@ -47,10 +44,8 @@ class FleetHistory:
     counts: Counts = field(default_factory=Counts)
 
 
-def recall(store: Store, menu: Sequence[Submodel]) -> FleetHistory:
-    """Read what the stored rounds have shown; nothing where none is stored. Tasks that are still
-    open are not in the store.
-    """
+def load_history(store: Store, menu: Sequence[Submodel]) -> FleetHistory:
+    """Read the results of the stored rounds. Open tasks are not in the store."""
     known = {submodel.name: submodel for submodel in menu}
     counts = count_by_round(store)
     return FleetHistory(
@@ -75,9 +70,7 @@ def record_standings(history: FleetHistory, standings: Mapping[str, Standing]) -
 
 
 def record_tasks(history: FleetHistory, tasks: Iterable[Task]) -> FleetHistory:
-    """Record which submodels agents were asked to train. Of several tasks of one agent the latest
-    counts.
-    """
+    """Record the submodels that agents were asked to train. An agent's latest task counts."""
     asked = {
         task.agent: task.submodel.unowned for task in sorted(tasks, key=lambda task: task.round)
     }
@@ -85,9 +78,7 @@ def record_tasks(history: FleetHistory, tasks: Iterable[Task]) -> FleetHistory:
 
 
 def record_fold(history: FleetHistory, one: Folded, round: int) -> FleetHistory:
-    """Record an update that was folded. round: of its task, which a late update may bring after
-    that of a newer one.
-    """
+    """Record a folded update. round: of its task; a late update may follow a newer one."""
     agent = one.entry.agent
     return replace(
         history,

@@ -1,52 +1,35 @@
-"""Late updates, from tasks of earlier rounds. They are checked when they arrive, and the next
-training folds them.
-"""
+"""Checks of late updates, which belong to tasks of earlier rounds. The next training folds them."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from coordinator.assign.offers import planned as count_steps
+from coordinator.assign.offers import count_steps
 from coordinator.fleet.shipment import Shipment
+from coordinator.phases.collectors import BaseCollector
 from coordinator.phases.context import RunContext
-from coordinator.round.collector import Snapshot
-from coordinator.round.task_state import Planned, TaskState
 from coordinator.trust.acceptance import check_training
 from federated.task import Task, Update
 
-__all__ = ["LateUpdates", "check_update", "ship_again"]
+__all__ = ["LateUpdates", "check_update", "rebuild_shipment"]
 
-AT_HAND = 2  # earlier rounds whose shipments stay in memory
+CACHED = 2  # earlier rounds with shipments in memory
 
 
-class LateUpdates:
-    """Checks late updates between trainings (see `Collector`). The states that they were made from
-    stay on the disk, however many there are.
-    """
+class LateUpdates(BaseCollector):
+    """Checks late updates between trainings. The states that they are based on stay on disk."""
 
     def __init__(self, run: RunContext) -> None:
         self.run = run
-        self._ship_again = lru_cache(AT_HAND)(lambda number: ship_again(run, number))
-
-    def limit(self, task: Task) -> int:
-        return Shipment.limit(task)
+        self._rebuild = lru_cache(CACHED)(lambda number: rebuild_shipment(run, number))
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
-        check_update(self.run, self._ship_again(task.round), task, update, elapsed)
-
-    def fold(self, state: TaskState, update: Update) -> None:
-        raise AssertionError("late updates are folded in the next training")
-
-    def prepare(self, agent: str) -> Planned:
-        raise AssertionError("nobody is asked between trainings")
-
-    def snapshot(self) -> Snapshot | None:
-        return None
+        check_update(self.run, self._rebuild(task.round), task, update, elapsed)
 
 
-def ship_again(run: RunContext, number: int) -> Shipment:
-    """The shipment of an earlier round, of which late updates were made."""
-    assert run.past is not None, "only where late updates count are tasks carried"
+def rebuild_shipment(run: RunContext, number: int) -> Shipment:
+    """Return the shipment of an earlier round, in a run that takes late updates."""
+    assert run.past is not None, "tasks are carried only if late updates count"
     return Shipment(run.fleet, run.past.state(number - 1), run.method)
 
 
@@ -55,7 +38,8 @@ def check_update(
 ) -> None:
     """Raise Refused for an update that must not be folded.
 
-    shipment: what the agent was sent. elapsed: see `Collector.check`.
+    shipment: the weights that the agent received.
+    elapsed: see `Collector.check`.
     """
     agent, sent = run.fleet.agents.get(task.agent), shipment.parcel(task.submodel)
     examples = agent.profile.data.examples if agent is not None and agent.profile is not None else 0

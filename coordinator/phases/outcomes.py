@@ -1,6 +1,4 @@
-"""What became of a training's tasks: the entry that is stored of each, and what it shows of its
-agent.
-"""
+"""Outcomes of a training's tasks: the entry to store for each, and its agent's new standing."""
 
 from __future__ import annotations
 
@@ -9,8 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinator.assign.decisions import Verdict
-from coordinator.assign.offers import traffic
-from coordinator.assign.standing import Observed, Standing, failed, in_time, late, learned
+from coordinator.assign.offers import count_traffic
+from coordinator.assign.standing import (
+    Observed,
+    Standing,
+    learn,
+    record_failure,
+    record_in_time,
+    record_late,
+)
 from coordinator.observe.records import Entry
 from coordinator.round.task_state import TaskState
 from federated.device.prediction import step_seconds
@@ -22,8 +27,8 @@ __all__ = ["describe_fold", "describe_miss", "learn_from_miss", "learn_from_upda
 
 
 def describe_fold(state: TaskState, update: Update, position: int) -> Entry:
-    """The entry of an update that was folded. position: how many updates of the round were folded
-    before it.
+    """Return the entry of a folded update. position: number of updates folded before it in the
+    round.
     """
     return Entry(
         update.agent,
@@ -42,7 +47,7 @@ def describe_fold(state: TaskState, update: Update, position: int) -> Entry:
 
 
 def describe_miss(state: TaskState, round: int) -> Entry:
-    """The entry of a task without an update. round: the one whose record it belongs to."""
+    """Return the entry of a task without an update. round: number of the round being recorded."""
     task = state.task
     return Entry(
         task.agent,
@@ -55,11 +60,10 @@ def describe_miss(state: TaskState, round: int) -> Entry:
 def learn_from_update(
     standing: Standing, verdict: Verdict, profile: Profile, state: TaskState, update: Update
 ) -> Standing:
-    """The standing after an update that was folded. `coordinator.trust.acceptance` has checked what
-    the device says of its effort.
+    """Return the standing after a folded update. `coordinator.trust.acceptance` has checked the
+    effort that the device reports.
 
-    Where an earlier process sent the task, nobody knows how long it took; the update counts as in
-    time all the same.
+    The duration of a task from an earlier process is unknown; its update counts as in time.
     """
     submodel, batch = update.submodel.unowned, state.task.recipe.batch
     if not state.resumed:
@@ -68,19 +72,19 @@ def learn_from_update(
             step_seconds(profile.timings, submodel, batch),
             what.memory,
             state.seconds,
-            traffic(what, codec(state.task.codec)),
+            count_traffic(what, codec(state.task.codec)),
             update.steps,
             read_number(update.notes, "step"),
             read_number(update.notes, "seconds"),
             int(read_number(update.notes, "peak")),
         )
-        standing = learned(standing, seen)
-    return in_time(standing, list_smaller(verdict, submodel.name))
+        standing = learn(standing, seen)
+    return record_in_time(standing, list_smaller(verdict, submodel.name))
 
 
 def list_smaller(verdict: Verdict, name: str) -> list[str]:
-    """The submodels of the menu that take no more time and memory than this one, which is among
-    them.
+    """Return the submodels of the menu that take no more time and memory than this one, including
+    itself.
     """
     done = next((o for o in verdict.offers if o.submodel.name == name), None)
     if done is None:
@@ -95,20 +99,20 @@ def list_smaller(verdict: Verdict, name: str) -> list[str]:
 def learn_from_miss(
     standing: Standing, verdict: Verdict, state: TaskState, outcome: str, elapsed: float
 ) -> Standing:
-    """The standing after a task without an update.
+    """Return the standing after a task without an update.
 
-    elapsed: seconds that the round gave the task; 0 where nobody knows. An agent whose update was
-    not due yet when the round closed missed nothing, unless its lease had expired.
+    elapsed: seconds from the task to the end of the training; 0 if unknown. A round that closed
+        earlier than predicted does not count against the agent, unless its lease had expired.
     """
     task, predicted = state.task, verdict.decision.seconds
     submodel = task.submodel.unowned.name
     if outcome.startswith("failed"):
-        return failed(standing, submodel, task.round, outcome.removeprefix("failed: "))
+        return record_failure(standing, submodel, task.round, outcome.removeprefix("failed: "))
     if outcome == "late" and (state.late or elapsed >= predicted):
-        return late(standing, submodel, task.round, elapsed, predicted)
+        return record_late(standing, submodel, task.round, elapsed, predicted)
     return standing
 
 
 def read_number(notes: Mapping[str, Any], name: str) -> float:
-    """A note that is a number; 0 where there is none."""
+    """Return a number from an update's notes; 0 if it is missing."""
     return float(notes.get(name, 0.0))

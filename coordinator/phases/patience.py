@@ -1,28 +1,30 @@
-"""How long a phase waits for its agents."""
+"""The time limit of a phase without a configured deadline."""
 
 from __future__ import annotations
 
-from coordinator.round.rules import CAP, FIRST, SLACK
-from coordinator.round.task_state import HARD
+from coordinator.round.phase_rules import FIRST_LEASE, MEDIAN_CAP, SLACK
+from coordinator.round.task_state import MAX_LEASES
 
-__all__ = ["ENDLESS", "PATIENCE", "limit_phase"]
+__all__ = ["ENDLESS", "MIN_LIMIT", "PATIENCE", "limit_phase"]
 
-# a phase without a deadline lasts this many times what its slowest task is predicted to need
-PATIENCE = 6.0
-# the patience of a simulation: its devices wait for a worker as long as it takes, whatever deadline
-# they were chosen by
+PATIENCE = 6.0  # time limit of a phase, in predicted seconds of its slowest task
+# the patience of a simulation: its devices wait for a worker as long as it takes, even with a
+# deadline, which only chooses agents
 ENDLESS = 1e9
-LEAST = 60.0  # seconds of a phase without a deadline
+MIN_LIMIT = 60.0  # seconds
 
 
 def limit_phase(deadline: float, patience: float, slowest: float, typical: float) -> float:
-    """Seconds after which a phase closes: the configured deadline, or much more than its slowest
-    task is predicted to need.
+    """Return the seconds after which a phase closes: the configured deadline, or `patience` times
+    the predicted seconds of its slowest task.
 
-    Predictions start from what devices say, so a phase lasts no longer than the longest lease of an
-    agent whose progress is typical can last. deadline: seconds; 0: none. slowest, typical:
-    predicted seconds (see `coordinator.round.rules.typical`).
+    Predictions start from claims of devices, so a phase lasts no longer than the longest lease of
+    an agent with typical progress.
+
+    deadline: seconds; 0: none.
+    slowest, typical: predicted seconds (see `coordinator.round.phase_rules.typical_seconds`).
     """
     if patience >= ENDLESS:
-        return max(LEAST, patience * slowest)
-    return deadline or max(LEAST, min(patience * slowest, HARD * max(FIRST, SLACK * CAP * typical)))
+        return max(MIN_LIMIT, patience * slowest)
+    longest = MAX_LEASES * max(FIRST_LEASE, SLACK * MEDIAN_CAP * typical)
+    return deadline or max(MIN_LIMIT, min(patience * slowest, longest))

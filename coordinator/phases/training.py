@@ -1,4 +1,4 @@
-"""The training of a round: tasks go out, updates come in, and each is folded and recorded."""
+"""The training of a round: send tasks, fold updates, and record the results."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from functools import cache
 
 from immutables import Map
 
-from coordinator.assign.selection import generator
+from coordinator.assign.selection import make_generator
 from coordinator.assign.standing import Standing
 from coordinator.fleet.shipment import Shipment, to_torch
-from coordinator.observe.events import UpdateFolded, timing
+from coordinator.observe.events import UpdateFolded, time_stage
 from coordinator.observe.records import Entry, Folded, Score
-from coordinator.observe.score_summary import of_training
+from coordinator.observe.score_summary import score_training
+from coordinator.phases.collectors import BaseCollector
 from coordinator.phases.context import RunContext
 from coordinator.phases.fleet_history import (
     FleetHistory,
@@ -38,7 +39,7 @@ from coordinator.round.round_events import PhaseBegan
 from coordinator.round.task_state import Planned, Spare, TaskState
 from coordinator.settings.config import Config
 from federated.engine.aggregate import Total
-from federated.engine.kept_parts import Kept
+from federated.engine.part_store import PartStore
 from federated.method import State
 from federated.task import Recipe, Task, Update
 from models.families.catalogue import shapes
@@ -48,17 +49,17 @@ __all__ = ["Trained", "Training", "complete_recipe", "train"]
 
 log = logging.getLogger(__name__)
 
-MARGIN = 2**23  # bytes: twice what SQLite lets its log grow to
+MARGIN = 2**23  # bytes: twice the size to which SQLite's log may grow
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training brought.
+    """The results of a training.
 
-    total: what was folded, as a sum whose mean is what the run's rule makes of it.
-    entries: what became of each task, by agent.
-    scores: of the devices before and after they trained, where they were asked for them.
-    history: what the rounds have shown of the fleet, this training included.
+    total: sum of the folded updates after the run's robust rule; its mean is the aggregate.
+    entries: outcome of each task, by agent.
+    scores: of the devices before and after they trained, if the run asks for them.
+    history: results of all rounds, including this training.
     """
 
     total: Total
@@ -67,23 +68,21 @@ class Trained:
     history: FleetHistory
 
 
-class Training:
-    """A training that is under way: makes its tasks, and checks and folds its updates (see
-    `Collector`).
+class Training(BaseCollector):
+    """A training in progress: makes tasks, and checks and folds updates (see `Collector`).
 
-    plan: who trains what.
-    state: the one that the round starts from, with what is known of its fleet.
-    shipment: the weights of that state on their way to the agents.
-    history: what the rounds have shown of the fleet, with what this training folded so far.
+    plan: plan of the round.
+    state: state at the start of the round, with the surveys and submodels of its agents.
+    shipment: the weights of that state, as published to agents.
+    history: results of all rounds, including the updates that this training folded so far.
     total: the sum so far.
-    folded: (agent, round of its task) -> its update that was folded.
+    folded: (agent, round of the task) -> the folded update.
     """
 
     def __init__(
         self, run: RunContext, state: State, history: FleetHistory, plan: RoundPlan
     ) -> None:
-        # of late updates that came since the last round, so that bounds do not depend on when this
-        # process started
+        # norms of late updates since the last round, so that bounds do not depend on restarts
         run.defences.write()
         self.run, self.plan = run, plan
         self.state = replace(
@@ -94,7 +93,9 @@ class Training:
         )
         self.shipment = Shipment(run.fleet, self.state, run.method)
         self.history = record_standings(history, plan.standings)
-        self.total: Total | Kept = run.defences.begin(plan.round, plan.chosen.values()) or Total()
+        self.total: Total | PartStore = (
+            run.defences.begin(plan.round, plan.chosen.values()) or Total()
+        )
         self.folded: dict[tuple[str, int], Folded] = {}
         self._recipe = cache(
             lambda submodel: complete_recipe(run.method.recipe(self.state, submodel), run.config)
@@ -102,15 +103,15 @@ class Training:
         self._late = LateUpdates(run)
 
     def restore(self, total: Total, folded: Sequence[Folded]) -> None:
-        """Go on from a snapshot."""
+        """Continue from a snapshot."""
         self.total = total
         for one in folded:
             self._record(one, one.entry.task or self.plan.round)
 
     def make_task(self, agent: str, submodel: Submodel) -> Planned:
-        """The task of an agent. Publishes its weights if no other agent got them yet."""
+        """Return the task of an agent. Publish its weights unless another agent got them before."""
         run, plan = self.run, self.plan
-        rounds = 1 if run.past is None else 1 + run.past.staleness  # in which an update may come
+        rounds = 1 if run.past is None else 1 + run.past.staleness  # that may accept the update
         task = self.shipment.task(
             agent, submodel, self._recipe(submodel), rounds * plan.limit, round=plan.round
         )
@@ -118,7 +119,7 @@ class Training:
         return Planned(task, plan.verdicts[agent].decision.seconds)
 
     def make_phase(self) -> PhaseBegan:
-        """The event that begins the phase, with all its tasks."""
+        """Return the event that begins the phase, with all its tasks."""
         run, plan = self.run, self.plan
         return PhaseBegan(
             run.fleet.clock(),
@@ -135,27 +136,22 @@ class Training:
         )
 
     def reserve_room(self) -> None:
-        """Keep room on the disk that no update may take, for what the coordinator itself is going
-        to write.
-        """
+        """Keep disk space from updates for the files that the coordinator itself will write."""
         self.run.fleet.inbox.reserve = measure_reserve(self.run, self.state)
 
     def _spares(self) -> tuple[Spare, ...]:
-        """The agents that can train and were not asked, in an order that is drawn."""
-        seconds = {
-            agent: verdict.decision.seconds for agent, verdict in sorted(self.plan.verdicts.items())
-        }
-        drawn = (
-            generator(self.run.config.seed, 4, self.plan.round).permutation(list(seconds)).tolist()
+        """Return the agents that can train but were not asked, in random order."""
+        verdicts = self.plan.verdicts
+        order = make_generator(self.run.config.seed, 4, self.plan.round).permutation(
+            sorted(verdicts)
         )
         return tuple(
-            Spare(agent, seconds[agent]) for agent in drawn if agent not in self.plan.chosen
+            Spare(agent, verdicts[agent].decision.seconds)
+            for agent in order.tolist()
+            if agent not in self.plan.chosen
         )
 
     # ---- as a collector --------------------------------------------------------------------------
-
-    def limit(self, task: Task) -> int:
-        return self.shipment.limit(task)
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
         if task.round != self.plan.round:
@@ -165,61 +161,46 @@ class Training:
 
     def fold(self, state: TaskState, update: Update) -> None:
         run, agent = self.run, update.agent
-        with timing(run.publish, "fold"):
+        with time_stage(run.publish, "fold"):
             parts = run.method.parts(
                 self.state, self.shipment.parcel(update.submodel).plan, to_torch(update)
             )
             run.defences.fold(self.total, self.state, update.submodel, parts, (agent, update.round))
         entry = describe_fold(state, update, len(self.folded))
-        self._record(
-            Folded(
-                entry,
-                update.submodel.plain,
-                self._learn(state, update),
-                dict(update.notes.get("tallies", {})),
-            ),
-            update.round,
-        )
+        standing, tallies = self._learn(state, update), dict(update.notes.get("tallies", {}))
+        self._record(Folded(entry, update.submodel.plain, standing, tallies), update.round)
         run.publish(UpdateFolded(entry))
 
     def prepare(self, agent: str) -> Planned:
-        verdict = self.plan.verdicts[agent]
+        verdict, number = self.plan.verdicts[agent], self.plan.round
         assert verdict.submodel is not None
         self.run.store.agents.mark_asked(
-            self.plan.round,
-            agent,
-            f"asked while the round was under way: {verdict.decision.reason}",
+            number, agent, f"selected as a replacement: {verdict.decision.reason}"
         )
-        log.info(
-            "%s is asked in round %d, which is under way: %s",
-            agent,
-            self.plan.round,
-            verdict.submodel.unowned.name,
-        )
+        name = verdict.submodel.unowned.name
+        log.info("%s is asked in round %d as a replacement: %s", agent, number, name)
         return self.make_task(agent, verdict.submodel)
 
     def snapshot(self) -> Snapshot | None:
-        if isinstance(self.total, Kept):
-            return None  # a rule that looks at all updates together keeps them apart
+        if isinstance(self.total, PartStore):
+            return None  # a rule that needs all updates together keeps them apart
         run, name = self.run, f"total-{self.plan.round:06d}-{len(self.folded):06d}.safetensors"
         run.defences.write()
-        with timing(run.publish, "snapshot"):
-            run.store.journal.write_total(name, self.total)
+        with time_stage(run.publish, "snapshot"):
+            digest = run.store.journal.write_total(name, self.total)
         self.reserve_room()
-        return Snapshot(name, tuple(self.folded.values()))
+        return Snapshot(name, tuple(self.folded.values()), digest)
 
     def _record(self, one: Folded, round: int) -> None:
         self.folded[one.entry.agent, round] = one
         self.history = record_fold(self.history, one, round)
 
     def _learn(self, state: TaskState, update: Update) -> Standing:
-        """The standing of an agent after its update."""
+        """Return the standing of an agent after its update."""
         standing = self.history.standings.get(update.agent, Standing())
-        agent, verdict = (
-            self.run.fleet.agents.get(update.agent),
-            self.plan.verdicts.get(update.agent),
-        )
-        # as late, when its round closed
+        agent = self.run.fleet.agents.get(update.agent)
+        verdict = self.plan.verdicts.get(update.agent)
+        # a carried task counted as late when its round closed
         counted = state.carried and self.run.config.fleet.mode == "sync"
         if agent is None or agent.profile is None or verdict is None or counted:
             return standing
@@ -230,15 +211,15 @@ class Training:
 
 
 def train(training: Training) -> Trained:
-    """Send the tasks, fold the updates until the phase closes, and sum up what they brought.
+    """Send the tasks, fold updates until the phase closes, and return the results.
 
-    What was folded leaves the spool with every snapshot: each `journal.every` folds, and as soon as
-    an update finds no room there.
+    Folded updates leave the spool with each snapshot: every `journal.every` folds, and as soon as
+    the spool has no room for an update.
     """
     collect_updates(training)
     run, number, fleet = training.run, training.plan.round, training.run.fleet
     run.defences.write()
-    fleet.inbox.reserve = measure_growth(run, training.state)  # for the round's own weights
+    fleet.inbox.reserve = measure_growth(run, training.state)  # for the weights of this round
     folded, settled = training.folded, fleet.round.settled
     missing = [state for state in settled if (state.task.agent, state.task.round) not in folded]
     late = [state for state in fleet.late if state.task.round == number]
@@ -253,19 +234,17 @@ def train(training: Training) -> Trained:
     history = record_tasks(
         history, [state.task for state in (*settled, *late) if state.task.round == number]
     )
-    history = record_counts(history, entries)
-    scores = of_training([(one.submodel, one.entry.agent, one.tallies) for one in folded.values()])
     return Trained(
         run.defences.combine(training.total, training.state),
         sorted(entries, key=lambda entry: entry.agent),
-        scores,
-        history,
+        score_training([(one.submodel, one.entry.agent, one.tallies) for one in folded.values()]),
+        record_counts(history, entries),
     )
 
 
 def collect_updates(training: Training) -> None:
-    """Run the phase to its end, unless an earlier process did; from then on, late updates are only
-    checked.
+    """Run the phase to its end, unless an earlier process did. Afterwards, only check late
+    updates.
     """
     run, number, fleet = training.run, training.plan.round, training.run.fleet
     if fleet.round.trained < number:
@@ -282,60 +261,47 @@ def collect_updates(training: Training) -> None:
 def learn_from_misses(
     training: Training, misses: Sequence[tuple[TaskState, str]]
 ) -> dict[str, Standing]:
-    """The standings of agents after tasks without an update. misses: each task with what became of
-    it.
+    """Return the standings of agents after tasks without an update. misses: each task with its
+    outcome.
     """
     run, found = training.run, dict[str, Standing]()
     for state, outcome in misses:
         agent = state.task.agent
         verdict = training.plan.verdicts.get(agent)
         if verdict is not None:
-            elapsed = (
-                run.fleet.round.ended - state.asked
-                if run.measures_time and not state.resumed
-                else 0.0
-            )
-            found[agent] = learn_from_miss(
-                found.get(agent, training.history.standings[agent]),
-                verdict,
-                state,
-                outcome,
-                elapsed,
-            )
+            measured = run.measures_time and not state.resumed
+            elapsed = run.fleet.round.ended - state.asked if measured else 0.0
+            standing = found.get(agent, training.history.standings[agent])
+            found[agent] = learn_from_miss(standing, verdict, state, outcome, elapsed)
     return found
 
 
-# ---- what a training needs -----------------------------------------------------------------------
+# ---- inputs of a training ------------------------------------------------------------------------
 
 
 def complete_recipe(recipe: Recipe, config: Config) -> Recipe:
-    """The method's recipe, with the scores that the run wants of devices."""
+    """Return the method's recipe with the scores that the run asks devices for."""
     return replace(recipe, scores=config.evaluate.local, per_class=config.evaluate.per_class)
 
 
 def count_holders(
     trained: Map[str, frozenset[Submodel]], plan: RoundPlan
 ) -> Counter[tuple[Submodel, ...]]:
-    """How many agents have each set of submodels (see `State.holders`). trained: by agent, in
-    earlier rounds.
+    """Return the number of agents with each set of submodels (see `State.holders`). trained: agent
+    -> submodels of earlier rounds.
     """
-    given = {
-        agent: {verdict.submodel.plain}
-        for agent, verdict in plan.verdicts.items()
-        if verdict.submodel is not None
-    }
-    held = (
-        trained.get(agent, frozenset()) | given.get(agent, set())
-        for agent in sorted({*trained, *given})
-    )
+    held = {agent: set(submodels) for agent, submodels in trained.items()}
+    for agent, verdict in plan.verdicts.items():
+        if verdict.submodel is not None:
+            held.setdefault(agent, set()).add(verdict.submodel.plain)
     return Counter(
-        tuple(sorted(submodels, key=lambda submodel: submodel.name)) for submodels in held
+        tuple(sorted(held[agent], key=lambda submodel: submodel.name)) for agent in sorted(held)
     )
 
 
 def measure_reserve(run: RunContext, state: State) -> int:
-    """Bytes that no update may take: for a snapshot of the total beside the one before, for weights
-    that are evaluated, and for rows.
+    """Return the bytes to keep from updates: for a second snapshot of the total, for weights in
+    evaluation, and for database rows.
     """
     menu = {
         submodel.plain: sum(math.prod(shape) for shape in shapes(submodel).values())
@@ -347,9 +313,7 @@ def measure_reserve(run: RunContext, state: State) -> int:
 
 
 def measure_growth(run: RunContext, state: State) -> int:
-    """Bytes of a state's tensors, and of those that a round may add to them in homes that nothing
-    was folded into yet.
-    """
+    """Return the bytes of a state's tensors, and of those that a round may add at new homes."""
     rows = (row for submodel in run.menu for row in run.method.place(state, submodel).rows)
     new = {row.home: 4 * math.prod(row.shape) for row in rows if row.home not in state.tensors}
     return sum(tensor.nbytes for tensor in state.tensors.values()) + sum(new.values())

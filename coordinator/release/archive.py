@@ -1,6 +1,7 @@
 """Storage of a run's releases in `runs/RUN/releases/VERSION/`, with their history beside them.
 
-Every write is atomic.
+Every write is atomic and durable. A version is named by the digest of its manifest, which holds
+those of its files; the history holds its own.
 """
 
 from __future__ import annotations
@@ -11,19 +12,18 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from coordinator.release.history import FORMAT, History, list_kept
+from coordinator.release.history import FORMAT, HISTORY, History, digest_of, is_intact, list_kept
 from export import bundle, modelcard
 from federated.errors import StoreError
 from federated.runtime import files
 from federated.wire.topics import VERSION
 
 __all__ = ["Archive"]
-
-HISTORY = "history.json"
 
 
 class Archive:
@@ -44,6 +44,16 @@ class Archive:
     def path(self, version: str) -> Path:
         return self.folder / version
 
+    def check(self, version: str) -> Path:
+        """Return the folder of a version. Raises StoreError if it has another manifest now."""
+        folder = self.path(version)
+        if (found := bundle.version(folder)) != version:
+            raise StoreError(
+                f"{folder / bundle.MANIFEST} is damaged: expected a sha256 of {version}..., found "
+                f"{found}...; restore it from a backup, or release the round again"
+            )
+        return folder
+
     def add(self, folder: Path) -> str:
         """Copy a complete release into the archive and return its version. Raises ExportError for
         an incomplete or damaged release, StoreError.
@@ -62,9 +72,7 @@ class Archive:
                 shutil.copy(folder / file, partial)
             bundle.read(partial)  # verify the copy itself
             # an existing version of this name is the same, or damaged
-            if self.path(name).exists():
-                shutil.rmtree(self.path(name))
-            partial.rename(self.path(name))
+            files.replace_folder(partial, self.path(name))
         except OSError as error:
             raise StoreError(
                 f"cannot store release {folder} in {self.folder}: {error.strerror or error}"
@@ -82,6 +90,11 @@ class Archive:
             return History(self.run)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreError(f"{path}: not a history of releases: {error}") from error
+        if not is_intact(history):
+            raise StoreError(
+                f"{path} is damaged: its digest differs; restore it from a backup, or remove it to "
+                "start a new history"
+            )
         if (history.run, history.format) != (self.run, FORMAT) or not set(
             list_kept(history)
         ) <= history.items.keys():
@@ -89,10 +102,11 @@ class Archive:
                 f"{path}: expected a history of run '{self.run}', format {FORMAT}, "
                 f"found '{history.run}', {history.format}"
             )
-        return history
+        return replace(history, digest="")
 
     def write(self, history: History) -> None:
         """Replace the history. Raises StoreError, and then leaves the old one in place."""
+        history = replace(history, digest=digest_of(history))
         try:
             files.write(
                 self.folder / HISTORY,

@@ -53,14 +53,14 @@ def draw_agents(
         return _check_names(share, {*known, *others})
     if not known:
         raise FleetError(
-            "no agent is known: none serves a release, and none took part in the run; "
-            "name some with --canary NAME,NAME"
+            "cannot draw a canary: no agent serves a release or took part in the run; "
+            "name agents with --canary NAME,NAME"
         )
     wanted = math.ceil(round(len(known) * float(percent[1]) / 100, 9)) if percent else int(share)
     if not 1 <= wanted <= len(known) or (percent and not 0 < float(percent[1]) <= 100):
         raise UsageError(
-            f"--canary: expected a share above 0% and up to 100%, or 1 to {len(known)} "
-            f"agents, found {share}"
+            f"--canary: expected a percentage above 0% and at most 100%, or a number of agents "
+            f"from 1 to {len(known)}, found {share}"
         )
     chosen = sorted(
         known, key=lambda agent: hashlib.sha256(f"{version}/{agent}".encode()).digest()
@@ -72,7 +72,7 @@ def _check_names(share: str, known: Collection[str]) -> tuple[str, ...]:
     names = [name.strip() for name in share.split(",")]
     if not all(re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) for name in names):
         raise UsageError(
-            "--canary: expected a share such as 10%, a number of agents, or names such "
+            "--canary: expected a percentage such as 10%, a number of agents, or names such "
             f"as pi,phone; found '{share}'"
         )
     for name in names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from federated.errors import ConfigError, DataError, ExportError, StoreError, Un
 from federated.method import Method, State
 from federated.methods.catalogue import method as method_named
 from federated.runtime.console import Say
-from federated.training.objective import pose
+from federated.training.objective import prepare_batch
 from models.families.catalogue import initial, statistics
 from models.submodel import Network, Submodel
 
@@ -39,7 +39,7 @@ EXAMPLES = 128 + 1024
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export, and where to.
+    """Options of an export.
 
     run: name of the stored run.
     runs: folder of all runs.
@@ -124,7 +124,7 @@ def write_release(
         facts.menu,
         config.settings,
     )
-    state = State(last.round, last.tensors, state.settings, last.fleet)
+    state = replace(state, round=last.round, tensors=last.tensors, fleet=last.fleet)
     nets = {
         submodel: assemble(state, method, submodel)
         for submodel in choose_submodels(run, method, state, facts.menu, request.submodels)
@@ -195,13 +195,13 @@ def load_examples(
     if inputs is not None:
         x, y = load_inputs(inputs, network)
     else:
-        whole = data.central(config.data.name, config.data.root)
+        whole = data.load_central(config.data.name, config.data.root)
         x, y = whole.x_held, whole.y_held
     drawn = np.random.default_rng(0).permutation(len(x))[:EXAMPLES]
     x, y = np.ascontiguousarray(x[drawn]), None if y is None else y[drawn]
     if network.objective != "masked":
         return x, y
-    posed, truth = pose(
+    posed, truth = prepare_batch(
         network, hide, torch.from_numpy(x), torch.from_numpy(x), torch.Generator().manual_seed(0)
     )
     return posed.numpy(), truth.numpy()
@@ -222,8 +222,9 @@ def load_inputs(path: Path, network: Network) -> tuple[Array, Array | None]:
     whole = data.load(str(path))
     target = network.objective if network.objective in {"class", "value"} else "token"
     if whole.target != target or whole.outputs > network.outputs:
+        words = {"class": "classes", "token": "tokens", "value": "values"}
         raise DataError(
-            f"{path}: expected a {target} of {network.outputs} for each example in y, "
-            f"found a {whole.target} of {whole.outputs}"
+            f"{path}: expected at most {network.outputs} {words[target]} in y, as in the network; "
+            f"found {whole.outputs} {words[whole.target]}"
         )
     return whole.x, whole.y

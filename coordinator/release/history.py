@@ -5,22 +5,28 @@ Pure functions over one record.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
+
+import msgspec
 
 from federated.errors import ExportError
 from federated.wire.release_files import Release, Serving, Version
 
 __all__ = [
     "FORMAT",
+    "HISTORY",
     "Event",
     "History",
     "Item",
     "add_reports",
     "build_card",
+    "digest_of",
     "find_rollback",
     "find_rollback_target",
+    "is_intact",
     "list_kept",
     "list_reports",
     "promote",
@@ -30,6 +36,7 @@ __all__ = [
 ]
 
 FORMAT = 1
+HISTORY = "history.json"  # name of the file
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,7 @@ class History:
     items: versions by name.
     events: in the order in which they happened.
     format: of the file.
+    digest: sha256 of the other fields in the file; empty elsewhere.
     """
 
     run: str
@@ -84,6 +92,19 @@ class History:
     items: Mapping[str, Item] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     format: int = FORMAT
+    digest: str = ""
+
+
+def digest_of(history: History) -> str:
+    """Return the sha256 of a history without its digest."""
+    return hashlib.sha256(
+        msgspec.json.encode(replace(history, digest=""), order="deterministic")
+    ).hexdigest()
+
+
+def is_intact(history: History) -> bool:
+    """Return whether a history from a file has its digest; an earlier version wrote none."""
+    return history.digest in ("", digest_of(history))
 
 
 def build_card(history: History) -> Release:
@@ -119,8 +140,8 @@ def start_canary(history: History, item: Item, agents: Sequence[str], time: str)
     name = item.version.name
     if name == history.stable:
         raise ExportError(
-            f"version {name} (round {item.version.round}) is stable already: "
-            "there is nothing to try"
+            f"version {name} (round {item.version.round}) is already stable, so it cannot be a "
+            "canary"
         )
     history = _remove_canary(history, name, time)
     items = {**history.items, name: item}

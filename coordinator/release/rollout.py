@@ -160,8 +160,8 @@ class Rollout:
                 new = old
             elif known and request.share is None and name in (old.stable, old.canary):
                 self._say(
-                    f"nothing new: round {self._rounds} is version {name}, "
-                    f"{'stable' if name == old.stable else 'a canary'}; published again"
+                    f"nothing new: round {self._rounds} is already version {name} "
+                    f"({'stable' if name == old.stable else 'canary'}); published it again"
                 )
                 new = old
             else:
@@ -169,7 +169,7 @@ class Rollout:
             self._write(new)
 
     def _add_version(self, old: History, name: str, request: ReleaseRequest) -> History:
-        version = version_of(self._archive.path(name), self.run, self._trained)
+        version = version_of(self._archive.check(name), self.run, self._trained)
         past = old.items[name].before if name in old.items else {}
         now = {
             agent: serving
@@ -249,8 +249,8 @@ class Rollout:
 
     def _judge(self, history: History) -> canary.Verdict:
         item, stable = history.items[history.canary], history.stable
-        made = bundle.manifest(self._archive.path(history.canary))
-        old = (stable, bundle.manifest(self._archive.path(stable))) if stable else None
+        made = bundle.manifest(self._archive.check(history.canary))
+        old = (stable, bundle.manifest(self._archive.check(stable))) if stable else None
         verdict = canary.judge(history.canary, history.agents, item.reports, item.before, made, old)
         for note in verdict.notes:
             self._say(note)
@@ -298,7 +298,7 @@ class Rollout:
         sent = {
             key: one
             for name in wanted
-            for key, one in publish(self._link, self.run, self._archive.path(name), there).items()
+            for key, one in publish(self._link, self.run, self._archive.check(name), there).items()
         }
         self._archive.write(history)
         self._archive.prune(history)
@@ -335,25 +335,28 @@ class Rollout:
 
 
 def _check_flags(request: ReleaseRequest) -> None:
-    """Raise UsageError for flags that exclude each other."""
+    """Raise UsageError for flags that cannot be combined."""
     making = request.bundle is not None or request.share is not None or request.inputs is not None
     if (request.rollback and (making or request.promote)) or (
         request.status and (making or request.promote or request.rollback)
     ):
-        raise UsageError("--rollback and --status exclude all options that release something")
+        raise UsageError(
+            "--rollback and --status cannot be combined with options that release something"
+        )
     if request.promote and request.share is None and making:
         raise UsageError(
-            "--promote promotes the current canary; together with --canary it tries a new "
-            "version and decides at once"
+            "--promote promotes the current canary: add --canary to release a new version and "
+            "promote it at once, or omit --bundle and --inputs"
         )
     if request.bundle is not None and request.inputs is not None:
         raise UsageError(
-            "--inputs is for exporting the run's last round, but --bundle is exported already"
+            "--bundle and --inputs cannot be combined: a bundle is already exported, and --inputs "
+            "is for the export of the run's last round"
         )
     if request.broker is None and not request.status:
         raise UsageError(
-            "--broker is missing: give the agents' broker, such as --broker 192.168.1.5 "
-            "(only --status works without)"
+            "--broker is missing: set it to the agents' broker, such as --broker 192.168.1.5 "
+            "(only --status works without it)"
         )
     if request.wait is not None and not 0 <= request.wait < float("inf"):
         raise UsageError(f"--wait: expected a number of seconds, found {request.wait:g}")

@@ -1,1 +1,1 @@
-"""A round as a value: `step(round, event) -> (round, actions)`, a pure function."""
+"""A round as a value: the pure function `step(round, event) -> (round, actions)`."""

@@ -1,4 +1,4 @@
-"""What a phase makes of its updates: the arithmetic beside the round's decisions."""
+"""The interface of the code that checks and sums a phase's updates."""
 
 from __future__ import annotations
 
@@ -14,29 +14,35 @@ __all__ = ["Collector", "Snapshot"]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A total that was written. name: of its file; folded: what is in it."""
+    """A total that was written to disk.
+
+    name: of its file.
+    folded: the updates in it.
+    digest: sha256 of the file.
+    """
 
     name: str
     folded: tuple[Folded, ...]
+    digest: str
 
 
 class Collector(Protocol):
-    """What a phase makes of its updates."""
+    """Checks and sums the updates of a phase."""
 
     def limit(self, task: Task) -> int:
-        """Largest acceptable encoding of an update, bytes."""
+        """Return the maximum size of an encoded update, in bytes."""
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
-        """Raises Refused for an update that must not be folded.
+        """Raise Refused for an update that must not be folded.
 
-        elapsed: seconds since the task was sent; infinite where an earlier process sent it.
+        elapsed: seconds since the task was sent; infinite if an earlier process sent it.
         """
 
     def fold(self, state: TaskState, update: Update) -> None:
-        """Adds an update to the total."""
+        """Add an update to the total."""
 
     def prepare(self, agent: str) -> Planned:
-        """The task of a spare, recorded before the agent hears of it."""
+        """Return the task of a spare, after recording that it is asked."""
 
     def snapshot(self) -> Snapshot | None:
-        """Writes the total down; None where it cannot be written as one. Raises StoreError."""
+        """Write the total to disk; None if it has no such form. Raises StoreError."""

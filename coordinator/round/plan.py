@@ -1,4 +1,4 @@
-"""The plan of a round: every decision that could not be reproduced after the fleet has changed."""
+"""The plan of a round: all decisions that a resumed run cannot make again."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ __all__ = ["RoundPlan"]
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Who trains what in a round, and when it closes.
+    """The submodels that agents train in a round, and when it closes.
 
     round: its number, from 1.
-    attempt: number that its tasks carry; stays the same if another process resumes the round.
+    attempt: number of its tasks; a resumed round keeps it.
     chosen: agent -> submodel.
-    fleet: how many agents would be given each submodel.
-    surveys, verdicts, standings: by agent.
-    limit: seconds that the round may take.
-    needed: updates that close it.
-    wanted: agents to be at work at the same time.
+    fleet: submodel and number of agents that would get it.
+    surveys: agent -> the results of its survey.
+    verdicts: agent -> the decision about it.
+    standings: agent -> its standing before the round.
+    limit: seconds after which the training closes.
+    needed: number of updates that close it.
+    wanted: number of agents to be at work at the same time.
     """
 
     round: int

@@ -1,9 +1,8 @@
-"""The values of a round: the agents, the state of each task, the phase under way, and queries on
-them. Nothing here changes or waits.
+"""The state of a round: agents, tasks and the current phase, with queries on them.
 
 Maps are persistent: a changed copy shares all but a few nodes with the original, so a step costs
-the same with ten agents as with thousands. Counts that rules need (who is at work, what came) are
-kept in the phase. `put` is the only place that changes a task, so they are always right.
+the same with ten agents as with thousands. A phase keeps the counts that rules need, such as the
+agents at work. Only `put_task` changes tasks, so the counts are always right.
 """
 
 from __future__ import annotations
@@ -20,59 +19,57 @@ from coordinator.round.task_state import Spare, TaskState
 from federated.task import Key, Profile, Work
 
 __all__ = [
-    "RETURN",
+    "RETURN_TIME",
     "Agent",
     "Phase",
     "Round",
     "Rules",
     "Wasted",
-    "awaited",
-    "carried",
-    "entries",
-    "of",
-    "put",
+    "carried_tasks",
+    "find_task",
+    "phase_tasks",
+    "put_task",
+    "tasks_of",
 ]
 
-REST = 32  # rounds that an agent sits out, at most
-# seconds in which an agent that went may come back to a phase that waits for nobody else
-RETURN = 20.0
+MAX_REST = 32  # rounds that an agent sits out
+RETURN_TIME = 20.0  # seconds in which a lost agent may return to a phase that waits for nobody else
 
 
 class Wasted(Struct, frozen=True):
-    """Leases of one kind of work that ended in a row while their agent was online and delivered
-    nothing.
+    """Consecutive leases of one kind of work that expired although their agent was online.
 
-    leases: how many, at most one for each phase.
-    round: in which the last one ended.
+    leases: number of them, at most one per phase.
+    round: the round of the last one.
     """
 
     leases: int
     round: int
 
     @property
-    def rests(self) -> int:
-        """The last round in which the agent is not asked for such work, unless nobody else can be:
-        it sits out 1, 2, 4, ... rounds.
+    def rests_until(self) -> int:
+        """The last round that the agent sits out, after 1, 2, 4, ... rounds. It is asked earlier
+        only if nobody else can be.
         """
-        return self.round + min(1 << (self.leases - 1), REST)
+        return self.round + min(1 << (self.leases - 1), MAX_REST)
 
 
 class Agent(Struct, frozen=True):
     """An agent as the coordinator sees it.
 
-    name: its name.
-    session: of its process; empty before its first status.
+    name: unique in the run.
+    session: identifies its process; empty before its first status.
     online: whether it is connected.
-    seen: when it was last heard, in the coordinator's seconds.
-    profile: what it measured of itself; None until it said so for the present run.
-    state: what it says it does: idle, download, train, calibrate, evaluate or send.
-    submodel: the name of the submodel that it was asked for last.
-    loss: of its last training, as it says.
-    refused: why it cannot take part; empty where it can.
-    excluded: why this run does not select it; empty where it does.
-    paused: why it takes no task at present; empty where it does.
+    seen: time of its last message, in the coordinator's seconds.
+    profile: its measurements of itself; None until it sent them for the present run.
+    state: idle, download, train, calibrate, evaluate or send, as it reports; gone when offline.
+    submodel: name of the submodel that it was asked for last.
+    loss: of its last training, as it reports.
+    refused: reason why it cannot take part; empty if it can.
+    excluded: reason why this run does not select it; empty if it does.
+    paused: reason why it takes no task at present; empty if it does.
     tasks: keys of its tasks in the present phase and of those carried from earlier rounds.
-    pace: kind of work -> measured over predicted seconds of its last task, both by the coordinator.
+    pace: kind of work -> measured over predicted seconds of its last task.
     wasted: kind of work -> the leases that it wasted since its last update of that kind.
     """
 
@@ -93,40 +90,41 @@ class Agent(Struct, frozen=True):
 
     @property
     def ready(self) -> bool:
-        """Whether it can be asked."""
+        """True if it can be asked."""
         return not self.absence
 
     @property
     def absence(self) -> str:
-        """Why it cannot be asked at present, in words; empty where it can."""
+        """The reason why it cannot be asked at present; empty if it can."""
         if self.refused:
             return f"refused: {self.refused}"
         if not self.online:
-            return "not here"
+            return "not connected"
         if self.profile is None:
             return "has not measured itself yet"
         return self.excluded or (f"paused: {self.paused}" if self.paused else "")
 
-    def resting(self, work: Work, round: int) -> str:
-        """Why it sits out a round, in words; empty where it does not."""
+    def rest_reason(self, work: Work, round: int) -> str:
+        """Return why it sits out a round; empty if it does not."""
         wasted = self.wasted.get(work)
-        if wasted is None or round > wasted.rests:
+        if wasted is None or round > wasted.rests_until:
             return ""
         return (
-            f"its last {wasted.leases} tasks timed out, so it sits out until round {wasted.rests}"
+            f"its last {wasted.leases} tasks timed out, so it is not selected until round "
+            f"{wasted.rests_until}"
         )
 
 
 class Rules(Struct, frozen=True):
-    """Settings that hold for a whole run.
+    """Settings of a whole run.
 
-    stale: rounds that an update may be late; -1: late updates are dropped.
+    stale: maximum age of a late update, in rounds; -1: late updates are dropped.
     every: folds between snapshots; 0: no snapshots.
-    most: updates that may wait in the spool for earlier names; 0: any number.
+    most: maximum number of updates that wait in the spool for earlier names; 0: unlimited.
     durable: whether received updates survive this process, so that they stay in the spool until a
-    snapshot holds them.
-    leases: whether tasks have leases; those of simulated devices have none, because their speeds
-    are made up.
+        snapshot holds them.
+    leases: whether tasks have leases. Those of simulated devices have none, since their speeds are
+        made up.
     """
 
     stale: int = -1
@@ -137,30 +135,32 @@ class Rules(Struct, frozen=True):
 
 
 class Phase(Struct, frozen=True):
-    """A phase: training, calibration or evaluation.
+    """A training, calibration or evaluation.
 
-    work: of its tasks.
-    round: the number of the round that it belongs to.
-    began, limit: when it began, and after how many seconds it closes.
-    quorum: updates that close it.
-    wanted: agents to be at work at the same time; used only while there are spares.
-    spares: agents that may be asked in place of others, in this order.
-    exhausted: none of the spares can be asked until an agent becomes ready or free, so a step need
-    not look at them.
-    preparing: agents whose tasks are being made.
+    work: kind of work of its tasks.
+    round: number of its round.
+    began: time of its begin, in the coordinator's seconds.
+    limit: seconds after which it closes.
+    quorum: number of updates that close it.
+    wanted: number of agents to be at work at the same time; used only while there are spares.
+    spares: agents that may be asked as replacements, in this order.
+    exhausted: no spare can be asked until an agent becomes ready or free, so rules skip them.
+    preparing: agents with tasks that are being made.
     flowing: buffered mode: updates are folded in order of arrival, and tasks carried from earlier
-    rounds count toward the quorum. carries: open tasks go on into later rounds, and those carried
-    so far are part of this phase.
-    timed: spares are asked only if the time left suffices.
+        rounds count toward the quorum.
+    carries: open tasks are carried into later rounds, and those carried so far are part of this
+        phase.
+    timed: spares are asked only if they are fast enough for the remaining time.
     typical: median of the seconds expected for its tasks.
     order: keys by place.
-    first: the least place that may still be folded in order.
-    whole: place -> key of updates that wait to be folded.
+    first: the lowest place that may still be folded in order.
+    whole: place -> key of each update that waits to be folded.
     folding: the update being folded.
-    came, working: how many of the counted tasks have come, and how many agents are at work on one.
-    away: counted tasks whose agents went and may come back -> when they went.
-    closing: why it takes nobody else; empty while it is open.
-    closed: everything is folded and settled.
+    came: number of counted tasks with an update.
+    working: number of agents at work on counted tasks.
+    away: counted tasks with lost agents that may return -> time of the loss.
+    closing: reason why it asks nobody else; empty while it is open.
+    closed: whether everything is folded and settled.
     """
 
     work: Work
@@ -187,30 +187,30 @@ class Phase(Struct, frozen=True):
     closed: bool = False
 
     def counts(self, task: TaskState) -> bool:
-        """Whether a task counts toward the quorum."""
+        """Return whether a task counts toward the quorum."""
         return task.place >= 0 and (self.flowing or not task.carried)
 
 
 class Round(Struct, frozen=True):
-    """The coordinator's view between two events.
+    """The coordinator's state between two events.
 
-    rules: of the run.
-    now: when the last event happened, in the coordinator's seconds.
-    agents: by name.
-    tasks: of the phase under way, or of the last one, and carried ones.
-    phase: the one under way, or the last one.
-    plan: of the round under way, or of the last one.
-    trained: the last round whose training has closed.
-    settled: the tasks of that training, as it left them; those that go on into later rounds are not
-    among them.
-    ended: when it closed.
-    unkept: updates that are folded and in no snapshot, so their files stay in the spool.
-    saving: whether a snapshot is under way.
-    refused: length of `unkept` when the last snapshot was tried and not written; it is tried again
-    after the next fold.
-    waiting: tasks whose updates wait for an upload slot.
-    full, relieved: whether the spool has no room, and when room was last made.
-    due: no lease ends and no agent falls silent before.
+    rules: settings of the run.
+    now: time of the last event, in the coordinator's seconds.
+    agents: name -> agent.
+    tasks: key -> task of the current phase, or of the last one, and carried ones.
+    phase: the current phase, or the last one.
+    plan: of the current round; None between rounds.
+    trained: number of the last round with a closed training.
+    settled: the tasks of that training as it left them, without those carried into later rounds.
+    ended: time when it closed.
+    unkept: updates that are folded but in no snapshot, so their files stay in the spool.
+    saving: whether a snapshot is in progress.
+    refused: length of `unkept` when the last snapshot failed; the next one is tried after another
+        fold.
+    waiting: tasks with updates that wait for an upload slot.
+    full: whether the spool has no room.
+    relieved: time when room was last requested.
+    due: time before which no lease ends and no agent falls silent.
     """
 
     rules: Rules = Rules()
@@ -230,35 +230,36 @@ class Round(Struct, frozen=True):
     relieved: float = -math.inf
     due: float = -math.inf
 
+    @property
+    def current_phase(self) -> Phase:
+        """The current phase, or the last one, where there must be one."""
+        assert self.phase is not None, "no phase has begun"
+        return self.phase
+
 
 # ---- queries -------------------------------------------------------------------------------------
 
 
-def entries(r: Round) -> list[TaskState]:
-    """The tasks of the phase under way, or of the last one, in the order of folding."""
+def phase_tasks(r: Round) -> list[TaskState]:
+    """Return the tasks of the current phase, or of the last one, in the order of folding."""
     return [] if r.phase is None else [r.tasks[key] for key in r.phase.order]
 
 
-def carried(r: Round) -> list[TaskState]:
-    """Tasks of earlier phases that no phase has settled and the present one does not settle, by
-    key.
-    """
+def carried_tasks(r: Round) -> list[TaskState]:
+    """Return the tasks of earlier phases that neither they nor the present phase settle, by key."""
     return sorted(
         (task for task in r.tasks.values() if task.carried and task.place < 0),
         key=lambda task: task.key,
     )
 
 
-def of(r: Round, agent: str) -> list[TaskState]:
-    """An agent's tasks, in the order in which it was asked."""
-    known = r.agents.get(agent)
-    return [] if known is None else [r.tasks[key] for key in known.tasks]
+def tasks_of(r: Round, agent: str) -> list[TaskState]:
+    """Return an agent's tasks, in the order in which it was asked."""
+    return [r.tasks[key] for key in r.agents[agent].tasks] if agent in r.agents else []
 
 
-def awaited(r: Round, key: Key, attempt: int) -> TaskState | None:
-    """The task that an update or failure is about; None where this attempt at it was not asked
-    for.
-    """
+def find_task(r: Round, key: Key, attempt: int) -> TaskState | None:
+    """Return the task of an update or failure; None if this attempt at it was not asked for."""
     task = r.tasks.get(key)
     return task if task is not None and task.task.attempt == attempt else None
 
@@ -266,26 +267,26 @@ def awaited(r: Round, key: Key, attempt: int) -> TaskState | None:
 # ---- changes -------------------------------------------------------------------------------------
 
 
-def put(r: Round, task: TaskState) -> Round:
-    """The round with a task changed or added, and its phase's counts brought up to date."""
+def put_task(r: Round, task: TaskState) -> Round:
+    """Return the round with a task changed or added, and its phase's counts updated."""
     key, phase = task.key, r.phase
     old = r.tasks.get(key)
     if phase is not None and phase.exhausted and old is not None and old.open and not task.open:
         phase = replace(phase, exhausted=False)  # its agent may be free now
     if phase is not None and phase.counts(task):
-        phase = counted(phase, old, task)
+        phase = update_counts(phase, old, task)
     if phase is not None and task.place >= 0:
         waits = task.stage == "whole" and not task.outcome
         if waits and task.place not in phase.whole:
-            phase = replace(
-                phase, whole=phase.whole.set(task.place, key), first=min(phase.first, task.place)
-            )
+            first = min(phase.first, task.place)
+            phase = replace(phase, whole=phase.whole.set(task.place, key), first=first)
         elif not waits and task.place in phase.whole:
             phase = replace(phase, whole=phase.whole.delete(task.place))
     return replace(r, tasks=r.tasks.set(key, task), phase=phase)
 
 
-def counted(phase: Phase, old: TaskState | None, new: TaskState) -> Phase:
+def update_counts(phase: Phase, old: TaskState | None, new: TaskState) -> Phase:
+    """Return the phase with its counts updated for a changed or added task."""
     before = (False, False, False) if old is None else (old.came, old.working, old.away)
     after = new.came, new.working, new.away
     if before == after and not (old is not None and new.away and old.lost != new.lost):

@@ -1,8 +1,8 @@
-"""What can happen to a round: frozen records, each with the time at which the coordinator learned
-of it (`now`, in its own seconds).
+"""Events of a round: frozen records with the time when each happened (`now`, in the coordinator's
+seconds).
 
-Events hold names, digests and plain values, never tensors. Whatever needs a clock, a disk, a check
-or a draw was done before the event was made.
+Events hold names, digests and plain values, never tensors. The results of clocks, disks, checks and
+random draws are part of the event.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class AgentConnected(Struct, frozen=True, tag=True):
-    """An agent says that it is there. paused: why it takes no task, empty where it does."""
+    """An agent announced itself. paused: why it takes no task; empty if it does."""
 
     now: float
     agent: str
@@ -63,8 +63,10 @@ class AgentLeft(Struct, frozen=True, tag=True):
 
 
 class ProfileCame(Struct, frozen=True, tag=True):
-    """An agent says what it measured. refused, excluded: why it cannot take part, and why this run
-    does not select it.
+    """An agent sent its measurements of itself.
+
+    refused: why it cannot take part; empty if it can.
+    excluded: why this run does not select it; empty if it does.
     """
 
     now: float
@@ -75,8 +77,12 @@ class ProfileCame(Struct, frozen=True, tag=True):
 
 
 class AgentBeat(Struct, frozen=True, tag=True):
-    """A heartbeat: what the agent does, its loss, and how many steps are done. round, work: of the
-    task that it works on; 0 and empty without one.
+    """An agent sent a heartbeat.
+
+    state: what it does (see `Agent`).
+    loss: of its training.
+    step: number of finished steps.
+    round, work: of its current task; 0 and empty without one.
     """
 
     now: float
@@ -90,7 +96,7 @@ class AgentBeat(Struct, frozen=True, tag=True):
 
 
 class AgentsBarred(Struct, frozen=True, tag=True):
-    """All agents whose certificates are revoked now."""
+    """The set of agents with revoked certificates changed."""
 
     now: float
     agents: frozenset[str]
@@ -98,13 +104,13 @@ class AgentsBarred(Struct, frozen=True, tag=True):
 
 
 class CardChanged(Struct, frozen=True, tag=True):
-    """The run's card says more than before, so every agent measures itself anew."""
+    """The run's card changed, so every agent measures itself again."""
 
     now: float
 
 
 class RoundPlanned(Struct, frozen=True, tag=True):
-    """It was decided who trains what in the next round."""
+    """The next round was planned."""
 
     now: float
     plan: RoundPlan
@@ -114,7 +120,7 @@ class PhaseBegan(Struct, frozen=True, tag=True):
     """A phase begins.
 
     work, round, limit, quorum, wanted, spares, flowing, carries, timed: see `Phase`.
-    tasks: to be sent.
+    tasks: the tasks to send.
     """
 
     now: float
@@ -153,10 +159,11 @@ class ChunkCame(Struct, frozen=True, tag=True):
 
 
 class UpdateCame(Struct, frozen=True, tag=True):
-    """An update is whole, on disk and checked.
+    """A complete update is on disk and passed its checks.
 
-    transfer: its name, which the answer has. digest: its sha256. loss: of its training; NaN for
-    other work.
+    transfer: name of its transfer, repeated in the answer.
+    digest: its sha256.
+    loss: of its training; NaN for other work.
     """
 
     now: float
@@ -168,14 +175,14 @@ class UpdateCame(Struct, frozen=True, tag=True):
 
 
 class UpdateLost(Struct, frozen=True, tag=True):
-    """An update that was accepted is gone or damaged in the spool, so it is asked for again."""
+    """An accepted update is missing or damaged in the spool, so it is requested again."""
 
     now: float
     key: Key
 
 
 class UpdateRefused(Struct, frozen=True, tag=True):
-    """An update cannot be taken. kind: size or update."""
+    """An update was refused. kind: size or update."""
 
     now: float
     key: Key
@@ -186,8 +193,8 @@ class UpdateRefused(Struct, frozen=True, tag=True):
 
 
 class TaskFailed(Struct, frozen=True, tag=True):
-    """An agent says that it cannot do its task. paused: the device may not work now, or has no
-    room; another try may succeed.
+    """An agent could not do its task. paused: the device may not work now, or has no room; a later
+    task may succeed.
     """
 
     now: float
@@ -198,15 +205,17 @@ class TaskFailed(Struct, frozen=True, tag=True):
 
 
 class UpdateFolded(Struct, frozen=True, tag=True):
-    """An update is in the total."""
+    """An update was added to the total."""
 
     now: float
     key: Key
 
 
 class SnapshotTaken(Struct, frozen=True, tag=True):
-    """A snapshot of the total holds these updates. `written` is False, and there are no keys, where
-    none was written.
+    """A snapshot of the total was tried.
+
+    keys: the updates in it; empty if it failed.
+    written: whether it was written.
     """
 
     now: float
@@ -215,16 +224,16 @@ class SnapshotTaken(Struct, frozen=True, tag=True):
 
 
 class RoundStored(Struct, frozen=True, tag=True):
-    """The round is in the store. It is in no journal: the next one begins with the value that
-    follows from it.
+    """The round is in the store. No journal holds this event: the next segment begins with the
+    value after it.
     """
 
     now: float
 
 
 class Resumed(Struct, frozen=True, tag=True):
-    """Another process goes on, after all events before this one were replayed. rules: as its
-    configuration has them.
+    """Another process resumed the run and replayed all earlier events. rules: of its
+    configuration.
     """
 
     now: float
@@ -232,8 +241,11 @@ class Resumed(Struct, frozen=True, tag=True):
 
 
 class TasksDropped(Struct, frozen=True, tag=True):
-    """Tasks are given up by the coordinator. reason: in words. round: the round under way begins
-    anew.
+    """The coordinator gave up tasks.
+
+    keys: the tasks.
+    reason: in words.
+    round: whether the current round starts over.
     """
 
     now: float
@@ -249,8 +261,8 @@ class SpoolFilled(Struct, frozen=True, tag=True):
 
 
 class Ticked(Struct, frozen=True, tag=True):
-    """Time passed, and everything that was sent was heard. waiting: updates in line for an upload
-    slot, or for room.
+    """Time passed, and all messages that arrived before are handled. waiting: updates that wait for
+    an upload slot or for room.
     """
 
     now: float

@@ -1,6 +1,4 @@
-"""The state of one task: when it was asked, what its agent showed since, and when its lease is
-over.
-"""
+"""The state of one task: when it was sent, the progress of its agent, and the end of its lease."""
 
 from __future__ import annotations
 
@@ -10,13 +8,13 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from federated.task import Key, Task, beats
+from federated.task import Key, Task, heartbeat_interval
 
-__all__ = ["HARD", "Planned", "Spare", "TaskState"]
+__all__ = ["MAX_LEASES", "Planned", "Spare", "TaskState"]
 
-HARD = 4.0  # leases that a task may take in all, whatever progress its agent claims
-IDLE = 30.0  # seconds between chunks of an update after which its upload is taken to have stopped
-MISSED = 2.5  # heartbeats without progress, after which an agent is taken to have stopped working
+MAX_LEASES = 4.0  # leases that a task may take in all, whatever progress its agent claims
+UPLOAD_IDLE = 30.0  # seconds without a chunk after which an upload counts as stopped
+MISSED_BEATS = 2.5  # heartbeats without progress after which an agent counts as stopped
 
 Stage: TypeAlias = Literal["asked", "whole", "folding", "done"]
 
@@ -25,7 +23,7 @@ class Planned(Struct, frozen=True):
     """A task that is about to be sent.
 
     task: without its lease.
-    seconds: that the coordinator predicts for it, transfers included; 0: unknown.
+    seconds: predicted by the coordinator, transfers included; 0: unknown.
     """
 
     task: Task
@@ -33,10 +31,10 @@ class Planned(Struct, frozen=True):
 
 
 class Spare(Struct, frozen=True):
-    """An agent that may be asked while the phase is under way.
+    """An agent that may be asked during the phase.
 
     agent: its name.
-    seconds: that the coordinator predicts for its task.
+    seconds: predicted by the coordinator for its task.
     """
 
     agent: str
@@ -44,29 +42,28 @@ class Spare(Struct, frozen=True):
 
 
 class TaskState(Struct, frozen=True):
-    """How one task stands.
+    """The progress of one task. Times are in the coordinator's seconds.
 
-    task: as its agent was asked.
+    task: as it was sent.
     place: position in the order of folding of the present phase; -1 for a carried task that is not
-    part of it.
-    asked: when it was sent, in the coordinator's seconds.
-    seconds: predicted for it while it is open; once the update is whole, those that passed, without
-    those in line for an upload slot. stage: asked (open), whole (its update is checked and in the
-    spool), folding, or done.
-    outcome: empty while it is open or whole, then `folded` or why not.
-    digest: sha256 of the update that came.
-    shown, moved: the last sign of progress (what the agent does, and how much is done), and when it
-    was new.
-    sent: when the last chunk of its update came; minus infinity before the first.
-    lost: when its agent went; negative while it is there.
-    late: its lease expired, so it no longer counts toward the quorum; its update is still accepted
-    while the phase is open. waiting: since when its update waits for an upload slot; negative while
-    it does not.
-    waited: seconds that it waited for upload slots so far.
-    reminded: when its agent was last told of it again, in the coordinator's seconds; minus infinity
-    before the first time.
-    resumed: it was sent by an earlier process, so this clock says nothing of it.
-    carried: it is of an earlier round.
+        part of it.
+    asked: time when it was sent.
+    seconds: predicted while it is open; once the update is complete, measured without the time that
+        it waited for upload slots.
+    stage: asked, whole (its update is checked and in the spool), folding, or done.
+    outcome: empty until it is settled, then `folded` or why not.
+    digest: sha256 of its update.
+    shown: last sign of progress: what the agent does, and how many steps are done.
+    moved: time of that sign.
+    sent: time of the last chunk of its update; minus infinity before the first.
+    lost: time when its agent was lost; negative while it is connected.
+    late: whether its lease expired. It no longer counts toward the quorum, but its update is
+        accepted while the phase is open.
+    waiting: time since when its update waits for an upload slot; negative while it does not.
+    waited: seconds that it has waited for upload slots before.
+    reminded: time when its agent last received it again; minus infinity before the first time.
+    resumed: whether an earlier process sent it, so the clock cannot measure it.
+    carried: whether it is of an earlier round.
     """
 
     task: Task
@@ -93,43 +90,47 @@ class TaskState(Struct, frozen=True):
 
     @property
     def open(self) -> bool:
-        """Whether an update is still awaited."""
+        """True if its update is still expected."""
         return self.stage == "asked" and not self.outcome
 
     @property
     def working(self) -> bool:
-        """Whether it is open and its agent is at it, as far as anyone can tell."""
+        """True if its agent is connected and within its lease."""
         return self.open and self.lost < 0 and not self.late
 
     @property
     def away(self) -> bool:
-        """Whether its agent went and is expected back. Simulated agents, whose tasks have no lease,
-        do not come back.
+        """True if its agent was lost and may return. Simulated agents, whose tasks have no lease,
+        do not return.
         """
         return self.open and self.lost >= 0 and not self.late and self.task.lease > 0
 
     @property
     def came(self) -> bool:
-        """Whether its update is in."""
+        """True if its update was accepted."""
         return self.stage in ("whole", "folding") or self.outcome == "folded"
 
     @property
     def due(self) -> float:
-        """When its lease is over, unless new progress is shown before. Away from the coordinator,
-        an agent can show none.
+        """The time when its lease ends unless there is progress. A lost agent gets the maximum,
+        since it cannot report progress.
         """
         lease, began = self.task.lease, self.asked + self.waited
         if not lease or self.waiting >= 0:
             return math.inf
         if self.lost >= 0:
-            return began + HARD * lease
+            return began + MAX_LEASES * lease
         return min(
-            max(began + lease, self.moved + MISSED * beats(lease), self.sent + IDLE),
-            began + HARD * lease,
+            max(
+                began + lease,
+                self.moved + MISSED_BEATS * heartbeat_interval(lease),
+                self.sent + UPLOAD_IDLE,
+            ),
+            began + MAX_LEASES * lease,
         )
 
-    def reopened(self, now: float) -> TaskState:
-        """The same task after its update was lost: it is asked for again."""
+    def reopen(self, now: float) -> TaskState:
+        """Return the same task after its update was lost: it is requested again."""
         return replace(
             self,
             stage="asked",
@@ -142,6 +143,6 @@ class TaskState(Struct, frozen=True):
             resumed=True,
         )
 
-    def took(self, now: float) -> float:
-        """Seconds since it was asked, without those in line for an upload slot."""
+    def elapsed(self, now: float) -> float:
+        """Return the seconds since it was sent, without those spent waiting for upload slots."""
         return now - self.asked - self.waited - (now - self.waiting if self.waiting >= 0 else 0.0)

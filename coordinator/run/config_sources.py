@@ -1,4 +1,4 @@
-"""The sources that a run's configuration is read from."""
+"""The sources of a run's configuration."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["ConfigSources"]
 
 @dataclass(frozen=True)
 class ConfigSources:
-    """Where a configuration comes from; a later field overrides an earlier one.
+    """The sources of a configuration. A later field overrides an earlier one.
 
     file: a TOML file, or None.
-    environment: environment variables; those named ESPALIER_... count.
-    settings: KEY=VALUE texts of `--set`.
-    flags: keys and values of the command's other options.
+    environment: environment variables, used if their names begin with ESPALIER_.
+    settings: KEY=VALUE arguments of `--set`.
+    flags: keys and values of other command-line options.
     """
 
     file: Path | None = None
@@ -29,10 +29,12 @@ class ConfigSources:
 
     def load(self, base: Mapping[str, Any] | None = None) -> Config:
         """Read the configuration. base: values that every source overrides. Raises ConfigError."""
-        given = [*map(parse_setting, self.settings), *self.flags]
-        return load(self.file, self.environment, given, base=base)
+        return load(self.file, self.environment, self._overrides, base=base)
 
     def load_tables(self) -> Config:
-        """The same without a check of the method's settings. Raises ConfigError."""
-        given = [*map(parse_setting, self.settings), *self.flags]
-        return load_tables(self.file, self.environment, given)
+        """Read the configuration without checking the method's settings. Raises ConfigError."""
+        return load_tables(self.file, self.environment, self._overrides)
+
+    @property
+    def _overrides(self) -> list[tuple[str, Any]]:
+        return [*map(parse_setting, self.settings), *self.flags]

@@ -1,9 +1,9 @@
-"""What `coordinator start` does between its flags and its result."""
+"""Start or resume a run at a broker: the code behind `coordinator start`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,19 @@ from rich.console import Console
 
 from coordinator.access.broker_access import open_broker_access
 from coordinator.fleet.fleet import Fleet
-from coordinator.observe.events import Event, Publish, Turned, publish_to
+from coordinator.observe.events import Event, LoopTurned, Publish, publish_to
 from coordinator.observe.readers.terminal import (
-    Lines,
+    LinePrinter,
     Screen,
-    closing_table,
-    score_table,
+    render_agents,
+    render_scores,
 )
-from coordinator.observe.score_summary import overall, untrained
+from coordinator.observe.score_summary import list_untrained, select_overall
 from coordinator.round.round import Agent
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.preparation import Prepared, find_name, prepare
 from coordinator.run.rounds import Result
-from coordinator.run.start import RunOptions, run
+from coordinator.run.runner import RunOptions, run
 from coordinator.settings.config import Config, load, to_json
 from coordinator.settings.services import Log
 from coordinator.store.control import Stopped
@@ -33,15 +33,15 @@ from coordinator.store.run_folders import find_latest_run, list_runs
 from coordinator.store.run_records import open_records
 from federated.errors import ConfigError, UsageError
 from federated.runtime import logs
+from federated.runtime.connection_limits import raise_descriptor_limit
 from federated.runtime.console import Say
-from federated.runtime.service_manager import Manager
+from federated.runtime.service_manager import ServiceManager
 from federated.runtime.units import human_bytes
 from federated.wire import topics
-from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 from models.cost import cost
 
-__all__ = ["check_same", "report", "start_run"]
+__all__ = ["check_same", "load_stored", "report", "show", "start_run"]
 
 FIXED = (
     "name",
@@ -55,7 +55,7 @@ FIXED = (
     "robust.clip",
     "robust.rule",
     *(f"simulate.{key}" for key in ("agents", "partition", "held", "speeds")),
-)  # what makes a run this run: not to be changed when it is resumed
+)  # settings that a resumed run must keep
 
 
 def start_run(
@@ -67,17 +67,19 @@ def start_run(
     live: bool,
     say: Say,
 ) -> dict[str, Any]:
-    """Start or resume the run that the sources describe; return the result as plain values.
+    """Start or resume a run; return the result as plain values.
 
-    resume: resume the run; or_resume: resume it if there is one of its name, else start it.
-    live: show a table that is redrawn instead of lines.
+    resume: resume the run.
+    or_resume: resume the run if it exists, else start it.
+    live: show a live table instead of lines.
     Raises UsageError for `or_resume` without a name.
     """
+    raise_descriptor_limit()
     config = sources.load_tables()
     if or_resume and not config.name:
         raise UsageError("--or-resume needs the name of a run: add --name NAME")
     resume = resume or (or_resume and config.name in list_runs(runs))
-    config = resumed(config, sources, runs) if resume else sources.load()
+    config = load_resumed(config, sources, runs) if resume else sources.load()
     if not config.name:
         config = msgspec.structs.replace(config, name=find_name(config, runs))
     if config.log != Log():
@@ -86,10 +88,10 @@ def start_run(
         )
     prepared = prepare(config, runs, resume=resume)
     try:
-        result = _run(prepared, runs / config.name, live=live, say=say)
+        result = run_at_broker(prepared, runs / config.name, live=live, say=say)
     except Stopped as why:
-        resume = True  # there is something to go on with
-        say(f"{why}; go on with: coordinator start --name {config.name} --resume")
+        resume = True  # keep the run, which can be resumed
+        say(f"{why}; resume with: coordinator start --name {config.name} --resume")
         return {
             "run": config.name,
             "method": config.method_name,
@@ -102,108 +104,106 @@ def start_run(
     return report(result, config)
 
 
-def _run(prepared: Prepared, folder: Path, *, live: bool, say: Say) -> Result:
-    """Run the rounds at a broker, and show them."""
+def run_at_broker(prepared: Prepared, folder: Path, *, live: bool, say: Say) -> Result:
+    """Execute the run over a broker, and show it."""
     config, fleets = prepared.config, list[Fleet]()
+    will = topics.run(config.name), b""  # removes the card, so that nobody joins a dead run
     with (
-        Manager() as manager,  # before the broker, which must not inherit it
+        ServiceManager() as manager,  # before the broker, which must not inherit it
         open_broker_access(config.broker, folder, say) as gate,
-        linked(config, gate.address) as link,
-        watching(config, fleets, live=live, say=say) as read,
+        closing(open_link(gate.address, f"coordinator-{config.name}", will)) as link,
+        open_view(config, fleets, live=live, say=say) as read,
     ):
         say(
             f"run '{config.name}': {config.method_name} on {config.data.name}, up "
-            f"to {config.rounds} rounds, kept in {folder}"
+            f"to {config.rounds} rounds, stored in {folder}"
         )
         return run(
             prepared,
             link,
-            publish_to(read, manager_reader(manager, fleets)),
+            publish_to(read, make_manager_reader(manager, fleets)),
             lambda fleet: bind(fleet, fleets, manager),
             RunOptions(gate=gate),
         )
 
 
-def bind(fleet: Fleet, fleets: list[Fleet], manager: Manager) -> None:
-    """The fleet exists: readers may show it, and the service manager learns that the coordinator is
-    ready.
-    """
+def bind(fleet: Fleet, fleets: list[Fleet], manager: ServiceManager) -> None:
+    """Hand the fleet to the readers, and tell the service manager that the coordinator is ready."""
     fleets.append(fleet)
     manager.ready("waiting for agents")
 
 
-def manager_reader(manager: Manager, fleets: Sequence[Fleet]) -> Publish:
-    """A reader that tells the service manager that the coordinator's loop turns, and how the round
-    stands.
-    """
+def make_manager_reader(manager: ServiceManager, fleets: Sequence[Fleet]) -> Publish:
+    """Return a reader that sends the service manager signs of life and the state of the round."""
 
-    def standing() -> str:
+    def describe_round() -> str:
         fleet = fleets[0]
-        entries = fleet.tasks
-        number = next((entry.task.round for entry in entries), 0)
-        waited = (
-            f"round {number}: {sum(not entry.open for entry in entries)} of "
-            f"{len(entries)} settled; "
-            if number
-            else ""
-        )
+        ready = f"{len(fleet.ready())} of {len(fleet.agents)} agents ready"
+        if not fleet.tasks:
+            return f"run {fleet.run.run}: {ready}"
+        number, settled = fleet.tasks[0].task.round, sum(not one.open for one in fleet.tasks)
         return (
-            f"run {fleet.run.run}: {waited}{len(fleet.ready())} of {len(fleet.agents)} agents ready"
+            f"run {fleet.run.run}: round {number}: {settled} of {len(fleet.tasks)} settled; {ready}"
         )
 
     def read(event: Event) -> None:
-        if isinstance(event, Turned) and fleets:
-            manager.alive(standing)
+        if isinstance(event, LoopTurned) and fleets:
+            manager.ping(describe_round)
 
     return read
 
 
-def resumed(wanted: Config, sources: ConfigSources, runs: Path) -> Config:
-    """The configuration of a stored run, with the changes that the sources make. Raises StoreError,
+def load_resumed(wanted: Config, sources: ConfigSources, runs: Path) -> Config:
+    """Return the configuration of a stored run, with the changes of the sources. Raises StoreError,
     ConfigError.
     """
     name = wanted.name or find_latest_run(runs)
-    records = open_records(runs, name)
-    try:
-        before = load(None, {}, (), base=records.read_facts().config)
-    finally:
-        records.close()
+    before = load_stored(runs, name)
     after = sources.load(base=to_json(before))
     check_same(before, after)
     return after
 
 
+def load_stored(runs: Path, name: str) -> Config:
+    """Return the configuration of a stored run. Raises StoreError."""
+    with closing(open_records(runs, name)) as records:
+        return load(None, {}, (), base=records.read_facts().config)
+
+
 def check_same(before: Config, after: Config) -> None:
-    """ConfigError unless a run that goes on is still the same run."""
-    for key in FIXED:
-        have, want = (attrgetter(key)(config) for config in (before, after))
-        if have != want:
-            had, asked = ("the defaults" if value == {} else repr(value) for value in (have, want))
-            raise ConfigError(
-                f"run '{before.name}' cannot go on with another {key}: it has {had}, "
-                f"asked for is {asked}"
-            )
+    """Raise ConfigError if a resumed run would change one of the `FIXED` settings."""
+    if changes := [change for key in FIXED for change in list_changes(key, before, after)]:
+        raise ConfigError(
+            f"cannot resume run '{before.name}' with other settings: {'; '.join(changes)}; keep "
+            "these settings, or start a new run with another name"
+        )
+
+
+def list_changes(key: str, before: Config, after: Config) -> list[str]:
+    """Return the changed values of one setting, or of a table, in words."""
+    had, has = (msgspec.to_builtins(attrgetter(key)(config)) for config in (before, after))
+    if not isinstance(had, dict):
+        return [f"{key}: expected {had!r}, found {has!r}"] if had != has else []
+    return [
+        f"{key}.{one}: expected {spell_setting(had, one)}, found {spell_setting(has, one)}"
+        for one in sorted({*had, *has})
+        if had.get(one) != has.get(one)
+    ]
+
+
+def spell_setting(table: Mapping[str, Any], key: str) -> str:
+    return repr(table[key]) if key in table else "its default"
 
 
 @contextmanager
-def linked(config: Config, address: str) -> Iterator[Link]:
-    """The coordinator's link. Its will takes the run's card away: a run whose coordinator is gone
-    is not to be joined.
-    """
-    link = open_link(address, f"coordinator-{config.name}", (topics.run(config.name), b""))
-    try:
-        yield link
-    finally:
-        link.close()
-
-
-@contextmanager
-def watching(config: Config, fleets: Sequence[Fleet], *, live: bool, say: Say) -> Iterator[Publish]:
-    """The reader that shows the run: a table that is redrawn (live), or lines. fleets: the run's
-    fleet, once there is one.
+def open_view(
+    config: Config, fleets: Sequence[Fleet], *, live: bool, say: Say
+) -> Iterator[Publish]:
+    """Open the reader that shows the run: a live table, or lines. fleets: holds the run's fleet
+    once it exists.
     """
     if not live:
-        yield Lines(say).read
+        yield LinePrinter(say).read
         return
 
     def agents() -> Sequence[Agent]:
@@ -214,17 +214,17 @@ def watching(config: Config, fleets: Sequence[Fleet], *, live: bool, say: Say) -
 
 
 def show(result: Result, *, live: bool, say: Say) -> None:
-    """The closing tables."""
-    console = Console(width=None if live else 110)
+    """Print the closing tables."""
+    console = Console(width=None if live else 110, color_system=None)
     rows = [
         (agent, s.unowned.name, s.plain.name, cost(s).parameters, cost(s).macs)
         for agent, s in sorted(result.history.assigned.items())
     ]
     with console.capture() as capture:
-        console.print(closing_table(rows, result.scores))
-        console.print(score_table(result.scores))
+        console.print(render_agents(rows, result.scores))
+        console.print(render_scores(result.scores))
     say(capture.get().rstrip())
-    if names := untrained(result.scores):
+    if names := list_untrained(result.scores):
         say(
             f"not trained: {', '.join(names)}; no device trained "
             f"{'it' if len(names) == 1 else 'them'} as a whole, only parts inside other "
@@ -236,17 +236,19 @@ def show(result: Result, *, live: bool, say: Say) -> None:
     )
     if result.epsilon:
         say(
-            f"epsilon {result.epsilon:.4g} at the run's delta, of the device of which "
-            "the model tells most"
+            f"epsilon {result.epsilon:.4g} at the run's delta, for the device with the largest "
+            "privacy loss"
         )
 
 
 def report(result: Result, config: Config) -> dict[str, Any]:
-    """The result as plain values. accuracy: of the largest evaluated submodel; worst_accuracy: of
-    the worst one, which may be one of the untrained: the evaluated submodels that no update
-    trained.
+    """Return the result as plain values.
+
+    accuracy: of the largest evaluated submodel.
+    worst_accuracy: of the worst evaluated submodel, trained or not.
+    untrained: the evaluated submodels that no update trained.
     """
-    scores = overall(result.scores)
+    scores = select_overall(result.scores)
     return {
         "run": config.name,
         "method": config.method_name,
@@ -254,7 +256,7 @@ def report(result: Result, config: Config) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         "accuracy": scores[-1].accuracy if scores else None,
         "worst_accuracy": min((s.accuracy for s in scores), default=None),
-        "untrained": untrained(result.scores),
+        "untrained": list_untrained(result.scores),
         "scores": [msgspec.to_builtins(s) for s in result.scores],
         "agents": [
             {

@@ -1,6 +1,4 @@
-"""The network of a run whose coordinator has no data: what more than half of the agents that are
-ready agree on.
-"""
+"""Choice of the network by the majority of agents, for a run without data at the coordinator."""
 
 from __future__ import annotations
 
@@ -9,12 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from coordinator.assign.data_cards import form, majority, network_for
+from coordinator.assign.data_cards import build_network, find_majority, shape_of
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import AgentsAwaited, Publish
-from coordinator.run.attendance import await_agents
+from coordinator.run.readiness import POLL, await_agents
 from coordinator.settings.config import Config
-from federated.errors import FleetError, brief
+from federated.errors import FleetError
+from federated.safe_text import make_safe
 from federated.task import Card
 from models.submodel import Network
 
@@ -24,12 +23,12 @@ log = logging.getLogger(__name__)
 
 
 def await_network(fleet: Fleet, config: Config, publish: Publish) -> Network:
-    """The network for the data of the majority, as soon as that has `fleet.min_agents` agents. The
-    others are judged by it like any latecomer.
+    """Return the network for the data of the majority, once it has `fleet.min_agents` agents. The
+    other agents are judged by this network like any latecomer.
 
-    Without a majority it waits for more agents, since any choice between as many as many would
-    believe a liar as readily as the others. Raises FleetError where none is found within
-    `fleet.wait` seconds, ConfigError for data that the model cannot take.
+    Without a majority, wait for more agents: a choice between groups of the same size could follow
+    a liar. Raises FleetError if there is no majority within `fleet.wait` seconds, ConfigError for
+    data that do not fit the model.
     """
     start, wanted = time.monotonic(), config.fleet.min_agents
     cards, agreed = dict[str, Card](), dict[str, Card]()
@@ -42,37 +41,42 @@ def await_network(fleet: Fleet, config: Config, publish: Publish) -> Network:
         if cards == before:
             if config.fleet.wait and time.monotonic() - start > config.fleet.wait:
                 raise FleetError(
-                    f"{disagreement(cards, agreed, wanted)}; name data at the "
-                    "coordinator (--data) to settle it"
+                    f"{describe_disagreement(cards, agreed, wanted)}; name data at the "
+                    "coordinator with --data"
                 )
             publish(AgentsAwaited(len(agreed), wanted))
-            fleet.turn(0.2)
+            fleet.turn(POLL)
             continue
-        agreed = majority(cards)
+        agreed = find_majority(cards)
         if len(agreed) < wanted:
-            log.warning("%s; the run waits for more agents", disagreement(cards, agreed, wanted))
+            log.warning(
+                "%s; the run waits for more agents", describe_disagreement(cards, agreed, wanted)
+            )
     if left_out := sorted(cards.keys() - agreed.keys()):
         log.warning(
-            "the data of %s do not fit those of the other %d agents and do not count: %s",
+            "ignoring the data of %s, which do not fit those of the other %d agents: %s",
             ", ".join(left_out),
             len(agreed),
-            described(cards, agreed),
+            describe_data(cards, agreed),
         )
-    return network_for(config, list(agreed.values()))
+    return build_network(config, list(agreed.values()))
 
 
-def disagreement(cards: Mapping[str, Card], agreed: Mapping[str, Card], wanted: int) -> str:
+def describe_disagreement(
+    cards: Mapping[str, Card], agreed: Mapping[str, Card], wanted: int
+) -> str:
+    """Return what keeps agents from a majority."""
     return (
         f"{len(agreed)} of {len(cards)} agents have data that fit together, {wanted} are needed: "
-        f"{described(cards, agreed)}"
+        f"{describe_data(cards, agreed)}"
     )
 
 
-def described(cards: Mapping[str, Card], agreed: Mapping[str, Card]) -> str:
-    """Which forms of data there are, how many agents have each, and the moments of those that count
-    for nothing.
+def describe_data(cards: Mapping[str, Card], agreed: Mapping[str, Card]) -> str:
+    """Return the forms of data, the number of agents with each, and the moments of the agents
+    outside the majority.
     """
-    forms = Counter(form(card) for card in cards.values())
+    forms = Counter(shape_of(card) for card in cards.values())
     counts = [
         f"{count} x {target} of {inputs}" + (f" with {outputs} outputs" if outputs else "")
         for (target, inputs, outputs), count in forms.items()
@@ -82,4 +86,4 @@ def described(cards: Mapping[str, Card], agreed: Mapping[str, Card]) -> str:
         for agent, card in cards.items()
         if agent not in agreed
     ]
-    return brief("; ".join(counts + odd))
+    return make_safe("; ".join(counts + odd))

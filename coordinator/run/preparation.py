@@ -1,6 +1,4 @@
-"""What happens before the first agent is asked for anything: names, settings and data are checked,
-and the run's folder is opened.
-"""
+"""Preparation of a run before agents connect: check its configuration and open its folder."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from pathlib import Path
 from torch import Tensor
 
 from coordinator.assign import constraints
-from coordinator.assign.data_cards import AGENTS, network_for
-from coordinator.assign.offers import pinned
+from coordinator.assign.data_cards import AGENTS, build_network
+from coordinator.assign.offers import match_pins
 from coordinator.observe.readers.catalogue import find_readers
 from coordinator.observe.readers.metrics import MetricsServer
 from coordinator.settings.config import Config, to_json
@@ -41,34 +39,34 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is known and held before any agent came.
+    """A run that is ready to start.
 
-    config: the run's settings.
-    method: as the settings want it.
-    held: the coordinator's own data, or None.
-    store: the run's folder, held by this process.
-    metrics: their server, if they are wanted.
+    config: settings of the run.
+    method: method of the run, with its defences.
+    data: of the coordinator itself, or None.
+    store: folder of the run, locked by this process.
+    metrics: server of metrics, if configured.
     """
 
     config: Config
     method: Method
-    held: Dataset | None
+    data: Dataset | None
     store: Store
     metrics: MetricsServer | None = None
 
     def close(self, *, discard: bool = False) -> None:
-        """Release the folder and the metrics' address. discard: see `Store.close`."""
+        """Release the folder and the address of the metrics. discard: see `Store.close`."""
         self.store.close(discard=discard)
         if self.metrics is not None:
             self.metrics.close()
 
 
 def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
-    """Check names, settings and data, bind the metrics' address, and open the run's folder. What
-    fails leaves nothing behind.
+    """Check names, settings and data, bind the address of the metrics, and open the run's folder. A
+    failure leaves nothing behind.
 
-    A new run's folder is made last. One that exists is held first, because another coordinator of
-    it also has its addresses.
+    The folder of a new run is created last. An existing one is locked first: another coordinator of
+    the run has its addresses, too, and the error should name that coordinator.
     Raises UsageError, ConfigError, LinkError or StoreError.
     """
     with ExitStack() as undo:
@@ -78,52 +76,56 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
         metrics = MetricsServer(config.metrics) if config.metrics.listen else None
         if metrics is not None:
             undo.callback(metrics.close)
-        method, held = check_config(config)
+        method, own = check_config(config)
         store = store or Store.create(runs, config.name, Facts(to_json(config)))
         undo.pop_all()
-    return Prepared(config, method, held, store, metrics)
+    return Prepared(config, method, own, store, metrics)
 
 
 def check_config(config: Config) -> tuple[Method, Dataset | None]:
-    """Check what is configured; return the method and the coordinator's own data. Raises
-    UsageError, ConfigError.
+    """Check the configuration; return the method and the coordinator's own data. Raises UsageError,
+    ConfigError.
     """
-    topics.run(config.name)  # a run's name is a level of topics, and a folder
+    topics.run(config.name)  # raises UsageError for a name that is no topic level
     if config.broker.url and config.broker.passwords:
         raise ConfigError(
-            "--passwords is for a broker that is started here; for one that runs, put "
-            "them into --broker mqtt://user:password@host"
+            "--passwords and --broker cannot be combined: --passwords is for a broker that this "
+            "command starts; for another broker use --broker mqtt://user:password@host"
         )
     method = add_defences(method_named(config.method_name), config)
     if config.fleet.mode == "buffered" and (why := method.forbids.get("buffered")):
         able = sorted(name for name, made in METHODS.items() if "buffered" in made().allows)
         raise ConfigError(
-            f"fleet.mode = 'buffered': method {method.name} takes no late updates: "
-            f"{why}; methods that do: {', '.join(able)}"
+            f"fleet.mode = 'buffered': not supported by method {method.name}: {why}; "
+            f"supported methods: {', '.join(able)}"
         )
     find_readers(config)
     find_codec(config.wire.codec)  # raises Unknown, ConfigError
     if config.fleet.select:
-        constraints.parse(config.fleet.select)  # raises ConfigError for a wrong one
-    held = None if config.data.name == AGENTS else data.central(config.data.name, config.data.root)
-    if config.evaluate.calibrate == "coordinator" and held is None:
+        constraints.parse(config.fleet.select)  # raises ConfigError
+    own = (
+        None
+        if config.data.name == AGENTS
+        else data.load_central(config.data.name, config.data.root)
+    )
+    if config.evaluate.calibrate == "coordinator" and own is None:
         raise ConfigError(
-            "evaluate.calibrate = 'coordinator' needs data at the coordinator: name "
-            "some by --data, or let the fleet calibrate"
+            "evaluate.calibrate = 'coordinator' needs data at the coordinator: name some with "
+            "--data, or set evaluate.calibrate = 'fleet'"
         )
-    if held is not None:
-        network = network_for(config, [held.card()])
+    if own is not None:
+        network = build_network(config, [own.card()])
         menu = propose_menu(method, network, config.settings)
-        pinned(menu, config.assign.submodels)
+        match_pins(menu, config.assign.submodels)
         check_leaks(config, menu, known=True)
         if config.model.init:
             make_weights(config, network, method)
-    return method, held
+    return method, own
 
 
 def propose_menu(method: Method, network: Network, settings: Settings) -> tuple[Submodel, ...]:
-    """The submodels that the method proposes. Raises Unknown, or ConfigError that names the method
-    or the submodel whose name is too long.
+    """Return the submodels that the method proposes. Raises Unknown, or ConfigError that names the
+    method or a submodel with too long a name.
     """
     try:
         menu = method.menu(network, settings)
@@ -136,14 +138,14 @@ def propose_menu(method: Method, network: Network, settings: Settings) -> tuple[
             raise ConfigError(
                 f"method {method.name}: expected names of submodels of at most "
                 f"{topics.UNOWNED} characters, found {len(name)}: {name}; "
-                "take a model of a shorter name, or of fewer blocks"
+                "choose a model with a shorter name, or with fewer blocks"
             )
     return menu
 
 
 def find_name(config: Config, runs: Path) -> str:
-    """A free name for a run: method and data, numbered where that is taken."""
-    # a path may hold anything
+    """Return a free name for a run, made of its method and data, and numbered if necessary."""
+    # the path of data may contain any character
     base = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{config.method_name}-{Path(config.data.name).stem}")[
         :48
     ].rstrip("-")
@@ -154,8 +156,8 @@ def find_name(config: Config, runs: Path) -> str:
 
 
 def make_weights(config: Config, network: Network, method: Method) -> dict[str, Tensor]:
-    """The whole network before the first round: from its seed, and from a checkpoint if one is
-    named. Raises ConfigError where that does not fit.
+    """Return the weights before the first round: random from the seed, then loaded from a
+    checkpoint if one is named. Raises ConfigError if it does not fit.
     """
     drawn = initial(network, config.seed, method.features)
     if not config.model.init:

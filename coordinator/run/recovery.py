@@ -1,6 +1,4 @@
-"""A coordinator that resumes a run takes up the round that an earlier process left: it replays the
-journal, and publishes the weights again.
-"""
+"""Recovery of an interrupted round: replay the journal, and publish the weights again."""
 
 from __future__ import annotations
 
@@ -8,15 +6,23 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 
+from coordinator.fleet.shipment import Shipment
 from coordinator.phases.context import RunContext
 from coordinator.phases.fleet_history import FleetHistory, record_tasks
-from coordinator.phases.late_updates import LateUpdates, ship_again
+from coordinator.phases.late_updates import LateUpdates, rebuild_shipment
 from coordinator.phases.training import Training
-from coordinator.round.round_events import RoundEvent, RoundPlanned, TasksDropped
+from coordinator.round.round_events import (
+    PhaseBegan,
+    RoundEvent,
+    RoundPlanned,
+    TaskAdded,
+    TasksDropped,
+)
 from coordinator.store.journal import Base
-from federated.errors import StoreError
+from federated.errors import ConfigError, StoreError, Unknown
 from federated.method import State
 from federated.task import Key
+from federated.wire.codecs.catalogue import find_codec
 
 __all__ = ["resume_round"]
 
@@ -26,12 +32,11 @@ log = logging.getLogger(__name__)
 def resume_round(
     run: RunContext, state: State, history: FleetHistory
 ) -> tuple[FleetHistory, Training | None]:
-    """Replay what an earlier process wrote since the last checkpoint; begin the journal where there
-    is none.
+    """Replay the journal after the last checkpoint, or begin a journal for a new run.
 
-    Return the history with the tasks that the checkpoint left open, and the training that was under
-    way, if there was one and it can be resumed. Raises StoreError where the journal of the last
-    checkpoint is gone.
+    Return the history with the tasks that the checkpoint left open, and the interrupted training if
+    there is one and it can be resumed. Raises StoreError if the journal of the last checkpoint is
+    missing or damaged.
     """
     driver, journal = run.fleet.driver, run.fleet.driver.journal
     if journal is None:
@@ -39,20 +44,24 @@ def resume_round(
     driver.checkpoint = run.store.checkpoint_id
     found = journal.resume(driver.checkpoint)
     if found is None:
-        if state.round:
+        if not run.store.may_begin_journal:
             raise StoreError(describe_loss(run, state.round))
-        journal.begin(Base("", driver.round))
+        if run.fleet.attempt > 1:
+            log.warning("found no journal; round %d starts from its beginning", state.round + 1)
+        journal.begin(Base(driver.checkpoint, driver.round))
+        journal.sweep()
         return history, None
     base, events = found
+    load_codecs(base, events)
     open_tasks = [
         one.task
         for one in base.round.tasks.values()
         if one.task.work == "train" and one.task.round <= state.round
     ]
     history = record_tasks(history, open_tasks)
-    training, damaged = replay(run, state, history, base, events)
-    if damaged:
-        give_up(run, damaged)
+    training, damage = replay(run, state, history, base, events)
+    if damage:
+        give_up(run, damage)
     training = publish_again(run, training)
     if training is not None:
         training.reserve_room()
@@ -61,104 +70,147 @@ def resume_round(
     return history, training
 
 
+def load_codecs(base: Base, events: Sequence[RoundEvent]) -> None:
+    """Load the codecs of all tasks in a journal, which may be others than the configuration names
+    now: updates of these tasks are encoded with them. Raises StoreError.
+    """
+    tasks = [one.task for one in base.round.tasks.values()]
+    for event in events:
+        if isinstance(event, PhaseBegan):
+            tasks += [planned.task for planned in event.tasks]
+        elif isinstance(event, TaskAdded):
+            tasks.append(event.planned.task)
+    for name in {task.codec for task in tasks}:
+        try:
+            find_codec(name)
+        except (ConfigError, Unknown) as error:
+            raise StoreError(
+                f"the round in progress has updates encoded with the codec '{name}', and {error}; "
+                "resume where that codec is installed"
+            ) from error
+
+
 def replay(
     run: RunContext, state: State, history: FleetHistory, base: Base, events: Sequence[RoundEvent]
 ) -> tuple[Training | None, str]:
-    """Rebuild the round and its training from the journal. Return them, and what keeps the training
-    from being resumed, if something does.
+    """Rebuild the round and its training from the journal. Return the training, and the damage that
+    keeps it from being resumed, if there is any.
     """
-    driver, damaged = run.fleet.driver, ""
+    driver, damage = run.fleet.driver, ""
     driver.restore(base.round)
     training: Training | None = None
     if base.round.plan is not None and base.round.plan.round > state.round:
         training = Training(run, state, history, base.round.plan)
         if base.total:
-            training.restore(run.store.journal.total(base.total), base.folded)
+            try:
+                total = run.store.journal.total(base.total, base.digest)
+                training.restore(total, base.folded)
+            except StoreError as error:
+                training, damage = None, str(error)
     for event in events:
         try:
             driver.replay(event, training)
-        except StoreError as error:  # an update that was folded is not what it was
-            training, damaged = None, str(error)
+        except StoreError as error:  # the file of a folded update is missing or damaged
+            training, damage = None, str(error)
         if isinstance(event, RoundPlanned):
-            training, damaged = Training(run, state, history, event.plan), ""
+            training, damage = Training(run, state, history, event.plan), ""
         elif isinstance(event, TasksDropped) and event.round:
-            training, damaged = None, ""
-    return training, damaged
+            training, damage = None, ""
+    return training, damage
 
 
-def give_up(run: RunContext, damaged: str) -> None:
-    """Give up the round under way, which begins anew, where an update that was folded cannot be
-    folded again. Tasks of earlier rounds stay.
+def give_up(run: RunContext, damage: str) -> None:
+    """Start the round over, since a folded update cannot be folded again. Keep tasks of earlier
+    rounds.
     """
-    log.error("%s; the round begins anew", damaged)
+    log.error("%s; the round starts over", damage)
     driver, number = run.fleet.driver, run.store.rounds_done + 1
     keys = sorted(
         key
         for key, one in run.fleet.round.tasks.items()
         if key.work == "train" and key.round == number and one.open
     )
-    driver.handle(TasksDropped(run.fleet.clock(), tuple(keys), "the round begins anew", round=True))
+    driver.handle(TasksDropped(run.fleet.clock(), tuple(keys), "the round starts over", round=True))
     driver.rebase()
 
 
 def publish_again(run: RunContext, training: Training | None) -> Training | None:
-    """Publish the weights of open tasks again, and drop those tasks whose weights this program
-    makes differently than the one that died.
+    """Publish the weights of open tasks again. Drop the tasks with other weights than an earlier
+    version of the program made.
 
-    Return the training, or None if its own weights are among them, so that the round begins anew.
+    Return the training, or None if its own weights differ, so that the round starts over.
     """
-    fleet, earlier = run.fleet, cache(lambda number: ship_again(run, number))
-    dropped, anew = list[Key](), False
+    fleet, earlier = run.fleet, cache(lambda number: rebuild_earlier(run, number))
+    late_counts = run.past is not None
+    dropped, restart = list[Key](), False
     for state in fleet.round.tasks.values():
         task = state.task
         if (
             task.work != "train"
             or state.outcome
-            or not (state.open or (state.carried and run.past is None))
+            or not (state.open or (state.carried and not late_counts))
         ):
             continue
-        counts = run.past is not None or not state.carried
-        under_way = training is not None and task.round == training.plan.round and counts
-        made = (
-            training.shipment
-            if training is not None and under_way
-            else earlier(task.round)
-            if run.past is not None
-            else None
+        current = (
+            training is not None
+            and task.round == training.plan.round
+            and (late_counts or not state.carried)
         )
-        if (
-            made is None
-            or made.task(
+        shipment = None
+        if training is not None and current:
+            shipment = training.shipment
+        elif late_counts:
+            shipment = earlier(task.round)
+        if shipment is None or task.digest != (
+            shipment.task(
                 task.agent, task.submodel, task.recipe, task.deadline, round=task.round
             ).digest
-            != task.digest
         ):
             log.warning(
-                "round %d of %s was under way with other weights than this program "
-                "makes: it is dropped",
-                task.round,
+                "dropped the task of %s in round %d: this version of the program makes other "
+                "weights for it",
                 task.agent,
+                task.round,
             )
             dropped.append(task.key)
-            anew = anew or under_way
+            restart = restart or current
     if dropped:
         reason = (
-            "its weights cannot be made again"
-            if run.past is not None or anew
-            else "late updates do not count any more"
+            "its weights cannot be rebuilt"
+            if late_counts or restart
+            else "late updates no longer count"
         )
-        fleet.driver.handle(TasksDropped(fleet.clock(), tuple(sorted(dropped)), reason, anew))
-    if anew:
-        fleet.driver.rebase()  # the files of what was folded may go
+        fleet.driver.handle(TasksDropped(fleet.clock(), tuple(sorted(dropped)), reason, restart))
+    if restart:
+        fleet.driver.rebase()  # so that the files of folded updates can be removed
         return None
     return training
 
 
+def rebuild_earlier(run: RunContext, number: int) -> Shipment | None:
+    """Return the shipment of an earlier round; None if what its late updates need is damaged."""
+    assert run.past is not None, "tasks are carried only if late updates count"
+    try:
+        run.past.base(number - 1, run.store.rounds_done)
+        return rebuild_shipment(run, number)
+    except StoreError as error:
+        log.error("%s", error)
+        return None
+
+
 def describe_loss(run: RunContext, number: int) -> str:
-    """What is wrong where no journal continues a round, and what to do."""
-    folder = run.store.folder
+    """Return the error for a run without a journal that continues a round."""
+    folder, name = run.store.folder, run.config.name
+    if not number:
+        return (
+            f"run '{name}': the database has no finished round, but {folder} has files of rounds: "
+            "the database lost rounds, perhaps with its write-ahead log; restore the folder from "
+            "a backup, or start a new run from its weights: --init "
+            f"{folder}/round-NNNNNN.safetensors"
+        )
     return (
-        f"run '{run.config.name}': expected a journal that continues round {number} in "
-        f"{folder}, found none; restore the folder from a backup, "
-        f"or start a new run from its weights: --init {folder}/round-{number:06d}.safetensors"
+        f"run '{name}': expected a journal that continues round {number} in {folder}, found none; "
+        "if `coordinator simulate` made this run, resume it with that command; otherwise "
+        f"run coordinator check {name} --repair, which starts round {number + 1} over, or restore "
+        "the folder from a backup"
     )

@@ -1,7 +1,7 @@
 """The rounds of a run, from top to bottom.
 
-conduct   begin or resume, then one round after the other
-advance   one round: wait for agents, plan, train, finish, evaluate, store
+conduct    start or resume, then run one round after the other
+run_round  one round: wait for agents, plan, train, finish, evaluate, store
 """
 
 from __future__ import annotations
@@ -12,40 +12,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from coordinator.assign.selection import generator
+from coordinator.assign.selection import make_generator
 from coordinator.fleet.shipment import Shipment
-from coordinator.observe.events import PrivacySpent, RoundBegan, RoundEnded, timing
+from coordinator.observe.events import PrivacySpent, RoundEnded, RoundStarted, time_stage
 from coordinator.observe.records import Entry, RoundRecord, Score
-from coordinator.observe.score_summary import reached
+from coordinator.observe.score_summary import is_target_reached
 from coordinator.phases.context import RunContext
 from coordinator.phases.evaluation import Evaluator, without_statistics
-from coordinator.phases.fleet_history import FleetHistory, recall
+from coordinator.phases.fleet_history import FleetHistory, load_history
 from coordinator.phases.training import Trained, Training, train
 from coordinator.round.plan import RoundPlan
 from coordinator.round.round_events import RoundPlanned, TasksDropped
-from coordinator.run.attendance import await_able, await_round
 from coordinator.run.planning import plan_round
+from coordinator.run.readiness import await_able, await_round
 from coordinator.run.recovery import resume_round
 from coordinator.store.past_states import encode_touched
 from federated.engine.aggregate import Total
-from federated.engine.buffered import Touched, touched
-from federated.errors import FleetError
+from federated.engine.buffered import Touched, find_touched
+from federated.errors import ConfigError, FleetError
 from federated.method import State
-from federated.wire.link import Link
 
 __all__ = ["Result", "conduct"]
 
 log = logging.getLogger(__name__)
 
-PARTING = 10.0  # seconds that agents have to sign off when the run is over
+SIGN_OFF = 10.0  # seconds for agents to sign off at the end of the run
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come.
+    """The state of a run between two rounds.
 
-    state: the weights after the last round.
-    history: what the rounds so far have shown of the fleet.
+    state: weights after the last round.
+    history: results of all rounds by agent.
     scores: of the last round.
     """
 
@@ -56,16 +55,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended.
+    """The result of a run.
 
-    state: the weights after the last round.
+    state: weights after the last round.
     scores: of the last round.
-    history: what the rounds have shown of the fleet.
-    rounds: how many the run has had.
-    seconds: that this process worked on them.
+    history: results of all rounds by agent.
+    rounds: number of rounds.
+    seconds: that this process ran.
     bytes_up, bytes_down: of all rounds, from and to the agents, through the coordinator's link.
     reached: whether the target accuracy was reached.
-    epsilon: what a private run told of the device of which it told most; 0 of another run.
+    epsilon: largest privacy loss of a device in a private run; 0 in other runs.
     """
 
     state: State
@@ -80,45 +79,47 @@ class Result:
 
 
 def conduct(run: RunContext, evaluator: Evaluator, first: State) -> Result:
-    """Run rounds until the run is over; resume an interrupted run where it was. first: the state
-    before the first round.
+    """Run rounds until the run is over, after resuming an interrupted one. first: the state before
+    the first round.
     """
     start = time.monotonic()
     publish_privacy(run)  # spent by earlier processes
-    progress = recall_progress(run, first)
+    progress = load_progress(run, first)
     history, training = resume_round(run, progress.state, progress.history)
     progress = replace(progress, history=history)
     while not is_over(run, progress):
-        progress = advance(run, evaluator, progress, training)
+        progress = run_round(run, evaluator, progress, training)
         training = None
         run.control.end_round()
     dismiss_agents(run)
     return sum_up(run, progress, time.monotonic() - start)
 
 
-def recall_progress(run: RunContext, first: State) -> Progress:
-    """How far earlier processes came; the beginning of a new run."""
-    history = recall(run.store, run.menu)
+def load_progress(run: RunContext, first: State) -> Progress:
+    """Return the progress of earlier processes, or the start of a new run."""
+    history = load_history(run.store, run.menu)
     last = run.store.read_last()
     if last is None:
         return Progress(first, history, ())
-    log.info("going on after round %d", last.round)
+    log.info("resuming after round %d", last.round)
     state = replace(first, round=last.round, tensors=dict(last.tensors), fleet=dict(last.fleet))
     return Progress(state, history, history.counts.mark(last.scores))
 
 
 def publish_privacy(run: RunContext) -> None:
-    """Say what a private run has told so far."""
+    """Publish the privacy loss of a private run so far."""
     if run.config.private.noise:
         run.publish(PrivacySpent(run.defences.epsilon))
 
 
 def is_over(run: RunContext, progress: Progress) -> bool:
-    """Whether no round is to follow: all are done, the target is reached, or another one would
-    spend more privacy than allowed.
+    """Return whether the run is over: all rounds are done, the target is reached, or another round
+    would exceed the privacy budget.
     """
     done = progress.state.round
-    if done >= run.config.rounds or reached(progress.scores, run.menu, run.config.target_accuracy):
+    if done >= run.config.rounds or is_target_reached(
+        progress.scores, run.menu, run.config.target_accuracy
+    ):
         return True
     if exhausted := run.defences.exhausted:
         log.warning("the run ends after round %d: %s", done, exhausted)
@@ -126,22 +127,20 @@ def is_over(run: RunContext, progress: Progress) -> bool:
 
 
 def dismiss_agents(run: RunContext) -> None:
-    """Drop late updates, empty the spool, and tell all agents that the run is over."""
-    late = tuple(state.key for state in run.fleet.late if not state.outcome)
-    if late:
-        run.fleet.driver.handle(
-            TasksDropped(run.fleet.clock(), late, "the run is over", round=False)
-        )
+    """Drop late updates, empty the spool, and dismiss all agents."""
+    reason = "the run is over"
+    if late := tuple(state.key for state in run.fleet.late if not state.outcome):
+        run.fleet.driver.handle(TasksDropped(run.fleet.clock(), late, reason, round=False))
     run.fleet.inbox.forget("round-*")
-    run.fleet.dismiss("the run is over", PARTING if run.fleet.round.rules.durable else 0.0)
+    run.fleet.dismiss(reason, SIGN_OFF if run.fleet.round.rules.durable else 0.0)
 
 
 def sum_up(run: RunContext, progress: Progress, seconds: float) -> Result:
-    """The result of a run that is over."""
+    """Return the result of a run that is over."""
     state, scores = progress.state, tuple(progress.scores)
     rounds = run.store.history()
     up, down = sum(up for *_, up, _ in rounds), sum(down for *_, down in rounds)
-    hit = reached(scores, run.menu, run.config.target_accuracy)
+    hit = is_target_reached(scores, run.menu, run.config.target_accuracy)
     return Result(
         state, scores, progress.history, state.round, seconds, up, down, hit, run.defences.epsilon
     )
@@ -150,48 +149,35 @@ def sum_up(run: RunContext, progress: Progress, seconds: float) -> Result:
 # ---- one round -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Usage:
-    """What was used so far, to measure what a round uses.
-
-    clock: seconds of any origin.
-    up, down: bytes from and to the agents.
-    """
-
-    clock: float
-    up: int
-    down: int
-
-
-def advance(
+def run_round(
     run: RunContext, evaluator: Evaluator, progress: Progress, training: Training | None = None
 ) -> Progress:
-    """Run one round, from stored progress to stored progress. training: as an earlier process left
-    it, if one did.
+    """Run one round from stored progress to stored progress. training: left unfinished by an
+    earlier process, if any.
     """
     if training is None:
         await_round(run)
     training = training or begin_training(run, progress)
-    before = read_usage(run.fleet.link)
+    link, start = run.fleet.link, time.monotonic()
+    up, down = link.received_bytes, link.sent_bytes
     run.control.begin_round()
     plan = training.plan
-    run.publish(RoundBegan(plan.round, run.config.rounds, plan.chosen))
+    run.publish(RoundStarted(plan.round, run.config.rounds, plan.chosen))
     trained = train(training)
     if not trained.total.seen:
-        check_hope(run, trained.entries)
+        report_empty_round(run, trained.entries)
     state, changed = finish_round(run, training.state, trained.total)
     state, scores = evaluate_round(run, evaluator, state, trained, plan)
     withdraw_weights(run, state)
-    used = read_usage(run.fleet.link)
     record = RoundRecord(
         plan.round,
-        used.clock - before.clock,
+        time.monotonic() - start,
         state.tensors,
         dict(plan.fleet),
         trained.entries,
         scores,
-        used.up - before.up,
-        used.down - before.down,
+        link.received_bytes - up,
+        link.sent_bytes - down,
         trained.history.standings,
         encode_touched(changed) if run.past is not None else "",
     )
@@ -199,49 +185,48 @@ def advance(
     return Progress(state, trained.history, scores)
 
 
-def read_usage(link: Link) -> Usage:
-    """What was used up to now."""
-    return Usage(time.monotonic(), link.received_bytes, link.sent_bytes)
-
-
 def begin_training(run: RunContext, progress: Progress) -> Training:
-    """Plan the next round with the agents that are ready, as soon as one of them can train. Raises
-    FleetError where none comes.
-    """
+    """Plan the next round as soon as a ready agent can train. Raises FleetError if none comes."""
     plan = await_able(run, partial(plan_round, run, progress.state, progress.history))
-    # of rounds that are over, or that were given up
+    # updates of rounds that are over or were given up
     run.fleet.inbox.forget("round-*", keep=[late.key for late in run.fleet.late])
     run.fleet.driver.handle(RoundPlanned(run.fleet.clock(), plan))
     return Training(run, progress.state, progress.history, plan)
 
 
-def check_hope(run: RunContext, entries: Sequence[Entry]) -> None:
-    """Warn of a round without an update. Raises FleetError where every agent failed to train even
-    the smallest submodel.
+def report_empty_round(run: RunContext, entries: Sequence[Entry]) -> None:
+    """Warn about a round without updates. Raises FleetError if every agent failed to train even the
+    smallest submodel.
     """
     reasons = "; ".join(f"{e.agent}: {e.outcome}" for e in entries)
     log.warning("no update in this round: %s", reasons)
     if entries and all(
         e.outcome.startswith("failed") and e.submodel == run.menu[0].unowned.name for e in entries
     ):
-        hopeless = "no agent can train even the smallest submodel"
-        # a resumed run plans the round again
-        run.fleet.driver.handle(TasksDropped(run.fleet.clock(), (), hopeless, round=True))
-        raise FleetError(f"{hopeless}: {reasons}")
+        problem = "no agent can train even the smallest submodel"
+        # so that a resumed run plans the round again
+        run.fleet.driver.handle(TasksDropped(run.fleet.clock(), (), problem, round=True))
+        raise FleetError(f"{problem}: {reasons}")
 
 
 def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, Touched]:
-    """The state after the round, and what the round folded into, where late updates count. The old
-    weights stay where new ones are not finite.
+    """Return the state after the round, and the entries that it changed if late updates count. Keep
+    the old weights if the new ones are not finite. Raises ConfigError if the method did not count
+    the round.
     """
     number = state.round + 1
-    with timing(run.publish, "finish"):
+    with time_stage(run.publish, "finish"):
         after = without_statistics(
-            run.method.finish(state, total, generator(run.config.seed, 3, number))
+            run.method.finish(state, total, make_generator(run.config.seed, 3, number))
         )
-    changed = touched(total, after.tensors) if run.past is not None else {}
+    if after.round != number:
+        raise ConfigError(
+            f"method {run.method.name}: expected `finish` to return the state of round {number}, "
+            f"found round {after.round}: return replace(state, round=state.round + 1, ...)"
+        )
+    changed = find_touched(total, after.tensors) if run.past is not None else {}
     if not all(bool(value.isfinite().all()) for value in after.tensors.values()):
-        log.error("round %d made weights that are not finite; the weights of before stay", number)
+        log.error("discarded the weights of round %d, which are not finite", number)
         after, changed = replace(without_statistics(state), round=number), {}
     run.defences.release(number, total)
     publish_privacy(run)
@@ -251,28 +236,28 @@ def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, To
 def evaluate_round(
     run: RunContext, evaluator: Evaluator, state: State, trained: Trained, plan: RoundPlan
 ) -> tuple[State, Sequence[Score]]:
-    """Score what the round is to score; return the state with batch norm statistics, and all scores
-    of the round.
+    """Evaluate submodels after the round; return the state with batch norm statistics, and all
+    scores of the round.
     """
     worked = {
         **plan.chosen,
         **{one.task.agent: one.task.submodel for one in run.fleet.round.settled},
     }
-    with timing(run.publish, "evaluate"):
+    with time_stage(run.publish, "evaluate"):
         state, scores = evaluator.evaluate(state, worked, trained.history)
     return state, trained.history.counts.mark((*scores, *trained.scores))
 
 
 def withdraw_weights(run: RunContext, state: State) -> None:
-    """Take back published weights that no open task needs."""
+    """Withdraw published weights that no open task needs."""
     run.fleet.endpoint.slots.clear(
         keep={Shipment.version(state), *(late.task.version for late in run.fleet.late)}
     )
 
 
 def store_round(run: RunContext, record: RoundRecord, changed: Touched) -> None:
-    """Store the round, forget what no later round needs, and say that the round is over."""
-    with timing(run.publish, "save"):
+    """Store the round, remove its updates from the spool, and publish its end."""
+    with time_stage(run.publish, "save"):
         run.fleet.driver.end_round(run.store, record)
     if run.past is not None:
         run.past.add(record.round, changed)

@@ -1,1 +1,1 @@
-"""The configuration of a run: its tables, their defaults, and how it is loaded."""
+"""The configuration of a run: its tables, defaults and sources."""

@@ -1,5 +1,5 @@
-"""A run's configuration: a TOML file, the environment and flags, in that order, into one frozen
-record.
+"""A run's configuration: one frozen record, read from a TOML file, the environment and flags. Later
+sources override earlier ones.
 
 [fleet]                     ESPALIER_FLEET__MIN_AGENTS=4        --set fleet.min_agents=4
 min_agents = 4
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -33,40 +33,41 @@ from coordinator.settings.tables import (
     Wire,
 )
 from federated.errors import ConfigError, Unknown, UsageError
-from federated.settings import MethodSettings, Record, Seed, validated
+from federated.settings import Record, Seed, Settings, validate
 from federated.task import Recipe
 
 __all__ = [
     "METHOD",
     "Config",
-    "elsewhere",
+    "describe_key",
+    "find_table",
     "load",
     "load_tables",
     "parse_setting",
     "read_tables",
-    "table_of",
+    "suggest_place",
     "to_json",
 ]
 
 PREFIX = "ESPALIER_"
-
-
-METHOD = "fedfa"  # where the configuration names none
+METHOD = "fedfa"  # if the configuration names none
 
 
 class Config(Record, frozen=True, dict=True):
-    """Everything that decides a run. The tables `method` and `train` hold what was given; the
-    validated settings are in `settings`.
+    """The configuration of a run. The tables `method` and `train` hold values as given; `settings`
+    holds the validated ones.
     """
 
     name: Annotated[
-        str, Meta(description="Name of the run; empty: method and data, numbered if taken.")
+        str,
+        Meta(description="Name of the run; empty: method and data, numbered if the name is taken."),
     ] = ""
     rounds: Annotated[Positive, Meta(description="Number of rounds.")] = 20
     target_accuracy: Annotated[
-        float, Meta(ge=0, le=1, description="Stop when the full network reaches this; 0: never.")
+        float,
+        Meta(ge=0, le=1, description="Stop when the full network reaches this accuracy; 0: never."),
     ] = 0.0
-    seed: Annotated[Seed, Meta(description="Seed of everything random in the run.")] = 0
+    seed: Annotated[Seed, Meta(description="Seed of all randomness in the run.")] = 0
     method: dict[str, Any] = msgspec.field(default_factory=dict)
     train: dict[str, Any] = msgspec.field(default_factory=dict)
     model: Model = Model()
@@ -89,9 +90,9 @@ class Config(Record, frozen=True, dict=True):
         return str(self.method.get("name", METHOD))
 
     @cached_property
-    def settings(self) -> MethodSettings:
-        """The validated settings of the method and its recipe, with the run's seed and rounds.
-        Raises Unknown for a method that does not exist, UsageError, ConfigError.
+    def settings(self) -> Settings:
+        """Return the validated settings of the method and its recipe, with the run's seed and
+        rounds. Raises Unknown for an unknown method, UsageError, ConfigError.
         """
         # not at the top: these load PyTorch, which reading a stored run does not need
         from federated.engine.private import uniform_settings
@@ -101,18 +102,18 @@ class Config(Record, frozen=True, dict=True):
         chosen = method(self.method_name)
         if self.private.noise:
             chosen = replace(chosen, settings=uniform_settings(chosen.settings))
-        given = {**self.train, **{key: one for key, one in self.method.items() if key != "name"}}
+        given = self.train | {key: value for key, value in self.method.items() if key != "name"}
         try:
             return configure(chosen, given, seed=self.seed, rounds=self.rounds)
         except Unknown as error:
-            having = [name for name, made in METHODS.items() if error.name in made().settings]
-            where = f"; a setting of {', '.join(having)}" if having else elsewhere(error.name)
-            raise UsageError(f"{error}{where}") from error
+            methods = [name for name, make in METHODS.items() if error.name in make().settings]
+            hint = f"; a setting of {', '.join(methods)}" if methods else suggest_place(error.name)
+            raise UsageError(f"{error}{hint}") from error
 
 
-SAME = {"train": "method", "method": "train"}
-# keys that are no tables
-VALUES = {
+TWINS = {"train": "method", "method": "train"}
+# keys above the first table
+TOP_LEVEL = {
     name
     for name in Config.__struct_fields__
     if isinstance(getattr(Config(), name), int | float | str)
@@ -125,12 +126,13 @@ def load(
     settings: Iterable[tuple[str, Any]],
     base: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The record of `base`, a TOML file, the environment and settings, the later over the earlier,
-    with valid settings of its method. Raises ConfigError or UsageError that names the key.
+    """Return the configuration of `base`, a TOML file, the environment and settings; later ones
+    override earlier ones. Raises ConfigError or UsageError that names the key, also for a wrong
+    setting of the method.
     """
     config = load_tables(file, environment, settings, base)
     try:
-        _ = config.settings  # raises for settings that the method does not take
+        _ = config.settings  # raises for wrong settings of the method
     except ConfigError as error:
         raise ConfigError(f"configuration {file}: {error}" if file else str(error)) from error
     return config
@@ -142,52 +144,62 @@ def load_tables(
     settings: Iterable[tuple[str, Any]],
     base: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The same without a check of the method's settings, which a run that is resumed has by itself.
+    """Return the same without a check of the method's settings, which a resumed run has stored.
     Raises ConfigError that names the key.
     """
     tree: dict[str, Any] = dict(base or {})
     if file is not None:
-        for key, value in _flatten(_read(file)):
-            _put(tree, key, value, where=str(file))
+        for key, value in flatten(read_toml(file)):
+            set_key(tree, key, value, where=str(file))
     for name, text in sorted(environment.items()):
         key = name.removeprefix(PREFIX).lower().replace("__", ".")
         if name.startswith(PREFIX) and (
-            key in VALUES or ("." in key and key.partition(".")[0] in Config.__struct_fields__)
+            key in TOP_LEVEL or ("." in key and key.partition(".")[0] in Config.__struct_fields__)
         ):
-            _put(tree, key, _value(text), where=name)
+            set_key(tree, key, parse_value(text), where=name)
     for key, value in settings:
-        _put(tree, key, value, where="--set " + key)
+        set_key(tree, key, value, where="--set " + key)
     return read_tables(tree, f"configuration {file}" if file else "configuration")
 
 
 def read_tables(tree: Mapping[str, Any], where: str = "configuration") -> Config:
-    """The record of plain values, such as those of a stored run. The method's settings are
-    validated when they are first used. Raises ConfigError that names the key.
+    """Return the configuration of plain values, such as those of a stored run. The method's
+    settings are validated when they are first used. Raises ConfigError that names the key.
     """
-    return validated(Config, tree, where, elsewhere)
+    return validate(Config, tree, where, suggest_place)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """`train.lr=0.05` as a key and a value: TOML where it is TOML, else the text itself. Raises
-    ConfigError.
+    """Return the key and value of a text such as `train.lr=0.05`. A value that is not TOML is
+    taken as text. Raises ConfigError.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set: expected KEY=VALUE such as train.lr=0.05, found '{text}'")
-    return key.strip(), _value(value)
+    return key.strip(), parse_value(value)
+
+
+def describe_key(key: str) -> tuple[str, Any]:
+    """Return the description and the default of a key such as `fleet.deadline`. That of
+    `method.name` has no description of its own.
+    """
+    if key == "method.name":
+        return "", METHOD
+    table, _, name = key.rpartition(".")
+    record = getattr(Config(), table) if table else Config()
+    *_, note = get_type_hints(type(record), include_extras=True)[name].__metadata__
+    return note.description, getattr(record, name)
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """The record as plain values, from which `load` makes it again."""
+    """Return the configuration as plain values, which `load` accepts as its base."""
     plain = msgspec.to_builtins(config)
     assert isinstance(plain, dict)
     return plain
 
 
-def elsewhere(key: str) -> str:
-    """Where a key belongs that was written into another table, as the end of a message; empty where
-    it belongs nowhere.
-    """
+def suggest_place(key: str) -> str:
+    """Return the tables that take a key, as the end of an error message; empty if none does."""
     # not at the top: it loads PyTorch, which a configuration without mistakes does not need
     from federated.methods.catalogue import METHODS
 
@@ -196,48 +208,54 @@ def elsewhere(key: str) -> str:
         for name in Config.__struct_fields__
         if key in getattr(getattr(Config(), name), "__struct_fields__", ())
     ]
-    if any(key in made().settings for made in METHODS.values()):
-        tables.append(table_of(key))
+    if any(key in make().settings for make in METHODS.values()):
+        tables.append(find_table(key))
     places = [f"{table}.{key}" for table in tables] + (
-        [f"{key}, above the first table"] if key in VALUES else []
+        [f"{key}, above the first table"] if key in TOP_LEVEL else []
     )
     return f"; did you mean {' or '.join(places)}?" if places else ""
 
 
-def table_of(key: str) -> str:
-    """The table in which a method's setting is expected; the other one takes it, too."""
+def find_table(key: str) -> str:
+    """Return the table, `train` or `method`, in which a method's setting belongs. The other table
+    takes it, too.
+    """
     return "train" if key in Recipe.__dataclass_fields__ else "method"
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"configuration {file}: no such file; create one with: coordinator init --out {file}"
+        ) from error
     except OSError as error:
         raise ConfigError(f"configuration {file}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration {file}: not TOML: {error}") from error
+        raise ConfigError(f"configuration {file}: invalid TOML: {error}") from error
 
 
-def _value(text: str) -> Any:
+def parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for key, value in tree.items():
         if isinstance(value, dict) and not prefix:
-            yield from _flatten(value, f"{key}.")
+            yield from flatten(value, f"{key}.")
         else:
             yield prefix + key, value
 
 
-def _put(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
+def set_key(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
     table, dot, rest = key.partition(".")
     if table not in Config.__struct_fields__:
         raise ConfigError(
-            f"{where}: {Unknown('key', table, Config.__struct_fields__)}{elsewhere(table)}"
+            f"{where}: {Unknown('key', table, Config.__struct_fields__)}{suggest_place(table)}"
         )
     if not dot:
         tree[table] = value
@@ -246,6 +264,6 @@ def _put(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
     if not isinstance(inner, dict):
         raise ConfigError(f"{where}: '{table}' is a value, not a table")
     tree[table] = {**inner, rest: value}
-    # one setting in two tables: the later goes over the earlier
-    if (other := SAME.get(table)) and rest != "name":
-        tree[other] = {key: known for key, known in tree.get(other, {}).items() if key != rest}
+    # a setting in both `method` and `train`: the later one overrides the earlier
+    if (other := TWINS.get(table)) and rest != "name":
+        tree[other] = {name: old for name, old in tree.get(other, {}).items() if name != rest}

@@ -1,4 +1,4 @@
-"""The tables of a run's configuration about its broker, log and metrics."""
+"""Configuration tables for the broker, the log and the metrics."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from federated.settings import Record
+from federated.wire.address import PORTS
+from federated.wire.enrolment_token import PORT as ENROLMENT_PORT
 
 __all__ = ["Broker", "Log", "Metrics"]
 
@@ -14,54 +16,67 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
 class Broker(Record, frozen=True):
-    """The MQTT broker: one that runs already, or one that is started with the run."""
+    """The MQTT broker: an existing one, or one that the run starts."""
 
     url: Annotated[
-        str | None, Meta(description="An existing broker; without it, one is started.")
+        str | None,
+        Meta(description="Address of an existing broker; without it, the run starts one."),
     ] = None
-    listen: Annotated[str, Meta(description="Address of the started broker.")] = "127.0.0.1"
-    port: Annotated[Port | None, Meta(description="Its port; by default 1883, with tls 8883.")] = (
-        None
+    listen: Annotated[str, Meta(description="Address on which the started broker listens.")] = (
+        "127.0.0.1"
     )
+    port: Annotated[
+        Port | None,
+        Meta(
+            description=f"Port of the started broker; by default {PORTS['mqtt']}, with tls "
+            f"{PORTS['mqtts']}."
+        ),
+    ] = None
     passwords: Annotated[
         str | None,
-        Meta(description="Its mosquitto password file; this or tls is required beyond loopback."),
+        Meta(
+            description="Mosquitto password file of the started broker; required beyond "
+            "loopback, unless tls is true."
+        ),
     ] = None
     kind: Annotated[
         Literal["auto", "mosquitto", "embedded"],
         Meta(description="auto: mosquitto if it is installed, else the embedded broker."),
     ] = "auto"
     tls: Annotated[
-        bool, Meta(description="Whether only enrolled devices may connect, by certificate.")
+        bool, Meta(description="Allow only enrolled devices, which connect with certificates.")
     ] = False
     pki: Annotated[
         str,
-        Meta(description="Folder of the certificate authority; empty: in this user's data."),
+        Meta(description="Folder of the certificate authority; empty: in the user's data folder."),
     ] = ""
     hosts: Annotated[
         tuple[str, ...],
-        Meta(description="More names and addresses by which devices reach this machine."),
+        Meta(description="Additional names and addresses of this machine for devices."),
     ] = ()
-    enrol: Annotated[Port, Meta(description="Port where devices enroll.")] = 8884
+    enrol: Annotated[Port, Meta(description="Port where devices enroll.")] = ENROLMENT_PORT
 
 
 class Log(Record, frozen=True):
-    """The program's log. The events of a run are always in the run's folder."""
+    """The program's log. Each run also keeps its events in its own folder."""
 
     format: Annotated[
         Literal["text", "json"], Meta(description="json: one object per line, with fields.")
     ] = "text"
     file: Annotated[
-        str, Meta(description="Log to this file as well; it rotates. Empty: no file.")
+        str, Meta(description="Also log to this file, rotated at 8 MB; empty: no file.")
     ] = ""
 
 
 class Metrics(Record, frozen=True):
-    """Metrics for Prometheus. Beyond loopback, all of these must be set."""
+    """Metrics for Prometheus. Beyond loopback, all of these settings are required."""
 
-    listen: Annotated[str, Meta(description="HOST:PORT that answers requests; empty: none.")] = ""
-    certificate: Annotated[str, Meta(description="Certificate file of this server.")] = ""
-    key: Annotated[str, Meta(description="Key file of this server.")] = ""
+    listen: Annotated[
+        str, Meta(description="Address of the metrics server, as HOST:PORT; empty: no server.")
+    ] = ""
+    certificate: Annotated[str, Meta(description="Certificate file of the metrics server.")] = ""
+    key: Annotated[str, Meta(description="Key file of the metrics server.")] = ""
     ca: Annotated[
-        str, Meta(description="File of the authority whose certificates clients must have.")
+        str,
+        Meta(description="Certificate file of the authority that signs the clients' certificates."),
     ] = ""

@@ -1,7 +1,7 @@
-"""The tables of a run's configuration that decide what is learned, by whom, and how it is checked.
+"""Configuration tables for the model, the data, the fleet and the training.
 
-Each field has its bounds, its description and its default here, and nowhere else: errors,
-`coordinator schema` and `coordinator init` are made from them.
+Bounds, description and default of each setting are defined here only. Errors, `coordinator schema`
+and `coordinator init` are derived from them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from federated.data.defaults import DATA, PARTITION
 from federated.device.trainers.catalogue import DEFAULT
 from federated.settings import Natural, Record, Seed
 
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 Positive = Annotated[int, Meta(ge=1)]
-Share = Annotated[float, Meta(gt=0, le=1)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Speed = Annotated[float, Meta(gt=0)]
 
@@ -40,67 +41,73 @@ class Model(Record, frozen=True):
     name: Annotated[
         str,
         Meta(
-            description="A family such as preresnet-18, one of an installed package, or "
+            description="A model family such as preresnet-18, one of an installed package, or "
             "module:function for your own."
         ),
     ] = "preresnet"
     init: Annotated[
         str,
         Meta(
-            description="Start from this checkpoint: a run's, a file of torchvision's, or "
+            description="Checkpoint to start from: of a run, a torchvision file, or "
             "torchvision:DEFAULT; empty: random weights from the seed."
         ),
     ] = ""
 
 
 class Data(Record, frozen=True):
-    """The coordinator's data."""
+    """The coordinator's validation data."""
 
     name: Annotated[
         str,
         Meta(
-            description="A data set, one of an installed package, a file, module:function, or "
-            "'agents' if the coordinator has no data."
+            description="A data set by name, one of an installed package, a file, module:function, "
+            "or 'agents' if the coordinator has no data."
         ),
-    ] = "digits"
+    ] = DATA
     root: Annotated[
-        str | None, Meta(description="Folder of named data sets; they are downloaded there.")
+        str | None, Meta(description="Folder to which named data sets are downloaded.")
     ] = None
 
 
 class Simulate(Record, frozen=True):
-    """Only for `coordinator simulate`: a real fleet brings its own devices and data."""
+    """Devices and data of `coordinator simulate`; a real fleet has its own."""
 
     agents: Annotated[Positive, Meta(description="Number of devices, named d0, d1, ...")] = 10
     partition: Annotated[
         str,
         Meta(
-            description="How training examples are distributed over the devices, as `edge-agent "
-            "join --partition` takes it."
+            description="How training examples are distributed over the devices, in the form of "
+            "`edge-agent join --partition`."
         ),
-    ] = "dirichlet:1.0"
+    ] = PARTITION
     held: Annotated[
-        float, Meta(gt=0, lt=1, description="Share of its examples that a device holds out.")
+        float,
+        Meta(
+            gt=0,
+            lt=1,
+            description="Fraction of its examples that a device holds out for validation.",
+        ),
     ] = 0.2
     speeds: Annotated[
         tuple[Speed, ...],
         Meta(
-            description="Relative speeds: the first for the first equal share of the devices, and "
-            "so on. They decide which submodel a device gets, unless assign.submodels does."
+            description="Relative speeds of equal groups of devices, in order. They decide which "
+            "submodel a device gets, unless assign.submodels does."
         ),
     ] = (1.0,)
     delays: Annotated[
         tuple[NotNegative, ...],
         Meta(
-            description="Least seconds of a training, for equal shares of the devices in order; "
+            description="Minimum seconds of a training for equal groups of devices, in order; "
             "empty: no delay."
         ),
     ] = ()
     seeds: Annotated[
-        tuple[Seed, ...], Meta(description="One run for each; empty: one run, by `seed`.")
+        tuple[Seed, ...],
+        Meta(description="Seeds of the runs, one run each; empty: one run with `seed`."),
     ] = ()
     device: Annotated[
-        Literal["cpu", "cuda"], Meta(description="Where the simulated devices train.")
+        Literal["cpu", "cuda"], Meta(description="Device that trains for the simulated devices.")
     ] = "cpu"
     trainer: Annotated[
         str,
@@ -119,35 +126,39 @@ class Simulate(Record, frozen=True):
             ge=0,
             le=1,
             description="Accuracy of the largest submodel up to which multiply-adds are counted; "
-            "the run does not stop there. 0: target_accuracy.",
+            "the run continues beyond it. 0: target_accuracy.",
         ),
     ] = 0.0
 
 
 class Fleet(Record, frozen=True):
-    """Which agents take part in a round, and when it closes."""
+    """Selection of agents for a round, and when the round closes."""
 
-    min_agents: Annotated[Positive, Meta(description="Agents to wait for.")] = 2
-    fraction: Annotated[Share, Meta(description="Fraction of the agents needed per round.")] = 1.0
+    min_agents: Annotated[Positive, Meta(description="Agents required to start a round.")] = 2
+    fraction: Annotated[
+        Fraction, Meta(description="Fraction of the agents that a round needs.")
+    ] = 1.0
     quorum: Annotated[
-        Share, Meta(description="Fraction of the needed agents whose updates close a round.")
+        Fraction, Meta(description="Fraction of the needed updates that closes a round.")
     ] = 1.0
     select: Annotated[
         str,
         Meta(
-            description="Only agents that meet this condition take part, such as 'memory>=2GB "
-            "and label=eu'; empty: all."
+            description="Condition on agents that take part, such as 'memory>=2GB and label=eu'; "
+            "empty: all agents."
         ),
     ] = ""
     deadline: Annotated[
         NotNegative,
-        Meta(description="Seconds of a round; 0: derived from the fleet's measured times."),
+        Meta(
+            description="Seconds until a round closes; 0: derived from the fleet's measured times."
+        ),
     ] = 0.0
     wait: Annotated[
         NotNegative,
         Meta(
-            description="Seconds without enough agents, or without one that can train, after which "
-            "the run ends; 0: wait for ever."
+            description="Seconds to wait for enough agents, or for one that can train, before the "
+            "run ends; 0: no limit."
         ),
     ] = 0.0
     over: Annotated[
@@ -155,15 +166,14 @@ class Fleet(Record, frozen=True):
         Meta(
             ge=0,
             le=10,
-            description="Agents asked beyond those needed, as a fraction of them, in case some "
-            "fail.",
+            description="Extra agents to ask in case some fail, as a fraction of those needed.",
         ),
     ] = 0.0
     late: Annotated[
         Literal["drop", "take"],
         Meta(
-            description="What happens to an update of a closed round: it is dropped, or folded "
-            "into a later round with a weight by its age."
+            description="What happens to an update of a closed round. drop: it is discarded. take: "
+            "it is folded into a later round, weighted by its age."
         ),
     ] = "drop"
     mode: Annotated[
@@ -182,61 +192,61 @@ class Fleet(Record, frozen=True):
     ] = 0
     staleness: Annotated[
         Positive,
-        Meta(description="Rounds that a late update may be old; older ones are dropped."),
+        Meta(description="Maximum age of a late update, in rounds; older ones are discarded."),
     ] = 10
 
 
 class Assign(Record, frozen=True):
-    """Which submodel each agent gets."""
+    """Assignment of submodels to agents."""
 
     submodels: Annotated[
         dict[str, str],
         Meta(
-            description="Agent to submodel, whatever was measured. Patterns with *, ? and [0-4] "
-            "match many agents; the first match counts."
+            description="Agent -> submodel, regardless of measurements. Names may be patterns with "
+            "*, ? and [0-4]; the first match counts."
         ),
     ] = field(default_factory=dict)
     slack: Annotated[
         float,
-        Meta(ge=1, description="A device may take this many times as long as the fleet's pace."),
+        Meta(ge=1, description="Maximum time of a device, as a multiple of the fleet's pace."),
     ] = 1.15
     memory: Annotated[
-        Share, Meta(description="Fraction of a device's measured memory that training may use.")
+        Fraction, Meta(description="Fraction of a device's measured memory that training may use.")
     ] = 0.6
 
 
 class Robust(Record, frozen=True):
-    """Protection of the model from devices that send wrong updates."""
+    """Protection of the model against faulty and malicious updates."""
 
     bound: Annotated[
         NotNegative,
         Meta(
-            description="Refuse an update whose norm exceeds the median of earlier rounds (the "
-            "larger of its submodel's and all submodels') this many times; 0: no bound. Stay far "
-            "above 1: a device that had converged moves far when its data change."
+            description="Reject an update whose norm exceeds this multiple of the median of "
+            "earlier rounds (the larger of its submodel's and all submodels'); 0: no bound. Stay "
+            "far above 1: the updates of a device grow when its data change."
         ),
     ] = 100.0
     rule: Annotated[
         str,
         Meta(
-            description="How updates are combined: a built-in rule, one of an installed package, "
-            "or module:attribute. none: as the method does."
+            description="Rule that combines updates: built in, of an installed package, or "
+            "module:attribute for your own. none: the method's own."
         ),
     ] = "none"
     byzantine: Annotated[
-        Natural, Meta(description="Malicious agents per round that the rule must withstand.")
+        Natural, Meta(description="Malicious agents per round that the rule must tolerate.")
     ] = 1
     clip: Annotated[
         NotNegative,
         Meta(
-            description="Norm to which rule clip limits an update; 0: the median of its submodel's "
-            "in earlier rounds."
+            description="Norm to which the rule `clip` limits an update; 0: the median of its "
+            "submodel in earlier rounds."
         ),
     ] = 0.0
 
 
 class Private(Record, frozen=True):
-    """Differential privacy of the devices; off without noise."""
+    """Differential privacy of the devices; off if noise is 0."""
 
     noise: Annotated[
         NotNegative,
@@ -244,9 +254,7 @@ class Private(Record, frozen=True):
             description="Standard deviation of the noise on a round's sum, as a multiple of clip."
         ),
     ] = 0.0
-    clip: Annotated[
-        NotNegative, Meta(description="L2 norm to which the change of one update is limited.")
-    ] = 0.0
+    clip: Annotated[NotNegative, Meta(description="L2 norm to which each update is clipped.")] = 0.0
     delta: Annotated[
         float, Meta(gt=0, lt=1, description="The delta for which epsilon is computed.")
     ] = 1e-5
@@ -257,52 +265,47 @@ class Private(Record, frozen=True):
     uncovered: Annotated[
         tuple[Literal["moments", "scores", "statistics"], ...],
         Meta(
-            description="What devices may reveal without noise: moments (mean and deviation of "
+            description="Data that devices may send without noise: moments (mean and deviation of "
             "their inputs), scores (on held-out data), statistics (of batch norm)."
         ),
     ] = ()
 
 
 class Evaluate(Record, frozen=True):
-    """When and on what the submodels are evaluated."""
+    """Schedule and data of the evaluation of submodels."""
 
     every: Annotated[
         Positive, Meta(description="Rounds between two evaluations of all submodels.")
     ] = 5
     between: Annotated[
         bool,
-        Meta(
-            description="Whether the submodels in use and the largest are evaluated in all other "
-            "rounds, too."
-        ),
+        Meta(description="Evaluate the submodels in use and the largest in all other rounds, too."),
     ] = True
-    devices: Annotated[
-        bool, Meta(description="Whether devices evaluate on their held-out data.")
-    ] = True
+    devices: Annotated[bool, Meta(description="Evaluate on the devices' held-out data.")] = True
     local: Annotated[
         bool,
-        Meta(description="Whether devices evaluate before and after each local training."),
+        Meta(description="Evaluate on the devices before and after each local training."),
     ] = False
     per_class: Annotated[
         bool,
         Meta(
-            description="Whether devices report scores per class (for macro-F1), which reveals how "
-            "often each class occurs in their data."
+            description="Report scores per class (for macro-F1), which reveals how often each "
+            "class occurs in a device's data."
         ),
     ] = False
     calibrate: Annotated[
         Literal["fleet", "selected", "coordinator"],
         Meta(
-            description="Whose data give the batch norm statistics: all agents', those of the "
-            "round's agents, or the coordinator's."
+            description="Source of the batch norm statistics: fleet (data of all agents), selected "
+            "(of the round's agents) or coordinator."
         ),
     ] = "fleet"
     agents: Annotated[
-        Natural, Meta(description="Agents that calibrate and evaluate one submodel; 0: all.")
+        Natural, Meta(description="Agents that calibrate and evaluate each submodel; 0: all.")
     ] = 0
     examples: Annotated[
         Natural,
-        Meta(description="Examples of the coordinator's held-out data that are used; 0: all."),
+        Meta(description="Number of the coordinator's held-out examples to evaluate on; 0: all."),
     ] = 0
 
 
@@ -311,41 +314,43 @@ class Wire(Record, frozen=True):
 
     chunk: Annotated[
         int,
-        Meta(ge=0, le=2**24, description="Bytes per chunk; 0: as many as the broker accepts."),
+        Meta(
+            ge=0, le=2**24, description="Bytes per chunk; 0: the maximum that the broker accepts."
+        ),
     ] = 0
-    slots: Annotated[Positive, Meta(description="Updates that are received at a time.")] = 8
+    slots: Annotated[Positive, Meta(description="Updates that are received at the same time.")] = 8
     codec: Annotated[
         str,
         Meta(
-            description="How devices encode their updates: raw, fp16, one of a package that is "
+            description="Codec of the devices' updates: raw, fp16, one of a package that is "
             "installed here and on the devices, or module:attribute for your own."
         ),
     ] = "raw"
 
 
 class Observe(Record, frozen=True):
-    """Readers of the run's events, beside those that every run has."""
+    """Additional readers of the run's events."""
 
     readers: Annotated[
         tuple[str, ...],
         Meta(
-            description="csv, tensorboard, mlflow, the name of a reader of an installed package, "
-            "or module:function."
+            description="csv, tensorboard, mlflow, a reader of an installed package, or "
+            "module:function for your own."
         ),
     ] = ()
 
 
 class Journal(Record, frozen=True):
-    """What is written during a round, so that an interrupted run can resume."""
+    """State written during a round, from which an interrupted run resumes."""
 
     every: Annotated[
         Natural,
-        Meta(description="Updates folded between two snapshots of the sums; 0: no snapshots."),
+        Meta(description="Updates between two snapshots of the sums; 0: no snapshots."),
     ] = 32
     waiting: Annotated[
         Natural,
         Meta(
-            description="Updates that may wait for those of agents with earlier names, so that a "
-            "run repeats bit for bit; beyond this they are folded as they arrive. 0: no limit."
+            description="Updates that may wait to be folded in order of agent names, so that a run "
+            "is reproducible bit for bit; further ones are folded as they arrive. 0: no limit."
         ),
     ] = 256

@@ -1,4 +1,4 @@
-"""A configuration file with every setting, its default and its explanation, from the schema."""
+"""Template of a configuration file: every setting, its default and its explanation."""
 
 from __future__ import annotations
 
@@ -7,70 +7,71 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from coordinator.settings.config import METHOD, Config, table_of
-from coordinator.settings.schema import schema
+from coordinator.settings.config import METHOD, Config, find_table
+from coordinator.settings.schema import build_schema
 from federated.methods.catalogue import method
 
-__all__ = ["template"]
+__all__ = ["render_template"]
 
 WIDTH = 96
 Schema = dict[str, Any]
 
 
-def template(name: str = METHOD) -> str:
-    """A TOML file that a run of this method can be started with, and that changes no default.
-    Raises Unknown for a method that does not exist.
+def render_template(name: str = METHOD) -> str:
+    """Return a TOML file that starts a run of this method with all defaults. Raises Unknown for an
+    unknown method.
     """
-    chosen, whole = method(name), schema()
+    chosen, whole = method(name), build_schema()
     parts: dict[str, Schema] = whole["$defs"]
     lines = [
-        *comment(f"A run of {chosen.name}: {chosen.summary}."),
-        "# Every setting has its default; keep the lines that you change, and delete the others.",
+        *render_comment(f"A run of {chosen.name}: {chosen.summary}."),
+        "# Every setting has its default. Keep the lines that you change and delete the others.",
     ]
     for key in Config.__struct_fields__:
         field = whole["properties"][key]
         if key in ("method", "train"):
-            settings = own_settings(parts[chosen.name], key)
-            lines += table(key, field["description"], settings)
+            settings = select_settings(parts[chosen.name], key)
+            lines += render_table(key, field["description"], settings)
         elif "$ref" in field:
             part = parts[field["$ref"].rpartition("/")[2]]
-            lines += table(key, part["description"], part["properties"])
+            lines += render_table(key, part["description"], part["properties"])
         else:
-            lines += ["", *setting(key, field)]
+            lines += ["", *render_setting(key, field)]
     return "\n".join(lines) + "\n"
 
 
-def own_settings(part: Schema, place: str) -> dict[str, Schema]:
-    """The settings of a method that belong in the table `method` or `train`, its name first."""
-    name = {**part["properties"]["name"], "default": part["properties"]["name"]["const"]}
-    found = {"name": {**name, "description": "Name of the method."}} if place == "method" else {}
-    return found | {
-        key: one
-        for key, one in part["properties"].items()
-        if key != "name" and table_of(key) == place
-    }
+def select_settings(part: Schema, place: str) -> dict[str, Schema]:
+    """Return the settings of a method in the table `method` (its name first) or `train`."""
+    fields = dict(part["properties"])
+    name = fields.pop("name")
+    name |= {"default": name["const"], "description": "Name of the method."}
+    settings = {key: field for key, field in fields.items() if find_table(key) == place}
+    return {"name": name} | settings if place == "method" else settings
 
 
-def table(key: str, description: str, fields: dict[str, Schema]) -> Iterator[str]:
-    """The lines of a table, a blank line first."""
+def render_table(key: str, description: str, fields: dict[str, Schema]) -> Iterator[str]:
+    """Yield the lines of a table, after a blank line."""
     yield ""
-    yield from comment(description)
+    yield from render_comment(description)
     yield f"[{key}]"
     for name, field in fields.items():
-        yield from setting(name, field)
+        yield from render_setting(name, field)
 
 
-def setting(key: str, field: Schema) -> Iterator[str]:
-    """The lines of one setting. One without a value is commented out, since TOML has no null."""
+def render_setting(key: str, field: Schema) -> Iterator[str]:
+    """Yield the lines of a setting. One without a default is commented out: TOML has no null."""
     choices = field.get("enum") or field.get("items", {}).get("enum")
-    yield from comment(
-        field["description"] + (f" One of: {', '.join(map(str, choices))}." if choices else "")
+    text = field["description"]
+    yield from render_comment(
+        text[:1].upper()
+        + text[1:]
+        + (f" One of: {', '.join(map(str, choices))}." if choices else "")
     )
     default = field["default"]
     # JSON is TOML for all of these: text, numbers, booleans, lists, and an empty table
     yield f"# {key} =" if default is None else f"{key} = {json.dumps(default)}"
 
 
-def comment(text: str) -> list[str]:
-    """The text as lines of comments."""
+def render_comment(text: str) -> list[str]:
+    """Return a text as lines of comments."""
     return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ")

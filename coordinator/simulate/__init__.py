@@ -1,1 +1,1 @@
-"""Simulated devices on one machine: the same rounds over links in memory."""
+"""Simulated devices on one machine, over links in memory."""

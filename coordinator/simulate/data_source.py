@@ -1,6 +1,4 @@
-"""Whose data simulated devices hold: the names of the devices, and each one's part of a data
-set.
-"""
+"""Names of simulated devices, and the part of a data set that each holds."""
 
 from __future__ import annotations
 
@@ -14,18 +12,25 @@ from federated.data import catalogue
 from federated.data.dataset import Dataset, Indices
 from federated.data.partitions import parse
 
-__all__ = ["Source", "names"]
+__all__ = ["DataSource", "device_names"]
 
 
-def names(agents: int) -> tuple[str, ...]:
-    """d0 to d9, or with as many leading zeros as keep the order of names that of numbers."""
+def device_names(agents: int) -> tuple[str, ...]:
+    """Return d0 to d9, with leading zeros so that names sort like numbers."""
     digits = len(str(agents - 1))
     return tuple(f"d{index:0{digits}d}" for index in range(agents))
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where the devices' data come from; each process that needs them loads them once."""
+class DataSource:
+    """The data of all devices; each process that needs them loads them once.
+
+    data, root: data set and its folder (see `data.name` and `data.root`).
+    agents: number of devices.
+    partition: rule that divides the data among devices.
+    seed: of the random partition.
+    held: fraction of each device's examples that is held out.
+    """
 
     data: str
     root: str | None
@@ -35,31 +40,25 @@ class Source:
     held: float
 
     @classmethod
-    def of(cls, config: Config) -> Source:
-        chosen = config.simulate
+    def from_config(cls, config: Config) -> DataSource:
+        settings, data = config.simulate, config.data
         return cls(
-            config.data.name,
-            config.data.root,
-            chosen.agents,
-            chosen.partition,
-            config.seed,
-            chosen.held,
+            data.name, data.root, settings.agents, settings.partition, config.seed, settings.held
         )
 
     @cached_property
     def whole(self) -> Dataset:
-        """All that is shared out, with the coordinator's own part held out."""
-        return catalogue.central(self.data, self.root)
+        """All data to be divided, with the coordinator's part held out."""
+        return catalogue.load_central(self.data, self.root)
 
     @cached_property
     def parts(self) -> list[Indices]:
-        """Each device's examples, its own held-out ones included. Raises DataError where one would
-        be left without.
+        """The examples of each device, including its held-out ones. Raises DataError if a device
+        would get none.
         """
         return parse(self.partition)(self.whole, self.agents, np.random.default_rng(self.seed))
 
     def device(self, index: int) -> Dataset:
-        """What one device holds."""
-        return catalogue.part(
-            self.whole, self.parts[index], name=names(self.agents)[index], held=self.held
-        )
+        """Return the data of one device."""
+        name = device_names(self.agents)[index]
+        return catalogue.take_part(self.whole, self.parts[index], name=name, held=self.held)

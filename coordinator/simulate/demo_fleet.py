@@ -1,9 +1,9 @@
-"""The demo: four unequal devices learn handwritten digits together, and a fifth, without PyTorch,
-infers.
+"""The demo: four unequal devices learn handwritten digits together, and a fifth infers without
+PyTorch.
 
-All are real processes over a real broker: `coordinator start`, four times `edge-agent join` under
-enforced limits, `coordinator export` and `release`, and `edge-agent infer` with imports of torch
-made to fail. Nothing is staged: what it prints is what they report.
+All parts are real processes over a real broker: `coordinator start`, four times `edge-agent join`
+under enforced limits, `coordinator export` and `release`, and `edge-agent infer` with imports of
+torch disabled. The demo prints what they report.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import util
@@ -33,8 +33,11 @@ __all__ = ["DEVICES", "Device", "run_demo"]
 
 @dataclass(frozen=True)
 class Device:
-    """One of the demo's agents. cpus: processors that its training may use; memory: as
-    `--limit-memory` takes it.
+    """An agent of the demo.
+
+    name: its name.
+    cpus: number of processors that its training may use.
+    memory: limit as for `--limit-memory`.
     """
 
     name: str
@@ -50,8 +53,7 @@ DEVICES = (
 )
 RUN = "demo"
 ROUNDS = 13
-SETTINGS = ("evaluate.every=13",)
-LIMIT = 100.0  # seconds without any sign of life from the run before it is given up
+SILENCE = 100.0  # seconds without output after which a process counts as failed
 WITHOUT_TORCH = (
     "import sys; sys.modules['torch'] = None; from edge_agent.cli.main import main; main()"
 )
@@ -60,12 +62,16 @@ WITHOUT_TORCH = (
 def run_demo(
     *, seed: int, rounds: int, limited: bool, kind: str, keep: Path | None, say: Say
 ) -> dict[str, Any]:
-    """Run the demo; its result as plain values. Raises MissingExtra, or EspalierError with the end
-    of the log of the part that failed.
+    """Run the demo; return its result as plain values.
+
+    rounds: number of rounds; 0: `ROUNDS`.
+    limited: limit the devices' processors and memory.
+    kind: of the broker.
+    keep: folder for the run and all logs; None: a temporary folder.
+    Raises MissingExtra, or EspalierError with the end of the log of the part that failed.
     """
     start = time.monotonic()
-    # its parts import them, as processes of their own
-    for package in ("torch", "safetensors", "onnx"):
+    for package in ("torch", "safetensors", "onnx"):  # imported by processes of the demo
         if util.find_spec(package) is None:
             raise MissingExtra("coordinator demo", "coordinator,export", package)
     with ExitStack() as stack:
@@ -77,34 +83,24 @@ def run_demo(
         folder.mkdir(parents=True, exist_ok=True)
         broker = stack.enter_context(brokers.start("127.0.0.1", 0, kind, folder / "broker"))
         say(f"broker: {broker.name} at {broker.address}")
-        say(
-            "devices: "
-            + ", ".join(
-                f"{d.name} ({d.cpus:g} cpus, {d.memory})" if limited else d.name for d in DEVICES
-            )
-        )
-        coordinator = stack.enter_context(
-            process(
-                "coordinator",
-                coordinator_command(broker.address, seed, rounds or ROUNDS, folder),
-                folder,
-            )
-        )
+        names = (f"{d.name} ({d.cpus:g} cpus, {d.memory})" if limited else d.name for d in DEVICES)
+        say(f"devices: {', '.join(names)}")
+        command = coordinator_command(broker.address, seed, rounds or ROUNDS, folder)
+        coordinator = stack.enter_context(process("coordinator", command, folder))
         agents = []
         for index, device in enumerate(DEVICES):
             command = agent_command(device, index, broker.address, seed, limited, folder)
             agents.append(stack.enter_context(process(device.name, command, folder)))
             if index == 0:
-                # the quickest sets the pace: it measures itself undisturbed by the others
+                # the fastest sets the pace, so it measures itself undisturbed by the others
                 wait_for_words(agents[0], "joined run")
         trained = follow(coordinator, agents, say)
         say("exporting to ONNX, and comparing with PyTorch on held-out digits")
-        carried = sorted({agent["submodel"] for agent in trained["agents"]})
-        exported = answer_of(export_command(carried, folder), folder, "export")
-        answer_of(release_command(broker.address, folder), folder, "release")
+        exported = run_command("export", export_command(trained, folder), folder)
+        run_command("release", release_command(broker.address, folder), folder)
         inferred = infer(broker.address, folder, say)
-        result = summary(trained, exported, inferred, broker, time.monotonic() - start)
-    tell(result, say)
+        result = summarize(trained, exported, inferred, broker, time.monotonic() - start)
+    print_summary(result, say)
     return result
 
 
@@ -112,34 +108,13 @@ def run_demo(
 
 
 def coordinator_command(broker: str, seed: int, rounds: int, folder: Path) -> list[str]:
-    settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    run = [
-        "--name",
-        RUN,
-        "--method",
-        "fedfa",
-        "--data",
-        "digits",
-        "--min-agents",
-        str(len(DEVICES)),
-        "--rounds",
-        str(rounds),
-        "--seed",
-        str(seed),
-    ]
-    return module(
+    options = f"--name {RUN} --method fedfa --data digits --min-agents {len(DEVICES)}"
+    return python_command(
         "coordinator.cli",
         "start",
-        "--broker",
-        broker,
-        "--runs",
-        str(folder),
-        "--set",
-        "fleet.wait=60",
-        *run,
-        *settings,
-        "--format",
-        "json",
+        *("--broker", broker, "--runs", str(folder), "--rounds", str(rounds), "--seed", str(seed)),
+        *options.split(),
+        *f"--set fleet.wait=60 --set evaluate.every={ROUNDS} --format json".split(),
     )
 
 
@@ -147,76 +122,71 @@ def agent_command(
     device: Device, index: int, broker: str, seed: int, limited: bool, folder: Path
 ) -> list[str]:
     limits = ["--limit-cpus", str(device.cpus), "--limit-memory", device.memory] if limited else []
-    shard = [
-        "--data",
-        "digits",
-        "--shard",
-        f"{index}/{len(DEVICES)}",
-        "--partition",
-        "dirichlet:1.0",
-        "--seed",
-        str(seed),
-    ]
-    where = [
-        "--broker",
-        broker,
-        "--run",
-        RUN,
-        "--name",
-        device.name,
-        "--spool",
-        str(folder / "spool" / device.name),
-        "--wait",
-        "60",
-    ]
-    return module("edge_agent.cli", "join", *where, *shard, *limits, "--format", "json")
+    shard = f"--data digits --shard {index}/{len(DEVICES)} --partition dirichlet:1.0 --seed {seed}"
+    return python_command(
+        "edge_agent.cli",
+        "join",
+        *("--broker", broker, "--run", RUN, "--name", device.name),
+        *("--spool", str(folder / "spool" / device.name), "--wait", "60"),
+        *shard.split(),
+        *limits,
+        *("--format", "json"),
+    )
 
 
-def export_command(submodels: Sequence[str], folder: Path) -> list[str]:
-    wanted = [part for name in submodels for part in ("--submodel", name)]
-    return module(
+def export_command(trained: Mapping[str, Any], folder: Path) -> list[str]:
+    submodels = sorted({agent["submodel"] for agent in trained["agents"]})
+    return python_command(
         "coordinator.cli",
         "export",
-        RUN,
-        "--runs",
-        str(folder),
-        "--out",
-        str(folder / "release"),
-        *wanted,
-        "--format",
-        "json",
+        *(RUN, "--runs", str(folder), "--out", str(folder / "release")),
+        *(part for name in submodels for part in ("--submodel", name)),
+        *("--format", "json"),
     )
 
 
 def release_command(broker: str, folder: Path) -> list[str]:
-    what = ["--bundle", str(folder / "release"), "--broker", broker]
-    return module(
-        "coordinator.cli", "release", RUN, "--runs", str(folder), *what, "--format", "json"
+    return python_command(
+        "coordinator.cli",
+        "release",
+        *(RUN, "--runs", str(folder), "--bundle", str(folder / "release")),
+        *("--broker", broker, "--format", "json"),
     )
 
 
-def module(name: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", name, *arguments]
+def python_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module with this Python."""
+    return [sys.executable, "-m", module, *arguments]
 
 
-# ---- running them --------------------------------------------------------------------------------
+# ---- their processes -----------------------------------------------------------------------------
 
 
 @dataclass
 class Running:
-    """A process of the demo, its output going to a log."""
+    """A process of the demo.
+
+    name: its name in messages.
+    popen: the process.
+    log: file of its output.
+    """
 
     name: str
     popen: subprocess.Popen[bytes]
     log: Path
 
+    def read(self) -> str:
+        """Return its output so far."""
+        return self.log.read_text(errors="replace")
+
     def tail(self, lines: int = 12) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        """Return the last lines of its output."""
+        return "\n".join(self.read().splitlines()[-lines:])
 
 
 @contextmanager
 def process(name: str, command: Sequence[str], folder: Path) -> Iterator[Running]:
-    """A process that is gone when the context ends."""
+    """Start a process, and stop it at the end of the context."""
     log = folder / f"{name}.log"
     with log.open("wb") as out:
         popen = subprocess.Popen(  # noqa: S603
@@ -224,7 +194,7 @@ def process(name: str, command: Sequence[str], folder: Path) -> Iterator[Running
             stdout=out,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env=environment(),
+            env=process_environment(),
         )
     try:
         yield Running(name, popen, log)
@@ -238,47 +208,44 @@ def process(name: str, command: Sequence[str], folder: Path) -> Iterator[Running
                 popen.wait()
 
 
-def environment() -> dict[str, str]:
-    """One thread for arithmetic each, so that processes that share two processors do not wait for
-    each other's threads.
+def process_environment() -> dict[str, str]:
+    """Return the environment of a process with one thread for arithmetic, so that processes that
+    share two processors do not wait for threads of each other.
     """
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def wait_for_words(running: Running, words: str) -> None:
-    """Returns once a process has said the words, or has ended, or `LIMIT` has passed: what follows
-    finds out which.
+    """Wait until a process has printed the words, has ended, or `SILENCE` seconds have passed. The
+    caller finds out which.
     """
-    until = time.monotonic() + LIMIT
-    while (
-        words not in running.log.read_text(errors="replace")
-        and running.popen.poll() is None
-        and time.monotonic() < until
-    ):
+    until = time.monotonic() + SILENCE
+    while words not in running.read() and running.popen.poll() is None and time.monotonic() < until:
         time.sleep(0.05)
 
 
 def follow(coordinator: Running, agents: Sequence[Running], say: Say) -> dict[str, Any]:
-    """Repeats what the coordinator says until it ends; its result. Raises FleetError when it fails
-    or falls silent.
+    """Repeat the coordinator's output until it ends; return its result. Raises FleetError if a
+    process fails or the coordinator falls silent.
     """
-    told, heard = 0, time.monotonic()
+    position, last_output = 0, time.monotonic()
     while True:
         ended = coordinator.popen.poll() is not None
-        text = coordinator.log.read_text(errors="replace")
-        complete = text[told : text.rfind("\n") + 1]
+        text = coordinator.read()
+        complete = text[position : text.rfind("\n") + 1]
         for line in complete.splitlines():
             if not line.startswith("{"):
                 say(f"  {line}")
-        told, heard = told + len(complete), time.monotonic() if complete else heard
+        if complete:
+            position, last_output = position + len(complete), time.monotonic()
         if ended:
             break
-        fallen = [a for a in agents if a.popen.poll() not in (None, 0)]
-        if fallen or time.monotonic() - heard > LIMIT:
-            who = fallen[0] if fallen else coordinator
+        failed = [a for a in agents if a.popen.poll() not in (None, 0)]
+        if failed or time.monotonic() - last_output > SILENCE:
+            who = failed[0] if failed else coordinator
             raise FleetError(
-                f"{who.name} {'failed' if fallen else 'fell silent'}; the end of its "
-                f"log:\n{who.tail()}"
+                f"{who.name} {'failed' if failed else f'printed nothing for {SILENCE:.0f} s'}; "
+                f"the end of its log:\n{who.tail()}"
             )
         time.sleep(0.1)
     if coordinator.popen.returncode != 0:
@@ -286,25 +253,27 @@ def follow(coordinator: Running, agents: Sequence[Running], say: Say) -> dict[st
             f"the coordinator failed with exit code {coordinator.popen.returncode}; the "
             f"end of its log:\n{coordinator.tail()}"
         )
-    result: dict[str, Any] = json.loads(coordinator.log.read_text().splitlines()[-1])
+    result: dict[str, Any] = json.loads(coordinator.tail(1))
     return result
 
 
-def answer_of(command: Sequence[str], folder: Path, name: str) -> dict[str, Any]:
-    """The JSON on the last line of a command. Raises EspalierError with what it said when it
+def run_command(name: str, command: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Run a command; return the JSON on its last line. Raises EspalierError with its errors if it
     fails.
     """
-    given: dict[str, Any] = {
-        "capture_output": True,
-        "text": True,
-        "stdin": subprocess.DEVNULL,
-        "env": environment(),
-        "cwd": folder,
-    }
     try:
-        done = subprocess.run(command, timeout=LIMIT, **given)  # noqa: S603
+        done = subprocess.run(  # noqa: S603
+            command,
+            timeout=SILENCE,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            env=process_environment(),
+            cwd=folder,
+            check=False,
+        )
     except subprocess.TimeoutExpired as error:
-        raise EspalierError(f"{name} was not done within {LIMIT:.0f} s") from error
+        raise EspalierError(f"{name} did not finish within {SILENCE:.0f} s") from error
     if done.returncode != 0:
         raise EspalierError(
             f"{name} failed with exit code {done.returncode}:\n{done.stderr[-2000:]}"
@@ -314,59 +283,41 @@ def answer_of(command: Sequence[str], folder: Path, name: str) -> dict[str, Any]
 
 
 def infer(broker: str, folder: Path, say: Say) -> dict[str, Any]:
-    """The fifth device: fetches the smallest device's network and answers for held-out digits, in a
-    Python that cannot import torch.
+    """Let the fifth device download the network of the smallest device and classify held-out
+    digits, in a Python that cannot import torch.
     """
-    held = data.central("digits")
+    held = data.load_central("digits")
     inputs = folder / "inputs.npy"
     np.save(inputs, held.x_held)
     command = [
-        sys.executable,
-        "-c",
-        WITHOUT_TORCH,
-        "infer",
-        "--broker",
-        broker,
-        "--run",
-        RUN,
-        "--name",
-        DEVICES[-1].name,
+        *(sys.executable, "-c", WITHOUT_TORCH, "infer", "--broker", broker, "--run", RUN),
+        *("--name", DEVICES[-1].name, "--store", str(folder / "models")),
+        *(str(inputs), "--format", "json"),
     ]
-    answered = answer_of(
-        [*command, "--store", str(folder / "models"), str(inputs), "--format", "json"],
-        folder,
-        "infer",
-    )
-    labels = np.array([answer["label"] for answer in answered["answers"]])
-    right = float((labels == held.y_held).mean())
+    found = run_command("infer", command, folder)
+    labels = np.array([answer["label"] for answer in found["answers"]])
+    accuracy = float((labels == held.y_held).mean())
     say(
-        f"an agent without PyTorch fetched {answered['submodel']} and is right on "
-        f"{right:.1%} of {len(labels)} digits that no agent held"
+        f"inference without PyTorch: {found['submodel']}, accuracy {accuracy:.1%} on "
+        f"{len(labels)} held-out digits"
     )
-    return {"submodel": answered["submodel"], "accuracy": right, "examples": len(labels)}
+    return {"submodel": found["submodel"], "accuracy": accuracy, "examples": len(labels)}
 
 
-# ---- what it says --------------------------------------------------------------------------------
+# ---- the result ----------------------------------------------------------------------------------
 
 
-def summary(
-    trained: dict[str, Any],
-    exported: dict[str, Any],
-    inferred: dict[str, Any],
+def summarize(
+    trained: Mapping[str, Any],
+    exported: Mapping[str, Any],
+    inferred: Mapping[str, Any],
     broker: brokers.Broker,
     seconds: float,
 ) -> dict[str, Any]:
-    taken = (
-        "accuracy",
-        "worst_accuracy",
-        "untrained",
-        "rounds",
-        "agents",
-        "bytes_up",
-        "bytes_down",
-    )
+    """Return the result of the demo as plain values."""
+    keys = ["accuracy", "worst_accuracy", "untrained", "rounds", "agents", "bytes_up", "bytes_down"]
     return {
-        **{key: trained[key] for key in taken},
+        **{key: trained[key] for key in keys},
         "seconds": round(seconds, 1),
         "onnx_max_abs_diff": max(
             entry["variants"][0]["max_abs_diff"] for entry in exported["submodels"]
@@ -376,11 +327,12 @@ def summary(
     }
 
 
-def tell(result: dict[str, Any], say: Say) -> None:
+def print_summary(result: Mapping[str, Any], say: Say) -> None:
+    """Print the result of the demo."""
     sizes = ", ".join(
         f"{a['id']} {a['submodel']} ({a['parameters']:,} parameters)" for a in result["agents"]
     )
-    say(f"what each device carried: {sizes}")
+    say(f"submodels: {sizes}")
     say(
         f"accuracy on digits that no agent held: full network {result['accuracy']:.3f}, "
         f"worst submodel {result['worst_accuracy']:.3f}"

@@ -1,5 +1,5 @@
-"""What `coordinator assign` answers without any agent: what devices that measured themselves
-(`edge-agent profile --out`) would get, and why.
+"""The command `coordinator assign`: the submodels that measured devices would get (see `edge-agent
+profile --out`), and the reasons.
 """
 
 from __future__ import annotations
@@ -13,29 +13,31 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.assign.data_cards import AGENTS, network_for
+from coordinator.assign.data_cards import AGENTS, build_network
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.decisions import Candidate, Verdict, decide
 from coordinator.assign.eligibility import Eligibility
-from coordinator.assign.offers import Bounds, pinned
-from coordinator.assign.selection import generator
+from coordinator.assign.offers import Bounds, match_pins
+from coordinator.assign.selection import make_generator
 from coordinator.run.preparation import propose_menu
 from coordinator.settings.config import Config, load, parse_setting
 from federated.data import catalogue
 from federated.device import profile_file
 from federated.device.profile_file import Sheet
 from federated.errors import ConfigError
-from federated.method import Method, State
+from federated.method import Method
 from federated.methods.catalogue import method as method_named
 from federated.runtime.units import human_seconds, megabytes
+from federated.safe_table import SafeTable
+from federated.safe_text import make_lines_safe
 from federated.task import Card, Profile
 from models.cost import cost
 from models.families.catalogue import initial
 from models.submodel import Network, Submodel, Target
 
-__all__ = ["assign_offline", "text"]
+__all__ = ["assign_offline", "render"]
 
-WIDTH = 110
+WIDTH = 110  # columns
 EXAMPLES = 1000  # of a device that was measured without data
 
 
@@ -47,67 +49,65 @@ def assign_offline(
     flags: Sequence[tuple[str, Any]],
     examples: int | None,
 ) -> dict[str, Any]:
-    """What each sheet's device would get in a round in which all of them take part, as plain
-    values.
+    """Return the submodel of each device in a round with all of them, as plain values.
 
-    examples: how many each device has, in place of what its sheet says; `EXAMPLES` where that was
-    measured without data. The network is for the data that the configuration names, else for those
-    that the devices were measured with.
-    Raises ConfigError, for a family that was not timed as well, and Unknown.
+    examples: number of examples of each device, instead of the one in its profile; `EXAMPLES` for a
+        device that was measured without data.
+    The network is for the configured data, else for the data of the devices' measurements.
+    Raises ConfigError, also for a family that was not measured, and Unknown.
     """
-    given = [*map(parse_setting, settings), *flags]
-    config = load(config_file, environment, given)
-    sheets = [
-        profile_file.read(path, config.model.name if ":" in config.model.name else "")
-        for path in files
-    ]
-    named = config.data.name != AGENTS and (
-        config_file is not None or any(key == "data.name" for key, _ in given)
+    overrides = [*map(parse_setting, settings), *flags]
+    config = load(config_file, environment, overrides)
+    family = config.model.name if ":" in config.model.name else ""
+    sheets = [profile_file.read(path, family) for path in files]
+    has_data = config.data.name != AGENTS and (
+        config_file is not None or any(key == "data.name" for key, _ in overrides)
     )
     cards = (
-        [catalogue.central(config.data.name, config.data.root).card()]
-        if named
-        else [card_of(one, config.model.name) for one in sheets]
+        [catalogue.load_central(config.data.name, config.data.root).card()]
+        if has_data
+        else [card_of(sheet, config.model.name) for sheet in sheets]
     )
     method = method_named(config.method_name)
-    network = network_for(config, cards)
-    profiles = profiles_of(sheets, network, examples)
-    menu = propose_menu(method, network, config.settings)
-    verdicts = judged(config, method, network, menu, profiles)
+    network = build_network(config, cards)
+    profiles = load_profiles(sheets, network, examples)
     return {
         "model": config.model.name,
         "method": method.name,
         "network": msgspec.to_builtins(network),
         "deadline": config.fleet.deadline or None,
-        "agents": [plain(one, profiles[one.decision.agent]) for one in verdicts],
+        "agents": [
+            describe_agent(verdict, profiles[verdict.decision.agent])
+            for verdict in judge(config, method, network, profiles)
+        ],
     }
 
 
-def profiles_of(
+def load_profiles(
     sheets: Sequence[Sheet], network: Network, examples: int | None
 ) -> dict[str, Profile]:
-    """Each device's profile by name, with the timings of the network's family."""
-    made: dict[str, Profile] = {}
-    for one in sheets:
-        profile = profile_file.profile_of(one, network.family)
-        if profile.agent in made:
+    """Return each device's profile by name, with timings of the network's family."""
+    profiles: dict[str, Profile] = {}
+    for sheet in sheets:
+        profile = profile_file.select_profile(sheet, network.family)
+        if profile.agent in profiles:
             raise ConfigError(
-                f"two of the profiles are of a device called '{profile.agent}': give "
-                "each a name of its own"
+                f"expected profiles of different devices, found two of '{profile.agent}': give "
+                "each device a name of its own"
             )
         count = examples or profile.data.examples or EXAMPLES
-        made[profile.agent] = replace(profile, data=replace(profile.data, examples=count))
-    return made
+        profiles[profile.agent] = replace(profile, data=replace(profile.data, examples=count))
+    return profiles
 
 
-def card_of(one: Sheet, model: str) -> Card:
-    """The data that a device was measured with; where it had none, those that the timed networks of
-    the model's family are for.
+def card_of(sheet: Sheet, model: str) -> Card:
+    """Return the data card of a device's measurement. Without data, it fits the measured networks
+    of the model's family.
     """
-    if one.profile.data.examples:
-        return one.profile.data
+    if sheet.profile.data.examples:
+        return sheet.profile.data
     family = model if ":" in model else model.partition("-")[0]
-    network = profile_file.profile_of(one, family).timings[0].submodel.network
+    network = profile_file.select_profile(sheet, family).timings[0].submodel.network
     target: Target = (
         "token"
         if network.objective == "next" or network.objective == "masked"
@@ -128,128 +128,101 @@ def card_of(one: Sheet, model: str) -> Card:
     )
 
 
-def judged(
-    config: Config,
-    method: Method,
-    network: Network,
-    menu: Sequence[Submodel],
-    profiles: Mapping[str, Profile],
+def judge(
+    config: Config, method: Method, network: Network, profiles: Mapping[str, Profile]
 ) -> list[Verdict]:
-    """A verdict for each device, in the order of names, as the first round of a run would have
-    it.
-    """
-    drawn = initial(network, config.seed, method.features)
-    state: State = method.start(drawn, menu, config.settings)
-    fixed, eligibility = pinned(menu, config.assign.submodels), Eligibility(config)
-    against = {name: eligibility.exclusion(profile) for name, profile in profiles.items()}
+    """Return a verdict for each device, by name, as in the first round of a run."""
+    menu = propose_menu(method, network, config.settings)
+    weights = initial(network, config.seed, method.features)
+    state = method.start(weights, menu, config.settings)
+    pin, eligibility = match_pins(menu, config.assign.submodels), Eligibility(config)
+    exclusions = {
+        name: eligibility.explain_exclusion(profile) for name, profile in profiles.items()
+    }
     candidates = [
-        Candidate(name, profiles[name], pinned=fixed(name))
+        Candidate(name, profiles[name], pinned=pin(name))
         for name in sorted(profiles)
-        if not against[name]
+        if not exclusions[name]
     ]
 
-    def choice(index: int, candidate: Candidate, can: Sequence[Submodel]) -> Submodel:
-        return method.assign(state, candidate.profile, can, generator(config.seed, 2, 1, index))
+    def choose(index: int, candidate: Candidate, affordable: Sequence[Submodel]) -> Submodel:
+        draw = make_generator(config.seed, 2, 1, index)
+        return method.assign(state, candidate.profile, affordable, draw)
 
-    made = decide(
-        menu,
-        method.recipe(state, menu[-1]),
-        candidates,
-        config,
-        choice,
-    )
-    out = [
+    verdicts = decide(menu, method.recipe(state, menu[-1]), candidates, config, choose)
+    verdicts += [
         Verdict(None, Decision(name, reason=f"not selected: {why}"), (), Bounds())
-        for name, why in against.items()
+        for name, why in exclusions.items()
         if why
     ]
-    return sorted([*made, *out], key=lambda one: one.decision.agent)
+    return sorted(verdicts, key=lambda verdict: verdict.decision.agent)
 
 
-def plain(one: Verdict, profile: Profile) -> dict[str, Any]:
-    offers = [
-        {
-            "submodel": offer.submodel.name,
-            "parameters": cost(offer.submodel).parameters,
-            "step": offer.step,
-            "seconds": offer.seconds,
-            "memory": offer.memory,
-            "fits": offer.fits,
-            "in_time": offer.step <= one.bounds.step and offer.seconds <= one.bounds.seconds,
-        }
-        for offer in one.offers
-    ]
-    found = {
-        "id": one.decision.agent,
-        "submodel": one.decision.submodel or None,
-        "reason": one.decision.reason,
-    }
+def describe_agent(verdict: Verdict, profile: Profile) -> dict[str, Any]:
+    """Return a verdict as plain values."""
     return {
-        **found,
+        "id": verdict.decision.agent,
+        "submodel": verdict.decision.submodel or None,
+        "reason": verdict.decision.reason,
         "cpus": profile.cpus,
         "memory": profile.memory,
         "uplink": profile.uplink,
         "examples": profile.data.examples,
-        "offers": offers,
+        "offers": [
+            {
+                "submodel": offer.submodel.name,
+                "parameters": cost(offer.submodel).parameters,
+                "step": offer.step,
+                "seconds": offer.seconds,
+                "memory": offer.memory,
+                "fits": offer.fits,
+                "in_time": offer.step <= verdict.bounds.step
+                and offer.seconds <= verdict.bounds.seconds,
+            }
+            for offer in verdict.offers
+        ],
     }
 
 
-def text(made: Mapping[str, Any]) -> str:
-    """The same for a person: each device with the table of all that it was offered."""
+def render(found: Mapping[str, Any]) -> str:
+    """Return the result of `assign_offline` as text, with a table of offers for each device."""
     console = Console(width=WIDTH)
     with console.capture() as capture:
-        for one in made["agents"]:
+        for agent in found["agents"]:
             uplink = (
-                f"uplink {one['uplink'] / 1e6:.3g} MB/s"
-                if one["uplink"]
-                else "uplink not measured, so transfers count nothing"
+                f"uplink {agent['uplink'] / 1e6:.3g} MB/s"
+                if agent["uplink"]
+                else "uplink not measured, so transfers count as 0 s"
+            )
+            text = (
+                f"{agent['id']}: {agent['cpus']:g} cpus, {megabytes(agent['memory'])}, "
+                f"{uplink}, {agent['examples']} examples\n"
+                f"  gets {agent['submodel'] or 'nothing'}: {agent['reason']}"
             )
             console.print(
-                f"{one['id']}: {one['cpus']:g} cpus, {megabytes(one['memory'])}, "
-                f"{uplink}, {one['examples']} examples",
+                make_lines_safe(text),
                 markup=False,
                 soft_wrap=True,
             )
-            console.print(
-                f"  gets {one['submodel'] or 'nothing'}: {one['reason']}",
-                markup=False,
-                soft_wrap=True,
-            )
-            if one["offers"]:
-                console.print(table(one))
+            if agent["offers"]:
+                console.print(make_table(agent))
             console.print()
     return capture.get().rstrip()
 
 
-def table(one: Mapping[str, Any]) -> Table:
-    made = Table(
-        "",
-        "submodel",
-        "parameters",
-        "a step",
-        "a round",
-        "memory",
-        "",
-        box=None,
-        pad_edge=False,
-        header_style="dim",
-    )
-    for offer in one["offers"]:
-        against = [
-            word
-            for word, holds in (("too large", offer["fits"]), ("too slow", offer["in_time"]))
-            if not holds
-        ]
-        numbers = (
+def make_table(agent: Mapping[str, Any]) -> Table:
+    """Return the table of an agent's offers, with a star at the chosen one."""
+    columns = ("", "submodel", "parameters", "a step", "a round", "memory", "")
+    table = SafeTable(*columns, box=None, pad_edge=False, header_style="dim")
+    for offer in agent["offers"]:
+        limits = (("too large", offer["fits"]), ("too slow", offer["in_time"]))
+        table.add_row(
+            "*" if offer["submodel"] == agent["submodel"] else "",
+            offer["submodel"],
             f"{offer['parameters']:,}",
             human_seconds(offer["step"]),
             human_seconds(offer["seconds"]),
             megabytes(offer["memory"]),
+            ", ".join(word for word, within in limits if not within),
         )
-        made.add_row(
-            "*" if offer["submodel"] == one["submodel"] else "",
-            offer["submodel"],
-            *numbers,
-            ", ".join(against),
-        )
-    return made
+    return table

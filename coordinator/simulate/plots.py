@@ -1,6 +1,4 @@
-"""Pictures of a simulation, as PNG: how good each submodel is per round, and who holds which
-examples.
-"""
+"""Pictures of a simulation, as PNG: accuracy by round and submodel, and partition of the data."""
 
 from __future__ import annotations
 
@@ -14,23 +12,23 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from federated.wire.release_files import marked
+from federated.wire.release_files import label_submodel
 
-__all__ = ["accuracies", "partition"]
+__all__ = ["plot_accuracies", "plot_partition"]
 
 DPI = 130
-NUMBERED = 400  # cells up to which each is written out
-NAMED = 40  # rows up to which each is named
+MAX_NUMBERS = 400  # cells with a written number
+MAX_NAMES = 40  # rows or columns with a name
 
 
-def accuracies(
+def plot_accuracies(
     path: Path, seeds: Sequence[Sequence[Mapping[str, Any]]], submodels: Sequence[str], title: str
 ) -> None:
-    """One line per submodel, the smallest dark and the largest bright: the mean over seeds, between
-    the least and the greatest of them.
+    """Plot a line per submodel, from dark (the smallest) to bright: the mean over seeds, within the
+    range from minimum to maximum.
 
-    seeds: per seed, scores as plain values; those of the view that counts are drawn. Of values
-    accuracy is R2; of texts perplexity is drawn.
+    seeds: scores of each seed as plain values. The central view is plotted if there is one, else
+        that of devices. Accuracy is R2 for values; texts are plotted by perplexity.
     """
     view = (
         "central" if any(s["view"] == "central" for scores in seeds for s in scores) else "devices"
@@ -59,8 +57,8 @@ def accuracies(
                 rounds,
                 [np.mean(v) for v in values],
                 color=colour,
-                label=marked(submodel, untrained=untrained),
-                marker="." if len(rounds) < NAMED else "",
+                label=label_submodel(submodel, untrained=untrained),
+                marker="." if len(rounds) < MAX_NAMES else "",
             )
             axes.fill_between(
                 rounds,
@@ -78,11 +76,12 @@ def accuracies(
     figure.savefig(path, dpi=DPI)
 
 
-def partition(
+def plot_partition(
     path: Path, counts: NDArray[np.integer[Any]], agents: Sequence[str], title: str
 ) -> None:
-    """How many examples of each class (or bin of values) each device holds: counts [agents,
-    classes], a row per device.
+    """Plot the number of examples of each class (or bin of values) at each device.
+
+    counts: numbers of examples, [agents, classes].
     """
     rows, columns = counts.shape
     figure = Figure(
@@ -95,11 +94,11 @@ def partition(
         xlabel="class",
         ylabel="device",
         title=title,
-        xticks=range(columns) if columns <= NAMED else [],
+        xticks=range(columns) if columns <= MAX_NAMES else [],
     )
-    if rows <= NAMED:
+    if rows <= MAX_NAMES:
         axes.set_yticks(range(rows), agents, fontsize="small")
-    if rows * columns <= NUMBERED:
+    if rows * columns <= MAX_NUMBERS:
         for row, column in np.ndindex(rows, columns):
             dark = counts[row, column] < counts.max() / 2
             axes.text(

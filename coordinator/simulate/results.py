@@ -1,12 +1,11 @@
-"""What a simulation leaves for a researcher: one JSON and one CSV per seed, a summary over seeds,
-and pictures.
+"""Results of a simulation: a JSON file and a CSV file per seed, a summary over seeds, and pictures.
 
 FOLDER/seed0.json            config, commit, versions, rounds, scores of all devices together,
                              multiply-adds of training (effort), summary
-FOLDER/seed0.csv             one score a line: round, submodel, view, agent, accuracy, loss, ...
-FOLDER/seed0-partition.json  which examples each device held; beside it a picture
+FOLDER/seed0.csv             one score per line: round, submodel, view, agent, accuracy, loss, ...
+FOLDER/seed0-partition.json  examples of each device, with a picture beside it
 FOLDER/summary.json, .csv    `score_summary.summary` per seed, with mean and deviation
-FOLDER/accuracy.png          per round and submodel, over all seeds
+FOLDER/accuracy.png          accuracy by round and submodel, over all seeds
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from typing import Any
 import msgspec
 
 from coordinator.observe.records import Score
-from coordinator.observe.score_summary import reached, summary
+from coordinator.observe.score_summary import is_target_reached, summarize
 from coordinator.settings.config import Config, to_json
-from coordinator.simulate.data_source import Source, names
+from coordinator.simulate.data_source import DataSource, device_names
 from coordinator.store import training_counts
 from coordinator.store.store import Store
 from coordinator.trust import privacy_budget
@@ -40,7 +39,7 @@ from models.cost import cost
 from models.families.catalogue import initial
 from models.submodel import Submodel
 
-__all__ = ["plain", "write", "write_summary"]
+__all__ = ["encode_json", "write", "write_summary"]
 
 COLUMNS = ("round", "submodel", "view", "agent", "accuracy", "loss", "examples", "trained_updates")
 PACKAGES = ("espalier", "numpy", "torch")
@@ -60,33 +59,36 @@ HEADLINE = (
 )
 
 
-def write(folder: Path, config: Config, store: Store, source: Source, say: Say) -> dict[str, Any]:
-    """Write the results of one seed from what its store holds; return them as plain values."""
-    scores = marked(training_counts.count_by_round(store), store.all_scores())
-    found = collect(config, store, scores)
+def write(
+    folder: Path, config: Config, store: Store, source: DataSource, say: Say
+) -> dict[str, Any]:
+    """Write the results of one seed from its store; return them as plain values."""
+    counts = training_counts.count_by_round(store)
+    scores = mark_scores(counts, store.all_scores())
+    found = collect(config, store, counts[max(counts)], scores)
     base = folder / f"seed{config.seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    base.with_suffix(".json").write_text(plain(found))
+    base.with_suffix(".json").write_text(encode_json(found))
     write_scores(base.with_suffix(".csv"), scores)
-    held = partitions.counts(source.whole, source.parts)
-    draw(
-        say,
-        "partition",
-        folder / f"seed{config.seed}-partition.png",
-        held,
-        names(source.agents),
-        f"{config.data.name}, {source.partition}",
-    )
-    say_results(config, found, say)
+    examples = partitions.count_kinds(source.whole, source.parts)
+    title = f"{config.data.name}, {source.partition}"
+    path = folder / f"seed{config.seed}-partition.png"
+    draw(say, "plot_partition", path, examples, device_names(source.agents), title)
+    print_results(config, found, say)
     return found
 
 
-def collect(config: Config, store: Store, scores: Sequence[tuple[int, Score]]) -> dict[str, Any]:
-    """The results of one seed as plain values. scores: all of them, each with its round."""
-    facts, trained = store.read_facts(), training_counts.count_by_round(store)
+def collect(
+    config: Config,
+    store: Store,
+    counts: training_counts.Counts,
+    scores: Sequence[tuple[int, Score]],
+) -> dict[str, Any]:
+    """Return the results of one seed as plain values. scores: round and score of each."""
+    facts = store.read_facts()
     by_name = {submodel.name: submodel for submodel in facts.menu}
     assigned = {agent: by_name[name] for agent, name in store.last_submodels().items()}
-    known = trained[max(trained)]
+    latest = {(s.submodel, s.view, s.agent): s for _, s in scores}
     return {
         "run": config.name,
         "seed": config.seed,
@@ -99,9 +101,9 @@ def collect(config: Config, store: Store, scores: Sequence[tuple[int, Score]]) -
         },
         "seconds": round(sum(seconds for _, seconds, *_ in store.history()), 3),
         "submodels": [
-            described(submodel, list(assigned.values()), known) for submodel in facts.menu
+            describe_submodel(submodel, list(assigned.values()), counts) for submodel in facts.menu
         ],
-        "untrained": known.untrained,
+        "untrained": counts.untrained,
         "assigned": {agent: submodel.name for agent, submodel in sorted(assigned.items())},
         "rounds": [
             {"round": n, "seconds": round(s, 3), "bytes_up": up, "bytes_down": down}
@@ -110,84 +112,74 @@ def collect(config: Config, store: Store, scores: Sequence[tuple[int, Score]]) -
         "scores": [
             {"round": n, **msgspec.to_builtins(score)} for n, score in scores if not score.agent
         ],
-        "effort": spent(config, store),
-        "summary": summary(latest(scores), facts.menu, assigned),
-        **told(config, store),
+        "effort": compute_effort(config, store),
+        "summary": summarize(list(latest.values()), facts.menu, assigned),
+        **describe_privacy(config, store),
     }
 
 
-def say_results(config: Config, found: Mapping[str, Any], say: Say) -> None:
-    """Tell the user the headline scores of a seed, its effort and its privacy budget."""
+def print_results(config: Config, found: Mapping[str, Any], say: Say) -> None:
+    """Print the headline scores of a seed, its effort and its privacy loss."""
     seed, final, missing = f"seed {config.seed}", found["summary"], found["untrained"]
     shown = ", ".join(f"{name} {final[name]:.3f}" for name in HEADLINE if name in final)
     say(f"{seed}: {shown}" + (f"; {UNTRAINED}: {', '.join(missing)}" if missing else ""))
-    if wanted(config):
-        say(f"{seed}: {told_effort(found['effort'])}")
+    if find_target(config):
+        say(f"{seed}: {describe_effort(found['effort'])}")
     if config.private.noise:
         say(f"{seed}: epsilon {found['epsilon']:.4g} at delta {config.private.delta:g}")
 
 
-def told(config: Config, store: Store) -> dict[str, float]:
-    """What a private run told of the device of which it told most; nothing of another run."""
-    guard = config.private
-    return (
-        {
-            "epsilon": privacy_budget.compute_epsilon(store.trust.read_costs(), guard.delta),
-            "delta": guard.delta,
-        }
-        if guard.noise
-        else {}
-    )
+def describe_privacy(config: Config, store: Store) -> dict[str, float]:
+    """Return the largest privacy loss of a device in a private run; empty for other runs."""
+    if not config.private.noise:
+        return {}
+    delta = config.private.delta
+    epsilon = privacy_budget.compute_epsilon(store.trust.read_costs(), delta)
+    return {"epsilon": epsilon, "delta": delta}
 
 
-def latest(scores: Sequence[tuple[int, Score]]) -> list[Score]:
-    """The last score of each submodel, view and device."""
-    return list({(s.submodel, s.view, s.agent): s for _, s in scores}.values())
-
-
-def marked(
-    trained: Mapping[int, training_counts.Counts], scores: Sequence[tuple[int, Score]]
+def mark_scores(
+    counts: Mapping[int, training_counts.Counts], scores: Sequence[tuple[int, Score]]
 ) -> list[tuple[int, Score]]:
-    """Scores with the number of updates that had trained their submodel by their round. trained:
-    the counts by round.
+    """Return scores with the number of updates of their submodel up to their round. counts: by
+    round.
     """
     known = {
-        number: training_counts.count_at(trained, number)
+        number: training_counts.count_at(counts, number)
         for number in {number for number, _ in scores}
     }
     return [(number, known[number].mark([score])[0]) for number, score in scores]
 
 
-def described(
-    submodel: Submodel, assigned: Sequence[Submodel], known: training_counts.Counts
+def describe_submodel(
+    submodel: Submodel, assigned: Sequence[Submodel], counts: training_counts.Counts
 ) -> dict[str, Any]:
-    """trained_updates, trained_rounds: null where the store records no updates."""
-    what, found = cost(submodel), known.trained.get(submodel.plain.name)
-    trained = {
-        "trained_updates": found.updates if found else None,
-        "trained_rounds": found.rounds if found else None,
-    }
+    """Return the size and training of a submodel. trained_updates and trained_rounds are null if
+    the store records no updates.
+    """
+    trained = counts.trained.get(submodel.plain.name)
     return {
         "name": submodel.name,
-        "parameters": what.parameters,
-        "macs": what.macs,
+        "parameters": cost(submodel).parameters,
+        "macs": cost(submodel).macs,
         "devices": assigned.count(submodel),
-        **trained,
+        "trained_updates": trained.updates if trained else None,
+        "trained_rounds": trained.rounds if trained else None,
     }
 
 
-def wanted(config: Config) -> float:
-    """The target accuracy up to which TMAC counts rounds; 0: none."""
+def find_target(config: Config) -> float:
+    """Return the target accuracy for TMAC; 0: none."""
     return config.simulate.target or config.target_accuracy
 
 
-def spent(config: Config, store: Store) -> dict[str, Any]:
-    """Multiply-adds of training, forward passes only (see `federated.engine.accounting`), with the
-    target and the rounds it took to reach it.
+def compute_effort(config: Config, store: Store) -> dict[str, Any]:
+    """Return the multiply-adds of training, forward passes only (see
+    `federated.engine.accounting`), with the target accuracy and the number of rounds to reach it.
 
-    tmac and rounds_to_target are None without a target, or where no evaluated round reached it.
-    Empty where nobody trained, or where the recipe bounds the steps of a round, so that devices
-    train on a part of their data.
+    tmac and rounds_to_target are None without a target, or if no evaluated round reached it. The
+    result is empty if nobody trained, or if the recipe limits the steps of a round, so that devices
+    train only on a part of their data.
     """
     facts, chosen = store.read_facts(), method(config.method_name)
     if config.settings["steps"] or facts.network is None:
@@ -195,11 +187,8 @@ def spent(config: Config, store: Store) -> dict[str, Any]:
     state: State = chosen.start(
         initial(facts.network, config.seed, chosen.features), facts.menu, config.settings
     )
-    by_name, before, rounds = (
-        {submodel.name: submodel for submodel in facts.menu},
-        dict[str, Submodel](),
-        list[list[float]](),
-    )
+    by_name = {submodel.name: submodel for submodel in facts.menu}
+    before, rounds = dict[str, Submodel](), list[list[float]]()  # before: by agent
     for number, *_ in store.history():
         rounds.append([])
         for entry in store.entries(number):
@@ -212,8 +201,8 @@ def spent(config: Config, store: Store) -> dict[str, Any]:
                 before[entry.agent] = submodel
     if not any(rounds):
         return {}
-    target = wanted(config)
-    found = first_reached(store.all_scores(), facts.menu, target)
+    target = find_target(config)
+    found = find_target_round(store.all_scores(), facts.menu, target)
     return {
         **asdict(effort(rounds, config.settings["epochs"], found)),
         "target": target or None,
@@ -221,26 +210,26 @@ def spent(config: Config, store: Store) -> dict[str, Any]:
     }
 
 
-def first_reached(
+def find_target_round(
     scores: Sequence[tuple[int, Score]], menu: Sequence[Submodel], target: float
 ) -> int | None:
-    """The first round in which the largest evaluated submodel reached the target; None where none
-    did. scores: with their rounds, in order.
+    """Return the first round in which the largest evaluated submodel reached the target; None if
+    none did. scores: round and score of each, in order.
     """
     by_round = itertools.groupby(scores, key=lambda one: one[0])
     return next(
         (
             number
             for number, several in by_round
-            if reached([score for _, score in several], menu, target)
+            if is_target_reached([score for _, score in several], menu, target)
         ),
         None,
     )
 
 
-def told_effort(found: Mapping[str, Any]) -> str:
-    """Whether and when a run reached its target, and its multiply-adds until then. found: as
-    `spent` returns it.
+def describe_effort(found: Mapping[str, Any]) -> str:
+    """Return when a run reached its target, and its multiply-adds until then. found: the result of
+    `compute_effort`.
     """
     if not found:
         return (
@@ -266,7 +255,6 @@ def write_scores(path: Path, scores: Sequence[tuple[int, Score]]) -> None:
         lines.writerow([*COLUMNS, *more])
         for number, s in scores:
             lines.writerow(
-                # "" where it has none
                 [
                     number,
                     *(getattr(s, column) for column in COLUMNS[1:]),
@@ -278,7 +266,7 @@ def write_scores(path: Path, scores: Sequence[tuple[int, Score]]) -> None:
 def write_summary(
     folder: Path, name: str, found: Sequence[Mapping[str, Any]], say: Say
 ) -> dict[str, Any]:
-    """Writes the summary over seeds and the picture of accuracies; gives the summary."""
+    """Write the summary over seeds and the picture of accuracies; return the summary."""
     numbers = sorted({key for one in found for key in one["summary"]})
     rows = {key: [one["summary"][key] for one in found if key in one["summary"]] for key in numbers}
     made = {
@@ -299,7 +287,7 @@ def write_summary(
         "per_seed": {str(one["seed"]): one["summary"] for one in found},
         "results": str(folder),
     }
-    (folder / "summary.json").write_text(plain(made))
+    (folder / "summary.json").write_text(encode_json(made))
     with (folder / "summary.csv").open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["metric", "mean", "deviation", *(f"seed{one['seed']}" for one in found)])
@@ -311,14 +299,9 @@ def write_summary(
                     *(one["summary"].get(key, "") for one in found),
                 ]
             )
-    draw(
-        say,
-        "accuracies",
-        folder / "accuracy.png",
-        [one["scores"] for one in found],
-        [one["name"] for one in found[0]["submodels"]],
-        name,
-    )
+    submodels = [one["name"] for one in found[0]["submodels"]]
+    scores = [one["scores"] for one in found]
+    draw(say, "plot_accuracies", folder / "accuracy.png", scores, submodels, name)
     if len(found) > 1:
         means = made["summary"]
         say(
@@ -329,25 +312,25 @@ def write_summary(
                 if k in means
             )
         )
-    say(f"results are in {folder}")
+    say(f"wrote results to {folder}")
     return made
 
 
-def plain(found: Mapping[str, Any]) -> str:
-    """As JSON that every reader takes: what is not a finite number becomes null."""
+def encode_json(found: Mapping[str, Any]) -> str:
+    """Return strict JSON: numbers that are not finite become null."""
     return msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
 
 
-def draw(say: Say, what: str, path: Path, *given: Any) -> None:
-    """One of the pictures of `coordinator.simulate.plots`; without matplotlib there is none, and
-    that is said.
+def draw(say: Say, function: str, path: Path, *arguments: Any) -> None:
+    """Draw a picture with a function of `coordinator.simulate.plots`, or say that matplotlib is
+    missing.
     """
     try:
         from coordinator.simulate import plots
     except ModuleNotFoundError as error:
         say(
-            f"no picture {path.name}: {error.name} is not installed; pip install "
+            f"skipped the plot {path.name}: {error.name} is not installed; pip install "
             "'espalier[simulate]'"
         )
         return
-    getattr(plots, what)(path, *given)
+    getattr(plots, function)(path, *arguments)

@@ -1,14 +1,13 @@
-"""What `coordinator simulate` does: the rounds of a fleet, with simulated devices on links in
-memory, once per seed.
+"""The command `coordinator simulate`: run an experiment with simulated devices, once per seed.
 
-It is the code of `coordinator start` (rounds, methods, evaluation, store) and the agents' half of
-the protocol; only the devices and the broker are simulated. A fleet whose agents are started as
-`edge-agent join --name d0 --shard 0/N --partition RULE --seed S` learns the same.
+It executes the code of `coordinator start` (rounds, methods, evaluation, store) and the agents'
+half of the protocol; only devices and broker are simulated. A fleet of agents started as
+`edge-agent join --name d0 --shard 0/N --partition RULE --seed S` learns the same weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import filter as filter_names
 from pathlib import Path
@@ -18,19 +17,17 @@ import msgspec
 import torch
 
 from coordinator.assign.data_cards import AGENTS
-from coordinator.observe.readers.terminal import Lines
+from coordinator.observe.readers.terminal import LinePrinter
 from coordinator.phases.patience import ENDLESS
 from coordinator.run.config_sources import ConfigSources
-from coordinator.run.launch import check_same
+from coordinator.run.launch import check_same, load_stored
 from coordinator.run.preparation import Prepared, prepare
-from coordinator.run.start import RunOptions, run
-from coordinator.settings.config import Config, load
+from coordinator.run.runner import RunOptions, run
+from coordinator.settings.config import Config
 from coordinator.simulate import results
-from coordinator.simulate.data_source import Source
-from coordinator.simulate.data_source import names as devices
-from coordinator.simulate.devices import Devices
+from coordinator.simulate.data_source import DataSource, device_names
+from coordinator.simulate.simulated_devices import Devices
 from coordinator.store.run_folders import list_runs
-from coordinator.store.run_records import open_records
 from coordinator.store.store import Store
 from coordinator.trust.defences import check_buffer_size
 from federated.data import partitions
@@ -48,132 +45,103 @@ def simulate(
     """Run an experiment once per seed, and write results and pictures below `out`; return the
     results of all seeds as plain values.
 
-    Raises ConfigError, DataError and Unknown before the first round; StoreError for a run that
-    exists and is not to be resumed.
+    Raises ConfigError, DataError and Unknown before the first round; StoreError if a run exists and
+    `resume` is not set.
     """
     config = sources.load()
     name = config.name or (sources.file.stem if sources.file else "simulation")
     folder = out or Path("results") / name
-    chosen = config.simulate
-    if config.data.name == AGENTS:
+    settings = config.simulate
+    seeds, found = settings.seeds or (config.seed,), []
+    if len(set(seeds)) < len(seeds):
         raise ConfigError(
-            f"data.name = '{AGENTS}' is for a fleet whose devices bring data; a "
-            "simulation shares out data that it has"
+            f"simulate.seeds: expected each seed once, found {', '.join(map(str, seeds))}"
         )
-    if chosen.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: this PyTorch sees no CUDA device")
-    seeds, found = chosen.seeds or (config.seed,), []
-    check_free(name, seeds, () if resume else list_runs(runs))
-    check_buffer_size(config, chosen.agents, "simulate.agents")
-    for pattern in unused(config):
-        say(
-            f"assign.submodels: '{pattern}' fits none of the {chosen.agents} devices, "
-            f"which are called {devices(chosen.agents)[0]} and so on"
-        )
+    names = {seed: f"{name}-seed{seed}" for seed in seeds}
+    check_settings(config, names, () if resume else list_runs(runs))
+    devices = device_names(settings.agents)
+    for pattern in config.assign.submodels:  # it may be meant for a fleet with the same file
+        if not filter_names(devices, pattern):
+            say(
+                f"assign.submodels: '{pattern}' matches none of the {len(devices)} devices, "
+                f"which are named {devices[0]} and so on"
+            )
     for index, seed in enumerate(seeds):
         if len(seeds) > 1:
             say(f"seed {seed}, {index + 1} of {len(seeds)}")
-        one = msgspec.structs.replace(
-            config,
-            name=run_name(name, seed),
-            seed=seed,
-            fleet=msgspec.structs.replace(config.fleet, min_agents=chosen.agents),
-        )
+        fleet = msgspec.structs.replace(config.fleet, min_agents=settings.agents)
+        one = msgspec.structs.replace(config, name=names[seed], seed=seed, fleet=fleet)
         found.append(simulate_once(one, runs, folder, resume=resume, say=say))
     with writing(folder):
         return results.write_summary(folder, name, found, say)
 
 
-def run_name(name: str, seed: int) -> str:
-    return f"{name}-seed{seed}"
-
-
-def check_free(name: str, seeds: Sequence[int], taken: Collection[str]) -> None:
-    """That no seed would meet a run that is there, found before the first one starts. Raises
-    ConfigError, StoreError.
+def check_settings(config: Config, names: Mapping[int, str], taken: Collection[str]) -> None:
+    """Check the settings of a simulation. names: seed -> name of its run. taken: names of runs that
+    exist. Raises ConfigError, StoreError.
     """
-    if len(set(seeds)) < len(seeds):
+    if config.data.name == AGENTS:
         raise ConfigError(
-            f"simulate.seeds: expected each seed once, found {', '.join(map(str, seeds))}"
+            f"data.name = '{AGENTS}' is for devices with data of their own: a simulation needs a "
+            "data set to divide among devices, such as data.name = 'digits'"
         )
-    if there := [run for run in (run_name(name, seed) for seed in seeds) if run in taken]:
+    if config.simulate.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: PyTorch finds no CUDA device; use --device cpu")
+    if existing := [name for name in names.values() if name in taken]:
         raise StoreError(
-            f"{', '.join(there)} ran before: go on with --resume, or take another name "
-            "with --set name=NAME, or another --runs"
+            f"existing runs in the way: {', '.join(existing)}: resume them with --resume, or "
+            "choose another name (--set name=NAME) or another folder (--runs)"
         )
-
-
-def unused(config: Config) -> list[str]:
-    """The pins that fit no simulated device: a slip, or meant for the fleet of the same file."""
-    return [
-        pattern
-        for pattern in config.assign.submodels
-        if not filter_names(devices(config.simulate.agents), pattern)
-    ]
+    check_buffer_size(config, config.simulate.agents, "simulate.agents")
 
 
 def simulate_once(
     config: Config, runs: Path, folder: Path, *, resume: bool, say: Say
 ) -> dict[str, Any]:
-    """One seed, from its partition to its results, which it gives as plain values."""
-    source = Source.of(config)
+    """Run one seed, and write its results; return them as plain values."""
+    source = DataSource.from_config(config)
     parts = source.parts
-    going_on = resume and config.name in list_runs(runs)
-    if going_on:
-        check_same(stored(runs, config.name), config)
-    prepared = prepare(config, runs, resume=going_on)
+    resume = resume and config.name in list_runs(runs)
+    if resume:
+        check_same(load_stored(runs, config.name), config)
+    prepared = prepare(config, runs, resume=resume)
     try:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            partitions.save(
-                folder / f"seed{config.seed}-partition.json",
-                source.whole,
-                parts,
-                config.simulate.partition,
-                config.seed,
-            )
+            path, rule = folder / f"seed{config.seed}-partition.json", config.simulate.partition
+            partitions.save(path, source.whole, parts, rule, config.seed)
         say(
             f"run '{config.name}': {config.method_name} on {config.data.name}, "
             f"{source.agents} devices ({config.simulate.partition}), "
-            f"{config.rounds} rounds, kept in {runs / config.name}"
+            f"{config.rounds} rounds, stored in {runs / config.name}"
         )
         if prepared.store.rounds_done < config.rounds:
-            carry_out(prepared, source, say)
+            run_devices(prepared, source, say)
         with writing(folder):
             return results.write(folder, config, prepared.store, source, say)
     finally:
-        prepared.close(discard=not going_on)
+        prepared.close(discard=not resume)
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Raises StoreError for whatever the file system does not allow."""
+    """Raise StoreError for errors of the file system."""
     try:
         yield
     except OSError as error:
-        raise StoreError(f"the results cannot be written to {folder}: {error}") from error
+        raise StoreError(f"cannot write results to {folder}: {error}") from error
 
 
-def stored(runs: Path, name: str) -> Config:
-    """The configuration of a run that is there. Raises StoreError."""
-    records = open_records(runs, name)
-    try:
-        return load(None, {}, (), base=records.read_facts().config)
-    finally:
-        records.close()
-
-
-def carry_out(prepared: Prepared, source: Source, say: Say) -> None:
-    """The rounds. Whatever stops the devices stops the run, and is what is raised."""
+def run_devices(prepared: Prepared, source: DataSource, say: Say) -> None:
+    """Execute the run with simulated devices. An error that stops the devices is raised."""
     broker = MemoryBroker()
-    with emptied(prepared.store.spool / "devices", prepared.store) as spool:
+    with device_folder(prepared.store.spool / "devices", prepared.store) as spool:
         devices = Devices(broker, prepared.config, source, spool)
         link = MemoryLink(broker, "coordinator")
+        device = prepared.config.simulate.device
+        options = RunOptions(patience=ENDLESS, device=device, durable=False)
         try:
-            options = RunOptions(
-                patience=ENDLESS, device=prepared.config.simulate.device, durable=False
-            )
-            run(prepared, link, Lines(say).read, devices.begin, options)
+            run(prepared, link, LinePrinter(say).read, devices.begin, options)
         except LinkError:
             if devices.error is None:
                 raise
@@ -183,22 +151,23 @@ def carry_out(prepared: Prepared, source: Source, say: Say) -> None:
 
 
 @contextmanager
-def emptied(folder: Path, store: Store) -> Iterator[Path]:
-    """A folder for what devices hold, below the run's own. Their memories stay, for when the
-    simulation is resumed, with more rounds perhaps.
+def device_folder(folder: Path, store: Store) -> Iterator[Path]:
+    """Provide the folder of the devices' files. Only their memories stay, for a simulation that is
+    resumed, perhaps with more rounds.
     """
-    for path in folder.glob("*/*"):
-        if path.name != device_memory.FOLDER:
-            path.unlink()
+    remove_files(folder)
     yield folder
     since = store.last_folded()
     for device in folder.iterdir():
         device_memory.prune(device / device_memory.FOLDER, since.get(device.name, 0))
-        for path in device.iterdir():
-            if path.name != device_memory.FOLDER:
-                path.unlink()
-    for path in sorted(folder.rglob("*"), reverse=True):
+    remove_files(folder)
+    for path in (*sorted(folder.rglob("*"), reverse=True), folder):
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
-    if not any(folder.iterdir()):
-        folder.rmdir()
+
+
+def remove_files(folder: Path) -> None:
+    """Remove the files of devices, except their memories."""
+    for path in folder.glob("*/*"):
+        if path.name != device_memory.FOLDER:
+            path.unlink()

@@ -1,8 +1,6 @@
-"""The processes of a simulation that train: each does whole tasks, from file to file, with one
-thread.
+"""Worker processes of a simulation: each executes whole tasks, from file to file, with one thread.
 
-They end with the process that started them, however it ends; ctrl-C is that one's business, not
-theirs.
+They end with the process that started them, however it ends, and ignore ctrl-C.
 """
 
 from __future__ import annotations
@@ -25,71 +23,68 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.settings.config import Config
-from coordinator.simulate.data_source import Source
+from coordinator.simulate.data_source import DataSource
 from federated.data.dataset import Dataset
 from federated.device.task_work import carry_out
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer
 from federated.errors import EspalierError
 from federated.methods.catalogue import method as find_method
+from federated.runtime.compiler_import import defer_compiler
 from federated.task import Task
 from federated.training.execution import Execution
 from federated.wire.codecs.catalogue import find_codec
 from federated.wire.messages import Run
 
-__all__ = ["VAST", "Workers", "outcome"]
+__all__ = ["UNLIMITED", "Workers", "read_outcome"]
 
-VAST = 2**40  # bytes: nothing that one machine simulates is too large for a device
-# each has a context on the GPU, of some 500 MB; of ResNet-18, more than four trained little faster
-ON_GPU = 4
+UNLIMITED = 2**40  # bytes of memory of a simulated device
+# each has a context of about 500 MB on the GPU; more than four were hardly faster with ResNet-18
+MAX_GPU_WORKERS = 4
 BROKEN = (
-    "a worker process was ended from outside, perhaps for want of memory: go on with --resume, "
-    "and fewer --workers"
+    "a worker process was killed, perhaps because memory ran out: resume with --resume and fewer "
+    "--workers"
 )
 
 
 class Workers:
-    """A pool of worker processes, `simulate.workers` of them; 0 means one per processor, on a GPU
-    ON_GPU at most. source: of the data that they learn from.
+    """A pool of `simulate.workers` processes; 0 means one per processor, on a GPU at most
+    `MAX_GPU_WORKERS`. source: data of the devices.
     """
 
-    def __init__(self, source: Source, config: Config) -> None:
+    def __init__(self, source: DataSource, config: Config) -> None:
         processors, device = len(os.sched_getaffinity(0)), config.simulate.device
-        several = config.simulate.workers or (
-            min(ON_GPU, processors) if device == "cuda" else processors
-        )
-        context = beginning()
-        # no lock in it, which a worker that is killed could keep
+        default = min(MAX_GPU_WORKERS, processors) if device == "cuda" else processors
+        context = make_process_context()
+        # without a lock, which a killed worker could hold forever
         self._stopped = context.RawValue(ctypes.c_bool, False)
         self._pool = ProcessPoolExecutor(
-            several,
+            config.simulate.workers or default,
             mp_context=context,
-            initializer=settle,
-            initargs=(blank(source), config, self._stopped),
+            initializer=initialize_worker,
+            initargs=(without_data(source), config, self._stopped),
         )
 
     def begin(self, index: int, task: Task, weights: Path, result: Path) -> Future[float]:
-        """Does a device's task as soon as a worker is free; its future loss, NaN where the task has
-        none. Raises EspalierError after a death.
+        """Execute a device's task as soon as a worker is free. Return its future loss, NaN for
+        other work. Raises EspalierError if a worker died.
         """
         try:
-            return self._pool.submit(work, index, task, weights, result)
+            return self._pool.submit(run_task, index, task, weights, result)
         except BrokenProcessPool:
             raise EspalierError(BROKEN) from None
 
     def survey(self, devices: int, run: Run) -> Iterator[dict[str, Any]]:
-        """What the run's method asks of each device that joins, in their order, as the workers find
-        it; nothing of those whom `stop` came before.
-
-        Raises EspalierError where a worker died.
+        """Return the surveys of all devices, in order; empty ones after `stop`. Raises
+        EspalierError if a worker died.
         """
         try:
-            yield from self._pool.map(look, range(devices), repeat(run))
+            yield from self._pool.map(survey_device, range(devices), repeat(run))
         except BrokenProcessPool:
             raise EspalierError(BROKEN) from None
 
     def stop(self) -> None:
-        """Has what is being done stop, between two steps."""
+        """Stop running tasks at their next step."""
         self._stopped.value = True
 
     def close(self) -> None:
@@ -97,29 +92,27 @@ class Workers:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-def beginning() -> SpawnContext | ForkServerContext:
-    """How they start: where forking is safe, each as a copy of one process that has loaded PyTorch,
-    which takes seconds and much memory.
+def make_process_context() -> SpawnContext | ForkServerContext:
+    """Return the start method of workers. On Linux, each is a fork of a server process that has
+    loaded PyTorch, which saves seconds and memory.
 
-    That process is this one's child, and loads nothing but code, so that a copy of it has no
-    thread's lock held, nor anything of a GPU. It begins to at once, while this one prepares the
-    run.
+    The server is a child of this process and only loads code, so that a fork of it holds no locks
+    of threads and nothing on a GPU. It starts at once, while this process prepares the run.
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    # that one, PyTorch loads with the first step of an optimiser
-    context.set_forkserver_preload([__name__, "torch._dynamo"])
-    # which it inherits: ctrl-C is not for it, nor for the workers
+    context.set_forkserver_preload([__name__])
+    # the server and its workers inherit the mask, so they ignore ctrl-C
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
 
-def outcome(done: Future[float]) -> float | str:
-    """The loss, or why there is none. Raises EspalierError where a worker died: that is nothing
-    that a device did.
+def read_outcome(done: Future[float]) -> float | str:
+    """Return the loss, or the reason of a failure. Raises EspalierError if the worker died, since
+    that is not the device's failure.
     """
     error = done.exception()
     if isinstance(error, BrokenProcessPool):
@@ -127,25 +120,26 @@ def outcome(done: Future[float]) -> float | str:
     return done.result() if error is None else f"{type(error).__name__}: {error}"
 
 
-def blank(source: Source) -> Source:
-    """The same without what it has loaded: each worker loads that itself, once, instead of being
-    sent it.
+def without_data(source: DataSource) -> DataSource:
+    """Return the source without its loaded data: each worker loads them once instead of receiving
+    them.
     """
     return replace(source)
 
 
 # ---- in the workers ------------------------------------------------------------------------------
 
-SOURCE: Source
+SOURCE: DataSource
 TRAINER: Trainer
-STOPPED: Any  # shared with the process that started this one
+STOPPED: Any  # shared with the parent process
 
 
-def settle(source: Source, config: Config, stopped: Any) -> None:
-    """Load what the configuration names, and limit this process to one thread: the processes share
-    the processors, and sums come out as on a device with one.
+def initialize_worker(source: DataSource, config: Config, stopped: Any) -> None:
+    """Load the configured extensions and limit this process to one thread: processes share the
+    processors, and sums equal those of a device with one thread.
     """
     global SOURCE, STOPPED, TRAINER
+    defer_compiler()
     find_method(config.method_name)
     find_codec(config.wire.codec)
     SOURCE, STOPPED = source, stopped
@@ -155,7 +149,7 @@ def settle(source: Source, config: Config, stopped: Any) -> None:
 
 
 def end_with_parent() -> None:
-    """A parent that was killed cannot say so, and its workers would wait for ever."""
+    """Exit when the parent is gone: a killed parent cannot stop its workers."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -163,17 +157,17 @@ def end_with_parent() -> None:
 
 
 @lru_cache(maxsize=64)
-def holding(index: int) -> Dataset:
-    """A device's data, kept for its next task."""
+def load_device_data(index: int) -> Dataset:
+    """Return a device's data, cached for its next task."""
     return SOURCE.device(index)
 
 
-def work(index: int, task: Task, weights: Path, result: Path) -> float:
-    """Does a device's task from file to file; the loss, NaN where the task has none."""
+def run_task(index: int, task: Task, weights: Path, result: Path) -> float:
+    """Execute a device's task from file to file. Return the loss, NaN for other work."""
     execution = Execution(stop=lambda: bool(STOPPED.value))
-    return carry_out(TRAINER, task, weights, result, holding(index), execution)
+    return carry_out(TRAINER, task, weights, result, load_device_data(index), execution)
 
 
-def look(index: int, run: Run) -> dict[str, Any]:
-    """A device's survey; none once the simulation was stopped."""
-    return {} if STOPPED.value else TRAINER.survey(run, holding(index), VAST)
+def survey_device(index: int, run: Run) -> dict[str, Any]:
+    """Return a device's survey; empty after a stop."""
+    return {} if STOPPED.value else TRAINER.survey(run, load_device_data(index), UNLIMITED)

@@ -13,6 +13,7 @@ import msgspec
 
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.standing import Standing
+from coordinator.row_digests import seal
 from federated.errors import StoreError
 from federated.task import Profile
 
@@ -59,6 +60,8 @@ class AgentTables:
                     for d in decisions.values()
                 ],
             )
+            seal(self._database, "decisions", round)
+            seal(self._database, "profiles")
         self._profiles |= new
 
     def mark_asked(self, round: int, agent: str, reason: str) -> None:
@@ -68,6 +71,7 @@ class AgentTables:
                 "UPDATE decisions SET asked = 1, reason = ? WHERE round = ? AND agent = ?",
                 (reason, round, agent),
             )
+            seal(self._database, "decisions", round)
 
     @contextmanager
     def _writing(self, round: int) -> Iterator[None]:
@@ -84,6 +88,7 @@ class AgentTables:
             for agent, standing in standings.items()
         ]
         self._database.executemany("INSERT OR REPLACE INTO standings VALUES (?, ?)", rows)
+        seal(self._database, "standings")
 
     def read_standings(self) -> dict[str, Standing]:
         return {

@@ -61,8 +61,7 @@ def send_request(folder: Path, command: Command) -> Requests:
         raise missing_run(folder)
     if not run_lock.is_held(folder):
         raise StoreError(
-            f"run '{folder.name}' has no coordinator at the moment: there is nothing to "
-            f"{command.split()[0]}"
+            f"run '{folder.name}' is not running, so there is nothing to {command.split()[0]}"
         )
     before = read_requests(folder)
     about = "stop" if command.startswith("stop") else "pause"
@@ -131,7 +130,7 @@ class Control:
 
     @property
     def stopping(self) -> bool:
-        """Whether the run stops after its current round."""
+        """True if the run stops after its current round."""
         return bool(self._stop)
 
     def look(self) -> None:

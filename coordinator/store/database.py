@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from coordinator import row_digests
 from coordinator.observe.records import RoundRecord
 from coordinator.store import agent_tables
 from coordinator.store.run_folders import DATABASE
@@ -24,6 +25,7 @@ from models.submodel import Network, Submodel
 __all__ = [
     "Facts",
     "create_database",
+    "describe_damage",
     "open_database",
     "write_facts",
     "write_round",
@@ -77,7 +79,9 @@ def create_database(folder: Path, facts: Facts) -> None:
     database = sqlite3.connect(part)
     try:
         database.execute("PRAGMA journal_mode=WAL")
-        database.executescript(SCHEMA + agent_tables.SCHEMA + trust_tables.SCHEMA)
+        database.executescript(
+            SCHEMA + agent_tables.SCHEMA + trust_tables.SCHEMA + row_digests.SCHEMA
+        )
         database.execute(f"PRAGMA user_version={VERSION}")
         with database:
             write_facts(database, facts)
@@ -96,9 +100,16 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
     try:
         database.execute(PRESENT)
         found = database.execute("PRAGMA user_version").fetchone()[0]
+        damage = row_digests.find_damage(database, ("facts",))
     except sqlite3.DatabaseError as error:
         database.close()
-        raise StoreError(f"{folder / DATABASE} is not a run's database: {error}") from error
+        raise StoreError(
+            f"{folder / DATABASE} is not a run's database: {error}; restore the run's folder from "
+            "a backup"
+        ) from error
+    if damage:
+        database.close()
+        raise describe_damage(folder, damage)
     if not read_only and found != VERSION:
         database.close()
         raise StoreError(
@@ -108,6 +119,15 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
             f"from its weights: --init {folder}/round-NNNNNN.safetensors"
         )
     return database
+
+
+def describe_damage(folder: Path, damage: list[str]) -> StoreError:
+    """Return the error for a database with damaged parts."""
+    return StoreError(
+        f"{folder / DATABASE} is damaged ({', '.join(damage[:5])}"
+        f"{' ...' if len(damage) > 5 else ''}): restore the run's folder from a backup, or start a "
+        f"new run from its last checkpoint: --init {folder}/round-NNNNNN.safetensors"
+    )
 
 
 def write_facts(database: sqlite3.Connection, facts: Facts) -> None:
@@ -122,6 +142,7 @@ def write_facts(database: sqlite3.Connection, facts: Facts) -> None:
         "INSERT OR REPLACE INTO facts VALUES (?, ?)",
         [(key, json.dumps(value)) for key, value in values.items()],
     )
+    row_digests.seal(database, "facts")
 
 
 def write_round(
@@ -164,3 +185,5 @@ def write_round(
             for s in done.scores
         ],
     )
+    for part in ("rounds", "updates", "scores"):
+        row_digests.seal(database, part, done.round)

@@ -14,10 +14,8 @@ would lose what others were promised, so it is an error.
 
 from __future__ import annotations
 
-import re
-import struct
+import logging
 import typing
-import zlib
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -31,18 +29,20 @@ from safetensors.torch import save_file
 from coordinator.observe.records import Folded
 from coordinator.round.round import Round
 from coordinator.round.round_events import RoundEvent, RoundPlanned
+from coordinator.store.file_digests import digest_of, find_problem
+from coordinator.store.journal_records import FRAME, frame, split_records
 from federated.engine.aggregate import Total, dump, load
 from federated.errors import StoreError
 from federated.runtime import files
 
 __all__ = ["REMEDY", "Base", "Journal", "pack"]
 
+log = logging.getLogger(__name__)
+
 REMEDY = (
-    "restore the run's folder from a backup, or start a new run from its last checkpoint "
-    "(coordinator start --init FILE)"
+    "run coordinator check RUN --repair, which starts the round over; or restore the run's folder "
+    "from a backup"
 )
-FRAME = struct.Struct("<II")
-SYNCED = 1 << 31  # flag in the length of a record
 
 
 class Base(Struct, frozen=True):
@@ -54,12 +54,14 @@ class Base(Struct, frozen=True):
     total: name of the file that holds the total; empty while nothing was folded since the
         checkpoint.
     folded: the updates in that total.
+    digest: sha256 of that file; empty if an earlier version wrote it.
     """
 
     checkpoint: str
     round: Round
     total: str = ""
     folded: tuple[Folded, ...] = ()
+    digest: str = ""
 
 
 class Journal:
@@ -74,7 +76,7 @@ class Journal:
 
     @property
     def recording(self) -> bool:
-        """Whether a segment was begun or resumed."""
+        """True if a segment was begun or resumed."""
         return self._file is not None
 
     @property
@@ -90,7 +92,7 @@ class Journal:
 
     @property
     def empty(self) -> bool:
-        """Whether no round was ever planned."""
+        """True if no round was ever planned."""
         try:
             found = [self._read(path) for path in self._segments()]
         except StoreError:
@@ -146,8 +148,8 @@ class Journal:
             raise self._failed(error) from error
         self._unsynced = False
 
-    def write_total(self, name: str, total: Total) -> None:
-        """Write a total to a file of this name."""
+    def write_total(self, name: str, total: Total) -> str:
+        """Write a total to a file of this name, and return its sha256."""
         path = self._folder / name
         part, (tensors, text) = path.with_suffix(".part"), dump(total)
         try:
@@ -157,11 +159,13 @@ class Journal:
                 {"total": text},
             )
             files.sync(part)
+            digest = digest_of(part)
             part.replace(path)
             files.sync(self._folder)
         except (OSError, SafetensorError) as error:
             part.unlink(missing_ok=True)  # frees the space on a full disk
             raise self._failed(error) from error
+        return digest
 
     def sweep(self) -> None:
         """Remove all segments but the current one, and all totals but its own."""
@@ -196,8 +200,12 @@ class Journal:
         self.sweep()
         return base, events
 
-    def total(self, name: str) -> Total:
-        """Read a total."""
+    def total(self, name: str, digest: str) -> Total:
+        """Read the total with this sha256; with an empty one, an earlier version wrote it."""
+        if not digest:
+            log.warning("%s was written by a version without digests", self._folder / name)
+        elif problem := find_problem(self._folder / name, digest):
+            raise StoreError(f"{self._folder / name}, which the journal needs, {problem}")
         try:
             with safe_open(self._folder / name, framework="pt") as file:
                 metadata = file.metadata() or {}
@@ -205,7 +213,7 @@ class Journal:
                 return load({home: file.get_tensor(home) for home in homes}, metadata["total"])
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             raise StoreError(
-                f"cannot read {self._folder / name}, which the journal needs: {error}; {REMEDY}"
+                f"cannot read {self._folder / name}, which the journal needs: {error}"
             ) from error
 
     def close(self) -> None:
@@ -227,7 +235,15 @@ class Journal:
     def _open(self, path: Path) -> None:
         """Open a segment for appending after its last complete record."""
         files.sync(path)  # an earlier process may have died between writing and syncing
-        end = sum(FRAME.size + len(payload) for payload in split_records(path.read_bytes()))
+        data = path.read_bytes()
+        end = sum(FRAME.size + len(payload) for payload in split_records(data))
+        if end < len(data):
+            log.warning(
+                "%s: dropped the last %d of %d bytes, which a crash or the disk left damaged",
+                path,
+                len(data) - end,
+                len(data),
+            )
         file = path.open("r+b", buffering=0)
         file.truncate(end)
         file.seek(end)
@@ -243,52 +259,6 @@ class Journal:
 
     def _failed(self, error: Exception) -> StoreError:
         return StoreError(f"cannot write the journal to {self._folder}: {error}")
-
-
-def frame(payload: bytes, *, synced: bool = True) -> bytes:
-    """Return a record with this payload."""
-    return FRAME.pack(len(payload) | (SYNCED if synced else 0), zlib.crc32(payload)) + payload
-
-
-def split_records(data: bytes) -> list[bytes]:
-    """Return the payloads of all records, without those at the end that a power cut damaged. Raises
-    ValueError for damage before them.
-    """
-    found, start = list[bytes](), 0
-    while (record := read_record(data, start)) is not None:
-        found.append(record)
-        start += FRAME.size + len(record)
-    # search for the last byte of a length with the flag; records are smaller than 16 MB
-    for mark in re.finditer(b"\x80", data[start + FRAME.size :]):
-        at = start + FRAME.size + mark.start() - 3
-        if is_event(read_record(data, at)):
-            raise ValueError(
-                f"the record at byte {start} is damaged, but it was on disk before "
-                f"the one at byte {at}"
-            )
-    return found
-
-
-def is_event(payload: bytes | None) -> bool:
-    """Return whether a payload is an event. A number that an agent chose may look like a record of
-    a few bytes.
-    """
-    try:
-        return payload is not None and unpack(payload, RoundEvent) is not None
-    except (msgspec.DecodeError, ValueError):
-        return False
-
-
-def read_record(data: bytes, start: int) -> bytes | None:
-    """Return the payload of the record at a position; None if it is not complete and intact."""
-    if start + FRAME.size > len(data):
-        return None
-    length, crc = FRAME.unpack_from(data, start)
-    payload = data[start + FRAME.size : start + FRAME.size + (length & ~SYNCED)]
-    # a file system may leave zeros, which would pass for empty records
-    if not payload or len(payload) < length & ~SYNCED or zlib.crc32(payload) != crc:
-        return None
-    return payload
 
 
 def pack(value: Base | Round | RoundEvent) -> bytes:

@@ -20,7 +20,7 @@ __all__ = ["PastStates", "decode_touched", "encode_touched"]
 
 
 class PastStates:
-    """What late updates need of earlier rounds.
+    """Data of earlier rounds that late updates need.
 
     staleness: number of rounds that an update may be late.
     """

@@ -7,12 +7,12 @@
     runs/NAME/spool/                     received updates that are not folded yet
 
 A round is written completely or not at all: the checkpoint is moved into place first, then one
-transaction names it.
+transaction names it. The database holds the sha256 of each checkpoint and of its own rows; the
+journal those of the total and of the updates.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -28,7 +28,15 @@ from safetensors.torch import load_file, save_file
 
 from coordinator.observe.records import RoundRecord
 from coordinator.round.round import Round
+from coordinator.row_digests import seal
 from coordinator.store import run_lock
+from coordinator.store.damage import (
+    find_traces,
+    list_checkpoints,
+    may_begin_journal,
+    read_checkpoint_id,
+    recover,
+)
 from coordinator.store.database import (
     Facts,
     create_database,
@@ -36,12 +44,13 @@ from coordinator.store.database import (
     write_facts,
     write_round,
 )
+from coordinator.store.file_digests import digest_of, find_problem
 from coordinator.store.journal import Base, Journal
 from coordinator.store.run_folders import DATABASE, missing_run
 from coordinator.store.run_records import RunRecords
 from coordinator.trust import trust_tables
 from federated.errors import StoreError
-from federated.runtime.files import look_over, make, sync
+from federated.runtime.files import make_private, sync, warn_if_public
 from models.submodel import Submodel
 
 __all__ = ["Store"]
@@ -70,8 +79,14 @@ class Store(RunRecords):
                 f"run '{name}' exists in {root}: continue it with --resume, or choose "
                 "another --name"
             )
+        if traces := find_traces(folder):
+            raise StoreError(
+                f"run '{name}': {folder} has {traces[-1]} but no {DATABASE}, so its rounds are "
+                "unknown: restore the folder from a backup, or choose another --name and start "
+                f"from its weights (--init {folder}/round-NNNNNN.safetensors)"
+            )
         try:
-            make(folder, HOLDS)
+            make_private(folder, HOLDS)
             lock = run_lock.acquire(folder)
         except OSError as error:
             raise StoreError(f"cannot create run '{name}' in {root}: {error.strerror}") from error
@@ -95,13 +110,20 @@ class Store(RunRecords):
         lock = None
         if not read_only:
             lock = run_lock.acquire(folder)
-            look_over(folder, HOLDS)
+            warn_if_public(folder, HOLDS)
         try:
-            return cls(folder, open_database(folder, read_only=read_only), lock)
+            store = cls(folder, open_database(folder, read_only=read_only), lock)
         except BaseException:
             if lock is not None:
                 os.close(lock)
             raise
+        if not read_only:
+            try:
+                recover(folder, store._database)
+            except BaseException:
+                store.close()
+                raise
+        return store
 
     def close(self, *, discard: bool = False) -> None:
         """Release the run. discard: also delete it if no round was finished or planned, because
@@ -135,11 +157,12 @@ class Store(RunRecords):
             self._database.execute(
                 "INSERT OR REPLACE INTO facts VALUES ('sessions', ?)", (str(session),)
             )
+            seal(self._database, "facts")
         return session
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
-        """A transaction that writes `what`. Raises StoreError if it fails."""
+        """Open a transaction that writes `what`. Raises StoreError if it fails."""
         try:
             with self._database:
                 yield
@@ -165,8 +188,7 @@ class Store(RunRecords):
                 {"touched": done.touched},
             )
             sync(part)
-            with part.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = digest_of(part)
             part.replace(checkpoint)
             sync(self.folder)
             if value is not None:
@@ -196,28 +218,34 @@ class Store(RunRecords):
         """Round and sha256 of the last checkpoint; empty before the first one. A round that folded
         nothing has the same bytes as the one before it.
         """
-        row = self._database.execute(
-            "SELECT round, digest FROM rounds ORDER BY round DESC LIMIT 1"
-        ).fetchone()
-        return f"{row[0]}:{row[1]}" if row is not None else ""
+        return read_checkpoint_id(self._database)
+
+    @property
+    def may_begin_journal(self) -> bool:
+        """Whether a run without a journal may begin one."""
+        return may_begin_journal(self.folder, self._database)
 
     def read_last(self) -> RoundRecord | None:
         """Read the last finished round. Raises StoreError if its checkpoint is missing or
         damaged.
         """
         row = self._database.execute(
-            "SELECT round, seconds, checkpoint, fleet, bytes_up, bytes_down FROM rounds "
+            "SELECT round, seconds, checkpoint, fleet, bytes_up, bytes_down, digest FROM rounds "
             "ORDER BY round DESC LIMIT 1"
         ).fetchone()
         if row is None:
             return None
-        number, seconds, checkpoint, fleet, up, down = row
-        try:
-            tensors = load_file(self.folder / checkpoint)
-        except (OSError, SafetensorError) as error:
+        number, seconds, checkpoint, fleet, up, down, digest = row
+        path = self.folder / checkpoint
+        if problem := find_problem(path, digest):
             raise StoreError(
-                f"cannot read checkpoint {self.folder / checkpoint}: {error}"
-            ) from error
+                f"checkpoint {path} {problem}; run coordinator check {self.folder.name} --repair, "
+                "which gives up this round"
+            )
+        try:
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise StoreError(f"cannot read checkpoint {path}: {error}") from error
         counts = {
             msgspec.convert(submodel, Submodel): count for submodel, count in json.loads(fleet)
         }
@@ -236,6 +264,11 @@ class Store(RunRecords):
         Raises StoreError if it does not exist any more.
         """
         path = self.folder / f"round-{number:06d}.safetensors"
+        digests = {
+            known: digest for known, _, digest in list_checkpoints(self.folder, self._database)
+        }
+        if problem := find_problem(path, digests.get(number, "")):
+            raise StoreError(f"checkpoint {path}, which a late update started from, {problem}")
         try:
             with safe_open(path, framework="pt") as file:
                 # `file` is not a mapping

@@ -16,7 +16,7 @@ __all__ = ["Counts", "Trained", "choose_serving", "count_at", "count_by_round", 
 
 @dataclass(frozen=True)
 class Trained:
-    """How often a submodel was trained.
+    """Numbers of trainings of a submodel.
 
     updates: folded updates that trained it (see `Method.trains`).
     rounds: rounds with at least one of these.
@@ -28,7 +28,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each submodel of a menu was trained.
+    """Numbers of trainings of each submodel of a menu.
 
     reach: name of a submodel in the menu -> names of the submodels that its updates train, without
         branches.
@@ -41,7 +41,7 @@ class Counts:
 
     @property
     def updates(self) -> dict[str, int]:
-        """How many updates trained each submodel."""
+        """Number of updates that trained each submodel."""
         return {name: found.updates for name, found in self.trained.items()}
 
     @property

@@ -192,6 +192,7 @@ def check_training(
             raise Refused(
                 f"tensor {name}: expected a norm of at most {bound:.3g}, found {norm:.3g}"
             )
+    check_variances(update)
     labels, classes = update.notes.get("labels", []), update.submodel.network.outputs
     if (
         not isinstance(labels, list)
@@ -245,16 +246,17 @@ def check_statistics(update: Update) -> None:
             f"statistics of {update.agent}: expected values of at most {VAST:g}, found "
             f"larger ones in {vast[0]}"
         )
-    negative = [
-        name
-        for name, value in update.tensors.items()
-        if name.endswith("running_var") and (value < 0).any()
-    ]
-    if negative:
-        raise Refused(
-            f"statistics of {update.agent}: expected variances of at least 0, found "
-            f"negative ones in {negative[0]}"
-        )
+    check_variances(update)
+
+
+def check_variances(update: Update) -> None:
+    """Check that no variance of a norm is negative: batch norm takes its root."""
+    for name, value in update.tensors.items():
+        if name.endswith("running_var") and (value < 0).any():
+            raise Refused(
+                f"{update.work} of {update.agent}: expected variances of at least 0, found "
+                f"{value.min():.3g} in {name}"
+            )
 
 
 def check_scores(update: Update) -> None:

@@ -23,11 +23,11 @@ from coordinator.trust import privacy_budget
 from coordinator.trust.bounds import Bound, check_change, compute_bounds, measure_change
 from coordinator.trust.trust_tables import ChangeNorm, TrustTables
 from federated.engine.aggregate import Key, Part, Total, fold
-from federated.engine.kept_parts import Kept
-from federated.engine.private import private
+from federated.engine.part_store import PartStore
+from federated.engine.private import make_private
 from federated.engine.robust.catalogue import rule
-from federated.engine.robust.rule import Rule, combine, robust
-from federated.engine.update_norms import clipped
+from federated.engine.robust.rule import Rule, combine, make_robust
+from federated.engine.update_norms import clip_parts
 from federated.errors import ConfigError, StoreError
 from federated.method import Method, State
 from federated.methods.catalogue import METHODS
@@ -74,7 +74,7 @@ def add_defences(method: Method, config: Config) -> Method:
                 "private.clip, private.epsilon and private.uncovered have no effect without "
                 "private.noise: set it above 0, or use robust.rule = 'clip' to clip alone"
             )
-        return robust(method) if chosen else method
+        return make_robust(method) if chosen else method
     if not guard.clip:
         raise ConfigError(
             "private.noise is a multiple of private.clip, the largest change of one update: "
@@ -82,7 +82,7 @@ def add_defences(method: Method, config: Config) -> Method:
         )
     if chosen:
         raise ConfigError(
-            f"robust.rule = '{wanted.rule}' and private.noise exclude each other: a private "
+            f"robust.rule = '{wanted.rule}' and private.noise cannot be combined: a private "
             "run clips every change itself, and its noise is calibrated for a mean"
         )
     if config.fleet.mode != "sync" or config.fleet.late != "drop":
@@ -90,7 +90,7 @@ def add_defences(method: Method, config: Config) -> Method:
             "private.noise: expected fleet.mode = 'sync' and fleet.late = 'drop', because "
             "the privacy cost of late updates is not accounted for"
         )
-    return private(method, guard.noise, guard.clip)
+    return make_private(method, guard.noise, guard.clip)
 
 
 def check_buffer_size(config: Config, most: int, what: str) -> None:
@@ -203,7 +203,7 @@ class Defences:
     def rule(self) -> Rule | None:
         return rule(self.config.robust.rule)
 
-    def begin(self, round: int, submodels: Iterable[Submodel]) -> Kept | None:
+    def begin(self, round: int, submodels: Iterable[Submodel]) -> PartStore | None:
         """Begin a round. Return where to keep its updates if the rule needs them all together, or
         None if they are added up as they arrive.
 
@@ -212,7 +212,7 @@ class Defences:
         self.round = round
         if self.rule is None or (self.rule.clips and all(map(self.limit, set(submodels)))):
             return None
-        return Kept(self.folder)
+        return PartStore(self.folder)
 
     def limit(self, submodel: Submodel) -> float:
         """Return the norm to which a rule clips a change, over all kinds together; 0 if none is
@@ -224,10 +224,15 @@ class Defences:
         return self.config.robust.clip or math.hypot(*medians)
 
     def fold(
-        self, total: Total | Kept, state: State, submodel: Submodel, parts: Iterable[Part], key: Key
+        self,
+        total: Total | PartStore,
+        state: State,
+        submodel: Submodel,
+        parts: Iterable[Part],
+        key: Key,
     ) -> bool:
         """Fold an update into a round's total. Raises StoreError if there is no room to keep it."""
-        if isinstance(total, Kept):
+        if isinstance(total, PartStore):
             try:
                 return total.fold(parts, key)
             except OSError as error:
@@ -235,14 +240,14 @@ class Defences:
                     f"cannot keep the update of {key[0]} in {self.folder}: {error.strerror}"
                 ) from error
         if self.rule and self.rule.clips and (limit := self.limit(submodel)):
-            parts = clipped(parts, state.tensors, limit)
+            parts = clip_parts(parts, state.tensors, limit)
         return fold(total, parts, key)
 
-    def combine(self, total: Total | Kept, state: State) -> Total:
+    def combine(self, total: Total | PartStore, state: State) -> Total:
         """Return a round's updates as a total whose mean is the rule's result. Raises
         StoreError.
         """
-        if not isinstance(total, Kept):
+        if not isinstance(total, PartStore):
             return total
         assert self.rule is not None  # `begin` keeps updates only for a rule
         try:
@@ -278,7 +283,7 @@ class Defences:
 
     @property
     def exhausted(self) -> str:
-        """Why no further result may be released; empty if one may."""
+        """Reason why no further result may be released; empty if one may."""
         guard = self.config.private
         if not guard.noise or not guard.epsilon:
             return ""

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from coordinator.row_digests import seal
 from federated.errors import StoreError
 
 __all__ = ["SCHEMA", "WINDOW", "ChangeNorm", "TrustTables"]
@@ -63,6 +64,7 @@ class TrustTables:
                         "DELETE FROM norms WHERE round < ?",
                         (max(row[0] for row in rows) - 2 * WINDOW,),
                     )
+                    seal(self._database, "norms")
         except sqlite3.Error as error:
             raise StoreError(f"cannot write the norms of updates: {error}") from error
 
@@ -86,6 +88,7 @@ class TrustTables:
                 ).fetchone()
                 rows = [(last + 1, round, agent, cost) for agent, cost in costs.items()]
                 self._database.executemany("INSERT INTO releases VALUES (?, ?, ?, ?)", rows)
+                seal(self._database, "releases", last + 1)
         except sqlite3.Error as error:
             raise StoreError(f"cannot write the privacy cost of round {round}: {error}") from error
 

@@ -1,1 +1,1 @@
-"""What commands show: stored runs, their agents and logs, and the methods."""
+"""Output of commands: stored runs, their agents and logs, and the methods."""

@@ -1,4 +1,4 @@
-"""What `coordinator runs` prints: every run below a folder."""
+"""Output of `coordinator runs`: every run in a folder."""
 
 from __future__ import annotations
 
@@ -7,104 +7,83 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from coordinator.observe.now_file import read_now
-from coordinator.observe.score_summary import overall, untrained
+from coordinator.observe.score_summary import list_untrained, select_overall
 from coordinator.store import run_lock
 from coordinator.store.run_folders import DATABASE, describe_missing, list_runs
-from coordinator.store.run_records import open_records
-from coordinator.views.run_status import about, configured, drawn, last_scores, state
+from coordinator.store.run_records import RunRecords, open_records
+from coordinator.views.run_status import (
+    describe_config,
+    find_last_scores,
+    find_state,
+    read_config,
+    render_table,
+)
 from federated.errors import EspalierError
+from federated.safe_table import SafeTable
 from federated.wire.release_files import UNTRAINED
 
-__all__ = ["listed", "listing_text"]
+__all__ = ["describe_runs", "render_runs"]
+
+COLUMNS = (
+    *("run", "state", "method", "model", "data", "rounds"),
+    *("accuracy", "worst", "last written"),
+)
 
 
-def listed(runs: Path) -> list[dict[str, Any]]:
-    """Every run below a folder, the latest last, as plain values; of one that cannot be read,
-    why.
-    """
-    return [one(runs, name) for name in list_runs(runs)]
+def describe_runs(runs: Path) -> list[dict[str, Any]]:
+    """Return every run in a folder as plain values, the latest last. A damaged run has an error."""
+    return [describe_run(runs, name) for name in list_runs(runs)]
 
 
-def one(runs: Path, name: str) -> dict[str, Any]:
+def describe_run(runs: Path, name: str) -> dict[str, Any]:
     try:
-        records = open_records(runs, name)
+        with closing(open_records(runs, name)) as records:
+            return {"run": name, **describe_records(records)}
     except EspalierError as error:
         return {"run": name, "state": "damaged", "error": str(error)}
-    with closing(records):
-        try:
-            config, done, (scored, scores) = (
-                configured(records),
-                records.rounds_done,
-                last_scores(records),
-            )
-        except EspalierError as error:
-            return {"run": name, "state": "damaged", "error": str(error)}
-        best = overall(scores)
-        written = datetime.fromtimestamp(
-            max(path.stat().st_mtime for path in records.folder.glob(f"{DATABASE}*")), UTC
-        )
-        return {
-            "run": name,
-            "state": state(
-                run_lock.is_held(records.folder), done, config.rounds, read_now(records.folder)
-            ),
-            **about(config),
-            "rounds_done": done,
-            "rounds": config.rounds,
-            "accuracy": best[-1].accuracy if best else None,
-            "worst_accuracy": min((score.accuracy for score in best), default=None),
-            "untrained": untrained(best),
-            "scored": scored,
-            "updated": written.isoformat(timespec="seconds"),
-        }
 
 
-def listing_text(found: list[dict[str, Any]], runs: Path) -> str:
+def describe_records(records: RunRecords) -> dict[str, Any]:
+    config, done, folder = read_config(records), records.rounds_done, records.folder
+    scored, scores = find_last_scores(records)
+    best = select_overall(scores)
+    written = max(path.stat().st_mtime for path in folder.glob(f"{DATABASE}*"))
+    return {
+        "state": find_state(run_lock.is_held(folder), done, config.rounds, read_now(folder)),
+        **describe_config(config),
+        "rounds_done": done,
+        "rounds": config.rounds,
+        "accuracy": best[-1].accuracy if best else None,
+        "worst_accuracy": min((score.accuracy for score in best), default=None),
+        "untrained": list_untrained(best),
+        "scored": scored,
+        "updated": datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds"),
+    }
+
+
+def render_runs(found: list[dict[str, Any]], runs: Path) -> str:
+    """Return the runs as text: a table, then errors and untrained submodels."""
     if not found:
         return describe_missing(runs)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in (
-        "run",
-        "state",
-        "method",
-        "model",
-        "data",
-        "rounds",
-        "accuracy",
-        "worst",
-        "last written",
-    ):
+    table = SafeTable(box=None, pad_edge=False, header_style="dim")
+    for title in COLUMNS:
         table.add_column(title, no_wrap=title == "run")
+    errors, untrained = list[str](), list[str]()
     for run in found:
         if "error" in run:
             table.add_row(run["run"], run["state"], *["-"] * 6, "")
+            errors.append(f"{run['run']}: {run['error']}")
             continue
-        shares = [
-            "-" if run[key] is None else f"{run[key]:.3f}" for key in ("accuracy", "worst_accuracy")
-        ]
-        when = datetime.fromisoformat(run["updated"]).astimezone().strftime("%Y-%m-%d %H:%M")
+        if run["untrained"]:
+            untrained.append(f"{run['run']}: {UNTRAINED}: {', '.join(run['untrained'])}")
         table.add_row(
-            run["run"],
-            run["state"],
-            run["method"],
-            run["model"],
-            run["data"],
+            *(run[key] for key in ("run", "state", "method", "model", "data")),
             f"{run['rounds_done']} of {run['rounds']}",
-            *shares,
-            when,
+            *(
+                "-" if run[key] is None else f"{run[key]:.3f}"
+                for key in ("accuracy", "worst_accuracy")
+            ),
+            datetime.fromisoformat(run["updated"]).astimezone().strftime("%Y-%m-%d %H:%M"),
         )
-    marks = [
-        f"{run['run']}: {UNTRAINED}: {', '.join(run['untrained'])}"
-        for run in found
-        if run.get("untrained")
-    ]
-    return "\n".join(
-        [
-            drawn(table),
-            *(f"{run['run']}: {run['error']}" for run in found if "error" in run),
-            *marks,
-        ]
-    )
+    return "\n".join([render_table(table), *errors, *untrained])

@@ -1,6 +1,4 @@
-"""What `coordinator log` prints: the events of a run, from the JSON lines that its coordinators
-left in its folder.
-"""
+"""Output of `coordinator log`: the events of a run, from the JSON lines in its folder."""
 
 from __future__ import annotations
 
@@ -15,92 +13,97 @@ from typing import Any, BinaryIO
 
 from federated.errors import StoreError
 from federated.runtime.logs import EVENTS
+from federated.safe_text import make_safe
 
-__all__ = ["Only", "about", "follow", "lately", "missed", "past", "told"]
+__all__ = [
+    "Only",
+    "explain_missing",
+    "follow_events",
+    "format_event",
+    "match_events",
+    "read_events",
+    "read_recent_errors",
+]
 
-LOOK = 0.5  # seconds between looks at a log that is followed
-TAIL = 256 << 10  # bytes of the end of a log in which the last errors are looked for
-SHOWN = 10  # agents that are named where another one was asked for
+POLL = 0.5  # seconds between two reads of a log that is followed
+TAIL = 256 << 10  # bytes at the end of a log that are searched for recent errors
+MAX_NAMED = 10  # agents that an error names
 
 Only = Callable[[dict[str, Any]], bool]
-"""Which events are wanted."""
+"""A function that returns whether an event is wanted."""
 
 
-def past(folder: Path, only: Only = lambda event: True) -> Iterator[dict[str, Any]]:
-    """The events that are kept, oldest first. Lines that are no event, such as one that a full disk
-    cut, are passed over.
-
-    Raises StoreError where the run left none.
+def read_events(folder: Path, only: Only = lambda event: True) -> Iterator[dict[str, Any]]:
+    """Yield the stored events, oldest first. Invalid lines, such as one that a full disk cut short,
+    are skipped. Raises StoreError if the run has no log.
     """
-    return follow(folder, only, until=lambda: True)
+    return follow_events(folder, only, until=lambda: True)
 
 
-def follow(
+def follow_events(
     folder: Path,
     only: Only,
     wait: Callable[[float], None] = time.sleep,
     until: Callable[[], bool] = lambda: False,
 ) -> Iterator[dict[str, Any]]:
-    """The events that are kept, then those that come, through rotations, until `until`. Raises
-    StoreError where there are none.
+    """Yield the stored events, then new ones, across rotations, until `until()` is true. Raises
+    StoreError if the run has no log.
     """
     if not (folder / EVENTS).exists():
         raise StoreError(f"run '{folder.name}' has no log in {folder}")
     for file in sorted(folder.glob(f"{EVENTS}.*"), key=lambda path: path.suffix, reverse=True):
-        with opened(file) as stream:
-            yield from filter(only, events(stream))
-    file, stream = folder / EVENTS, opened(folder / EVENTS)
+        with open_log(file) as stream:
+            yield from filter(only, read_lines(stream))
+    file, stream = folder / EVENTS, open_log(folder / EVENTS)
     try:
         while True:
-            # asked first: then nothing more comes into what is read now
-            ended, moved = until(), rotated(stream.fileno(), file)
-            yield from filter(only, events(stream))
+            # before the read: otherwise events written between the two would be missed
+            ended, moved = until(), is_rotated(stream.fileno(), file)
+            yield from filter(only, read_lines(stream))
             if moved and file.exists():
                 stream.close()
-                stream = opened(file)
+                stream = open_log(file)
             elif ended:
                 return
             else:
-                wait(LOOK)
+                wait(POLL)
     finally:
         stream.close()
 
 
-def about(agent: str | None = None, number: int | None = None) -> Only:
-    """The events of an agent, of a round, of both; None: of any."""
+def match_events(agent: str | None = None, number: int | None = None) -> Only:
+    """Return a function that matches the events of an agent and a round; None: of any."""
     return lambda event: (
         (agent is None or event.get("agent") == agent)
         and (number is None or event.get("round") == number)
     )
 
 
-def missed(folder: Path, agent: str | None = None, number: int | None = None) -> str:
-    """What is asked for and in no event that is kept, with what there is, nearest first; empty
-    where there are events of each.
+def explain_missing(folder: Path, agent: str | None = None, number: int | None = None) -> str:
+    """Return why no event matches the agent or the round, with the known ones, the nearest names
+    first; empty if there are events of each.
     """
     if agent is None and number is None:
         return ""
     agents, rounds = set[str](), set[int]()
-    for event in past(folder):
+    for event in read_events(folder):
         if isinstance(name := event.get("agent"), str):
             agents.add(name)
-        if isinstance(of := event.get("round"), int):
-            rounds.add(of)
+        if isinstance(in_round := event.get("round"), int):
+            rounds.add(in_round)
     here = f"in the log of run '{folder.name}' ({folder / EVENTS})"
     if agent is not None and agent not in agents:
-        known = sorted(agents, key=lambda name: (-SequenceMatcher(None, agent, name).ratio(), name))
-        more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
-        return f"no agent '{agent}' {here}; there are: {', '.join(known[:SHOWN]) or 'none'}{more}"
+        near = sorted(agents, key=lambda name: (-SequenceMatcher(None, agent, name).ratio(), name))
+        more = f" and {len(near) - MAX_NAMED} more" if len(near) > MAX_NAMED else ""
+        return f"no agent '{agent}' {here}; known: {', '.join(near[:MAX_NAMED]) or 'none'}{more}"
     if number is not None and number not in rounds:
-        return (
-            f"no round {number} {here}; there are: "
-            f"{f'{min(rounds)} to {max(rounds)}' if rounds else 'none'}"
-        )
+        known = f"{min(rounds)} to {max(rounds)}" if rounds else "none"
+        return f"no round {number} {here}; known: {known}"
     return ""
 
 
-def lately(folder: Path, count: int) -> list[dict[str, Any]]:
-    """The last warnings and errors of a run, the latest last; none where it has no log."""
+def read_recent_errors(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Return the last warnings and errors of a run, the latest last; none without a log."""
     try:
         with (folder / EVENTS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
@@ -110,13 +113,13 @@ def lately(folder: Path, count: int) -> list[dict[str, Any]]:
     found = [
         event
         for line in lines
-        if (event := parsed(line)) and event.get("level") in ("WARNING", "ERROR", "CRITICAL")
+        if (event := parse_event(line)) and event.get("level") in ("WARNING", "ERROR", "CRITICAL")
     ]
     return found[-count:]
 
 
-def told(event: dict[str, Any]) -> str:
-    """An event as one line for a person, in this machine's time."""
+def format_event(event: dict[str, Any]) -> str:
+    """Return an event as one line of text, in local time."""
     try:
         when = datetime.fromisoformat(event["time"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:
@@ -127,24 +130,22 @@ def told(event: dict[str, Any]) -> str:
         if event.get("round") and f"round {event['round']} " not in event["message"]
         else ""
     )
-    # others' words: nothing moves the cursor
-    return "".join(
-        c if c.isprintable() else " " for c in f"{when}  {number}{level}{event['message']}"
-    )
+    return make_safe(f"{when}  {number}{level}{event['message']}", None)
 
 
-def events(stream: BinaryIO) -> Iterator[dict[str, Any]]:
-    """Those that are whole; the rest of a line that is being written is left for the next time."""
+def read_lines(stream: BinaryIO) -> Iterator[dict[str, Any]]:
+    """Yield the complete events; an unfinished last line is left for the next call."""
     while True:
         start, line = stream.tell(), stream.readline()
         if not line.endswith(b"\n"):
             stream.seek(start)
             return
-        if event := parsed(line):
+        if event := parse_event(line):
             yield event
 
 
-def parsed(line: str | bytes) -> dict[str, Any] | None:
+def parse_event(line: str | bytes) -> dict[str, Any] | None:
+    """Return the event of a line; None for an invalid line."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -158,15 +159,15 @@ def parsed(line: str | bytes) -> dict[str, Any] | None:
     )
 
 
-def opened(file: Path) -> BinaryIO:
+def open_log(file: Path) -> BinaryIO:
     try:
         return file.open("rb")
     except OSError as error:
         raise StoreError(f"{file}: {error.strerror}") from error
 
 
-def rotated(handle: int, file: Path) -> bool:
-    """Whether the file of that name is another one by now."""
+def is_rotated(handle: int, file: Path) -> bool:
+    """Return whether another file has that name now."""
     try:
         return os.fstat(handle).st_ino != file.stat().st_ino
     except FileNotFoundError:

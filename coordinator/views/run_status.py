@@ -1,9 +1,8 @@
-"""What `coordinator status` prints, from the folder of a run: while a coordinator works on it, and
-when none does.
-"""
+"""Output of `coordinator status`, from the folder of a run that is running or not."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,11 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text as Plain
 
 from coordinator.observe.now_file import STATES, TASKS, Now, read_now
 from coordinator.observe.records import Score
-from coordinator.observe.score_summary import overall
-from coordinator.observe.score_text import headline_metrics, metric_text
+from coordinator.observe.score_summary import select_overall
+from coordinator.observe.score_text import format_metric, name_headline_metrics
 from coordinator.settings.config import Config, read_tables
 from coordinator.store import control, run_lock
 from coordinator.store.run_folders import find_current_run
@@ -24,66 +22,70 @@ from coordinator.store.run_records import RunRecords, open_records
 from coordinator.store.training_counts import count_run
 from coordinator.views import run_log
 from federated.runtime.units import human_bytes, human_seconds
+from federated.safe_table import SafeTable
+from federated.safe_text import make_safe
 
-__all__ = ["about", "configured", "drawn", "last_scores", "state", "status", "text"]
+__all__ = [
+    "describe_config",
+    "describe_status",
+    "find_last_scores",
+    "find_state",
+    "read_config",
+    "render_status",
+    "render_table",
+]
 
-RECENT = 5  # rounds that the estimate of time left goes by, and errors that are shown
-SILENT = 10.0  # seconds without a sign of the coordinator that are worth a word
-WIDTH = 150
-SHOWN = 40  # agents in the table; the rest is counted
+RECENT = 5  # rounds from which the time left is estimated, and errors that are shown
+SILENT = 10.0  # seconds without an update from the coordinator after which status says so
+WIDTH = 150  # columns of a table
+MAX_MEMBERS = 40  # agents in the table; the others are counted
 
 
-def status(name: str | None, runs: Path) -> dict[str, Any]:
-    """A run as plain values; without a name the one that a coordinator holds, else the latest.
-    Raises StoreError.
+def describe_status(name: str | None, runs: Path) -> dict[str, Any]:
+    """Return a run as plain values. Without a name it is the running one, else the latest. Raises
+    StoreError.
 
-    state: running, over, stopped (in order), failed (with a reason) or dead (its coordinator ended
-    without a word); all but `over` can be resumed.
+    state: running, over, stopped, failed or dead (its coordinator crashed or was killed); all but
+    `over` can resume.
     """
-    records = open_records(runs, name or find_current_run(runs))
-    folder = records.folder
-    try:
-        held, now, wished = (
+    with closing(open_records(runs, name or find_current_run(runs))) as records:
+        folder, done, history = records.folder, records.rounds_done, records.history()
+        held, now, requests = (
             run_lock.is_held(folder),
             read_now(folder),
             control.read_requests(folder),
         )
-        config, history, scores = configured(records), records.history(), last_scores(records)
-        done = records.rounds_done
+        updated = datetime.fromisoformat(now.updated) if held and now else None
+        config, (scored, scores) = read_config(records), find_last_scores(records)
         return {
             "run": folder.name,
-            **about(config),
-            "state": state(held, done, config.rounds, now),
+            **describe_config(config),
+            "state": find_state(held, done, config.rounds, now),
             "rounds_done": done,
             "rounds": config.rounds,
-            "eta": eta(history, config.rounds - done) if held else None,
-            "scores": {
-                "round": scores[0],
-                "values": [msgspec.to_builtins(score) for score in overall(scores[1])],
-            },
+            "eta": estimate_time_left(history, config.rounds - done) if held else None,
+            "scores": {"round": scored, "values": msgspec.to_builtins(select_overall(scores))},
             "bytes_up": sum(up for *_, up, _ in history),
             "bytes_down": sum(down for *_, down in history),
-            "wishes": msgspec.to_builtins(wished) if held else None,
-            "silent": age(now) if held and now else None,
+            "wishes": msgspec.to_builtins(requests) if held else None,
+            "silent": max(0.0, (datetime.now(UTC) - updated).total_seconds()) if updated else None,
             "now": msgspec.to_builtins(now) if now else None,
-            "errors": run_log.lately(folder, RECENT),
+            "errors": run_log.read_recent_errors(folder, RECENT),
         }
-    finally:
-        records.close()
 
 
-def configured(records: RunRecords) -> Config:
-    """The stored configuration; the keys alone where it is of another version."""
+def read_config(records: RunRecords) -> Config:
+    """Return the stored configuration, without a check of the method's settings."""
     return read_tables(records.read_facts().config)
 
 
-def about(config: Config) -> dict[str, Any]:
+def describe_config(config: Config) -> dict[str, Any]:
     return {"method": config.method_name, "model": config.model.name, "data": config.data.name}
 
 
-def last_scores(records: RunRecords) -> tuple[int, list[Score]]:
-    """The scores of the last round that has any, which say how often their submodels were trained
-    until then, with its number; 0 without one.
+def find_last_scores(records: RunRecords) -> tuple[int, list[Score]]:
+    """Return the number and scores of the last round that has any; 0 without one. The scores
+    include how often their submodels were trained until then.
     """
     for number in range(records.rounds_done, 0, -1):
         if found := records.scores(number):
@@ -91,176 +93,144 @@ def last_scores(records: RunRecords) -> tuple[int, list[Score]]:
     return 0, []
 
 
-def state(held: bool, done: int, rounds: int, now: Now | None) -> str:
+def find_state(held: bool, done: int, rounds: int, now: Now | None) -> str:
     if held:
         return "running"
     if done >= rounds or (now is not None and now.phase == "over"):
         return "over"
-    return (
-        now.phase
-        if now is not None and now.phase in ("stopped", "failed")
-        else "dead"
-        if now is not None
-        else "stopped"
-    )
+    if now is None:
+        return "stopped"
+    return now.phase if now.phase in ("stopped", "failed") else "dead"
 
 
-def eta(history: list[tuple[int, float, int, int]], left: int) -> float | None:
-    """Seconds that the rounds left will take, as the last ones did; None where nothing speaks for
-    it.
-    """
-    lately = [seconds for _, seconds, *_ in history[-RECENT:]]
-    return left * sum(lately) / len(lately) if lately and left > 0 else None
-
-
-def age(now: Now) -> float:
-    """Seconds since the coordinator wrote."""
-    return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(now.updated)).total_seconds())
+def estimate_time_left(history: list[tuple[int, float, int, int]], left: int) -> float | None:
+    """Return the estimated seconds of the rounds left, from the last ones; None without any."""
+    recent = [seconds for _, seconds, *_ in history[-RECENT:]]
+    return left * sum(recent) / len(recent) if recent and left > 0 else None
 
 
 # ---- one run as text -----------------------------------------------------------------------------
 
 
-def text(made: dict[str, Any]) -> str:
-    """For a person: what the run is, what happens now, who is here, how good it is, what went
-    wrong.
-    """
+def render_status(made: dict[str, Any]) -> str:
+    """Return the status as text: the run, its progress, agents, traffic, scores and errors."""
     lines = [
         f"run '{made['run']}': {made['method']} of {made['model']} on {made['data']}",
-        *happening(made),
-        *traffic(made),
-        *quality(made),
+        *describe_progress(made),
+        describe_traffic(made),
+        *describe_scores(made),
     ]
     if made["errors"]:
-        lines += ["lately", *(f"  {run_log.told(event)}" for event in made["errors"])]
+        lines += [
+            "recent warnings and errors",
+            *(f"  {run_log.format_event(event)}" for event in made["errors"]),
+        ]
     if made["state"] in ("stopped", "failed", "dead"):
-        lines.append(f"go on with: coordinator start --name {made['run']} --resume")
+        lines.append(f"resume with: coordinator start --name {made['run']} --resume")
     return "\n".join(lines)
 
 
-def happening(made: dict[str, Any]) -> list[str]:
+def describe_progress(made: dict[str, Any]) -> list[str]:
+    """Return lines on the run's phase, requests, tasks and agents."""
     now, done = made["now"], f"{made['rounds_done']} of {made['rounds']} rounds done"
     if made["state"] != "running":
-        said = f"ended by an error: {now['reason']}" if made["state"] == "failed" else ""
-        words = (
-            said
-            or {
-                "over": "over",
-                "stopped": "stopped in order",
-                "dead": "no coordinator: the last one ended without a word",
-            }[made["state"]]
-        )
-        doing = (
-            f", while it was in round {now['round']} ({now['phase']})"
-            if made["state"] == "dead" and now["round"] > made["rounds_done"]
-            else ""
-        )
-        return [f"{words}{doing}; {done}"]
+        return [f"{describe_end(made)}; {done}"]
     if now is None:
-        return [f"a coordinator is at work (starting, or computing); {done}"]
-    head = f"{phase(now)}; {done}" + (
-        f", about {human_seconds(made['eta'])} left" if made["eta"] else ""
-    )
-    lines = [
-        head
-        + (
-            f"; no sign of the coordinator for {human_seconds(made['silent'])}"
-            if made["silent"] > SILENT
-            else ""
-        )
-    ]
-    wished = made["wishes"]
-    if wished["paused"] and now["phase"] != "paused":
+        return [f"running (starting or computing); {done}"]
+    left = f", about {human_seconds(made['eta'])} left" if made["eta"] else ""
+    silent = f"; no update from the coordinator for {human_seconds(made['silent'])}"
+    lines = [f"{describe_phase(now)}; {done}{left}{silent if made['silent'] > SILENT else ''}"]
+    if made["wishes"]["paused"] and now["phase"] != "paused":
+        waiting = now["phase"] == "waiting"
         lines.append(
-            "begins no round until the pause is taken back"
-            if now["phase"] == "waiting"
-            else "pauses after the present round"
+            "starts no round until `coordinator pause --off`"
+            if waiting
+            else "pauses after the current round"
         )
-    if wished["stop"]:
-        lines.append(
-            "stops after the present round" if wished["stop"] == "stop" else "stops at once"
-        )
+    if stop := made["wishes"]["stop"]:
+        lines.append("stops after the current round" if stop == "stop" else "stops at once")
     if now["tasks"]:
-        lines.append("tasks: " + counted(now["tasks"], TASKS))
-    lines.append("agents: " + (counted(now["agents"], STATES) or "none yet"))
-    return [*lines, *([drawn(people(now["members"]))] if now["members"] else [])]
+        lines.append("tasks: " + format_counts(now["tasks"], TASKS))
+    lines.append("agents: " + (format_counts(now["agents"], STATES) or "none yet"))
+    if now["members"]:
+        lines.append(render_table(render_members(now["members"])))
+    return lines
 
 
-def phase(now: dict[str, Any]) -> str:
+def describe_end(made: dict[str, Any]) -> str:
+    """Return why a run is not running."""
+    now = made["now"]
+    if made["state"] == "failed":
+        return make_safe(f"failed: {now['reason']}")
+    if made["state"] != "dead":
+        return str(made["state"])
+    text = "the coordinator crashed or was killed"
+    if now["round"] > made["rounds_done"]:
+        text += f" in round {now['round']} ({now['phase']})"
+    return text
+
+
+def describe_phase(now: dict[str, Any]) -> str:
     match now["phase"]:
         case "waiting":
             return f"waiting for {now['wanted']} agents"
         case "paused":
-            return (
-                f"paused after round {now['round']} (coordinator pause {now['run']} --off goes on)"
-            )
+            resume = f"coordinator pause {now['run']} --off"
+            return f"paused after round {now['round']} (resume with {resume})"
         case "between":
-            return f"between rounds, after round {now['round']}" if now["round"] else "beginning"
+            return f"between rounds, after round {now['round']}" if now["round"] else "starting"
         case word:
             return f"in round {now['round']} of {now['rounds']}: {word}"
 
 
-def counted(counts: dict[str, int], order: tuple[str, ...]) -> str:
+def format_counts(counts: dict[str, int], order: tuple[str, ...]) -> str:
     return ", ".join(f"{counts[word]} {word}" for word in order if counts.get(word))
 
 
-def shown(text: str) -> Plain:
-    """Others' words, which move no cursor."""
-    return Plain("".join(c if c.isprintable() else " " for c in text))
-
-
-def people(members: list[dict[str, Any]]) -> Table:
-    table = Table(
+def render_members(members: list[dict[str, Any]]) -> Table:
+    table = SafeTable(
         "agent", "submodel", "state", "task", "loss", box=None, pad_edge=False, header_style="dim"
     )
-    for member in members[:SHOWN]:
-        said = (
-            shown(member["reason"])
-            if member["reason"] and member["state"] not in ("gone", "measuring")
-            else member["state"]
-        )
+    for member in members[:MAX_MEMBERS]:
+        state, reason = member["state"], member["reason"]
         table.add_row(
-            Plain(member["agent"]),
-            Plain(member["submodel"]),
-            said,
+            member["agent"],
+            member["submodel"],
+            reason if reason and state not in ("gone", "measuring") else state,
             member["task"],
             "" if member["loss"] is None else f"{member['loss']:.3f}",
         )
-    if len(members) > SHOWN:
-        table.add_row(f"and {len(members) - SHOWN} more")
+    if len(members) > MAX_MEMBERS:
+        table.add_row(f"and {len(members) - MAX_MEMBERS} more")
     return table
 
 
-def traffic(made: dict[str, Any]) -> list[str]:
-    now, moved = (
-        made["now"],
-        f"{human_bytes(made['bytes_up'])} up, {human_bytes(made['bytes_down'])} down in "
-        "finished rounds",
-    )
+def describe_traffic(made: dict[str, Any]) -> str:
+    now, up, down = made["now"], human_bytes(made["bytes_up"]), human_bytes(made["bytes_down"])
+    text = f"{up} up, {down} down in finished rounds"
     if now is not None and now["epsilon"] is not None:
-        moved += f"; epsilon {now['epsilon']:.4g}"
-    if made["state"] != "running" or now is None:
-        return [moved]
-    queues = (
-        f"{now['receiving']} updates coming in, {now['waiting']} in line, {now['queued']} "
-        "messages waiting"
-    )
-    return [
-        f"{moved}; {queues}; spool {now['spool_files']} files, {human_bytes(now['spool_bytes'])}"
-    ]
+        text += f"; epsilon {now['epsilon']:.4g}"
+    if made["state"] == "running" and now is not None:
+        text += (
+            f"; {now['receiving']} updates being received, {now['waiting']} waiting, "
+            f"{now['queued']} messages queued; spool {now['spool_files']} files, "
+            f"{human_bytes(now['spool_bytes'])}"
+        )
+    return text
 
 
-def quality(made: dict[str, Any]) -> list[str]:
+def describe_scores(made: dict[str, Any]) -> list[str]:
     scores = [msgspec.convert(score, Score) for score in made["scores"]["values"]]
     head = f"after round {made['scores']['round']}"
     return [
         f"{head}: {title} ({scores[0].view}) "
-        + ", ".join(f"{score.label} {metric_text(score.metrics, key)}" for score in scores)
-        for key, title in headline_metrics(scores).items()
+        + ", ".join(f"{score.label} {format_metric(score.metrics, key)}" for score in scores)
+        for key, title in name_headline_metrics(scores).items()
     ]
 
 
-def drawn(table: Table) -> str:
+def render_table(table: Table) -> str:
+    """Return a table as text."""
     console = Console(width=WIDTH)
     with console.capture() as capture:
         console.print(table)

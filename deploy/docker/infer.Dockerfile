@@ -1,8 +1,8 @@
 # syntax=docker/dockerfile:1
-# An agent that answers with what a run released, without PyTorch; x86-64 and arm64. Its flags: EDGE_AGENT_INFER_BROKER=... and so on.
+# An agent that serves inference with the releases of a run, without PyTorch; x86-64 and arm64. Set flags as EDGE_AGENT_INFER_BROKER=... and so on.
 #   docker build -f deploy/docker/infer.Dockerfile -t espalier-infer .
 #   docker buildx build --platform linux/amd64,linux/arm64 -f deploy/docker/infer.Dockerfile -t REGISTRY/espalier-infer --push .
-# For a build that repeats, name the base by the digest that was tried: --build-arg PYTHON=python@sha256:...
+# For a reproducible build, pin the base image by digest: --build-arg PYTHON=python@sha256:...
 ARG PYTHON=python:3.11-slim-bookworm
 
 FROM ${PYTHON} AS build

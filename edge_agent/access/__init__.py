@@ -1,1 +1,1 @@
-"""The credentials of a device: certificates, its name, and its HTTP address and token."""
+"""Credentials of a device: certificates, the agent's name, and the HTTP address and token."""

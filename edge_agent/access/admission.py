@@ -1,5 +1,5 @@
-"""The credentials that this device uses at a broker: chosen among its enrolments, obtained with a
-token, and renewed before they end. Enrolling and renewing need the extra `secure`.
+"""The credentials that this device uses at a broker: select an enrolment, obtain one with a token,
+and renew certificates before they expire. Enrolling and renewing need the extra `secure`.
 """
 
 from __future__ import annotations
@@ -15,90 +15,100 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_agent.access.credentials import Credentials, alone, folder_of, stored
+from edge_agent.access.credentials import Credentials, enrolment_folder, load_credentials, lock
 from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
 from federated.wire import topics
-from federated.wire.address import PORTS, Address, identified, parse_address, scheme_of, url
+from federated.wire.address import (
+    PORTS,
+    Address,
+    add_credentials,
+    format_url,
+    get_scheme,
+    parse_address,
+)
 from federated.wire.enrolment_token import Token, parse_token
 
-__all__ = ["admitted", "read_token", "renew_when_due"]
+__all__ = ["read_token", "renew_if_due", "resolve_broker"]
 
 log = logging.getLogger(__name__)
 
-LOOK = 3600.0  # seconds between two checks whether a certificate is due
-MOST = 4096  # characters of a token's file
+CHECK_INTERVAL = 3600.0  # seconds between two checks whether a certificate is due for renewal
+MAX_TOKEN_LENGTH = 4096  # characters read from a token file
 
 
-def admitted(
-    broker: str | None, name: str | None, token: str | None = None, *, lasting: bool = False
+def resolve_broker(
+    broker: str | None, name: str | None, token: str | None = None, *, keep_renewing: bool = False
 ) -> tuple[str | None, str | None]:
-    """Find the broker's address with this device's credentials, and the agent's name there.
+    """Return the broker's address with this device's credentials, and the agent's name there.
 
-    The name is the one given, else that of the certificate, else the broker's user.
+    The name is the given one, else that of the certificate, else the broker's user.
     token: enrol with it first, unless this device already did.
-    lasting: renew the certificate when it is due, as long as this process lives.
+    keep_renewing: renew the certificate whenever it is due, as long as this process lives.
     Raises UsageError, ConfigError, LinkError, MissingExtra.
     """
-    found = None
+    credentials = None
     if token is not None:
-        asked = parse_token(token)
-        if name is not None and name != asked.name:
+        parsed = parse_token(token)
+        if name not in (None, parsed.name):
             raise UsageError(
-                f"--name {name}: expected the token's name '{asked.name}': leave --name out, or "
-                f"ask for a token of this name (coordinator enroll {name})"
+                f"--name {name}: expected the token's name '{parsed.name}': omit --name, or "
+                f"request a token for this name (coordinator enroll {name})"
             )
-        found = enrolled(asked)
-        name = found.name
+        credentials = load_or_enrol(parsed)
+        name = credentials.name
         if broker is None:
-            broker = url(found.door)
-    if broker is None or scheme_of(broker) not in PORTS:
+            broker = format_url(credentials.broker_address)
+    if broker is None or get_scheme(broker) not in PORTS:
         return broker, name  # only MQTT brokers ask for certificates
     address = parse_address(broker)
     if address.tls and address.cert is None and address.user is None:
-        found = found or known(address, name)
-        if found is not None:
-            address, name = identified(address, str(found.ca), str(found.pem)), found.name
+        credentials = credentials or find_credentials(address, name)
+        if credentials is not None:
+            address = add_credentials(address, str(credentials.ca), str(credentials.pem))
+            name = credentials.name
     if name is None and address.user is not None and re.match(topics.AGENT, address.user):
         # with the access rules of deploy/mosquitto, a user may publish only as this agent
         name = address.user
-    if found is not None and lasting:
-        threading.Thread(target=renew_for_ever, args=(found,), name="renewal", daemon=True).start()
-    return url(address) if address.tls else broker, name
+    if credentials is not None and keep_renewing:
+        threading.Thread(
+            target=renew_periodically, args=(credentials,), name="renewal", daemon=True
+        ).start()
+    return format_url(address) if address.tls else broker, name
 
 
-def known(address: Address, name: str | None) -> Credentials | None:
-    """Find the enrolment for a broker, and for a name if one is given. Raises UsageError if there
-    are several.
+def find_credentials(address: Address, name: str | None) -> Credentials | None:
+    """Find the enrolment for a broker, and for a name if one is given. Raises UsageError if several
+    match.
     """
-    fitting = [
+    matching = [
         one
-        for one in stored()
-        if (one.door.host, one.door.port) == (address.host, address.port)
+        for one in load_credentials()
+        if (one.broker_address.host, one.broker_address.port) == (address.host, address.port)
         and name in (None, one.name)
     ]
-    if len(fitting) > 1:
+    if len(matching) > 1:
         raise UsageError(
-            f"this device is enrolled at {address} as "
-            f"{', '.join(one.name for one in fitting)}: choose one with --name"
+            f"this device is enrolled at {address} under several names "
+            f"({', '.join(one.name for one in matching)}): choose one with --name"
         )
-    return fitting[0] if fitting else None
+    return matching[0] if matching else None
 
 
-def enrolled(token: Token) -> Credentials:
-    """Return the enrolment made with this token earlier, or enrol now."""
-    folder, used = folder_of(token), hashlib.sha256(token.secret).hexdigest()
-    before = [one for one in stored() if (one.folder, one.token) == (folder, used)]
-    if before:
-        return before[0]
-    with needing_library("edge-agent join --token"):
-        from edge_agent.access import enrol  # needs cryptography
+def load_or_enrol(token: Token) -> Credentials:
+    """Return the enrolment made earlier with this token, or enrol now."""
+    folder, digest = enrolment_folder(token), hashlib.sha256(token.secret).hexdigest()
+    for credentials in load_credentials():
+        if (credentials.folder, credentials.token) == (folder, digest):
+            return credentials
+    with require_secure("edge-agent join --token"):
+        from edge_agent.access import enrolment  # needs cryptography
 
-        return enrol.enrol(token, folder)
+        return enrolment.enrol(token, folder)
 
 
 @contextlib.contextmanager
-def needing_library(command: str) -> Iterator[None]:
-    """Raise MissingExtra in place of the error for a missing module."""
+def require_secure(command: str) -> Iterator[None]:
+    """Turn the error for a missing module into one that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -106,43 +116,43 @@ def needing_library(command: str) -> Iterator[None]:
 
 
 def read_token(text: str | None, file: Path | None) -> str | None:
-    """Read a token: the one given, from a file, or from standard input (`-`). Raises UsageError,
-    ConfigError.
+    """Read a token from a flag's text, from a file, or from standard input (`-`).
+
+    Raises UsageError, ConfigError.
     """
     if text is not None and file is not None:
-        raise UsageError("--token and --token-file: give one of them")
+        raise UsageError("--token and --token-file cannot be combined: use one of them")
     if file is None:
         return text
     try:
-        return (
-            sys.stdin.readline(MOST)
-            if str(file) == "-"
-            else file.read_text(encoding="ascii")[:MOST]
-        )
+        if str(file) == "-":
+            return sys.stdin.readline(MAX_TOKEN_LENGTH)
+        return file.read_text(encoding="ascii")[:MAX_TOKEN_LENGTH]
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it holds no ASCII"
-        raise ConfigError(f"--token-file {file}: expected a token: {why}") from error
+        reason = error.strerror if isinstance(error, OSError) else "the file is not ASCII"
+        raise ConfigError(f"--token-file {file}: expected a token: {reason}") from error
 
 
-def renew_for_ever(credentials: Credentials) -> None:
-    """Check every hour whether the certificate is due. The minute differs between devices."""
+def renew_periodically(credentials: Credentials) -> None:
+    """Check about every hour whether the certificate is due. The interval is random, so that a
+    fleet does not renew at once.
+    """
     while True:
         try:
-            renew_when_due(credentials)
+            renew_if_due(credentials)
         except (EspalierError, OSError) as error:
             log.warning("%s", error)
-        time.sleep(LOOK * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
+        time.sleep(CHECK_INTERVAL * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
 
 
-def renew_when_due(credentials: Credentials) -> bool:
-    """Renew a certificate if less than a third of its life is left; return whether it was
-    renewed. The old one stays on LinkError and MissingExtra.
+def renew_if_due(credentials: Credentials) -> bool:
+    """Renew a certificate if less than a third of its life is left, and return True if so. On
+    LinkError and MissingExtra the old one stays.
     """
-    with needing_library("renewing this device's certificate"):
-        from edge_agent.access import enrol  # needs cryptography
+    with require_secure("renewing this device's certificate"):
+        from edge_agent.access import enrolment  # needs cryptography
 
-        with alone(credentials.folder):  # another process of this device may renew it now
-            if not enrol.due(credentials.pem):
-                return False
-            enrol.renew(credentials)
-            return True
+        with lock(credentials.folder):  # another process of this device may renew it now
+            if due := enrolment.is_due(credentials.pem):
+                enrolment.renew(credentials)
+            return due

@@ -1,6 +1,4 @@
-"""Who an agent is when nobody named it: the host, told apart from others of its name, and numbered
-where several agents share it.
-"""
+"""The agent's default name: the host's name, numbered if several agents share the host."""
 
 from __future__ import annotations
 
@@ -14,16 +12,15 @@ import tempfile
 import uuid
 from pathlib import Path
 
-__all__ = ["free_name", "machine_name"]
+__all__ = ["machine_name", "reserve_name"]
 
 MACHINE_ID = Path("/etc/machine-id")
-# locks of names that this process took; the system lets go of them when it ends
-_held: list[int] = []
+_locks: list[int] = []  # of reserved names; the system releases them when this process ends
 
 
 def machine_name() -> str:
-    """The host's name and four digits of its machine: stable over restarts, and two fresh boards
-    called `raspberrypi` stay two.
+    """Return the host's name and four hexadecimal digits of its machine id. The name is stable
+    across restarts, and differs between fresh boards that are all called `raspberrypi`.
     """
     host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:50] or "agent"
     try:
@@ -33,18 +30,18 @@ def machine_name() -> str:
     return f"{host}-{hashlib.sha256(machine.encode()).hexdigest()[:4]}"
 
 
-def free_name(base: str) -> str:
-    """`base`, or `base-2`, `base-3`, ...: the first that no other agent on this machine uses. Held
-    until this process ends.
+def reserve_name(base: str) -> str:
+    """Reserve the first of `base`, `base-2`, `base-3`, ... that no other agent on this machine
+    uses, until this process ends.
     """
     for name in itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2))):
-        lock = Path(tempfile.gettempdir()) / f"espalier-agent-{os.getuid()}-{name}.lock"
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+        path = Path(tempfile.gettempdir()) / f"espalier-agent-{os.getuid()}-{name}.lock"
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(handle)
             continue
-        _held.append(handle)
+        _locks.append(handle)
         return name
-    raise AssertionError("numbers do not end")
+    raise AssertionError("unreachable: the numbers are infinite")

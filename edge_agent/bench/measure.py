@@ -39,7 +39,8 @@ from edge_agent.device.limits import Limits
 from edge_agent.device.load import BUSY
 from export.latency import SECONDS
 from federated.errors import ConfigError, UsageError
-from federated.runtime.console import Say, terminable
+from federated.runtime.console import Say, handle_sigterm
+from federated.safe_text import make_safe
 from federated.task import Timing
 from models.submodel import Submodel
 
@@ -48,8 +49,8 @@ __all__ = ["FAILED", "INTERRUPTED", "SUSTAINED", "Request", "bench"]
 
 SUSTAINED = 60.0  # seconds of inference, long enough to show thermal throttling
 FAILED, INTERRUPTED = 1, 130  # exit codes: a row failed or was slower than allowed; ctrl-C
-MOST = 1024  # threads
-QUICK, QUICK_RUNS = 0.5, 30  # minimum seconds and runs of a probe
+MAX_THREADS = 1024  # threads
+PROBE_SECONDS, PROBE_RUNS = 0.5, 30  # minimum seconds and runs of a probe
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def bench(request: Request, form: str, say: Say) -> int:
         take_fingerprint(request.limits), (), datetime.now(UTC).isoformat(timespec="seconds")
     )
     interrupted = False
-    with tempfile.TemporaryDirectory(prefix="espalier-bench-") as folder, terminable():
+    with tempfile.TemporaryDirectory(prefix="espalier-bench-") as folder, handle_sigterm():
         work = _prepare(request, Path(folder), say)
         report = replace(report, probes=tuple(target.name for target in work.probes))
         plans = [(target, way) for target in work.targets for way in work.ways]
@@ -165,9 +166,9 @@ def _check_request(request: Request) -> Report | None:
         raise UsageError(
             f"--fail-above: expected a ratio above 0, such as 1.2, found {request.fail_above:g}"
         )
-    if not request.threads or not all(1 <= count <= MOST for count in request.threads):
+    if not request.threads or not all(1 <= count <= MAX_THREADS for count in request.threads):
         raise UsageError(
-            f"--threads: expected numbers from 1 to {MOST}, found "
+            f"--threads: expected numbers from 1 to {MAX_THREADS}, found "
             f"{','.join(map(str, request.threads)) or 'none'}"
         )
     if len(set(request.threads)) < len(request.threads):
@@ -239,9 +240,9 @@ def _calibrate(
     plans = [
         replace(
             _plan(request, target, runtime, threads),
-            runs=QUICK_RUNS,
-            seconds=QUICK,
-            step_seconds=QUICK,
+            runs=PROBE_RUNS,
+            seconds=PROBE_SECONDS,
+            step_seconds=PROBE_SECONDS,
         )
         for target in probes
     ]
@@ -350,19 +351,21 @@ def _print(report: Report, old: Report | None, request: Request, form: str, say:
         if request.fail_above is not None and ratio.worst > request.fail_above
     ]
     screen = terminal_table.console(error=form == "json")
-    screen.print(terminal_table.title(report), style="bold", markup=False, highlight=False)
+    screen.print(
+        make_safe(terminal_table.title(report)), style="bold", markup=False, highlight=False
+    )
     screen.print(terminal_table.table(report, screen.width))
     for text in terminal_table.footnotes(report):
-        screen.print(text, markup=False, highlight=False, soft_wrap=True)
+        screen.print(make_safe(text), markup=False, highlight=False, soft_wrap=True)
     if old is not None:
         screen.print(
             terminal_table.ratios(found)
             if found
-            else "nothing to compare: the benchmarks share no row"
+            else "nothing to compare: the benchmarks have no row in common"
         )
         for text in other:
             screen.print(
-                f"differs from {request.compare}: {text}",
+                make_safe(f"differs from {request.compare}: {text}"),
                 markup=False,
                 highlight=False,
                 soft_wrap=True,
@@ -394,4 +397,4 @@ def _draw(report: Report, path: Path, say: Say) -> None:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
     if not drawn:
-        say(f"no plot {path}: no row has both multiply-adds and a latency")
+        say(f"skipped the plot {path}: no row has both multiply-adds and a latency")

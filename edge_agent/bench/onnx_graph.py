@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from export.external_data import check_external_files
 from export.verify import reason
 from federated.errors import ExportError, MissingExtra, Unknown
 
@@ -23,16 +24,16 @@ Array = npt.NDArray[Any]
 
 FLOATS = {"tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16"}
 BYTES = {"tensor(uint8)": "uint8", "tensor(int8)": "int8"}
-WHOLE = {
+INTEGERS = {
     f"tensor({name})": name
     for name in ("bool", "int16", "int32", "int64", "uint16", "uint32", "uint64")
 }
 # largest number of elements of one input: a larger declared shape is an error, or too large for a
 # device
-LARGEST = 2**28
-SILENT = 4  # silences the runtime's messages on stderr
+MAX_ELEMENTS = 2**28
+FATAL_ONLY = 4  # silences the runtime's messages on stderr
 # operators of graphs whose weights are not floats
-INTEGER = (b"DequantizeLinear", b"DynamicQuantizeLinear", b"QLinearConv")
+QUANTIZED_OPERATORS = (b"DequantizeLinear", b"DynamicQuantizeLinear", b"QLinearConv")
 
 
 class Graph:
@@ -42,16 +43,19 @@ class Graph:
         """Load a file.
 
         provider: short name of the execution provider
-        ExportError: the file is missing or does not load. Unknown: the provider is not available.
+        ExportError: the file is missing, does not load, or has weights outside its folder. Unknown:
+            the provider is not available.
         """
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        options.log_severity_level = SILENT
+        options.log_severity_level = FATAL_ONLY
         wanted = find_provider(provider)
         if not path.is_file():
             raise ExportError(
-                f"{path}: expected an ONNX file, found {'a folder' if path.is_dir() else 'nothing'}"
+                f"{path}: expected an ONNX file, found "
+                f"{'a folder' if path.is_dir() else 'no such file'}"
             )
+        check_external_files(path, path.read_bytes())
         try:
             # loads by path, since weights may be in a separate file
             self._session = onnxruntime.InferenceSession(str(path), options, providers=[wanted])
@@ -81,9 +85,9 @@ def draw_inputs(graph: Graph) -> dict[str, Array]:
     rng, feed = np.random.default_rng(0), {}
     for value in graph.declared:
         shape = [size if isinstance(size, int) and size > 0 else 1 for size in value.shape or ()]
-        if math.prod(shape) > LARGEST:
+        if math.prod(shape) > MAX_ELEMENTS:
             raise ExportError(
-                f"{graph.path}: expected inputs of at most {LARGEST} numbers, found "
+                f"{graph.path}: expected inputs of at most {MAX_ELEMENTS} numbers, found "
                 f"'{value.name}' {shape}"
             )
         if value.type in FLOATS:
@@ -93,8 +97,8 @@ def draw_inputs(graph: Graph) -> dict[str, Array]:
             feed[value.name] = rng.integers(bounds.min, bounds.max + 1, shape).astype(
                 BYTES[value.type]
             )
-        elif value.type in WHOLE:
-            feed[value.name] = np.ones(shape, WHOLE[value.type])
+        elif value.type in INTEGERS:
+            feed[value.name] = np.ones(shape, INTEGERS[value.type])
         else:
             raise ExportError(
                 f"{graph.path}: expected inputs that are tensors of numbers, found "
@@ -131,7 +135,8 @@ def count_graph(path: Path) -> tuple[int | None, int | None]:
     except (ExportError, MissingExtra):
         return None, None
     data = path.read_bytes()
-    return None if any(name in data for name in INTEGER) else found.parameters, found.macs
+    quantized = any(name in data for name in QUANTIZED_OPERATORS)
+    return None if quantized else found.parameters, found.macs
 
 
 def find_provider(name: str) -> str:

@@ -11,16 +11,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from edge_agent.bench.report import Report, Row
+from edge_agent.bench.terminal_table import format_count
 
 __all__ = ["SUFFIXES", "draw"]
 
 SUFFIXES = (".pdf", ".png", ".svg")
 DPI = 130
-WIDE = 1e4  # ratio of an axis's ends above which only powers of ten have labels
+MANY_DECADES = 1e4  # ratio of an axis's ends above which only powers of ten have labels
 # Okabe and Ito's colours, distinguishable by the colour-blind
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 LINES = ("-", "--", ":", "-.")
-NAMED = 12  # largest number of submodels with labels
+MAX_LABELS = 12  # largest number of submodels with labels
 
 
 def draw(report: Report, path: Path) -> bool:
@@ -88,7 +89,7 @@ def _label_sizes(axes: Axes, rows: Sequence[Row]) -> None:
     for row in rows:
         if row.submodel not in quickest or (row.p90_ms or 0) < (quickest[row.submodel].p90_ms or 0):
             quickest[row.submodel] = row
-    for name, row in quickest.items() if len(quickest) <= NAMED else ():
+    for name, row in quickest.items() if len(quickest) <= MAX_LABELS else ():
         place = (float(row.macs or 0), row.p90_ms or 0.0)
         axes.annotate(
             Path(name).name,
@@ -101,15 +102,10 @@ def _label_sizes(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _ticks(axes: Axes) -> None:
-    for axis, spell in ((axes.xaxis, _format_count), (axes.yaxis, lambda value: f"{value:g}")):
+    for axis, spell in ((axes.xaxis, format_count), (axes.yaxis, lambda value: f"{value:g}")):
         low, high = axis.get_view_interval()
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < low * WIDE else (1.0,)))
+        axis.set_major_locator(
+            LogLocator(subs=(1.0, 2.0, 5.0) if high < low * MANY_DECADES else (1.0,))
+        )
         axis.set_major_formatter(FuncFormatter(lambda value, _, spell=spell: spell(value)))
         axis.set_minor_formatter(NullFormatter())
-
-
-def _format_count(value: float) -> str:
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= limit:
-            return f"{value / limit:g} {unit}"
-    return f"{value:g}"

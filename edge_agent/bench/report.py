@@ -303,8 +303,8 @@ def check_writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
 
 
 def _same(new: Row, old: Row) -> bool:
-    """Whether two rows of one key measure the same network. A file may have changed: that is
-    what its owner compares.
+    """Return True if two rows with one key measure the same network. A file may have changed: that
+    is what its owner compares.
     """
     return not new.network or (new.parameters, new.macs) == (old.parameters, old.macs)
 

@@ -27,6 +27,7 @@ from edge_agent.device.limits import end_with_parent
 from edge_agent.device.load import Load
 from export import latency as latencies
 from export.latency import Latency, measure_latency
+from federated.runtime.compiler_import import defer_compiler
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ class Answer:
 def main() -> None:
     """Answer plans; all other output goes to standard error."""
     end_with_parent()
+    defer_compiler()
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for plan in msgspec.json.decode(sys.stdin.readline(), type=list[Plan]):

@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from edge_agent.bench.report import Ratio, Report, Row
+from federated.safe_table import SafeTable
 
-__all__ = ["WIDTH", "console", "footnotes", "ratios", "summarise", "table", "title"]
+__all__ = ["WIDTH", "console", "footnotes", "format_count", "ratios", "summarise", "table", "title"]
 
 WIDTH = 120  # characters, if the terminal's width is unknown
-FALL = 0.1  # smallest drop of the frequency to show, as a fraction
-SAME = 0.05  # normal variation of times between runs on a quiet machine, as a fraction
+FREQUENCY_DROP = 0.1  # smallest drop of the frequency to show, as a fraction
+NOISE = 0.05  # normal variation of times between runs on a quiet machine, as a fraction
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Column:
 THREADS = Column("threads\n", 0, lambda r: str(r.threads))
 COLUMNS = (
     Column("submodel\n", 0, lambda r: r.submodel, right=False),
-    Column("parameters\n", 3, lambda r: _count(r.parameters)),
-    Column("MACs\n", 1, lambda r: _count(r.macs)),
+    Column("parameters\n", 3, lambda r: format_count(r.parameters)),
+    Column("MACs\n", 1, lambda r: format_count(r.macs)),
     Column("runtime\n", 0, lambda r: r.runtime, right=False),
     THREADS,
     Column("file\nMB", 9, lambda r: _mega(r.file_bytes)),
@@ -104,11 +104,11 @@ def table(report: Report, width: int) -> Table:
     ]
     while sum(_width(c, rows) + 1 for c in columns) > width and max(c.rank for c in columns):
         columns.remove(max(columns, key=lambda c: c.rank))
-    made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    made = SafeTable(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for column in columns:
         made.add_column(column.head, no_wrap=True, justify="right" if column.right else "left")
     for row in rows:
-        made.add_row(*(escape(column.cell(row)) for column in columns))
+        made.add_row(*(column.cell(row) for column in columns))
     return made
 
 
@@ -166,7 +166,7 @@ def summarise(row: Row) -> str:
 
 def ratios(found: Sequence[Ratio]) -> Table:
     """Return a table of new over old times with verdicts."""
-    made = Table(
+    made = SafeTable(
         "submodel",
         "runtime",
         "threads",
@@ -181,15 +181,13 @@ def ratios(found: Sequence[Ratio]) -> Table:
         values = [value for value in (ratio.p90, ratio.step) if value is not None]
         verdict = (
             "slower"
-            if ratio.worst > 1 + SAME
+            if ratio.worst > 1 + NOISE
             else "quicker"
-            if values and max(values) < 1 - SAME
+            if values and max(values) < 1 - NOISE
             else ""
         )
         cells = ["-" if value is None else f"{value:.2f}" for value in (ratio.p90, ratio.step)]
-        made.add_row(
-            escape(ratio.row.submodel), ratio.row.runtime, str(ratio.row.threads), *cells, verdict
-        )
+        made.add_row(ratio.row.submodel, ratio.row.runtime, str(ratio.row.threads), *cells, verdict)
     return made
 
 
@@ -207,16 +205,21 @@ def _versions(found: dict[str, str]) -> str:
 
 def _frequency_drop(before: float | None, after: float | None) -> str:
     """Return both frequencies if the frequency dropped, else ""."""
-    return f"{before:.0f}-{after:.0f}" if before and after and after < before * (1 - FALL) else ""
+    return (
+        f"{before:.0f}-{after:.0f}"
+        if before and after and after < before * (1 - FREQUENCY_DROP)
+        else ""
+    )
 
 
-def _count(number: int | None) -> str:
+def format_count(number: float | None) -> str:
+    """Format with three significant digits and a unit."""
     if number is None:
         return ""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.3g} {unit}"
-    return str(number)
+    return f"{number:.3g}"
 
 
 def _ms(value: float | None) -> str:

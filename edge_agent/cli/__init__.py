@@ -1,1 +1,1 @@
-"""The command `edge-agent`: one file per command. Importing it loads no torch."""
+"""The command `edge-agent`: one file per subcommand. Does not import torch."""

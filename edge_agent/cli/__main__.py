@@ -1,4 +1,4 @@
-"""`python -m edge_agent.cli` is the command `edge-agent`."""
+"""Run the command `edge-agent` with `python -m edge_agent.cli`."""
 
 from edge_agent.cli.main import main
 

@@ -1,4 +1,4 @@
-"""The flags of `edge-agent bench`."""
+"""The command `edge-agent bench`."""
 
 from __future__ import annotations
 
@@ -9,41 +9,38 @@ from typing import Any
 
 import click
 
+from edge_agent.cli.option_values import split_words
 from federated.errors import UsageError
-from federated.runtime.console import FORMAT, speaker, speaking_plainly
+from federated.runtime.console import FORMAT, report_errors, speaker
 
 __all__ = ["bench"]
 
 PATH = click.Path(path_type=Path, dir_okay=False)
 
 
-def several(
-    of: Callable[[str], Any], what: str
+def parse_list(
+    kind: Callable[[str], Any], description: str
 ) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...] | None]:
-    """Values between commas."""
+    """Return a callback that parses values separated by commas."""
 
     def parse(
         ctx: click.Context, param: click.Parameter, text: str | None
     ) -> tuple[Any, ...] | None:
+        if text is None:
+            return None
         try:
-            return (
-                None
-                if text is None
-                else tuple(of(part.strip()) for part in text.split(",") if part.strip())
-            )
+            return tuple(kind(word) for word in split_words(text))
         except ValueError:
             raise click.BadParameter(
-                f"expected {what} between commas, found '{text}'", ctx, param
+                f"expected {description} separated by commas, found '{text}'", ctx, param
             ) from None
 
     return parse
 
 
-NUMBERS, SHARES, WORDS = (
-    several(int, "whole numbers"),
-    several(float, "numbers"),
-    several(str, "words"),
-)
+INTEGERS = parse_list(int, "whole numbers")
+NUMBERS = parse_list(float, "numbers")
+WORDS = parse_list(str, "words")
 
 
 @click.command()
@@ -51,31 +48,31 @@ NUMBERS, SHARES, WORDS = (
 @click.option(
     "--model",
     metavar="NAME",
-    help="a network, such as preresnet-18 or mobilenet  [default: preresnet]",
+    help="network to measure, such as preresnet-18 or mobilenet  [default: preresnet]",
 )
 @click.option(
-    "--inputs", callback=NUMBERS, metavar="C,H,W", help="shape of one example  [default: 3,32,32]"
+    "--inputs", callback=INTEGERS, metavar="C,H,W", help="shape of an example  [default: 3,32,32]"
 )
 @click.option(
     "--classes",
     type=int,
     metavar="N",
-    help="classes that it tells apart (of a text: the vocabulary)  [default: 10]",
+    help="number of classes; for texts, size of the vocabulary  [default: 10]",
 )
 @click.option(
     "--widths",
-    callback=SHARES,
+    callback=NUMBERS,
     metavar="X,..",
-    help="kept shares of its channels  [default: 0.25,0.5,1]",
+    help="kept widths: fractions of the channels  [default: 0.25,0.5,1]",
 )
 @click.option(
-    "--depths", callback=NUMBERS, metavar="N,..", help="blocks kept per section  [default: all]"
+    "--depths", callback=INTEGERS, metavar="N,..", help="blocks kept per section  [default: all]"
 )
 @click.option(
     "--submodels",
     callback=WORDS,
     metavar="PATTERN,..",
-    help="only those of these names, such as 'w0.25-*,w1-*'",
+    help="only submodels whose name matches, such as 'w0.25-*,w1-*'",
 )
 @click.option(
     "--runtime",
@@ -85,18 +82,18 @@ NUMBERS, SHARES, WORDS = (
 )
 @click.option(
     "--threads",
-    callback=NUMBERS,
+    callback=INTEGERS,
     default="1",
     show_default=True,
     metavar="N,..",
-    help="threads that compute; each is a row",
+    help="thread counts; each is a row",
 )
 @click.option(
     "--provider",
     default="cpu",
     show_default=True,
     metavar="NAME",
-    help="what computes, by ONNX Runtime's name: cpu, cuda, xnnpack, ...",
+    help="execution provider of ONNX Runtime: cpu, cuda, xnnpack, ...",
 )
 @click.option(
     "--batch",
@@ -104,33 +101,36 @@ NUMBERS, SHARES, WORDS = (
     default=32,
     show_default=True,
     metavar="N",
-    help="examples of a training step (torch); 0: no training",
+    help="examples per training step (torch); 0 skips training",
 )
 @click.option(
     "--sustained",
     is_flag=True,
-    help="a minute of inference per row instead of 3 s: does heat slow it down?",
+    help="run inference for a minute per row instead of 3 s, to detect throttling",
 )
 @click.option(
     "--predict/--no-predict",
     default=True,
-    help="time small probes first, and predict each row from them  [default: predict]",
+    help="time small submodels first and predict each row from them  [default: predict]",
 )
 @click.option(
     "--limit-cpus",
     type=float,
     metavar="X",
-    help="processors that each row may use, fractions allowed",
+    help="processors that each row may use; fractions are allowed",
 )
 @click.option("--limit-memory", metavar="SIZE", help="memory that each row may use, such as 512MB")
 @click.option(
     "--out",
     type=PATH,
     metavar="FILE",
-    help="write all columns as .json (with what the machine is) or .csv",
+    help="write all columns to a .json (with facts about the machine) or .csv file",
 )
 @click.option(
-    "--compare", type=PATH, metavar="OLD.json", help="new over old of each row that both measured"
+    "--compare",
+    type=PATH,
+    metavar="OLD.json",
+    help="show the ratio to an earlier measurement of the same rows",
 )
 @click.option(
     "--fail-above",
@@ -142,34 +142,32 @@ NUMBERS, SHARES, WORDS = (
     "--plot",
     type=PATH,
     metavar="FILE",
-    help="draw latency over multiply-adds, as .png, .svg or .pdf",
+    help="plot latency over multiply-adds as .png, .svg or .pdf",
 )
 @FORMAT
-def bench(form: str, **given: Any) -> None:
-    """Measure how fast this device runs and trains each submodel of a network, or runs any ONNX
-    FILES.
+def bench(form: str, **options: Any) -> None:
+    """Measure the speed and memory of submodels or ONNX FILES.
 
-    Each row is a fresh process: latency of one example at a time, a training step, memory, beside
-    what was predicted from small probes. Exit code 1: a row failed (the others are there); 130:
-    ctrl-C, after which the rows that are done are printed and written.
+    Each row is measured in a new process: latency of one example, time of a training step, and peak
+    memory, next to predictions from small submodels. Exit code 1: a row failed; the others are
+    reported. Exit code 130: interrupted; completed rows are printed and written.
     """
-    with speaking_plainly("edge-agent bench", "bench", "interrupted"):
+    with report_errors("edge-agent bench", "bench", "interrupted"):
         from edge_agent.bench.measure import Request
         from edge_agent.bench.measure import bench as measure
         from edge_agent.device.limits import Limits, parse_size
 
-        files, memory, cpus = given.pop("files"), given.pop("limit_memory"), given.pop("limit_cpus")
-        own = ("model", "inputs", "classes", "widths", "depths", "submodels")
-        if files and (odd := [f"--{name}" for name in own if given[name] is not None]):
+        memory, cpus = options.pop("limit_memory"), options.pop("limit_cpus")
+        network_flags = ("model", "inputs", "classes", "widths", "depths", "submodels")
+        odd = [f"--{name}" for name in network_flags if options[name] is not None]
+        if options["files"] and odd:
             raise UsageError(
-                f"name either ONNX files or a network: {', '.join(odd)} is of a "
-                f"network, found {', '.join(map(str, files))}"
+                f"{', '.join(odd)} cannot be combined with ONNX files: remove the files or the "
+                "flags of the network"
             )
-        given["patterns"], given["runtimes"] = given.pop("submodels"), given.pop("runtime")
-        limits = Limits(cpus, parse_size(memory) if memory else None)
+        options["patterns"], options["runtimes"] = options.pop("submodels"), options.pop("runtime")
         request = Request(
-            files=files,
-            limits=limits,
-            **{name: value for name, value in given.items() if value is not None},
+            limits=Limits(cpus, parse_size(memory) if memory else None),
+            **{name: value for name, value in options.items() if value is not None},
         )
         sys.exit(measure(request, form, speaker(form)))

@@ -17,43 +17,41 @@ __all__ = ["doctor"]
 @click.option(
     "--broker",
     metavar="HOST|URL",
-    help="the coordinator's broker, as edge-agent join takes it; without it only the device is "
-    "looked at",
+    help="the coordinator's broker, as for edge-agent join; without it, only the device is checked",
 )
-@click.option("--run", metavar="NAME", help="which run, where a broker has several")
+@click.option("--run", metavar="NAME", help="run to check, if the broker has several")
 @click.option(
     "--name",
     metavar="ID",
-    help="this agent's name  [default: that of its certificate or user, or made of the host's]",
+    help="this agent's name  [default: from its certificate, user or host name]",
 )
 @click.option(
     "--spool",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="where weights and updates are to lie  [default: where edge-agent keeps what must outlive "
-    "it]",
+    help="folder for weights and updates  [default: the folder of edge-agent's state]",
 )
 @FORMAT
 def doctor(
     broker: str | None, run: str | None, name: str | None, spool: Path | None, form: str
 ) -> None:
-    """Check whether this device can take part, and say how to solve each problem. It joins nothing.
+    """Check whether this device can join a run. Print a remedy for each problem, and do not join.
 
     Exits with 0 if nothing failed, else with the code of the first failure.
     """
     with plainly("doctor"):
-        from edge_agent.access.admission import admitted
+        from edge_agent.access.admission import resolve_broker
         from edge_agent.access.identity import machine_name
         from edge_agent.device import state_folder
-        from edge_agent.doctor.check import as_json, exit_code, text
+        from edge_agent.doctor.check import exit_code, format_check, format_json
         from edge_agent.doctor.examination import examine
 
-        broker, name = admitted(broker, name)
+        broker, name = resolve_broker(broker, name)
         checks = []
         for check in examine(broker, run, name or machine_name(), spool or state_folder.folder()):
             checks.append(check)
             if form == "text":
-                click.echo(text(check))
+                click.echo(format_check(check))
         if form == "json":
-            click.echo(as_json(checks))
+            click.echo(format_json(checks))
         sys.exit(exit_code(checks))

@@ -7,61 +7,56 @@ from typing import Any
 
 import click
 
-from edge_agent.cli.flags import RUN, STORE, plainly, with_own_data
+from edge_agent.cli.flags import RUN, STORE, WAIT_FOR_RELEASE, own_data, plainly
 from federated.errors import UsageError
-from federated.runtime.console import FORMAT
+from federated.runtime.console import FORMAT, speaker
 
 __all__ = ["finetune"]
 
 
 @click.command()
 @click.option(
-    "--broker", metavar="HOST|URL", help="take this agent's released network from a broker"
+    "--broker", metavar="HOST|URL", help="download this agent's released network from a broker"
 )
 @click.option(
-    "--model", type=click.Path(path_type=Path), metavar="FOLDER", help="use a release's folder"
+    "--model", type=click.Path(path_type=Path), metavar="FOLDER", help="use the release in a folder"
 )
 @RUN
 @click.option(
-    "--name", metavar="ID", help="the agent whose submodel to take  [default: this host's first]"
+    "--name",
+    metavar="ID",
+    help="the agent whose submodel to use  [default: this host's first agent]",
 )
-@click.option("--submodel", metavar="NAME", help="take this submodel instead of the agent's own")
+@click.option("--submodel", metavar="NAME", help="use this submodel instead of the agent's own")
 @STORE
-@click.option(
-    "--wait",
-    type=float,
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="how long to wait for a release",
-)
-@with_own_data
+@WAIT_FOR_RELEASE
+@own_data("this device's own data")
 @click.option(
     "--out",
     required=True,
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="where the adapted network goes, for infer --model DIR",
+    help="folder for the adapted network, for infer --model DIR",
 )
 @click.option(
     "--epochs",
     type=click.IntRange(1, 10_000),
     default=3,
     show_default=True,
-    help="passes over this device's training part",
+    help="epochs over this device's training data",
 )
 @click.option(
     "--steps",
     type=click.IntRange(0),
     default=0,
-    help="at most so many steps  [default: as many as the passes have]",
+    help="maximum number of steps  [default: all steps of the epochs]",
 )
 @click.option(
     "--batch",
     type=click.IntRange(2, 65536),
     default=32,
     show_default=True,
-    help="examples of a step",
+    help="examples per step",
 )
 @click.option(
     "--lr",
@@ -75,45 +70,41 @@ __all__ = ["finetune"]
     type=click.Choice(["all", "head"]),
     default="all",
     show_default=True,
-    help="head: the last layer alone learns",
+    help="layers to train; head: the last layer",
 )
 @click.option(
     "--network",
     metavar="module:function",
     default="",
-    help="a network of your own, where the release is of one of that name",
+    help="allow the release to build this network of your own",
 )
 @click.option(
     "--threads",
     type=click.IntRange(0, 1024),
     default=0,
-    help="threads to train with  [default: as PyTorch chooses]",
+    help="threads to train with  [default: PyTorch's choice]",
 )
 @click.option(
     "--keep-anyway",
     "anyway",
     is_flag=True,
-    help="write the adapted network also where it is no better",
+    help="write the adapted network even if it did not improve",
 )
 @FORMAT
 def finetune(name: str | None, form: str, **options: Any) -> None:
-    """Adapt the released network to this device's own data, and compare it with the one before.
+    """Adapt the released network to this device's own data.
 
-    The comparison uses data that it was not trained on. Nothing is sent, and a network that is no
-    better is not written. Needs PyTorch, and the extra export to write what infer serves.
+    The adapted network is compared with the released one on held-out data; if it did not improve,
+    it is discarded. Nothing is sent. Needs PyTorch, and the extra `export` to write graphs that
+    infer can serve.
     """
     with plainly("finetune"):
-        from edge_agent.access.admission import admitted
-        from edge_agent.cli.given import agent_name, own_data
-        from edge_agent.finetune.finetune import Request, command
+        from edge_agent.access.admission import resolve_broker
+        from edge_agent.cli.option_values import check_agent_name, rename_data_options
+        from edge_agent.finetune.adaptation import FinetuneRequest, run_finetune
 
         if not options["data"]:
-            raise UsageError("--data is missing: name this device's own data")
-        options["broker"], name = admitted(options["broker"], name)
-        click.echo(
-            command(
-                Request(name=agent_name(name), **own_data(options)),
-                form,
-                lambda line: click.echo(line, err=True),
-            )
-        )
+            raise UsageError("--data is missing: set it to this device's own data")
+        options["broker"], name = resolve_broker(options["broker"], name)
+        request = FinetuneRequest(name=check_agent_name(name), **rename_data_options(options))
+        speaker("text")(run_finetune(request, form, speaker("json")))

@@ -1,4 +1,4 @@
-"""Options that several commands of `edge-agent` share; `edge_agent.cli.given` reads them."""
+"""Options that several commands of `edge-agent` share."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any
 
 import click
 
-from federated.runtime.console import speaking_plainly
+from federated.data.defaults import PARTITION, SEED
+from federated.runtime.console import report_errors
 
 __all__ = [
+    "DATA_ROOT",
     "DEVICE",
     "LABEL",
     "LIMIT_CPUS",
     "LIMIT_MEMORY",
     "RUN",
     "STORE",
+    "WAIT_FOR_RELEASE",
+    "own_data",
     "plainly",
-    "with_own_data",
 ]
 
 LABEL = click.option(
@@ -27,54 +30,72 @@ LABEL = click.option(
     "labels",
     metavar="WORD",
     multiple=True,
-    help="what you call this device, for a run to select by; may be repeated",
+    help="label of this device, by which a run can select it; may be repeated",
 )
 LIMIT_CPUS = click.option(
     "--limit-cpus",
     type=float,
     metavar="X",
-    help="processors that training may use, fractions allowed",
+    help="processors that training may use; fractions are allowed",
 )
 LIMIT_MEMORY = click.option(
     "--limit-memory", metavar="SIZE", help="memory that training may use, such as 512MB"
 )
 DEVICE = click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="processor to train on",
 )
-RUN = click.option("--run", metavar="NAME", help="which run, where a broker has several")
+RUN = click.option("--run", metavar="NAME", help="name of the run, if the broker has several")
 STORE = click.option(
     "--store",
     type=click.Path(path_type=Path),
     default=Path("espalier-models"),
     show_default=True,
     metavar="DIR",
-    help="where releases are kept",
+    help="folder of downloaded releases",
+)
+WAIT_FOR_RELEASE = click.option(
+    "--wait",
+    type=float,
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="timeout for a release at the broker",
+)
+DATA_ROOT = click.option(
+    "--data-root", metavar="DIR", help="folder of named data sets; missing ones are downloaded"
 )
 
 
-def with_own_data(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The flags that name this device's own data."""
-    for flag in (
-        click.option("--seed", type=int, help="of the partition of --shard  [default: 0]"),
-        click.option(
-            "--partition",
-            metavar="RULE",
-            help="how the parts of --shard are drawn  [default: dirichlet:1.0]",
-        ),
-        click.option(
-            "--shard",
-            metavar="I/N",
-            help="hold only the I-th (from 0) of N parts of a named data set",
-        ),
-        click.option(
-            "--data-root", metavar="DIR", help="where named data sets lie or are downloaded to"
-        ),
-        click.option("--data", metavar="NAME|PATH|module:function", help="this device's own data"),
-    ):
-        command = flag(command)
-    return command
+def own_data(description: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds the options for this device's own data."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in (
+            click.option("--seed", type=int, help=f"seed of --partition  [default: {SEED}]"),
+            click.option(
+                "--partition",
+                metavar="RULE",
+                help="rule that divides the data for --shard: iid, dirichlet:ALPHA, classes:K, "
+                f"users, ...  [default: {PARTITION}]",
+            ),
+            click.option(
+                "--shard",
+                metavar="I/N",
+                help="use only part I (from 0) of N parts of a named data set",
+            ),
+            DATA_ROOT,
+            click.option("--data", metavar="NAME|PATH|module:function", help=description),
+        ):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def plainly(command: str) -> AbstractContextManager[None]:
-    """Errors of a command in plain words; see `federated.runtime.console.speaking_plainly`."""
-    return speaking_plainly(f"edge-agent {command}", "train", "interrupted")
+    """Print errors of a command as text; see `federated.runtime.console.report_errors`."""
+    return report_errors(f"edge-agent {command}", "train", "interrupted")

@@ -7,91 +7,91 @@ from typing import Any
 
 import click
 
-from edge_agent.cli.flags import RUN, STORE, plainly, with_own_data
-from federated.runtime.console import FORMAT
-from federated.runtime.logs import logged
+from edge_agent.cli.flags import RUN, STORE, WAIT_FOR_RELEASE, own_data, plainly
+from federated.runtime.console import FORMAT, speaker
+from federated.runtime.logs import log_options
 
 __all__ = ["infer"]
 
 
 @click.command()
 @click.option(
-    "--broker", metavar="HOST|URL", help="take this agent's released network from a broker"
+    "--broker", metavar="HOST|URL", help="download this agent's released network from a broker"
 )
 @click.option(
     "--model",
     type=click.Path(path_type=Path),
     metavar="FILE|FOLDER",
-    help="use an exported .onnx file, or a release's folder",
+    help="use an exported .onnx file, or the release in a folder",
 )
 @RUN
 @click.option(
-    "--name", metavar="ID", help="the agent whose submodel to take  [default: this host's first]"
+    "--name",
+    metavar="ID",
+    help="the agent whose submodel to use  [default: this host's first agent]",
 )
-@click.option("--submodel", metavar="NAME", help="take this submodel instead of the agent's own")
-@click.option("--sha256", metavar="HEX", help="refuse --model FILE unless this is its digest")
+@click.option("--submodel", metavar="NAME", help="use this submodel instead of the agent's own")
+@click.option("--sha256", metavar="HEX", help="expected sha256 digest of --model FILE")
 @STORE
-@click.option(
-    "--wait",
-    type=float,
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="how long to wait for a release",
-)
-@click.option("--resize", is_flag=True, help="scale pictures to the size that the network takes")
+@WAIT_FOR_RELEASE
+@click.option("--resize", is_flag=True, help="scale pictures to the input size of the network")
 @click.option(
     "--explain",
     is_flag=True,
-    help="tell which ways to run the network were tried, and why one was chosen",
+    help="show the graph variants that were tried, and why one was chosen",
 )
 @click.option(
     "--threads",
     type=click.IntRange(0, 1024),
     default=0,
-    help="threads of one answer  [default: as many as are fastest]",
+    help="threads per prediction  [default: the fastest number]",
 )
 @click.option(
     "--serve",
     metavar="HOST:PORT",
-    help="answer over HTTP until stopped: POST /infer, GET /health, GET /release",
+    help="serve HTTP until stopped: POST /infer, GET /health, GET /release",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="a secret that askers must send; needed beyond this machine",
+    help="token that HTTP clients must send; required if other machines can connect",
 )
 @click.option(
     "--mqtt",
     is_flag=True,
-    help="answer at the broker until stopped; it says at which topic it is asked",
+    help="serve requests at the broker until stopped; prints the topic for requests",
 )
-@with_own_data
+@own_data("this device's own data")
 @click.argument("inputs", nargs=-1, type=click.Path(path_type=Path))
 @FORMAT
-@logged
+@log_options
 def infer(name: str | None, form: str, **options: Any) -> None:
-    """Infer on INPUTS with the network that a run released to this agent. INPUTS are .npy, .npz,
-    .json or .jsonl files of raw examples, pictures, or folders of them; without any, JSON is read
-    from standard input.
+    """Run inference on INPUTS with a released network. INPUTS are .npy, .npz,
+    .json or .jsonl files of raw examples, pictures, or folders of them. Without INPUTS, JSON is
+    read from standard input.
 
-    A release is tested first, and of all ways to run it on this device the fastest correct one is
-    used. With --serve or --mqtt it follows the broker's releases, and answers until it is stopped.
-    --data names this device's own data: its held-out part judges releases. Needs no PyTorch.
+    Each release is tested first. The fastest variant of the graph that passes the accuracy check
+    is used. With --serve or --mqtt, the command installs new releases from the broker and answers
+    requests until stopped. --data is this device's own data; its held-out part is the validation
+    set for releases. Does not need PyTorch.
     """
     with plainly("infer"):
-        from edge_agent.access.admission import admitted
-        from edge_agent.cli.given import agent_name, own_data, stop_on_signals
+        from edge_agent.access.admission import resolve_broker
+        from edge_agent.cli.option_values import (
+            check_agent_name,
+            rename_data_options,
+            stop_on_signals,
+        )
         from edge_agent.infer.infer_command import InferRequest, infer
 
-        options["broker"], name = admitted(options["broker"], name, lasting=True)
-        request = InferRequest(name=agent_name(name), **own_data(options))
+        options["broker"], name = resolve_broker(options["broker"], name, keep_renewing=True)
+        request = InferRequest(name=check_agent_name(name), **rename_data_options(options))
         text = infer(
             request,
             form,
-            lambda line: click.echo(line, err=True),
+            speaker("json"),
             stop_on_signals() if request.serves else None,
         )
         if text:
-            click.echo(text)
+            speaker("text")(text)

@@ -10,11 +10,12 @@ from typing import Any
 
 import click
 
-from edge_agent.cli.flags import DEVICE, LABEL, LIMIT_CPUS, LIMIT_MEMORY, RUN, plainly
+from edge_agent.cli.flags import DEVICE, LABEL, LIMIT_CPUS, LIMIT_MEMORY, RUN, own_data, plainly
+from edge_agent.device.state_folder import IN_HOME, SPOOL
 from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT, speaker
-from federated.runtime.logs import logged
+from federated.runtime.logs import log_options
 
 __all__ = ["join"]
 
@@ -23,67 +24,54 @@ __all__ = ["join"]
 @click.option(
     "--broker",
     metavar="HOST|URL",
-    help="the coordinator's broker: 192.168.1.5, host:1883, mqtts://host, mqtt://user:password@host",
+    help="address of the coordinator's broker: 192.168.1.5, host:1883, mqtts://host, "
+    "mqtt://user:password@host",
 )
 @click.option(
     "--token",
     metavar="TOKEN",
-    help="enrol this device first, where that is not done; others on this machine see a command's "
-    "flags",
+    help="enrol this device first, unless it is enrolled; other users of this machine can see it, "
+    "unlike --token-file",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="FILE|-",
-    help="the same from a file, or from standard input",
+    help="read the token from a file or from standard input",
 )
 @RUN
-@click.option(
-    "--data",
-    metavar="NAME|PATH|module:function",
-    help="what to learn from; without it, a shard of the built-in digits drawn from the agent's "
-    "name",
+@own_data(
+    "data to train on  [default: a shard of the built-in digits, selected by the agent's name]"
 )
-@click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to")
-@click.option(
-    "--shard", metavar="I/N", help="hold only the I-th (from 0) of N parts of a named data set"
-)
-@click.option(
-    "--partition",
-    metavar="RULE",
-    help="how the parts of --shard are drawn: iid, dirichlet:ALPHA, classes:K, users, ...  "
-    "[default: dirichlet:1.0]",
-)
-@click.option("--seed", type=int, help="of the partition of --shard  [default: 0]")
 @click.option(
     "--model",
     metavar="module:function",
     default="",
-    help="a network of your own, if the run trains one of that name",
+    help="allow a run to use this network of your own",
 )
 @click.option(
     "--method",
     metavar="module:function",
     default="",
-    help="a method of your own, if the run trains by one of that name",
+    help="allow a run to use this method of your own",
 )
 @click.option(
     "--codec",
     metavar="module:attribute",
     default="",
-    help="a codec of your own, if the run encodes updates by one of that name",
+    help="allow a run to use this codec of your own",
 )
 @click.option(
     "--trainer",
     metavar="NAME|module:function",
     default=DEFAULT,
     show_default=True,
-    help="what computes: pytorch, one of an installed package, or a function of your own",
+    help="library to train with: pytorch, one from an installed package, or a function of your own",
 )
 @click.option(
     "--name",
     metavar="ID",
-    help="this agent's name  [default: made of the host's, numbered where agents share a host]",
+    help="this agent's name  [default: from the host name, numbered if agents share a host]",
 )
 @LIMIT_CPUS
 @LIMIT_MEMORY
@@ -92,11 +80,9 @@ __all__ = ["join"]
     "--when",
     metavar="CONDITIONS",
     default="",
-    help="train only then: charging,idle,unmetered,temperature<70 (any of them)",
+    help="conditions for training, separated by commas: charging, idle, unmetered, temperature<70",
 )
-@click.option(
-    "--fresh", is_flag=True, help="measure this device anew, whatever was measured before"
-)
+@click.option("--fresh", is_flag=True, help="ignore cached measurements of this device")
 @DEVICE
 @click.option(
     "--wait",
@@ -104,27 +90,27 @@ __all__ = ["join"]
     default=600.0,
     show_default=True,
     metavar="SECONDS",
-    help="how long to wait for a run to appear",
+    help="timeout for a run at the broker",
 )
 @click.option(
     "--spool",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="where weights and updates lie on their way, and what the device keeps between rounds  "
-    "[default: ~/.local/state/espalier/spool]",
+    help="folder for weights, updates and the state of the device between rounds  "
+    f"[default: ~/{IN_HOME}/{SPOOL}]",
 )
 @click.option(
     "--spool-limit",
     metavar="SIZE",
     default="2GB",
     show_default=True,
-    help="disk that weights and updates may take, the oldest go first",
+    help="maximum disk space for weights and updates; the oldest are deleted first",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="join nothing: show exactly what would leave this device"
+    "--dry-run", is_flag=True, help="show exactly what would leave this device, without joining"
 )
 @FORMAT
-@logged
+@log_options
 def join(
     broker: str | None,
     token: str | None,
@@ -140,43 +126,39 @@ def join(
     form: str,
     **options: Any,
 ) -> None:
-    """Measure this device, join a run and train until it ends. Ctrl-C leaves cleanly."""
+    """Join a run and train until it ends. The device is measured first; measurements are cached.
+    Ctrl-C leaves the run cleanly.
+    """
     with plainly("join"):
-        from edge_agent.access.admission import admitted, read_token
-        from edge_agent.cli.given import make_job, stop_on_signals
+        from edge_agent.access.admission import read_token, resolve_broker
+        from edge_agent.cli.option_values import make_job, stop_on_signals
         from edge_agent.device.limits import parse_size
 
-        broker, name = admitted(broker, name, read_token(token, token_file), lasting=not dry_run)
+        broker, name = resolve_broker(
+            broker, name, read_token(token, token_file), keep_renewing=not dry_run
+        )
         job = make_job(name, options)
         say = speaker(form)
         if dry_run:
-            from edge_agent.join.rehearsal import rehearse
+            from edge_agent.join.dry_run import perform_dry_run
 
-            click.echo(rehearse(job, broker, run, as_json=form == "json"))
+            speaker("text")(perform_dry_run(job, broker, run, as_json=form == "json"))
             return
         if broker is None:
             raise UsageError(
-                "--broker is missing: name the machine that the coordinator's broker "
-                "runs on, such as --broker 192.168.1.5"
+                "--broker is missing: set it to the address of the coordinator's broker, such as "
+                "--broker 192.168.1.5"
             )
         from edge_agent.join.agent import JoinRequest
         from edge_agent.join.agent import join as take_part
 
         if not options["data"]:
             say(
-                "no --data: using a shard of the built-in handwritten digits, drawn "
-                f"from the name '{job.name}'"
+                "no --data: training on a shard of the built-in handwritten digits, selected by "
+                f"the name '{job.name}'"
             )
-        request = JoinRequest(
-            job,
-            broker,
-            run,
-            wait,
-            spool,
-            parse_size(spool_limit, "--spool-limit"),
-            when=when,
-            fresh=fresh,
-        )
+        limit = parse_size(spool_limit, "--spool-limit")
+        request = JoinRequest(job, broker, run, wait, spool, limit, when=when, fresh=fresh)
         end = take_part(request, stop_on_signals(), say)
         say(f"left run '{end.run}' after {end.updates} updates: {end.reason}")
         if form == "json":

@@ -1,4 +1,4 @@
-"""The command `edge-agent`. A subcommand is imported when it is used."""
+"""The command `edge-agent`. A subcommand is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "bench": LazyCommand(
         "edge_agent.cli.bench:bench",
-        "Measure how fast this device runs and trains each submodel of a network, or runs any ONNX "
-        "FILES.",
+        "Measure the speed and memory of submodels or ONNX FILES.",
     ),
     "doctor": LazyCommand(
         "edge_agent.cli.doctor:doctor",
-        "Check whether this device can take part, and say how to solve each problem.",
+        "Check whether this device can join a run.",
     ),
     "finetune": LazyCommand(
         "edge_agent.cli.finetune:finetune",
-        "Adapt the released network to this device's own data, and compare it with the one before.",
+        "Adapt the released network to this device's own data.",
     ),
     "infer": LazyCommand(
         "edge_agent.cli.infer:infer",
-        "Infer on INPUTS with the network that a run released to this agent.",
+        "Run inference on INPUTS with a released network.",
     ),
     "join": LazyCommand(
         "edge_agent.cli.join:join",
-        "Measure this device, join a run and train until it ends.",
+        "Join a run and train until it ends.",
     ),
     "profile": LazyCommand(
         "edge_agent.cli.profile:profile",
-        "Measure this device: hardware, limits, and how fast it trains and infers.",
+        "Measure this device's hardware, limits and speed.",
     ),
 }
 
@@ -43,9 +42,11 @@ COMMANDS = {
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGE_AGENT"},
 )
 @click.version_option(package_name="espalier")
-@click.option("-v", "--verbose", is_flag=True, help="log what happens on the wire")
+@click.option("-v", "--verbose", is_flag=True, help="log messages to and from the broker")
 def main(verbose: bool) -> None:
-    """One device of a federation. Its data never leave it."""
+    """Train on this device's data as part of a federation. Data never leaves the device."""
+    from federated.runtime.compiler_import import defer_compiler
     from federated.runtime.logs import configure
 
+    defer_compiler()
     configure(verbose=verbose)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edge_agent.cli.flags import DEVICE, LABEL, LIMIT_CPUS, LIMIT_MEMORY, plainly
+from edge_agent.cli.flags import DATA_ROOT, DEVICE, LABEL, LIMIT_CPUS, LIMIT_MEMORY, plainly
 from federated.runtime.console import FORMAT, speaker
 
 __all__ = ["profile"]
@@ -20,52 +20,54 @@ __all__ = ["profile"]
     "families",
     metavar="NAME,...",
     default="",
-    help="networks to time  [default: preresnet,mobilenet,vit]",
+    help="families of networks to time  [default: preresnet,mobilenet,vit]",
 )
 @click.option(
     "--model",
     metavar="NAME",
     default="",
-    help="one network to time: a family and a preset, or module:function of your own",
+    help="a network to time: a family with a preset, or module:function of your own",
 )
 @click.option(
     "--runtime",
     "runtimes",
     metavar="NAME,...",
     default="",
-    help="torch (training steps), onnx (answers)  [default: both]",
+    help="torch (training steps), onnx (predictions)  [default: both]",
 )
 @click.option(
     "--batch",
     type=click.IntRange(2, 65536),
     default=32,
     show_default=True,
-    help="examples of a training step",
+    help="examples per training step",
 )
 @click.option(
     "--threads",
     type=click.IntRange(0, 1024),
     default=0,
-    help="threads to time with  [default: as many as serve best]",
+    help="threads to time with  [default: the fastest number]",
 )
-@click.option("--broker", metavar="HOST|URL", help="measure the way to this broker too")
+@click.option("--broker", metavar="HOST|URL", help="also measure the uplink to this broker")
 @click.option(
     "--data",
     metavar="NAME|PATH|module:function",
     help="time with the device's own data  [default: random examples]",
 )
-@click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to")
-@click.option("--name", metavar="ID", help="this agent's name  [default: made of the host's]")
+@DATA_ROOT
+@click.option(
+    "--name", metavar="ID", help="this agent's name  [default: derived from the host name]"
+)
 @LABEL
 @LIMIT_CPUS
 @LIMIT_MEMORY
 @DEVICE
-@click.option("--fresh", is_flag=True, help="measure anew, whatever was measured before")
+@click.option("--fresh", is_flag=True, help="ignore cached measurements")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.json",
-    help="write the sheet that coordinator assign reads",
+    help="write the profile for coordinator assign",
 )
 @FORMAT
 def profile(
@@ -81,24 +83,16 @@ def profile(
     form: str,
     **options: Any,
 ) -> None:
-    """Measure this device: hardware, limits, and how fast it trains and infers. What was measured
-    before is not measured again.
-    """
+    """Measure this device's hardware, limits and speed. Measurements are cached."""
     with plainly("profile"):
-        from edge_agent.access.admission import admitted
-        from edge_agent.cli.given import agent_name, make_job, words
-        from edge_agent.join.inventory import Wanted, command
+        from edge_agent.access.admission import resolve_broker
+        from edge_agent.cli.option_values import check_agent_name, make_job, split_words
+        from edge_agent.join.profile_command import ProfileRequest, profile_device
 
-        broker, name = admitted(broker, name)
+        broker, name = resolve_broker(broker, name)
         given = {**options, "model": model, "shard": None, "partition": None, "seed": None}
-        job = replace(make_job(agent_name(name), given), data=options["data"] or "")
-        models = tuple(dict.fromkeys([*words(families), *words(model)]))
-        text = command(
-            job,
-            Wanted(models, words(runtimes), batch, threads, broker or "", fresh),
-            out,
-            form,
-            speaker(form),
-        )
-        if text:
+        job = replace(make_job(check_agent_name(name), given), data=options["data"] or "")
+        models = tuple(dict.fromkeys([*split_words(families), *split_words(model)]))
+        request = ProfileRequest(models, split_words(runtimes), batch, threads, broker or "", fresh)
+        if text := profile_device(job, request, out, form, speaker(form)):
             click.echo(text)

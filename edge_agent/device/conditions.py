@@ -46,8 +46,8 @@ class Conditions:
         for name, condition in self._conditions:
             if condition() is None:
                 raise ConfigError(
-                    f"--when {name}: this device cannot tell "
-                    f"{WHAT[name.split('<')[0].strip()]}; leave the condition out"
+                    f"--when {name}: cannot determine {READINGS[name.split('<')[0].strip()]} on "
+                    "this device; remove the condition"
                 )
 
     def __call__(self) -> str:
@@ -57,7 +57,7 @@ class Conditions:
         for name, condition in self._conditions:
             why = condition()
             if why is None:
-                why = f"cannot tell {WHAT[name.split('<')[0].strip()]}"
+                why = f"cannot determine {READINGS[name.split('<')[0].strip()]}"
             if why:
                 # keeps the first wording, so that not every degree is a new reason
                 self._unmet = self._unmet if self._unmet[0] == name else (name, why)
@@ -76,8 +76,8 @@ class Conditions:
         bound = re.fullmatch(r"temperature\s*<\s*(\d{1,3}(?:\.\d+)?)", word)
         if bound is None or not 0 < float(bound[1]) <= WARMEST:
             raise ConfigError(
-                f"--when: expected conditions among {', '.join(CONDITIONS)} (up to "
-                f"{WARMEST:g} C), separated by commas, found '{word[:60]}'"
+                f"--when: expected {', '.join(CONDITIONS)} or several of them, separated by "
+                f"commas, with DEGREES above 0 and at most {WARMEST:g}; found '{word[:60]}'"
             )
         return word, lambda: self._warm(float(bound[1]))
 
@@ -103,9 +103,9 @@ class Conditions:
         return f"{celsius:.0f} C, not below {bound:g} C" if self._hot else ""
 
 
-WHAT = {
-    "charging": "what powers it",
-    "idle": "how busy it is",
-    "temperature": "how warm it is",
-    "unmetered": "whether its network is metered",
+READINGS = {
+    "charging": "the power source",
+    "idle": "the load of the processors",
+    "temperature": "the temperature",
+    "unmetered": "whether the network is metered",
 }

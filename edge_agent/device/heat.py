@@ -56,7 +56,7 @@ def read_heat(
 
 
 def throttled_between(before: Heat, after: Heat) -> bool:
-    """Whether the device may have been throttled between two readings: at either end, or in
+    """Return True if the device may have been throttled between two readings: at either end, or in
     between as far as it is recorded.
     """
     newly = before.ever is False and after.ever is True
@@ -116,7 +116,7 @@ def _firmware(root: Path, run: Run) -> int | None:
 
 
 def _is_slowed(root: Path) -> bool | None:
-    """Whether the kernel slows the processor down for cooling now."""
+    """Return True if the kernel slows the processor down for cooling now."""
     coolers = [
         c
         for c in entries(root / "sys/class/thermal", "cooling_device*")

@@ -51,7 +51,7 @@ def read_power(root: Path = ROOT, run: Run = run_command) -> Power:
 
 
 def is_metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
-    """Whether the network is metered, as set by the owner or guessed by the system; None if
+    """Return True if the network is metered, as set by the owner or guessed by the system; None if
     unknown.
     """
     if match := re.fullmatch(r"u ([1-4])", run("busctl", "get-property", *MANAGER)):

@@ -17,8 +17,9 @@ from typing import Any
 from edge_agent.device.board import read_board
 from edge_agent.device.limits import Limits, available_cpus, available_memory
 from edge_agent.device.measurement_cache import MeasurementCache, surroundings
+from federated.data.card_fit import explain_misfit
 from federated.device.trainers.trainer import Trainer
-from federated.errors import ConfigError
+from federated.errors import ConfigError, DataError
 from federated.task import Board, Card, Timing
 from federated.wire.messages import Run
 from models.submodel import Submodel
@@ -95,20 +96,23 @@ def measure_profile(
     its number of threads.
 
     fresh: ignore cached timings
-    ConfigError: no submodel fits the memory.
+    DataError: the data do not fit the run's network. ConfigError: no submodel fits the memory.
     """
+    card = data.card()
+    if run.network is not None and (why := explain_misfit(card, run.network)):
+        raise DataError(why)
     notebook = MeasurementCache(surroundings(limits, trainer.runtime), fresh=fresh)
     site = TimingSite(limits, trainer, notebook)
     timings: tuple[Timing, ...] = ()
     if run.calibration:
         _, timings = time_submodels(run.calibration, run.batch, data, site)
     seen = read_facts(limits, trainer)
-    return MeasuredProfile(seen, data.card(), timings, trainer.survey(run, data, seen.memory))
+    return MeasuredProfile(seen, card, timings, trainer.survey(run, data, seen.memory))
 
 
 @dataclass(frozen=True)
 class TimingSite:
-    """Where training steps are timed.
+    """Surroundings in which training steps are timed.
 
     limits: limits of this process
     trainer: the trainer whose steps are timed

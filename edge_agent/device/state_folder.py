@@ -9,7 +9,10 @@ from pathlib import Path
 
 from federated.errors import StoreError
 
-__all__ = ["folder"]
+__all__ = ["IN_HOME", "SPOOL", "folder"]
+
+IN_HOME = ".local/state/espalier"
+SPOOL = "spool"  # folder of weights and updates
 
 
 def folder() -> Path:
@@ -19,7 +22,7 @@ def folder() -> Path:
     if states := os.environ.get("XDG_STATE_HOME"):
         return Path(states) / "espalier"
     try:
-        return Path.home() / ".local/state/espalier"
+        return Path.home() / IN_HOME
     except RuntimeError as error:
         raise StoreError(
             "this user has no home directory; set ESPALIER_STATE to a folder for the agent's state"

@@ -1,1 +1,1 @@
-"""`edge-agent doctor`: is this device fit to take part?"""
+"""`edge-agent doctor`: check whether this device can join a run."""

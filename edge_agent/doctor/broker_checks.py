@@ -1,79 +1,74 @@
-"""The broker and the coordinator, asked over MQTT: credentials, the run, rights, sizes, and whether
-the coordinator answers.
+"""Checks of the broker and the coordinator over MQTT: credentials, run, rights, packet size, and an
+echo from the coordinator.
 
-Each check has its line; what is published on the way reaches nobody but this device, and the
-coordinator that is asked for an echo.
+What the checks publish reaches only this device, except the request for an echo.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import queue
 import secrets
-import socket
 import time
 from collections.abc import Iterator
 from types import TracebackType
 
 from edge_agent.doctor.check import Check
-from edge_agent.doctor.clock_check import skewed
+from edge_agent.doctor.clock_check import check_skew
 from federated.errors import LinkError, ProtocolMismatch, WireError
+from federated.runtime.listen_address import is_loopback
 from federated.wire import envelope, messages, topics
 from federated.wire.address import Address
 from federated.wire.link import CHUNK, OVERHEAD, PROBES
 from federated.wire.links import paho_client as mqtt
 
 __all__ = [
-    "PATIENCE",
+    "TIMEOUT",
     "Client",
-    "card_of",
-    "coordinator",
-    "credentials",
-    "foreign_topics",
-    "local",
-    "own_topics",
-    "packets",
-    "took",
+    "check_coordinator",
+    "check_credentials",
+    "check_isolation",
+    "check_packets",
+    "check_rights",
+    "find_card",
+    "format_elapsed",
+    "is_local",
 ]
 
-PATIENCE = 5.0  # seconds for each answer
+TIMEOUT = 5.0  # seconds per answer
 PACKET = "raise the broker's packet limit (mosquitto: max_packet_size)"
 RIGHTS = (
-    "the broker must know this device by its agent's name: join as the user or certificate of "
-    "that name (--name), and let its rights use %u"
+    "the broker must authenticate this device by its agent's name: connect with the user or "
+    "certificate of that name (--name), and use %u in the broker's rights"
 )
 NO_RIGHTS = (
-    "let the broker know its clients: coordinator start --tls, or a broker with the rights of "
-    "deploy/mosquitto"
+    "let the broker authenticate its clients: coordinator start --tls, or a broker with the rights "
+    "of deploy/mosquitto"
 )
 
 
 class Client:
-    """One connection, whose answers are waited for."""
+    """A connection to the broker that waits for each answer."""
 
     def __init__(self, address: Address, client_id: str) -> None:
         """Raises LinkError, ConfigError."""
-        self._heard = queue.SimpleQueue[tuple[str, bytes]]()
+        self._messages = queue.SimpleQueue[tuple[str, bytes]]()
         self._published = queue.SimpleQueue[str]()
         self._subscribed = queue.SimpleQueue[str]()
         handlers = mqtt.Handlers(
             lambda c, kept: None,
-            lambda c, reason: self._published.put(f"the broker hung up ({reason})"),
-            lambda message: self._heard.put((message.topic, bytes(message.payload))),
+            lambda c, reason: self._published.put(f"the broker closed the connection ({reason})"),
+            lambda message: self._messages.put((message.topic, bytes(message.payload))),
             lambda reason: self._published.put(str(reason) if reason.is_failure else ""),
             lambda mid, reasons: self._subscribed.put(
                 next((str(reason) for reason in reasons if reason.is_failure), "")
             ),
         )
-        self.start = time.perf_counter()
+        start = time.perf_counter()
         setup = mqtt.ClientSetup(address, client_id, handlers=handlers)
-        greeting = mqtt.connect(setup, timeout=2 * PATIENCE)
-        self.took = time.perf_counter() - self.start
-        self._client, self.protocol, self.max_packet = (
-            greeting.client,
-            greeting.protocol,
-            greeting.max_packet,
-        )
+        greeting = mqtt.connect(setup, timeout=2 * TIMEOUT)
+        self.connect_seconds = time.perf_counter() - start
+        self._client, self.protocol = greeting.client, greeting.protocol
+        self.max_packet = greeting.max_packet
 
     def __enter__(self) -> Client:
         return self
@@ -84,70 +79,64 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        mqtt.part(self._client, self.protocol)
+        mqtt.disconnect(self._client, self.protocol)
 
     def publish(self, topic: str, payload: bytes) -> str:
-        """Why the broker does not take it; empty where it does."""
+        """Publish, and return the broker's reason for a refusal, or an empty text."""
         self._client.publish(topic, payload, qos=1)
-        return self._word(self._published)
+        return self._wait(self._published)
 
     def subscribe(self, pattern: str) -> str:
-        """Why the broker does not grant it; empty where it does, or says so."""
+        """Subscribe, and return the broker's reason for a refusal, or an empty text."""
         self._client.subscribe(pattern, qos=1)
-        return self._word(self._subscribed)
+        return self._wait(self._subscribed)
 
-    def hear(self, topic: str, patience: float = PATIENCE) -> bytes | None:
-        """The next payload on a topic; of any, for an empty one."""
-        until = time.monotonic() + patience
-        while (left := until - time.monotonic()) > 0:
+    def receive(self, topic: str, timeout: float | None = None) -> bytes | None:
+        """Return the next payload on a topic, or on any topic if it is empty; None at the
+        timeout.
+        """
+        deadline = time.monotonic() + (TIMEOUT if timeout is None else timeout)
+        while (left := deadline - time.monotonic()) > 0:
             try:
-                where, payload = self._heard.get(timeout=left)
+                source, payload = self._messages.get(timeout=left)
             except queue.Empty:
                 return None
-            if not topic or where == topic:
+            if topic in ("", source):
                 return payload
         return None
 
-    def _word(self, words: queue.SimpleQueue[str]) -> str:
+    def _wait(self, results: queue.SimpleQueue[str]) -> str:
         try:
-            return words.get(timeout=PATIENCE)
+            return results.get(timeout=TIMEOUT)
         except queue.Empty:
-            return f"no answer within {PATIENCE:.0f} s"
+            return f"no answer within {TIMEOUT:.0f} s"
 
 
-def credentials(address: Address, client: Client) -> Check:
-    how = (
-        "its certificate"
-        if address.cert
-        else f"user {address.user}"
-        if address.user is not None
-        else ""
-    )
+def check_credentials(address: Address, client: Client) -> Check:
+    """Report how the broker authenticated this device."""
     version = "MQTT 5" if client.protocol == 5 else "MQTT 3.1.1"
-    told = (
-        f"{version}, let in by {how} ({client.took * 1000:.0f} ms)"
-        if how
-        else f"{version}, let in without credentials"
-    )
-    if how or local(address.host):
-        return Check("credentials", "ok", told)
-    return Check("credentials", "warn", f"{told}, as anyone is", NO_RIGHTS)
-
-
-def card_of(client: Client, run: str | None) -> tuple[messages.Run | None, Check]:
-    """The card of the run to join, of those that the broker keeps."""
-    refused = client.subscribe(topics.run(run) if run else topics.any_run())
-    if refused:
-        return None, Check(
-            "run",
-            "fail",
-            f"the broker does not let this device hear of runs ({refused})",
-            RIGHTS,
-            5,
+    if address.cert or address.user is not None:
+        credential = "certificate" if address.cert else f"user {address.user}"
+        return Check(
+            "credentials",
+            "ok",
+            f"{version}, accepted by {credential} ({client.connect_seconds * 1000:.0f} ms)",
         )
-    found: dict[str, messages.Run] = {}
-    wait = PATIENCE / 2
-    while (payload := client.hear("", wait)) is not None:
+    found = f"{version}, accepted without credentials"
+    if is_local(address.host):
+        return Check("credentials", "ok", found)
+    return Check("credentials", "warn", f"{found}, like any client", NO_RIGHTS)
+
+
+def find_card(client: Client, run: str | None) -> tuple[messages.Run | None, Check]:
+    """Find the card of the run to join among the broker's retained messages."""
+    if refusal := client.subscribe(topics.run(run) if run else topics.any_run()):
+        return None, Check(
+            "run", "fail", f"the broker denies this device the topic of runs ({refusal})", RIGHTS, 5
+        )
+    cards: dict[str, messages.Run] = {}
+    wait = TIMEOUT / 2
+    while (payload := client.receive("", wait)) is not None:
         try:
             message = envelope.decode(payload) if payload else None
         except ProtocolMismatch as error:
@@ -155,131 +144,124 @@ def card_of(client: Client, run: str | None) -> tuple[messages.Run | None, Check
                 "run",
                 "fail",
                 str(error),
-                "install one version of espalier on the coordinator and here",
+                "install the same version of espalier here and on the coordinator",
                 6,
             )
         except WireError:
             continue
         if isinstance(message, messages.Run):
-            found[message.run], wait = message, 0.5
-    if not found:
-        what = f"no run named '{run}' here" if run else "no run here"
+            cards[message.run], wait = message, 0.5
+    if not cards:
         return None, Check(
             "run",
             "warn",
-            what,
-            "start a coordinator (coordinator start --broker ...); what needs one is not tried",
+            f"no run named '{run}'" if run else "no run",
+            "start a coordinator (coordinator start --broker ...); checks that need a run are "
+            "skipped",
         )
-    if len(found) > 1:
+    if len(cards) > 1:
         return None, Check(
-            "run", "fail", f"several: {', '.join(sorted(found))}", "choose one by --run", 6
+            "run", "fail", f"several runs: {', '.join(sorted(cards))}", "choose one with --run", 6
         )
-    card = next(iter(found.values()))
-    return card, Check("run", "ok", f"'{card.run}': {card.method} of {card.model}")
+    card = next(iter(cards.values()))
+    return card, Check("run", "ok", f"'{card.run}': {card.method}, {card.model}")
 
 
-def own_topics(client: Client, run: str, name: str) -> Check:
-    """Whether this device is heard under its own name, and hears its commands."""
+def check_rights(client: Client, run: str, name: str) -> Check:
+    """Check that this device can publish on its own topics and receive its commands."""
     own, word, start = topics.probe(run, name), secrets.token_bytes(8), time.perf_counter()
-    refused = client.subscribe(own) or client.publish(own, word)
-    if refused:
-        return Check(
-            "rights", "fail", f"'{name}' may not use its own topics ({refused})", RIGHTS, 5
-        )
-    if client.hear(own) != word:
+    if refusal := client.subscribe(own) or client.publish(own, word):
+        problem = f"'{name}' may not use its own topics ({refusal})"
+    elif client.receive(own) != word:
+        problem = f"messages that '{name}' publishes on its own topics do not arrive"
+    elif refusal := client.subscribe(topics.command(run, name)):
+        problem = f"'{name}' may not receive its commands ({refusal})"
+    else:
         return Check(
             "rights",
-            "fail",
-            f"what '{name}' publishes on its own topics does not come back",
-            RIGHTS,
-            5,
+            "ok",
+            f"'{name}' publishes and receives on its own topics ({format_elapsed(start)})",
         )
-    if refused := client.subscribe(topics.command(run, name)):
-        return Check("rights", "fail", f"'{name}' may not hear its commands ({refused})", RIGHTS, 5)
-    return Check("rights", "ok", f"'{name}' publishes and hears on its own topics ({took(start)})")
+    return Check("rights", "fail", problem, RIGHTS, 5)
 
 
-def foreign_topics(client: Client, run: str, address: Address) -> Check:
-    """Whether the broker keeps this device from speaking for another: nothing of what is tried
-    reaches anyone but this device.
+def check_isolation(client: Client, run: str) -> Check:
+    """Check that the broker prevents this device from publishing for another agent. The messages
+    reach only this device.
     """
     other, word = topics.probe(run, f"doctor-{secrets.token_hex(4)}"), secrets.token_bytes(8)
     client.subscribe(other)
-    refused = client.publish(other, word)
-    heard = None if refused else client.hear(other, PATIENCE / 2)
-    if refused or (heard is None and client.protocol != 5):
+    refusal = client.publish(other, word)
+    arrived = not refusal and client.receive(other, TIMEOUT / 2) is not None
+    if refusal or not (arrived or client.protocol == 5):
         return Check(
             "strangers",
             "ok",
-            f"the broker keeps agents from each other's topics ({refused or 'nothing arrived'})",
+            f"the broker separates the topics of agents ({refusal or 'nothing arrived'})",
         )
     return Check("strangers", "warn", "any client may publish under another's name", NO_RIGHTS)
 
 
-def packets(client: Client, address: Address, run: str, name: str) -> Check:
-    """The largest payload that passes, of those that matter."""
-    limit = client.max_packet - OVERHEAD
-    said = (
-        f"the broker says {client.max_packet} bytes; "
-        if client.max_packet < mqtt.MAX_PACKET
-        else ""
-    )
+def check_packets(client: Client, address: Address, run: str, name: str) -> Check:
+    """Measure the largest relevant payload that the broker accepts."""
+    limit = client.max_packet
+    stated = f"the broker states {limit} bytes; " if limit < mqtt.MAX_PACKET else ""
     try:
         passed, rate = mqtt.measure(
             mqtt.ClientSetup(address, f"doctor-{name[:40]}-{secrets.token_hex(4)}"),
             topics.probe(run, name),
             PROBES,
-            limit=limit,
+            limit=limit - OVERHEAD,
             version=client.protocol,
             timeout=10.0,
         )
     except LinkError:
-        return Check("packets", "fail", f"{said}not even {min(PROBES)} bytes pass", PACKET, 5)
-    told = f"{said}{passed} bytes pass, {rate / 1e6:.3g} MB/s up"
-    return (
-        Check("packets", "ok", told)
-        if passed >= CHUNK + OVERHEAD
-        else Check("packets", "warn", told, f"it works, in small chunks; {PACKET}")
-    )
+        return Check("packets", "fail", f"{stated}even {min(PROBES)} bytes are rejected", PACKET, 5)
+    found = f"{stated}{passed} bytes accepted, uplink {rate / 1e6:.3g} MB/s"
+    if passed >= CHUNK + OVERHEAD:
+        return Check("packets", "ok", found)
+    return Check("packets", "warn", found, f"transfers work, in small chunks; {PACKET}")
 
 
-def coordinator(client: Client, run: str, name: str) -> Iterator[Check]:
-    """Whether the coordinator hears this device and is heard, and what its clock says."""
+def check_coordinator(client: Client, run: str, name: str) -> Iterator[Check]:
+    """Check that the coordinator answers this device, and compare the clocks."""
     sent, start = time.time(), time.perf_counter()
-    refused = client.publish(topics.say(run, name), envelope.encode(messages.Echo(name, sent)))
-    if refused:
-        yield Check("coordinator", "fail", f"'{name}' may not speak to it ({refused})", RIGHTS, 5)
+    echo = envelope.encode(messages.Echo(name, sent))
+    if refusal := client.publish(topics.say(run, name), echo):
+        yield Check(
+            "coordinator",
+            "fail",
+            f"'{name}' may not publish to the coordinator ({refusal})",
+            RIGHTS,
+            5,
+        )
         return
-    until = time.monotonic() + PATIENCE
-    while (payload := client.hear(topics.command(run, name), until - time.monotonic())) is not None:
+    deadline, command = time.monotonic() + TIMEOUT, topics.command(run, name)
+    while (payload := client.receive(command, deadline - time.monotonic())) is not None:
         try:
             answer = envelope.decode(payload)
         except WireError:
             continue
         if isinstance(answer, messages.Echo) and answer.sent == sent:
-            passed = time.perf_counter() - start
-            yield Check(
-                "coordinator", "ok", f"it hears this device and is heard ({passed * 1000:.0f} ms)"
-            )
-            yield skewed(answer.time - (sent + passed / 2), passed)
+            round_trip = time.perf_counter() - start
+            yield Check("coordinator", "ok", f"it answers ({round_trip * 1000:.0f} ms)")
+            yield check_skew(answer.time - (sent + round_trip / 2), round_trip)
             return
     yield Check(
         "coordinator",
         "warn",
-        f"no answer within {PATIENCE:.0f} s",
-        "it may be computing, or gone: coordinator status on its machine says",
+        f"no answer within {TIMEOUT:.0f} s",
+        "it may be busy or stopped: run coordinator status on its machine",
     )
 
 
-def local(host: str) -> bool:
+def is_local(host: str) -> bool:
+    """Return True if a host is this machine; False if its name does not resolve."""
     try:
-        return all(
-            ipaddress.ip_address(str(info[4][0]).split("%")[0]).is_loopback
-            for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        )
+        return is_loopback(host)
     except OSError:
         return False
 
 
-def took(start: float) -> str:
+def format_elapsed(start: float) -> str:
     return f"{(time.perf_counter() - start) * 1000:.0f} ms"

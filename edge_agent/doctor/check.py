@@ -1,4 +1,4 @@
-"""The record of one check of `edge-agent doctor`, and how checks are shown. Imports no torch."""
+"""The result of a check of `edge-agent doctor`, and its formats. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Check", "State", "as_json", "exit_code", "text"]
+from federated.safe_text import make_safe
+
+__all__ = ["Check", "State", "exit_code", "format_check", "format_json"]
 
 State: TypeAlias = Literal["ok", "warn", "fail"]
 
@@ -35,15 +37,13 @@ def exit_code(checks: Sequence[Check]) -> int:
     return next((check.exit for check in checks if check.state == "fail"), 0)
 
 
-def text(check: Check) -> str:
-    """Format a check as one line. Control characters from other machines become spaces."""
-    said = f"{check.state:<4}  {check.name:<11}  {check.found}" + (
-        f": {check.remedy}" if check.remedy else ""
-    )
-    return "".join(c if c.isprintable() else " " for c in said)
+def format_check(check: Check) -> str:
+    """Format a check as one line that is safe to show."""
+    remedy = f": {check.remedy}" if check.remedy else ""
+    return make_safe(f"{check.state:<4}  {check.name:<11}  {check.found}{remedy}", None)
 
 
-def as_json(checks: Sequence[Check]) -> str:
+def format_json(checks: Sequence[Check]) -> str:
     """Format all checks as one line of JSON."""
     rows = [{"check": row.pop("name"), **row} for row in map(asdict, checks)]
     return json.dumps({"fit": exit_code(checks) == 0, "exit": exit_code(checks), "checks": rows})

@@ -1,4 +1,4 @@
-"""Whether this device's clock is right: by the coordinator's, and by itself."""
+"""Checks of this device's clock."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from pathlib import Path
 
 from edge_agent.doctor.check import Check, State
 
-__all__ = ["clock", "skewed"]
+__all__ = ["check_clock", "check_skew"]
 
-# seconds that clocks may differ before a word, and before certificates and logs are of no use
+# seconds of skew that lead to a warning, and that make certificates and logs unusable
 SKEW = (5.0, 300.0)
 
 
-def skewed(seconds: float, passed: float) -> Check:
-    """seconds: how far the coordinator's clock is ahead; passed: seconds of the question, within
-    which nothing can be told.
+def check_skew(ahead: float, round_trip: float) -> Check:
+    """Compare this device's clock with the coordinator's.
+
+    ahead: seconds by which the coordinator's clock is ahead.
+    round_trip: seconds of the request, which limit the precision.
     """
-    off, remedy = (
-        max(0.0, abs(seconds) - passed / 2),
-        "set this device's clock by the network: timedatectl set-ntp true",
+    if not math.isfinite(ahead):
+        return Check("skew", "warn", "the coordinator reports no time")
+    skew = max(0.0, abs(ahead) - round_trip / 2)
+    found = (
+        f"this device is {abs(ahead):.1f} s {'behind' if ahead > 0 else 'ahead of'} the "
+        f"coordinator (precision {round_trip / 2:.2f} s)"
     )
-    if not math.isfinite(seconds):
-        return Check("skew", "warn", "the coordinator gives no time")
-    told = (
-        f"this device is {abs(seconds):.1f} s {'behind' if seconds > 0 else 'ahead of'} the "
-        f"coordinator (known to {passed / 2:.2f} s)"
-    )
-    state: State = "ok" if off < SKEW[0] else "warn" if off < SKEW[1] else "fail"
-    return Check("skew", state, told, "" if state == "ok" else remedy, 3)
+    state: State = "ok" if skew < SKEW[0] else "warn" if skew < SKEW[1] else "fail"
+    remedy = "synchronise this device's clock: timedatectl set-ntp true"
+    return Check("skew", state, found, "" if state == "ok" else remedy, 3)
 
 
-def clock() -> Check:
-    """Whether the clock can be right at all: it is not before this program was installed."""
+def check_clock() -> Check:
+    """Check that the clock is not earlier than the installation of this program."""
     now, installed = time.time(), Path(__file__).stat().st_mtime
-    told = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < installed - 86400:
         return Check(
             "clock",
             "fail",
-            f"{told}, before this program was installed",
-            "set it: timedatectl set-ntp true; a Pi forgets the time without power",
+            f"{found}, before this program was installed",
+            "set the clock: timedatectl set-ntp true; a Raspberry Pi loses the time without power",
             3,
         )
-    return Check("clock", "ok", told)
+    return Check("clock", "ok", found)

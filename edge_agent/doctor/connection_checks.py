@@ -1,5 +1,5 @@
-"""The way to the broker and the coordinator, step by step until one fails that the rest need:
-names, TCP, TLS, credentials, rights, sizes, time.
+"""Checks of the connection to the broker and the coordinator, in order: name, TCP, TLS,
+credentials, rights, packet size, clock. The checks end at a failure that the next ones depend on.
 """
 
 from __future__ import annotations
@@ -14,152 +14,137 @@ from pathlib import Path
 from typing import Any
 
 from edge_agent.doctor.broker_checks import (
-    PATIENCE,
+    TIMEOUT,
     Client,
-    card_of,
-    coordinator,
-    credentials,
-    foreign_topics,
-    local,
-    own_topics,
-    packets,
-    took,
+    check_coordinator,
+    check_credentials,
+    check_isolation,
+    check_packets,
+    check_rights,
+    find_card,
+    format_elapsed,
+    is_local,
 )
 from edge_agent.doctor.check import Check
-from edge_agent.doctor.clock_check import clock
+from edge_agent.doctor.clock_check import check_clock
 from federated.errors import EspalierError
 from federated.wire import messages, tls, topics
 from federated.wire.address import Address, parse_address
 
-__all__ = ["wire"]
+__all__ = ["check_connection"]
 
-SOON = 14  # days left of a certificate that are worth a word
-FOREIGN = "doctor"  # stands for a run in topics, where none is found
-
-Found = Check | messages.Run
+SOON = 14  # days left of a certificate that lead to a warning
+NO_RUN = "doctor"  # stands for a run in topics if none is found
 
 
-def wire(broker: str, run: str | None, name: str) -> Iterator[Found]:
-    """The checks, and the run's card where there is one. Raises UsageError."""
+def check_connection(broker: str, run: str | None, name: str) -> Iterator[Check | messages.Run]:
+    """Yield the checks, and the run's card if there is one. Raises UsageError."""
     address = parse_address(broker)
-    topics.probe(run or FOREIGN, name)  # names that are none are said at once
-    for step in (resolved, connected, encrypted):
-        found = step(address)
-        yield found
-        if found.state == "fail":
+    topics.probe(run or NO_RUN, name)  # rejects invalid names before the first check
+    for step in (check_dns, check_tcp, check_tls):
+        check = step(address)
+        yield check
+        if check.state == "fail":
             return
     if address.cert is not None:
-        yield own_certificate(address, name)
+        yield check_certificate(Path(address.cert), name)
     try:
         client = Client(address, f"doctor-{name[:40]}-{secrets.token_hex(4)}")
     except EspalierError as error:
-        what, _, remedy = str(error).partition(": ")
-        yield Check("credentials", "fail", what, remedy, error.exit_code)
+        found, _, remedy = str(error).partition(": ")
+        yield Check("credentials", "fail", found, remedy, error.exit_code)
         return
     with client:
-        yield credentials(address, client)
-        card, said = card_of(client, run)
-        yield said
+        yield check_credentials(address, client)
+        card, check = find_card(client, run)
+        yield check
         if card is not None:
             yield card
-        where = card.run if card is not None else run or FOREIGN
-        yield own_topics(client, where, name)
-        yield foreign_topics(client, where, address)
-        yield packets(client, address, where, name)
+        topic_run = card.run if card is not None else run or NO_RUN
+        yield check_rights(client, topic_run, name)
+        yield check_isolation(client, topic_run)
+        yield check_packets(client, address, topic_run, name)
         if card is not None:
-            yield from coordinator(client, card.run, name)
-    yield clock()
+            yield from check_coordinator(client, card.run, name)
+    yield check_clock()
 
 
 # ---- before MQTT ---------------------------------------------------------------------------------
 
 
-def resolved(address: Address) -> Check:
+def check_dns(address: Address) -> Check:
+    """Resolve the broker's host name."""
+    host, start = address.host, time.perf_counter()
     try:
-        ipaddress.ip_address(address.host)
-        return Check("dns", "ok", f"{address.host} is an address, no name")
+        ipaddress.ip_address(host)
+        return Check("dns", "ok", f"{host} is an IP address")
     except ValueError:
-        start = time.perf_counter()
+        pass
     try:
-        found = sorted(
-            {
-                str(info[4][0])
-                for info in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            }
-        )
+        resolved = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        reason = getattr(error, "strerror", None) or str(error)
         return Check(
             "dns",
             "fail",
-            f"'{address.host}' does not resolve ({why})",
-            "check the name and this device's name server, or give an address",
+            f"'{host}' does not resolve ({reason})",
+            "check the name and this device's name server, or use an IP address",
             5,
         )
-    return Check("dns", "ok", f"{address.host} is {', '.join(found)} ({took(start)})")
+    addresses = ", ".join(sorted({str(info[4][0]) for info in resolved}))
+    return Check("dns", "ok", f"{host} is {addresses} ({format_elapsed(start)})")
 
 
-def connected(address: Address) -> Check:
+def check_tcp(address: Address) -> Check:
+    """Open a TCP connection to the broker."""
     start, where = time.perf_counter(), f"{address.host} port {address.port}"
     try:
-        socket.create_connection((address.host, address.port), PATIENCE).close()
+        socket.create_connection((address.host, address.port), TIMEOUT).close()
     except ConnectionRefusedError:
-        return Check(
-            "tcp",
-            "fail",
-            f"{where}: refused",
-            "nothing listens there: start a broker (coordinator start), or check host and port",
-            5,
-        )
+        reason = "connection refused"
+        remedy = "start a broker there (coordinator start), or check host and port"
     except TimeoutError:
-        return Check(
-            "tcp",
-            "fail",
-            f"{where}: no answer within {PATIENCE:.0f} s",
-            "check the address, and any firewall between",
-            5,
-        )
+        reason = f"no answer within {TIMEOUT:.0f} s"
+        remedy = "check the address, and that no firewall blocks the port"
     except OSError as error:
-        return Check(
-            "tcp",
-            "fail",
-            f"{where}: {error.strerror or error}",
-            "check that the network is up, and the address",
-            5,
-        )
-    return Check("tcp", "ok", f"{where} answers ({took(start)})")
+        reason = error.strerror or str(error)
+        remedy = "check that the network is up, and the address"
+    else:
+        return Check("tcp", "ok", f"{where} answers ({format_elapsed(start)})")
+    return Check("tcp", "fail", f"{where}: {reason}", remedy, 5)
 
 
-def encrypted(address: Address) -> Check:
+def check_tls(address: Address) -> Check:
+    """Perform a TLS handshake and check the broker's certificate."""
     if not address.tls:
-        if local(address.host):
-            return Check("tls", "ok", "none, and the broker is on this machine")
+        if is_local(address.host):
+            return Check("tls", "ok", "not used; the broker is on this machine")
         return Check(
             "tls",
             "warn",
-            "none: others on the way can read and change everything",
+            "not used: anyone on the network path can read and change everything",
             "use mqtts:// (coordinator start --tls)",
         )
     try:
         with (
-            socket.create_connection((address.host, address.port), PATIENCE) as plain,
-            tls.context(address).wrap_socket(plain, server_hostname=address.host) as made,
+            socket.create_connection((address.host, address.port), TIMEOUT) as plain,
+            tls.make_context(address).wrap_socket(plain, server_hostname=address.host) as secured,
         ):
-            shown: dict[str, Any] = dict(made.getpeercert() or {})
-            version, cipher = made.version(), made.cipher()
+            certificate: dict[str, Any] = dict(secured.getpeercert() or {})
+            version, cipher = secured.version(), secured.cipher()
     except ssl.SSLError as error:
-        what = (
+        reason = (
             error.verify_message
             if isinstance(error, ssl.SSLCertVerificationError)
             else error.reason or str(error)
         )
-        return Check("tls", "fail", what.lower(), tls.explain(address, error), 5)
+        return Check("tls", "fail", reason.lower(), tls.explain(address, error), 5)
     except EspalierError as error:
         return Check(
             "tls",
             "fail",
             str(error),
-            "give ?ca=FILE&cert=FILE of this device's enrolment, or enrol it "
+            "set ?ca=FILE&cert=FILE of this device's enrolment, or enrol it "
             "(edge-agent join --token)",
             error.exit_code,
         )
@@ -167,74 +152,68 @@ def encrypted(address: Address) -> Check:
         return Check(
             "tls",
             "fail",
-            f"the handshake broke off ({error.strerror or error})",
-            "is this the port that speaks TLS?",
+            f"the handshake failed ({error.strerror or error})",
+            "check that this port uses TLS",
             5,
         )
-    names = ", ".join(str(pair[1]) for pair in shown.get("subjectAltName", ()))
-    days = (ssl.cert_time_to_seconds(shown["notAfter"]) - time.time()) / 86400
-    told = (
+    names = ", ".join(str(pair[1]) for pair in certificate.get("subjectAltName", ()))
+    days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86400
+    found = (
         f"{version}, {cipher[0] if cipher else 'unknown cipher'}; trusted, for {names}, "
         f"{days:.0f} days left"
     )
-    return (
-        Check(
+    if days < SOON:
+        return Check(
             "tls",
             "warn",
-            told,
-            "the broker's certificate ends soon: start the coordinator anew, which renews it",
+            found,
+            "the broker's certificate expires soon: restart the coordinator, which renews it",
         )
-        if days < SOON
-        else Check("tls", "ok", told)
-    )
+    return Check("tls", "ok", found)
 
 
-def own_certificate(address: Address, name: str) -> Check:
-    """What this device shows: whose it is, and how long it lasts."""
-    assert address.cert is not None
+def check_certificate(path: Path, name: str) -> Check:
+    """Check the owner and the expiry of this device's certificate."""
     try:
         from cryptography import x509
     except ModuleNotFoundError:
         return Check(
             "certificate",
             "warn",
-            f"{address.cert} is not looked into",
-            "to see when it ends and to renew it: pip install 'espalier[secure]'",
+            f"{path} is not checked",
+            "install 'espalier[secure]' to check its expiry and renew it",
         )
     try:
-        mine = x509.load_pem_x509_certificate(Path(address.cert).read_bytes())
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
         return Check(
             "certificate",
             "fail",
-            f"{address.cert} holds no certificate ({error})",
+            f"{path} contains no certificate ({error})",
             "enrol this device (edge-agent join --token)",
             3,
         )
-    owners = [
-        str(one.value) for one in mine.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    ]
-    days = (mine.not_valid_after_utc.timestamp() - time.time()) / 86400
-    told = f"of {', '.join(owners) or 'nobody'}, {days:.0f} days left"
+    common_names = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    owners = [str(one.value) for one in common_names]
+    days = (certificate.not_valid_after_utc.timestamp() - time.time()) / 86400
+    found = f"of {', '.join(owners) or 'nobody'}, {days:.0f} days left"
     if name not in owners:
         return Check(
             "certificate",
             "fail",
-            told,
-            f"this agent is called '{name}': choose by --name, or enrol it",
+            found,
+            f"this agent's name is '{name}': set --name, or enrol this name",
             3,
         )
     if days < 0:
         return Check(
             "certificate",
             "fail",
-            told,
-            "enrol this device anew (coordinator enroll, edge-agent join --token), or "
-            "set its clock right",
+            found,
+            "enrol this device again (coordinator enroll, edge-agent join --token), or correct its "
+            "clock",
             3,
         )
-    return (
-        Check("certificate", "warn", told, "it is renewed by edge-agent join while it runs")
-        if days < SOON
-        else Check("certificate", "ok", told)
-    )
+    if days < SOON:
+        return Check("certificate", "warn", found, "edge-agent join renews it while it runs")
+    return Check("certificate", "ok", found)

@@ -1,6 +1,4 @@
-"""What the device itself has: room on disk and in memory, what trains and answers, limits, power
-and heat.
-"""
+"""Checks of the device: disk, memory, runtimes, limits, power and heat."""
 
 from __future__ import annotations
 
@@ -20,15 +18,15 @@ from edge_agent.device.power import read_power
 from edge_agent.doctor.check import Check
 from federated.wire import messages
 
-__all__ = ["device"]
+__all__ = ["check_device"]
 
-# of the largest submodel on disk: its weights, an update, and one that is still on its way
+# copies of the largest submodel on disk: its weights, an update, and an update in transfer
 COPIES = 3
-# bytes of disk that are worth a word, and that are too few, where no run says what it needs
-ROOM = 500e6, 50e6
-LEAST = 400e6, 150e6  # bytes of memory likewise: PyTorch alone takes most of the first
-SHARE = 0.6  # of memory that assignment fills (coordinator: assign.memory)
-LONGEST = 120.0  # seconds that a runtime may take to load
+# bytes of disk below which there is a warning and a failure, if no run states its needs
+DISK = 500e6, 50e6
+MEMORY = 400e6, 150e6  # the same for memory; PyTorch takes most of the first
+FRACTION = 0.6  # of the memory that assignment uses (coordinator: assign.memory)
+TIMEOUT = 120.0  # seconds to load a runtime
 TRAIN = "pip install 'espalier[train]'"
 TRIAL = {
     "torch": "import torch; torch.ones(8, 8) @ torch.ones(8, 8); print(torch.__version__, "
@@ -38,23 +36,21 @@ TRIAL = {
 }
 
 
-def device(store: Path, card: messages.Run | None) -> Iterator[Check]:
-    """store: where weights and updates are to lie. card: of the run to join, where one was
-    found.
-    """
-    needs = needed(card)
-    yield disk(store, needs[0] if needs else None)
-    yield memory(needs[1] if needs else None)
-    yield runtime("torch")
-    yield runtime("onnxruntime")
-    yield limits()
-    yield power()
-    yield heat(read_heat())
+def check_device(store: Path, card: messages.Run | None) -> Iterator[Check]:
+    """Run the checks. store: folder for weights and updates; card: of the run to join, if known."""
+    disk, memory = required_bytes(card) or (None, None)
+    yield check_disk(store, disk)
+    yield check_memory(memory)
+    yield check_runtime("torch")
+    yield check_runtime("onnxruntime")
+    yield check_limits()
+    yield check_power()
+    yield check_heat(read_heat())
 
 
-def needed(card: messages.Run | None) -> tuple[int, int] | None:
-    """Bytes of the largest submodel, and of memory to train the smallest that the run times; None
-    where that cannot be said here.
+def required_bytes(card: messages.Run | None) -> tuple[int, int] | None:
+    """Return the bytes of the largest submodel, and those of memory to train the smallest submodel
+    that the run times; None if unknown.
     """
     if card is None or card.network is None or not card.calibration:
         return None
@@ -66,145 +62,143 @@ def needed(card: messages.Run | None) -> tuple[int, int] | None:
             cost(submodel, card.batch).memory for submodel in card.calibration
         )
     except Exception:
-        # no PyTorch, or a network that is not installed here: what is known without it must do
+        # no PyTorch, or a network that is not installed here: the checks work without this
         return None
 
 
-def disk(store: Path, largest: int | None) -> Check:
-    place = next(path for path in (store, *store.absolute().parents) if path.is_dir())
+def check_disk(store: Path, largest: int | None) -> Check:
+    """Check that the folder is writable and has room. largest: bytes of the largest submodel."""
+    folder = next(path for path in (store, *store.absolute().parents) if path.is_dir())
     try:
-        with tempfile.TemporaryFile(dir=place) as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"0")
     except OSError as error:
         return Check(
             "disk",
             "fail",
-            f"{place} cannot be written ({error.strerror})",
-            "let this user write there, or name another folder by --spool",
+            f"{folder} is not writable ({error.strerror})",
+            "give this user write access, or set another folder with --spool",
             7,
         )
-    free = shutil.disk_usage(place).free
-    word, least = (COPIES * largest, COPIES * largest) if largest is not None else ROOM
-    told = f"{free / 1e9:.3g} GB free at {place}" + (
-        f", {COPIES} times the largest submodel are {word / 1e6:.3g} MB"
-        if largest is not None
-        else ""
-    )
+    free = shutil.disk_usage(folder).free
+    found, (enough, least) = f"{free / 1e9:.3g} GB free in {folder}", DISK
+    if largest is not None:
+        enough = least = COPIES * largest
+        found += f"; {COPIES} copies of the largest submodel take {least / 1e6:.3g} MB"
     if free < least:
         return Check(
-            "disk", "fail", told, "make room, or name a folder on another disk by --spool", 7
+            "disk",
+            "fail",
+            found,
+            "free disk space, or set a folder on another disk with --spool",
+            7,
         )
-    return (
-        Check("disk", "warn", told, "little for weights and updates: make room")
-        if free < word
-        else Check("disk", "ok", told)
-    )
+    if free < enough:
+        return Check("disk", "warn", found, "free disk space for weights and updates")
+    return Check("disk", "ok", found)
 
 
-def memory(smallest: int | None) -> Check:
+def check_memory(smallest: int | None) -> Check:
+    """Check the free memory. smallest: bytes to train the smallest submodel."""
     free = available_memory(Limits())
-    told = f"{free / 1e9:.3g} GB free for this process"
+    found = f"{free / 1e9:.3g} GB free for this process"
     if smallest is not None:
-        told += (
-            f", {SHARE:.0%} of it may be trained in; the least submodel needs "
+        found += (
+            f", {FRACTION:.0%} of it for training; the smallest submodel needs "
             f"{smallest / 1e6:.3g} MB"
         )
-        if SHARE * free < smallest:
+        if FRACTION * free < smallest:
             return Check(
                 "memory",
                 "fail",
-                told,
-                "stop other programs, or ask the coordinator for smaller submodels (method.widths)",
+                found,
+                "stop other programs, or configure smaller submodels (method.widths)",
                 6,
             )
-    if free < LEAST[1]:
+    if free < MEMORY[1]:
         return Check(
-            "memory", "fail", told, "stop other programs, or raise this process's limit", 6
+            "memory", "fail", found, "stop other programs, or raise this process's limit", 6
         )
-    return (
-        Check("memory", "warn", told, "PyTorch alone takes most of it")
-        if free < LEAST[0]
-        else Check("memory", "ok", told)
-    )
+    if free < MEMORY[0]:
+        return Check("memory", "warn", found, "PyTorch alone takes most of it")
+    return Check("memory", "ok", found)
 
 
-def runtime(package: str) -> Check:
-    """Loads it in a process of its own: on a processor that it was not built for, it ends that."""
+def check_runtime(package: str) -> Check:
+    """Load a package in a separate process, which crashes if the package was built for another
+    processor.
+    """
     try:
-        ended = subprocess.run(  # noqa: S603
+        process = subprocess.run(  # noqa: S603
             [sys.executable, "-c", TRIAL[package]],
             capture_output=True,
             text=True,
-            timeout=LONGEST,
+            timeout=TIMEOUT,
             check=False,
         )
     except subprocess.TimeoutExpired:
         return Check(
             package,
             "fail",
-            f"did not load within {LONGEST:.0f} s",
+            f"did not load within {TIMEOUT:.0f} s",
             "the device is too busy, or its disk too slow",
             4,
         )
-    if ended.returncode == 0:
-        return Check(package, "ok", ended.stdout.strip())
-    if "ModuleNotFoundError" in ended.stderr and f"'{package}'" in ended.stderr:
+    if process.returncode == 0:
+        return Check(package, "ok", process.stdout.strip())
+    errors = process.stderr.strip()
+    if "ModuleNotFoundError" in errors and f"'{package}'" in errors:
         if package == "torch":
-            return Check(package, "warn", "not installed: this device can answer, not train", TRAIN)
+            return Check(
+                package, "warn", "not installed: this device can run inference, not train", TRAIN
+            )
         return Check(package, "fail", "not installed", "pip install espalier", 4)
-    if ended.returncode < 0:
+    if process.returncode < 0:
         return Check(
             package,
             "fail",
-            f"ended by signal {-ended.returncode}",
-            f"it is not built for this processor: install another build of {package}",
+            f"crashed with signal {-process.returncode}",
+            f"the package was built for another processor: install another build of {package}",
             4,
         )
     return Check(
         package,
         "fail",
-        ended.stderr.strip().splitlines()[-1] if ended.stderr.strip() else "fails",
-        f"install {package} anew",
+        errors.splitlines()[-1] if errors else "fails to load",
+        f"reinstall {package}",
         4,
     )
 
 
-def limits() -> Check:
-    cpus, bound, bits = available_cpus(Limits()), memory_limit(Limits()), 8 * struct.calcsize("P")
-    held = "no limit of memory" if math.isinf(bound) else f"at most {bound / 1e6:.4g} MB of memory"
-    told = f"{cpus:g} of {os.cpu_count()} processors, {held}, {bits} bits"
+def check_limits() -> Check:
+    """Check the processors and the word size, and report the memory limit."""
+    cpus, limit, bits = available_cpus(Limits()), memory_limit(Limits()), 8 * struct.calcsize("P")
+    memory = "no memory limit" if math.isinf(limit) else f"at most {limit / 1e6:.4g} MB of memory"
+    found = f"{cpus:g} of {os.cpu_count()} processors, {memory}, {bits} bits"
     if bits < 64:
-        return Check("limits", "fail", told, "install a 64-bit system", 4)
-    return (
-        Check("limits", "warn", told, "less than half a processor: rounds will be slow")
-        if cpus < 0.5
-        else Check("limits", "ok", told)
-    )
+        return Check("limits", "fail", found, "install a 64-bit system", 4)
+    if cpus < 0.5:
+        return Check("limits", "warn", found, "less than half a processor: rounds will be slow")
+    return Check("limits", "ok", found)
 
 
-def power() -> Check:
-    found = read_power()
-    if found == "battery":
-        return Check("power", "warn", "battery", "plug it in, or join with --when charging")
-    return Check("power", "ok", found or "this machine does not say")
+def check_power() -> Check:
+    source = read_power()
+    if source == "battery":
+        return Check("power", "warn", source, "plug it in, or join with --when charging")
+    return Check("power", "ok", source or "unknown")
 
 
-def heat(read: Heat) -> Check:
-    said = [
-        "" if read.celsius is None else f"{read.celsius:.0f} C",
-        "" if read.mhz is None else f"{read.mhz:.0f} MHz",
-        "held back now"
-        if read.throttled
-        else "was held back since it started"
-        if read.ever
-        else "",
-    ]
-    told = ", ".join(word for word in said if word)
-    if read.throttled or read.ever:
+def check_heat(heat: Heat) -> Check:
+    """Report temperature and clock, and whether the device throttles or has throttled."""
+    parts = [] if heat.celsius is None else [f"{heat.celsius:.0f} C"]
+    parts += [] if heat.mhz is None else [f"{heat.mhz:.0f} MHz"]
+    if heat.throttled or heat.ever:
+        parts.append("throttled" if heat.throttled else "has throttled since start-up")
         return Check(
             "heat",
             "warn",
-            told,
-            "by heat or a weak supply: cool it, or give it a better one; its times will vary",
+            ", ".join(parts),
+            "improve the cooling or the power supply: training times will vary",
         )
-    return Check("heat", "ok", told or "this machine does not say")
+    return Check("heat", "ok", ", ".join(parts) or "unknown")

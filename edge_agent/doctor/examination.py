@@ -1,6 +1,6 @@
-"""The sequence of checks that `edge-agent doctor` runs. Imports no torch.
+"""The sequence of checks of `edge-agent doctor`. Does not import torch.
 
-The device joins no run: at most, the coordinator is asked to send an echo.
+The device joins no run; it only requests an echo from the coordinator.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge_agent.doctor.check import Check
-from edge_agent.doctor.connection_checks import wire
-from edge_agent.doctor.device_checks import device
+from edge_agent.doctor.connection_checks import check_connection
+from edge_agent.doctor.device_checks import check_device
 from federated.wire import messages
 
 __all__ = ["examine"]
@@ -22,9 +22,9 @@ def examine(broker: str | None, run: str | None, name: str, store: Path) -> Iter
     """
     card: messages.Run | None = None
     if broker is not None:
-        for found in wire(broker, run, name):
-            if isinstance(found, messages.Run):
-                card = found
+        for result in check_connection(broker, run, name):
+            if isinstance(result, messages.Run):
+                card = result
             else:
-                yield found
-    yield from device(store, card)
+                yield result
+    yield from check_device(store, card)

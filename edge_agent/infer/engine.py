@@ -7,12 +7,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_agent.infer import release_state
 from edge_agent.infer.answers import Answer, answer
-from edge_agent.infer.graph_choice import Choice, choose, own_sample, thread_counts
+from edge_agent.infer.graph_choice import Choice, choose, sample_own, thread_counts
 from edge_agent.infer.graph_trial import CPU, Held, Trial, measure_session
 from edge_agent.infer.inputs import fit_shape
 from export.bundle import version as version_of
@@ -67,13 +67,6 @@ class _Present:
     past: Past | None = None
 
 
-@dataclass
-class _Tally:
-    answered: int = 0
-    failed: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class Engine:
     """Answer with the present release. Thread-safe: a request that began before an exchange is
     answered by the earlier release.
@@ -88,10 +81,10 @@ class Engine:
         DataError: the examples do not fit.
         """
         self._store, self._threads = store, threads
-        self._held = None if held is None else own_sample(held)
+        self._held = None if held is None else sample_own(held)
         self._present: _Present | None = None
         self._exchange = threading.Lock()
-        self._tally = _Tally()
+        self._counts, self._counting = Counts(), threading.Lock()
 
     @property
     def choice(self) -> Choice | None:
@@ -111,8 +104,7 @@ class Engine:
     @property
     def counts(self) -> Counts:
         """Counts since this engine was made."""
-        with self._tally.lock:
-            return Counts(self._tally.answered, self._tally.failed)
+        return self._counts
 
     def adopt(self, folder: Path, submodel: str, version: str = "") -> Choice:
         """Test a release, measure the fastest way to run it here, and answer with it from then
@@ -187,9 +179,7 @@ class Engine:
         present = self._present
         if present is None:
             raise ExportError("no release has arrived yet")
-        x = fit_shape(value, present.session, name)
-        if most is not None and len(x) > most:
-            raise DataError(f"{name}: expected at most {most} examples at a time, found {len(x)}")
+        x = fit_shape(value, present.session, name, most)
         try:
             found = answer(present.session, x, present.choice.classes)
         except DataError as error:  # hides local paths from the client
@@ -211,9 +201,9 @@ class Engine:
             release_state.clear_trial(self._store)
 
     def _count(self, answered: int = 0, failed: int = 0) -> None:
-        with self._tally.lock:
-            self._tally.answered += answered
-            self._tally.failed += failed
+        with self._counting:
+            counts = self._counts
+            self._counts = Counts(counts.answered + answered, counts.failed + failed)
 
     def _save_release(self, store: Path, folder: Path, choice: Choice) -> None:
         """Record the release in use. If that fails while no release answers, only log it: answering

@@ -27,21 +27,21 @@ from edge_agent.infer.graph_trial import (
 from export.verify import Session
 from federated.errors import DataError, ExportError
 
-__all__ = ["PROVIDERS", "Choice", "choose", "own_sample", "providers", "table", "thread_counts"]
+__all__ = ["PROVIDERS", "Choice", "choose", "providers", "sample_own", "table", "thread_counts"]
 
 log = logging.getLogger(__name__)
 
 # a Jetson's providers, then a Pi's or phone's, then the CPU
 PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "XnnpackExecutionProvider", CPU)
 
-OWN = 1000  # maximum number of the device's own examples; more take long and add little
+MAX_OWN = 1000  # maximum number of the device's own examples; more take long and add little
 # factor of the fastest p90 within which fewer threads win, which leaves processors to others
-AS_GOOD = 1.05
+TOLERANCE = 1.05
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a device answers with.
+    """The submodel, graph, provider and thread count that a device answers with.
 
     version, run, round, submodel: of the release
     best: chosen trial
@@ -78,7 +78,7 @@ def choose(
     one that passes its checks.
 
     threads: threads of a run; 0 tries one and all available
-    held: own examples, at least one (`own_sample`)
+    held: own examples, at least one (`sample_own`)
     before: earlier choice on this device. It is tested again; everything is measured anew only if
         it fails.
     ExportError: no way passes, with the reason of each; or the release is damaged. Unknown: no such
@@ -92,7 +92,7 @@ def choose(
     trials, sessions = _try_all(bench, threads)
     if not sessions or _is_damaged(trials):
         raise ExportError(
-            f"{folder}: no way to run {submodel} passes its checks on this device: "
+            f"{folder}: no variant of {submodel} passes its checks on this device: "
             f"{_reasons(trials)}"
         )
     busy = others.share() >= BUSY
@@ -129,7 +129,7 @@ def _try_all(bench: TrialSetup, threads: int) -> tuple[list[Trial], dict[int, Se
     return trials, sessions
 
 
-def own_sample(held: Held) -> Held | None:
+def sample_own(held: Held) -> Held | None:
     """Return an evenly spaced sample of this device's own examples, or None if there are none.
     Raises DataError.
     """
@@ -138,7 +138,7 @@ def own_sample(held: Held) -> Held | None:
         raise DataError(
             f"own examples: expected as many labels as examples, found {len(y)} and {len(x)}"
         )
-    chosen = np.unique(np.linspace(0, len(y) - 1, min(OWN, len(y))).round().astype(int))
+    chosen = np.unique(np.linspace(0, len(y) - 1, min(MAX_OWN, len(y))).round().astype(int))
     return (x[chosen], y[chosen]) if len(chosen) else None
 
 
@@ -217,7 +217,7 @@ def _near(trials: list[Trial], *, busy: bool) -> dict[int, float]:
     took = {
         i: trial.p50 if busy else trial.p90 for i, trial in enumerate(trials) if not trial.reason
     }
-    return {i: seconds for i, seconds in took.items() if seconds <= AS_GOOD * min(took.values())}
+    return {i: seconds for i, seconds in took.items() if seconds <= TOLERANCE * min(took.values())}
 
 
 def _reference(trials: list[Trial]) -> Trial | None:
@@ -232,7 +232,7 @@ def _reference(trials: list[Trial]) -> Trial | None:
 
 
 def _is_damaged(trials: list[Trial]) -> bool:
-    """Whether float32 on the CPU fails: all other graphs derive from it, so the release is
+    """Return True if float32 on the CPU fails: all other graphs derive from it, so the release is
     damaged.
     """
     plain = [trial for trial in trials if trial.kind == "fp32" and trial.provider == CPU]

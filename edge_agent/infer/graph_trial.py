@@ -21,7 +21,7 @@ from export import bundle
 from export.bundle import Bundle, Entry, Variant
 from export.latency import Latency, measure_latency
 from export.verify import TOKENS, Array, Session, load
-from federated.errors import ExportError
+from federated.errors import DataError, ExportError
 
 __all__ = [
     "CPU",
@@ -37,15 +37,15 @@ __all__ = [
 CPU = "CPUExecutionProvider"
 # relative to the largest output (or 1): allowed deviation of float32 from the exporter's machine;
 # other processors add in another order
-NEAR = 1e-3
-CLOSE = 0.1  # average deviation allowed for int8, relative to the outputs' standard deviation.
+FLOAT_TOLERANCE = 1e-3
+INT8_TOLERANCE = 0.1  # average deviation of int8, relative to the outputs' standard deviation.
 # Measured on four networks trained on Fashion-MNIST: int8 computed in float32 instead deviates by
 # up to 0.037. Processors that multiply bytes without VNNI saturate at 16 bits; emulated, they
 # deviate by 0.010, 0.039 and 0.131. The first two cost no accuracy; larger deviations are rejected.
-LOSS = 0.01  # largest accepted loss of accuracy on own examples
-SLOW = 2.0  # factor of the fastest p90 so far beyond which a way is not timed further
+MAX_LOSS = 0.01  # largest accepted loss of accuracy on own examples
+TOO_SLOW = 2.0  # factor of the fastest p90 so far beyond which a way is not timed further
 # timing of each way: minimum seconds, minimum runs, and maximum seconds
-SECONDS, RUNS, LONGEST = 0.5, 50, 5.0
+SECONDS, RUNS, MAX_SECONDS = 0.5, 50, 5.0
 
 Held = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 """Raw examples [n, *inputs] that this device never trained on, and their labels [n, ...]."""
@@ -60,7 +60,8 @@ class Trial:
     threads: threads of one run
     p50, p90: seconds of one example; 0 if not timed
     runs: number of timed runs
-    difference: relative deviation from the exporter's machine (see NEAR and CLOSE), or None
+    difference: relative deviation from the exporter's machine (see FLOAT_TOLERANCE and
+        INT8_TOLERANCE), or None
     accuracy: on this device's own examples, or None without any
     reason: why this way is rejected; empty if it passes
     """
@@ -97,8 +98,17 @@ class TrialSetup:
 
     @classmethod
     def open(cls, folder: Path, submodel: str, held: Held | None) -> TrialSetup:
-        """Read and check a release. Raises ExportError, Unknown."""
+        """Read and check a release. Raises ExportError, Unknown; DataError if the device's own
+        examples do not fit the release.
+        """
         found = bundle.read(folder, submodel)
+        if held is not None:
+            own = (tuple(held[0].shape[1:]), held[0].dtype.name)
+            if own != (found.inputs, found.dtype):
+                raise DataError(
+                    f"--data: expected {found.dtype} examples of shape {list(found.inputs)} as in "
+                    f"the release, found {own[1]} of shape {list(own[0])}"
+                )
         x, wanted = bundle.check_of(folder, found)
         return cls(folder, found, bundle.entry_of(found, submodel), x, wanted, held)
 
@@ -168,9 +178,9 @@ def check_outputs(
         return "its output is not finite", None
     gaps = np.abs(found.astype(np.float64) - wanted)
     if variant.kind == "fp32":
-        share, most = float(gaps.max() / max(1.0, np.abs(wanted).max())), NEAR
+        share, most = float(gaps.max() / max(1.0, np.abs(wanted).max())), FLOAT_TOLERANCE
     else:
-        share, most = float(gaps.mean() / max(float(wanted.std()), 1e-6)), CLOSE
+        share, most = float(gaps.mean() / max(float(wanted.std()), 1e-6)), INT8_TOLERANCE
     return (
         f"deviates from the exporter's machine by {share:.2g}, more than {most:g}"
         if share > most
@@ -202,7 +212,7 @@ def _release_loss(bench: TrialSetup, variant: Variant) -> str:
 
 
 def _own_loss(trial: Trial, reference: Trial | None, examples: int) -> str:
-    """Return what is lost on this device's own examples, if that is more than LOSS and than one
+    """Return what is lost on this device's own examples, if that is more than MAX_LOSS and than one
     example.
     """
     if reference is None or reference.accuracy is None or trial.accuracy is None:
@@ -210,7 +220,7 @@ def _own_loss(trial: Trial, reference: Trial | None, examples: int) -> str:
     lost = reference.accuracy - trial.accuracy
     return (
         f"loses {100 * lost:.1f} points of accuracy on this device's own examples"
-        if lost > max(LOSS, 1 / examples) + 1e-9
+        if lost > max(MAX_LOSS, 1 / examples) + 1e-9
         else ""
     )
 
@@ -218,9 +228,9 @@ def _own_loss(trial: Trial, reference: Trial | None, examples: int) -> str:
 def _time_session(session: Session, x: Array, fastest: float) -> Latency:
     """Time a session fully, or with a few calls if they already show that it is too slow."""
     first = measure_latency(lambda: session.predict(x), warm_up=2, runs=3, seconds=0)
-    if first.least > SLOW * fastest:
+    if first.least > TOO_SLOW * fastest:
         return first
-    runs = max(10, min(RUNS, int(LONGEST / max(first.p50, 1e-9))))
+    runs = max(10, min(RUNS, int(MAX_SECONDS / max(first.p50, 1e-9))))
     return measure_latency(
         lambda: session.predict(x), warm_up=min(20, runs), runs=runs, seconds=SECONDS
     )

@@ -14,26 +14,28 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from edge_agent.access.http_address import Address
 from edge_agent.infer.engine import Engine
 from edge_agent.infer.inputs import parse_npy
-from edge_agent.infer.replies import MOST, about, parse_inputs, reply
-from export.verify import Array
+from edge_agent.infer.replies import MAX_EXAMPLES, about, parse_inputs, reply
 from federated.errors import ConfigError, DataError, ExportError, UsageError
-from federated.runtime.web_server import Limits, WebServer
+from federated.runtime.listen_address import ListenAddress
+from federated.runtime.web_server import BodyReader, Limits, WebServer
 
-__all__ = ["LARGEST", "WAITING", "HttpServer", "make_application"]
+__all__ = ["MAX_BYTES", "MAX_WAITING", "HttpServer", "make_application"]
 
-LARGEST = 8 << 20  # maximum size of a request in bytes
-AT_ONCE = 4  # concurrent requests: ONNX Runtime releases other threads while it computes
-WAITING = 32  # maximum number of waiting requests beyond that; others are rejected with 503
-OPEN = 256  # maximum number of connections: a process may open only some hundred files
-PATIENCE = 30.0  # seconds for a request's body to arrive, and for its headers
-FAREWELL = 10.0  # seconds for running requests to end on shutdown
+MAX_BYTES = 8 << 20  # maximum size of a request in bytes
+CONCURRENT = 4  # concurrent requests: ONNX Runtime releases other threads while it computes
+MAX_WAITING = 32  # maximum number of waiting requests beyond that; others are rejected with 503
+MAX_BODIES = 32 << 20  # maximum size of all requests in memory; others are rejected with 503
+MAX_CONNECTIONS = 256  # maximum number of connections: a process may open only some hundred files
+MAX_PER_ADDRESS = 64  # maximum number of connections of another machine
+MAX_RATE = 1000.0  # new connections per address and second, and requests per address and second
+BODY_TIMEOUT = 30.0  # seconds for a request's body to arrive, and for its headers
+SHUTDOWN_TIMEOUT = 10.0  # seconds for running requests to end on shutdown
 # rejects DNS rebinding: a web page under another name that resolves to this machine
 LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")
 NPY = ("application/x-npy", "application/octet-stream")
@@ -44,7 +46,9 @@ State = Callable[[], dict[str, Any]]
 class HttpServer:
     """Serve an engine in its own thread until closed; running requests are then completed."""
 
-    def __init__(self, engine: Engine, address: Address, state: State, token: str = "") -> None:
+    def __init__(
+        self, engine: Engine, address: ListenAddress, state: State, token: str = ""
+    ) -> None:
         """Start listening.
 
         token: token that clients must send; required if other machines can connect
@@ -58,7 +62,14 @@ class HttpServer:
         app = make_application(
             engine, state, token, names=(*LOCAL, address.host) if address.local else ()
         )
-        limits = Limits(OPEN, FAREWELL, idle=PATIENCE)
+        limits = Limits(
+            MAX_CONNECTIONS,
+            SHUTDOWN_TIMEOUT,
+            idle=BODY_TIMEOUT,
+            per_address=None if address.local else MAX_PER_ADDRESS,
+            rate=MAX_RATE,
+            requests=MAX_RATE,
+        )
         try:
             self._server = WebServer(app, (address.host, address.port), limits)
         except OSError as error:
@@ -81,18 +92,19 @@ def make_application(
     state: returns the body of GET /release
     names: accepted Host names for requests without a token
     """
-    limit, under_way = anyio.CapacityLimiter(AT_ONCE), set[Request]()
+    limit, under_way = anyio.CapacityLimiter(CONCURRENT), set[Request]()
+    bodies = BodyReader(MAX_BYTES, MAX_BODIES, BODY_TIMEOUT)
 
     async def infer(request: Request) -> Response:
-        if len(under_way) >= AT_ONCE + WAITING:
-            raise HTTPException(503, f"{WAITING} requests are waiting", {"Retry-After": "1"})
+        if len(under_way) >= CONCURRENT + MAX_WAITING:
+            raise HTTPException(
+                503, f"{MAX_WAITING} requests are already waiting", {"Retry-After": "1"}
+            )
+        kind = _content_type(request)
         under_way.add(request)
         try:
-            body, kind = (
-                await _body(request),
-                request.headers.get("content-type", "").split(";")[0].strip().lower(),
-            )
-            return await anyio.to_thread.run_sync(_answer, engine, kind, body, limiter=limit)
+            async with bodies.read(request) as body:
+                return await anyio.to_thread.run_sync(_answer, engine, kind, body, limiter=limit)
         finally:
             under_way.discard(request)
 
@@ -145,45 +157,28 @@ def _require_token(
     return guard
 
 
-async def _body(request: Request) -> bytes:
-    """Read the body, without exceeding the allowed memory."""
-    parts, size = [], 0
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > LARGEST:
-        raise HTTPException(413, f"expected at most {LARGEST} bytes, found {declared}")
-    try:
-        with anyio.fail_after(PATIENCE):
-            async for part in request.stream():
-                size += len(part)
-                if size > LARGEST:
-                    raise HTTPException(413, f"expected at most {LARGEST} bytes, found more")
-                parts.append(part)
-    except TimeoutError as error:
-        raise HTTPException(408, f"the request did not arrive within {PATIENCE:.0f} s") from error
-    except ClientDisconnect as error:
-        raise HTTPException(400, "the client disconnected") from error
-    return b"".join(parts)
+def _content_type(request: Request) -> str:
+    """Return the content type of a request. HTTPException: it is not supported."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json" and kind not in NPY:
+        expected = f"application/json or {' or '.join(NPY)}"
+        raise HTTPException(415, f"expected the content type {expected}, found '{kind[:100]}'")
+    return kind
 
 
-def _answer(engine: Engine, kind: str, body: bytes) -> Response:
+def _answer(engine: Engine, kind: str, body: bytearray) -> Response:
     """Answer a request; runs in a thread."""
     try:
-        return _json(reply(engine.answer(_inputs(kind, body), "the request", MOST)))
+        inputs = (
+            parse_npy(body, "the request")
+            if kind in NPY
+            else parse_inputs(body, "the request", engine.session)
+        )
+        return _json(reply(engine.answer(inputs, "the request", MAX_EXAMPLES)))
     except DataError as error:
         raise HTTPException(422, str(error)) from error
     except ExportError as error:
         raise HTTPException(503 if engine.choice is None else 500, str(error)) from error
-
-
-def _inputs(kind: str, body: bytes) -> Array:
-    if kind == "application/json":
-        return parse_inputs(body, "the request")
-    if kind in NPY:
-        return parse_npy(body, "the request")
-    raise HTTPException(
-        415,
-        f"expected the content type application/json or {' or '.join(NPY)}, found '{kind[:100]}'",
-    )
 
 
 async def _error_response(request: Request, error: Exception) -> Response:

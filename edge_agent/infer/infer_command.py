@@ -10,39 +10,25 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edge_agent.access.http_address import listening, token_of
+from edge_agent.access.client_token import load_client_token
 from edge_agent.infer.answers import format_answer
 from edge_agent.infer.engine import Engine
 from edge_agent.infer.graph_choice import table
-from edge_agent.infer.graph_trial import Held
 from edge_agent.infer.inputs import list_inputs, read_examples
 from edge_agent.infer.replies import about
-from export import bundle
+from edge_agent.releases.release_request import ReleaseRequest
 from federated.errors import MissingExtra, UsageError
 from federated.runtime.console import Say
+from federated.runtime.listen_address import parse_listen_address
 
-__all__ = ["InferRequest", "infer", "select_submodel"]
+__all__ = ["InferRequest", "infer"]
 
 
 @dataclass(frozen=True)
-class InferRequest:
-    """Options of the command.
+class InferRequest(ReleaseRequest):
+    """Options of the command; see `edge-agent infer --help`."""
 
-    broker, model: source of the network, exactly one of them
-    store: folder of releases
-    data, root, shard, partition, seed: this device's own data, if `data` is set
-
-    The other fields are the command's options.
-    """
-
-    name: str
-    broker: str | None = None
-    model: Path | None = None
-    run: str | None = None
-    submodel: str | None = None
     sha256: str | None = None
-    store: Path = Path("espalier-models")
-    wait: float = 30.0
     inputs: tuple[Path, ...] = ()
     resize: bool = False
     explain: bool = False
@@ -50,15 +36,10 @@ class InferRequest:
     serve: str | None = None
     token_file: Path | None = None
     mqtt: bool = False
-    data: str | None = None
-    root: str | None = None
-    shard: str | None = None
-    partition: str = "dirichlet:1.0"
-    seed: int = 0
 
     @property
     def serves(self) -> bool:
-        """Whether the command serves until stopped."""
+        """True if the command serves until stopped."""
         return self.serve is not None or self.mqtt
 
 
@@ -72,11 +53,10 @@ def infer(request: InferRequest, form: str, say: Say, stop: threading.Event | No
     """
     _check_request(request)
     remembers = request.broker is not None and request.serves
-    engine = Engine(
-        request.store / f"@{request.name}" if remembers else None,
-        threads=request.threads,
-        held=_load_held_out(request),
-    )
+    store = request.store / f"@{request.name}" if remembers else None
+    data = None if request.data is None else request.load_data()
+    held = None if data is None else (data.x_held, data.y_held)
+    engine = Engine(store, threads=request.threads, held=held)
     if request.serves:
         return _serve(request, engine, form, say, stop or threading.Event())
     path = _open(engine, request)
@@ -84,11 +64,10 @@ def infer(request: InferRequest, form: str, say: Say, stop: threading.Event | No
     assert engine.choice is not None
     if request.explain:
         say(table(engine.choice))
-    if request.explain and not request.inputs and form == "text":
+    explain_only = request.explain and not request.inputs
+    if explain_only and form == "text":
         return ""
-    sources: Sequence[Path | None] = (
-        () if request.explain and not request.inputs else list_inputs(request.inputs)
-    )
+    sources: Sequence[Path | None] = () if explain_only else list_inputs(request.inputs)
     rows = [
         (source, one)
         for source in sources
@@ -105,28 +84,8 @@ def infer(request: InferRequest, form: str, say: Say, stop: threading.Event | No
     return "\n".join(f"{source or '-'}: {format_answer(one)}" for source, one in rows)
 
 
-def select_submodel(folder: Path, submodel: str | None) -> str:
-    """Return the requested submodel of a release folder, or its only one. Raises ExportError,
-    Unknown, UsageError.
-    """
-    if submodel is not None:
-        return submodel
-    whole = [
-        entry
-        for entry in bundle.manifest(folder).submodels
-        if all((folder / v.file.name).exists() for v in entry.variants)
-    ]
-    if len(whole) != 1:
-        raise UsageError(
-            f"{folder} has {', '.join(entry.label for entry in whole) or 'no complete submodel'}; "
-            "choose one with --submodel"
-        )
-    return whole[0].submodel
-
-
 def _check_request(request: InferRequest) -> None:
-    if (request.broker is None) == (request.model is None):
-        raise UsageError("set either --broker to download a network, or --model FILE or FOLDER")
+    request.check_source()
     if request.sha256 is not None and (request.model is None or request.model.is_dir()):
         raise UsageError("--sha256 requires --model FILE; a release is always checked")
     if request.mqtt and request.broker is None:
@@ -139,45 +98,14 @@ def _check_request(request: InferRequest) -> None:
         raise UsageError("--shard and --data-root require --data")
 
 
-def _load_held_out(request: InferRequest) -> Held | None:
-    """Return this device's own held-out examples if the request names its data. Raises Unknown,
-    DataError, MissingExtra.
-    """
-    if request.data is None:
-        return None
-    from federated.data.catalogue import device
-
-    data = device(
-        request.data,
-        request.root,
-        name=request.name,
-        shard=request.shard,
-        partition=request.partition,
-        seed=request.seed,
-    )
-    return data.x_held, data.y_held
-
-
 def _open(engine: Engine, request: InferRequest) -> Path:
     """Load the requested network into the engine, and return its path."""
-    if request.broker is not None:
-        from edge_agent.infer.fetch import fetch_from
-
-        folder, submodel = fetch_from(
-            request.broker,
-            request.run,
-            request.submodel or request.name,
-            request.store,
-            request.wait,
-        )
-        engine.adopt(folder, submodel)
-        return folder
-    assert request.model is not None
-    if request.model.is_dir():
-        engine.adopt(request.model, select_submodel(request.model, request.submodel))
-    else:
+    if request.model is not None and not request.model.is_dir():
         engine.open(request.model, request.sha256)
-    return request.model
+        return request.model
+    folder, submodel = request.find_release()
+    engine.adopt(folder, submodel)
+    return folder
 
 
 def _serve(
@@ -187,8 +115,8 @@ def _serve(
 
     address, token = None, ""
     if request.serve is not None:
-        address = listening(request.serve)
-        token = "" if request.token_file is None else token_of(request.token_file)
+        address = parse_listen_address(request.serve, "--serve", "127.0.0.1:8080")
+        token = "" if request.token_file is None else load_client_token(request.token_file)
         try:
             import edge_agent.infer.http_server  # noqa: F401 (whether it can be)
         except ModuleNotFoundError as error:

@@ -37,6 +37,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 ARRAYS = (".json", ".jsonl", ".npy", ".npz")
+MAX_HEADER = 1 << 16  # bytes of a .npy file to look for its header in
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 _Row = int | float | bool
@@ -84,13 +85,17 @@ def read_examples(path: Path | None, session: Session, *, resize: bool = False) 
     ) as error:
         # pickles raise ValueErrors
         why = "it contains pickled objects, or no arrays" if "allow_pickle" in str(error) else error
+        if isinstance(error, OSError) and error.strerror:
+            why = error.strerror
         raise DataError(f"{name}: cannot be read as raw examples: {why}") from error
     return fit_shape(value, session, name)
 
 
-def fit_shape(value: Array, session: Session, name: str) -> Array:
-    """Convert examples to a session's shape and dtype if that changes no value. Raises
-    DataError.
+def fit_shape(value: Array, session: Session, name: str, most: int | None = None) -> Array:
+    """Convert examples to a session's shape and dtype if that changes no value.
+
+    most: largest accepted number of examples
+    DataError: the examples do not fit.
     """
     if value.shape == session.inputs or (
         session.inputs[0] == 1 and value.shape == session.inputs[1:] and value.ndim
@@ -103,6 +108,8 @@ def fit_shape(value: Array, session: Session, name: str) -> Array:
             f"{name}: expected raw examples of shape [n, "
             f"{', '.join(map(str, session.inputs))}], found {list(value.shape)}"
         )
+    if most is not None and len(value) > most:
+        raise DataError(f"{name}: expected at most {most} examples at a time, found {len(value)}")
     if value.dtype.kind not in "biuf":
         raise DataError(f"{name}: expected numbers, found {value.dtype}")
     if not np.isfinite(value).all():
@@ -154,11 +161,11 @@ def to_array(value: Numbers, name: str) -> Array:
         ) from error
 
 
-def parse_npy(data: bytes, name: str) -> Array:
+def parse_npy(data: bytes | bytearray, name: str) -> Array:
     """Parse a .npy file in memory from an untrusted source: pickles are rejected, and memory is
     bounded by the file's size. Raises DataError.
     """
-    file = io.BytesIO(data)
+    file = io.BytesIO(data[:MAX_HEADER])
     try:
         version = np.lib.format.read_magic(file)
         header = (

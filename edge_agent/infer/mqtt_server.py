@@ -4,40 +4,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import threading
-from collections import deque
 
 import msgspec
 
 from edge_agent.infer.engine import Engine
-from edge_agent.infer.replies import MOST, parse_inputs, reply
+from edge_agent.infer.replies import MAX_EXAMPLES, parse_inputs, reply
 from federated.errors import EspalierError, LinkError
 from federated.wire import topics
 from federated.wire.delivery_queue import Delivery
 from federated.wire.link import Link
 
-__all__ = ["LARGEST", "WAITING", "MqttServer"]
+__all__ = ["MAX_BYTES", "MAX_WAITING", "MqttServer"]
 
 log = logging.getLogger(__name__)
 
-LARGEST = 1 << 20  # maximum size of a request in bytes
+MAX_BYTES = 1 << 20  # maximum size of a request in bytes
 # maximum number of waiting requests; beyond it the oldest is rejected, since its client is the
 # closest to its timeout
-WAITING = 32
+MAX_WAITING = 32
 
 
 class MqttServer:
     """Answer the requests that the link delivers to `hear`, in its own thread, until closed."""
 
     def __init__(
-        self, link: Link, run: str, agent: str, engine: Engine, *, waiting: int = WAITING
+        self, link: Link, run: str, agent: str, engine: Engine, *, waiting: int = MAX_WAITING
     ) -> None:
         self._link, self._run, self._agent, self._engine = link, run, agent, engine
         self._pattern = topics.ask(run, agent, "+")
-        self._queue: deque[tuple[str, bytes]] = deque()
-        self._most, self._open = waiting, True
-        self._changed = threading.Condition()
+        self._queue = queue.SimpleQueue[tuple[str, bytes] | None]()  # None ends the thread
+        self._most = waiting
         self._thread = threading.Thread(target=self._work, name="questions", daemon=True)
         self._thread.start()
         link.subscribe(self._pattern)
@@ -55,18 +55,17 @@ class MqttServer:
             return False
         if not delivery.payload or delivery.retained:
             return True
-        if len(delivery.payload) > LARGEST:
+        if len(delivery.payload) > MAX_BYTES:
             self._refuse(
                 place.question,
-                f"expected a request of at most {LARGEST} bytes, found {len(delivery.payload)}",
+                f"expected a request of at most {MAX_BYTES} bytes, found {len(delivery.payload)}",
             )
             return True
-        with self._changed:
-            self._queue.append((place.question, delivery.payload))
-            late = self._queue.popleft() if len(self._queue) > self._most else None
-            self._changed.notify()
-        if late is not None:
-            self._refuse(late[0], f"too many requests: {self._most} newer ones are waiting")
+        self._queue.put((place.question, delivery.payload))
+        if self._queue.qsize() > self._most:
+            with contextlib.suppress(queue.Empty):
+                if late := self._queue.get_nowait():
+                    self._refuse(late[0], f"too many requests: {self._most} newer ones are waiting")
         return True
 
     def close(self) -> None:
@@ -75,25 +74,22 @@ class MqttServer:
             self._link.unsubscribe(self._pattern)
         except LinkError as error:
             log.debug("while closing: %s", error)
-        with self._changed:
-            self._open = False
-            self._changed.notify()
+        self._queue.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or not self._open)
-                if not self._queue:
-                    return
-                question, payload = self._queue.popleft()
-            self._answer(question, payload)
+        while (request := self._queue.get()) is not None:
+            self._answer(*request)
 
     def _answer(self, question: str, payload: bytes) -> None:
         name = f"request {question}"
         try:
             found = msgspec.json.encode(
-                reply(self._engine.answer(parse_inputs(payload, name), name, MOST))
+                reply(
+                    self._engine.answer(
+                        parse_inputs(payload, name, self._engine.session), name, MAX_EXAMPLES
+                    )
+                )
             )
         except EspalierError as error:
             self._refuse(question, str(error))

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 CURRENT = "current.json"
 TRYING = "trying.json"
-GOOD = 2  # number of earlier releases, as many as `edge_agent.infer.follow` keeps in the store
+MAX_EARLIER = 2  # earlier releases, as many as `edge_agent.releases.follow` keeps in the store
 ATTEMPTS = 2  # crashes allowed during the tests of a release: the first may be a power cut
 
 Kind = TypeVar("Kind")
@@ -105,7 +105,7 @@ def save_release(store: Path, release: Path, submodel: str, version: str) -> Non
     if before[:1] != (place,):
         _write(
             store / CURRENT,
-            ReleaseState(place, tuple(old for old in before if old != place)[:GOOD]),
+            ReleaseState(place, tuple(old for old in before if old != place)[:MAX_EARLIER]),
         )
 
 

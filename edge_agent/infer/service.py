@@ -13,20 +13,22 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_agent.access.http_address import Address
 from edge_agent.infer.engine import Counts, Engine
-from edge_agent.infer.follow import Arrival, Follower, Subscription, link_of
 from edge_agent.infer.graph_choice import Choice
 from edge_agent.infer.mqtt_server import MqttServer
-from edge_agent.infer.release_download import strip_folder
 from edge_agent.infer.replies import describe_state
+from edge_agent.releases.follow import Follower, open_follower_link
+from edge_agent.releases.release_download import strip_folder
+from edge_agent.releases.release_watch import Arrival, Subscription
 from federated.errors import EspalierError, ExportError, FleetError, LinkError
+from federated.runtime.connection_limits import raise_descriptor_limit
 from federated.runtime.console import Say
-from federated.runtime.service_manager import Manager
+from federated.runtime.listen_address import ListenAddress
+from federated.runtime.service_manager import ServiceManager
 from federated.wire import topics
 from federated.wire.delivery_queue import Delivery
 from federated.wire.link import Link
@@ -37,15 +39,15 @@ __all__ = ["ServicePlan", "serve", "serving_report"]
 log = logging.getLogger(__name__)
 
 TURN = 0.2  # seconds of waiting for the broker per turn of the loop
-RETRY = 15.0  # seconds before reconnecting to a lost broker
-TELL = 10.0  # seconds between two reports of the counts
+RECONNECT = 15.0  # seconds before reconnecting to a lost broker
+REPORT_INTERVAL = 10.0  # seconds between two reports of the counts
 
 Connect = Callable[[], Link]
 
 
 @dataclass(frozen=True)
 class ServicePlan:
-    """What to serve, and where.
+    """Options of a service.
 
     name: name of the agent
     broker: broker whose releases to follow; empty for none
@@ -62,17 +64,9 @@ class ServicePlan:
     run: str | None = None
     submodel: str | None = None
     store: Path = Path()
-    address: Address | None = None
+    address: ListenAddress | None = None
     token: str = ""
     mqtt: bool = False
-
-
-@dataclass
-class _Refusal:
-    """The last rejected version, and why."""
-
-    version: str = ""
-    reason: str = ""
 
 
 class _Adopter:
@@ -94,58 +88,46 @@ class _Adopter:
             arrival = self._arrivals.get()
             while not self._arrivals.empty():
                 arrival = self._arrivals.get()
+            found: Choice | EspalierError
             try:
-                self.done.put(
-                    (arrival, self._engine.adopt(arrival.folder, arrival.submodel, arrival.version))
-                )
+                found = self._engine.adopt(arrival.folder, arrival.submodel, arrival.version)
             except EspalierError as error:
-                self.done.put((arrival, error))
+                found = error
             except Exception as error:
                 # an unexpected error of a runtime: the present release keeps answering
                 log.exception("version %s", arrival.version)
-                self.done.put(
-                    (
-                        arrival,
-                        ExportError(
-                            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-                        ),
-                    )
-                )
+                message = " ".join(str(error).split())[:300]
+                found = ExportError(f"{type(error).__name__}: {message}")
+            self.done.put((arrival, found))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Service:
-    """Everything that the loop that follows releases uses.
+    """State of the loop that follows releases.
 
-    plan: what to serve, and where
+    plan: options of the service
     engine: answers the requests
     adopter: adopts new versions
-    refusal: last rejected version
     stop: ends the service
     say: prints messages for the user
     manager: service manager, notified that the loop is alive
     session: identifies this process in reports
+    refused, reason: the last rejected version, and why
     """
 
     plan: ServicePlan
     engine: Engine
     adopter: _Adopter
-    refusal: _Refusal
     stop: threading.Event
     say: Say
-    manager: Manager
+    manager: ServiceManager
     session: str
+    refused: str = ""
+    reason: str = ""
 
     def report(self) -> Serving:
         """Return this agent's report of what it serves."""
-        refused = self.refusal
-        return serving_report(
-            self.engine, self.plan.name, self.session, refused.version, refused.reason
-        )
-
-    def summarise(self) -> str:
-        """Return one line for the service manager."""
-        return _summarise(self.engine)
+        return serving_report(self.engine, self.plan.name, self.session, self.refused, self.reason)
 
 
 def serve(
@@ -166,32 +148,32 @@ def serve(
     LinkError, FleetError: no broker, and nothing to serve without one. Also raises UsageError and
         ConfigError.
     """
-    refusal = _Refusal()
     with ExitStack() as stack:
-        manager = stack.enter_context(Manager())
+        manager = stack.enter_context(ServiceManager())
         stack.callback(engine.close)
+        session = f"s{secrets.token_hex(6)}"
+        service = _Service(plan, engine, _Adopter(engine), stop, say, manager, session)
         if plan.broker:
             _resume_release(engine, say)
         if plan.address is not None:
             from edge_agent.infer.http_server import HttpServer
 
+            raise_descriptor_limit()
             server = HttpServer(
                 engine,
                 plan.address,
-                lambda: describe_state(engine, refusal.version, refusal.reason),
+                lambda: describe_state(engine, service.refused, service.reason),
                 plan.token,
             )
             stack.callback(server.close)
             say(f"listening at {server.url}: POST /infer, GET /health, GET /release")
         manager.ready(_summarise(engine))
         if plan.broker:
-            session = f"s{secrets.token_hex(6)}"
-            service = _Service(plan, engine, _Adopter(engine), refusal, stop, say, manager, session)
             _follow_releases(
-                service, connect or (lambda: link_of(plan.broker, plan.run, plan.name))
+                service, connect or (lambda: open_follower_link(plan.broker, plan.run, plan.name))
             )
         while not stop.wait(TURN):
-            manager.alive(lambda: _summarise(engine))
+            manager.ping(lambda: _summarise(engine))
     return engine.counts
 
 
@@ -246,20 +228,18 @@ def _follow_releases(service: _Service, connect: Connect) -> None:
     engine, stop = service.engine, service.stop
     while not stop.is_set():
         try:
-            link = connect()
-            try:
+            with closing(connect()) as link:
                 _follow_over_link(service, link)
-            finally:
-                link.close()
         except (LinkError, FleetError) as error:
             if engine.choice is None:
                 raise
             service.say(
-                f"{error}; still serving version {engine.choice.version}; retrying in {RETRY:.0f} s"
+                f"{error}; still serving version {engine.choice.version}; retrying in "
+                f"{RECONNECT:.0f} s"
             )
-            until = time.monotonic() + RETRY
+            until = time.monotonic() + RECONNECT
             while time.monotonic() < until and not stop.wait(TURN):
-                service.manager.alive(lambda: f"no broker; {service.summarise()}")
+                service.manager.ping(lambda: f"no broker; {_summarise(engine)}")
 
 
 def _follow_over_link(service: _Service, link: Link) -> None:
@@ -280,7 +260,7 @@ def _follow_over_link(service: _Service, link: Link) -> None:
         follower.report(reported)
     try:
         while not service.stop.is_set():
-            service.manager.alive(service.summarise)
+            service.manager.ping(lambda: _summarise(service.engine))
             arrival = follower.turn(TURN)
             if plan.mqtt and questions is None and follower.run is not None:
                 questions = _open_questions(service, link, follower.run)
@@ -288,7 +268,7 @@ def _follow_over_link(service: _Service, link: Link) -> None:
                 service.adopter.take(arrival)
             news = _report_adoption(service)
             now = service.report()
-            if news or (now != reported and time.monotonic() - at >= TELL):
+            if news or (now != reported and time.monotonic() - at >= REPORT_INTERVAL):
                 follower.report(now)
                 reported, at = now, time.monotonic()
     finally:
@@ -310,18 +290,20 @@ def _open_questions(service: _Service, link: Link, run: str) -> MqttServer:
 
 
 def _report_adoption(service: _Service) -> bool:
-    """Return whether an arrival was adopted or rejected since the last call, and print it."""
+    """Print whether an arrival was adopted or rejected, and return True if one was since the last
+    call.
+    """
     try:
         arrival, found = service.adopter.done.get_nowait()
     except queue.Empty:
         return False
-    refusal, what = service.refusal, "canary " if arrival.canary else ""
+    what = "canary " if arrival.canary else ""
     if isinstance(found, Choice):
-        refusal.version, refusal.reason = "", ""
+        service.refused = service.reason = ""
         service.say(f"serving {what}{_describe(found)}")
     else:
-        refusal.version = arrival.version
-        refusal.reason = strip_folder(service.plan.store, str(found))
+        service.refused = arrival.version
+        service.reason = strip_folder(service.plan.store, str(found))
         service.say(f"rejected {what}version {arrival.version}: {found}")
     return True
 

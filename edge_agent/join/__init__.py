@@ -1,1 +1,1 @@
-"""`edge-agent join`: the agent in a run, and the process that trains for it."""
+"""`edge-agent join` and `edge-agent profile`: the agent and its training process."""

@@ -1,8 +1,9 @@
-"""An agent's life: load the data, find a run, measure, join, take part until it is over.
+"""Take part in a run: load the data, find the run, measure the device, join, and train until the
+run ends.
 
 worker.load -> find_run -> worker.measure -> Participant.join -> turn, turn, ... -> leave
 
-Between two turns the agent looks whether it must measure itself again.
+Between two turns the agent checks whether it must measure the device again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -24,7 +24,7 @@ from edge_agent.device import state_folder
 from edge_agent.device.conditions import Conditions
 from edge_agent.device.drift import Watch
 from edge_agent.device.limits import available_cpus, memory_limit
-from edge_agent.join.worker import Job, Worker
+from edge_agent.join.training_worker import Job, Worker
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import LIMIT, Spool
 from federated.errors import (
@@ -35,27 +35,32 @@ from federated.errors import (
     StoreError,
     WireError,
 )
-from federated.runtime.clock_jumps import Jumps
+from federated.runtime.clock_jumps import JumpDetector
 from federated.runtime.console import Say
-from federated.runtime.service_manager import Manager
+from federated.runtime.service_manager import ServiceManager
 from federated.task import Card, Profile
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 
-__all__ = ["JoinRequest", "Joined", "find_run", "join", "say_nothing", "take_part"]
+__all__ = ["JoinRequest", "JoinResult", "find_run", "join", "say_nothing", "take_part"]
 
 log = logging.getLogger(__name__)
 
+SETTLE = 0.5  # seconds to wait for other runs after the first one is found
+
 
 def say_nothing(text: str) -> None:
-    """For callers that want no words."""
+    """Discard a line."""
 
 
 @dataclass(frozen=True)
-class Joined:
-    """How a membership ended. updates: accepted ones; reason: the coordinator's words, or the
-    agent's own.
+class JoinResult:
+    """The end of a membership.
+
+    updates: number of accepted updates.
+    reason: the coordinator's or the agent's reason to end it.
+    refused: the coordinator refused this agent.
     """
 
     agent: str
@@ -72,68 +77,62 @@ def find_run(
     say: Say = say_nothing,
     alive: Callable[[], None] = lambda: None,
 ) -> messages.Run:
-    """The run to join: `name`, or the only one that the broker knows of. alive: called while it
-    looks.
+    """Find the run to join: `name`, or the only run at the broker. alive: called while waiting.
 
-    Raises FleetError when there is none within `wait` seconds, or several and no name.
+    Raises FleetError if there is none within `wait` seconds, or several and no name.
     """
     pattern = topics.run(name) if name else topics.any_run()
     link.subscribe(pattern)
-    found: dict[str, messages.Run] = {}
+    runs: dict[str, messages.Run] = {}
     start = time.monotonic()
-    settle = start + wait
-    said, mismatch = False, ""
-    while (now := time.monotonic()) < settle:
+    deadline = start + wait
+    announced, mismatch = False, ""
+    while (now := time.monotonic()) < deadline:
         alive()
-        delivery = link.receive(min(0.5, settle - now))
+        delivery = link.receive(min(0.5, deadline - now))
         if delivery is not None and delivery.payload and not delivery.topic.startswith("$"):
             try:
                 message = envelope.decode(delivery.payload)
             except WireError as error:
                 log.warning("ignored a run on %s: %s", delivery.topic, error)
-                mismatch = (
-                    f"{delivery.topic}: {error}"
-                    if isinstance(error, ProtocolMismatch)
-                    else mismatch
-                )
+                if isinstance(error, ProtocolMismatch):
+                    mismatch = f"{delivery.topic}: {error}"
                 continue
             if isinstance(message, messages.Run):
-                found[message.run] = message
-                settle = min(settle, time.monotonic() + (0.0 if name else 0.5))  # others may follow
-        elif not said and now - start > 1:
-            said = True
-            say(
-                f"waiting for a coordinator{f' of run {name!r}' if name else ''} (up to "
-                f"{wait:.0f} s)"
-            )
+                runs[message.run] = message
+                deadline = min(deadline, time.monotonic() + (0.0 if name else SETTLE))
+        elif not announced and now - start > 1:
+            announced = True
+            run = f"run '{name}'" if name else "a run"
+            say(f"waiting up to {wait:.0f} s for a coordinator to announce {run}")
     link.unsubscribe(pattern)
-    if not found and mismatch:
-        raise FleetError(f"no run that this agent can join: {mismatch}")
-    if not found:
+    if len(runs) == 1:
+        return next(iter(runs.values()))
+    if runs:
         raise FleetError(
-            f"no {f'run named {name!r}' if name else 'run'} at this broker after "
-            f"{wait:.0f} s: start a coordinator (coordinator start --broker ...)"
+            f"several runs at this broker: {', '.join(sorted(runs))}; choose one with --run"
         )
-    if len(found) > 1:
-        raise FleetError(
-            f"several runs at this broker: {', '.join(sorted(found))}; choose one with --run"
-        )
-    return next(iter(found.values()))
+    if mismatch:
+        raise FleetError(f"no run at this broker is compatible with this agent: {mismatch}")
+    raise FleetError(
+        f"no {f'run named {name!r}' if name else 'run'} at this broker after {wait:.0f} s: start a "
+        "coordinator (coordinator start --broker ...)"
+    )
 
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """How an agent takes part.
+    """Options of an agent.
 
-    job: what its training process does.
+    job: work of its training process.
     broker: address of the broker.
     run: name of the run to join; None for the only one at the broker.
     wait: seconds to wait for a run.
-    spool: folder of what outlives the agent, one below it for each run and name; None for the
+    spool: folder of what outlives the agent, with a subfolder per run and name; None for the
         default.
-    spool_limit: bytes of weights and updates in it.
+    spool_limit: most bytes of weights and updates in it.
     when: the conditions under which the device trains (see `edge_agent.device.conditions`).
-    fresh: whether to measure the device even if its timings are known.
+    fresh: measure the device even if its timings are cached.
     """
 
     job: Job
@@ -146,91 +145,89 @@ class JoinRequest:
     fresh: bool = False
 
 
-def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) -> Joined:
-    """Load the data, measure the device, and take part until the run is over or `stop` is set.
-    Raises as its parts do.
+def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) -> JoinResult:
+    """Load the data, measure the device, and take part until the run ends or `stop` is set. Raises
+    EspalierError.
     """
     job, session = request.job, secrets.token_hex(8)
-    pause = Conditions(request.when)
+    conditions = Conditions(request.when)
     with ExitStack() as stack:
-        manager = stack.enter_context(Manager())  # before the worker, which must not inherit it
-        worker = Worker(job)
-        stack.callback(worker.close)
+        # before the worker, which must not inherit its environment
+        manager = stack.enter_context(ServiceManager())
+        worker = stack.enter_context(closing(Worker(job)))
         card = worker.load()
-        say(describe(job, card, worker.limits))
+        say(describe_data(job, card, worker.limits))
         manager.ready("looking for a run")
-        run = _find(request, f"scout-{job.name}-{session[:4]}", say, manager)
-        # before the link: of two agents with one name, the first stays
-        spool = stack.enter_context(closing(_spool(request, run, stack, say)))
-        link = stack.enter_context(closing(_link(request, run, session)))
+        run = _find_run(request, f"scout-{job.name}-{session[:4]}", say, manager)
+        # before the link: of two agents with the same name, the first one stays connected
+        spool = stack.enter_context(closing(_open_spool(request, run, stack, say)))
+        link = stack.enter_context(closing(_open_link(request, run, session)))
         equipment = Equipment(
-            lambda card: measure(worker, card, link, job.name, say, fresh=request.fresh),
+            lambda card: measure_device(worker, card, link, job.name, say, fresh=request.fresh),
             worker,
             spool,
-            pause,
+            conditions,
         )
         participant = Participant(link, run, job.name, session, equipment)
-        watch = Watch(lambda: bounds(worker))
+        watch = Watch(lambda: current_limits(worker))
 
-        def between() -> None:
-            manager.alive(lambda: _standing(participant))
+        def after_turn() -> None:
+            manager.ping(lambda: _status_line(participant))
             remeasure(participant, worker, watch, say)
 
-        return take_part(participant, stop, say, between)
+        return take_part(participant, stop, say, after_turn)
 
 
-def _find(request: JoinRequest, client: str, say: Say, manager: Manager) -> messages.Run:
-    """`find_run` over a link of its own, because the will of the agent's link names the run."""
-    scout = open_link(request.broker, client)
-    try:
+def _find_run(request: JoinRequest, client: str, say: Say, manager: ServiceManager) -> messages.Run:
+    """Call `find_run` on a separate link, because the last will of the agent's link names the
+    run.
+    """
+    with closing(open_link(request.broker, client)) as scout:
         return find_run(
             scout,
             request.run,
             request.wait,
             say,
-            lambda: manager.alive(lambda: "looking for a run"),
+            lambda: manager.ping(lambda: "looking for a run"),
         )
-    finally:
-        scout.close()
 
 
-def _link(request: JoinRequest, run: messages.Run, session: str) -> Link:
-    """The agent's link; its will says that the agent is gone."""
+def _open_link(request: JoinRequest, run: messages.Run, session: str) -> Link:
+    """Open the agent's link. Its last will says that the agent is disconnected."""
     name = request.job.name
-    gone = envelope.encode(messages.Status(name, session, False))
-    return open_link(request.broker, f"{run.run}-{name}", (topics.status(run.run, name), gone))
+    will = envelope.encode(messages.Status(name, session, False))
+    return open_link(request.broker, f"{run.run}-{name}", (topics.status(run.run, name), will))
 
 
-def _spool(request: JoinRequest, run: messages.Run, stack: ExitStack, say: Say) -> Spool:
-    """This agent's spool of a run. If the default folder cannot be used, a temporary one that ends
-    with the process. Raises StoreError if a folder that was given cannot be used.
+def _open_spool(request: JoinRequest, run: messages.Run, stack: ExitStack, say: Say) -> Spool:
+    """Open this agent's spool of a run. If the default folder is unusable, use a temporary one.
+
+    Raises StoreError if the folder that --spool names is unusable.
     """
     root, name = request.spool, request.job.name
     try:
-        base = root if root is not None else state_folder.folder() / "spool"
+        base = root if root is not None else state_folder.folder() / state_folder.SPOOL
         (base / run.run).mkdir(parents=True, exist_ok=True)
     except (OSError, StoreError) as error:
         if root is not None:
-            raise StoreError(
-                f"--spool: {root} cannot be used: "
-                f"{error.strerror if isinstance(error, OSError) else error}"
-            ) from error
-        say(f"nothing of this agent will outlive its process: {error}; name a folder by --spool")
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise StoreError(f"--spool {root}: cannot use this folder: {reason}") from error
+        say(f"this agent cannot resume after a restart: {error}; set a folder with --spool")
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-")))
     spool = Spool(base / run.run / name, lasting=True, limit=request.spool_limit)
     spool.tidy(base.glob(f"*/{name}"))
     return spool
 
 
-def _standing(participant: Participant) -> str:
-    """One line for the service manager."""
-    doing = participant.paused or participant.state
-    return f"run {participant.run.run}: {doing}, {participant.finished} updates"
+def _status_line(participant: Participant) -> str:
+    """Describe the agent in one line for the service manager."""
+    activity = participant.paused or participant.state
+    return f"run {participant.run.run}: {activity}, {participant.finished} updates"
 
 
-def bounds(worker: Worker) -> tuple[float, float]:
-    """Processors and bytes that the training process may use at this moment; what the owner
-    allowed, while there is no such process.
+def current_limits(worker: Worker) -> tuple[float, float]:
+    """Return the processors and bytes that the training process may use now, or, if there is no
+    such process, those that the owner allows.
     """
     limits = worker.job.limits
     try:
@@ -240,65 +237,57 @@ def bounds(worker: Worker) -> tuple[float, float]:
 
 
 def remeasure(participant: Participant, worker: Worker, watch: Watch, say: Say) -> None:
-    """Measures the device again, between two tasks, where its watch says that what it measured no
-    longer holds; tells the coordinator.
+    """Measure the device again between two tasks if its measurements are outdated, and publish the
+    new profile.
     """
-    if not (why := watch.look()) or participant.state != "idle" or participant.paused:
+    if not (reason := watch.look()) or participant.state != "idle" or participant.paused:
         return
-    say(f"measuring again: {why}")
+    say(f"measuring again: {reason}")
     try:
-        found = worker.measure(msgspec.to_builtins(participant.run), fresh=watch.fresh)
-    except EspalierError as error:  # the old profile stays, and so does the agent
+        measured = worker.measure(msgspec.to_builtins(participant.run), fresh=watch.fresh)
+    except EspalierError as error:  # the agent continues with the old profile
         log.error("could not measure again: %s", error)
-        worker.poll()  # buries the training process where it died of this, and starts another
+        worker.poll()  # replaces the training process if measuring killed it
     else:
         old = participant.profile
-        participant.remeasured(
-            msgspec.convert(
-                {**found, "agent": old.agent, "uplink": old.uplink, "chunk": old.chunk}, Profile
-            )
-        )
-        say(told(participant.profile))
+        link = {"agent": old.agent, "uplink": old.uplink, "chunk": old.chunk}
+        participant.update_profile(msgspec.convert({**measured, **link}, Profile))
+        say(describe_profile(participant.profile))
     watch.reset()
 
 
-def measure(
+def measure_device(
     worker: Worker, run: messages.Run, link: Link, name: str, say: Say, *, fresh: bool = False
 ) -> Profile:
-    """The whole profile: what the worker measures of the device, and what the link measures of
-    itself.
-    """
+    """Return the whole profile: the worker's measurements of the device, and those of the link."""
     if run.calibration:
         say(f"measuring this device for run '{run.run}'")
-    measured: dict[str, Any] = worker.measure(msgspec.to_builtins(run), fresh=fresh)
+    measured = worker.measure(msgspec.to_builtins(run), fresh=fresh)
     chunk, uplink = link.probe(topics.probe(run.run, name))
     profile = msgspec.convert(
         {**measured, "agent": name, "uplink": uplink, "chunk": chunk}, Profile
     )
-    say(told(profile))
+    say(describe_profile(profile))
     return profile
 
 
-def told(profile: Profile) -> str:
-    """What a person is told of a measured device."""
+def describe_profile(profile: Profile) -> str:
+    """Describe a measured device in one line."""
     steps = ", ".join(f"{t.submodel.name} {t.seconds * 1000:.0f} ms" for t in profile.timings)
     return (
         (f"{profile.board.model}: " if profile.board.model else "")
-        + f"{profile.cpus:g} cpus, {profile.memory // 10**6} MB to train in, uplink "
-        f"{profile.uplink / 1e6:.0f} MB/s" + (f", a step takes {steps}" if steps else "")
+        + f"{profile.cpus:g} CPUs, {profile.memory // 10**6} MB for training, uplink "
+        f"{profile.uplink / 1e6:.0f} MB/s" + (f", step time {steps}" if steps else "")
     )
 
 
-def describe(job: Job, card: Card, limits: str) -> str:
-    """What the agent says of its data and limits before it joins."""
-    what = {
-        "class": "classes",
-        "value": "values" if card.outputs > 1 else "value",
-        "token": "tokens",
-    }[card.target]
+def describe_data(job: Job, card: Card, limits: str) -> str:
+    """Describe the agent's data and limits in one line."""
+    value = "values" if card.outputs > 1 else "value"
+    outputs = {"class": "classes", "value": value, "token": "tokens"}[card.target]
     return (
-        f"agent {job.name}: {card.examples} examples of {card.name} to learn from, "
-        f"{card.held_out} held out; {card.outputs} {what}, "
+        f"agent {job.name}: {card.name}, {card.examples} examples for training, "
+        f"{card.held_out} held out; {card.outputs} {outputs}, "
         f"shape {'x'.join(map(str, card.inputs))}; limits: {limits}"
     )
 
@@ -307,31 +296,29 @@ def take_part(
     participant: Participant,
     stop: threading.Event,
     say: Say = say_nothing,
-    between: Callable[[], None] = lambda: None,
-) -> Joined:
-    """Joins, turns until the run is over or `stop` is set, and leaves. between: called after every
-    turn.
-    """
+    after_turn: Callable[[], None] = lambda: None,
+) -> JoinResult:
+    """Join, take turns until the run ends or `stop` is set, and leave."""
     participant.join()
     say(f"joined run '{participant.run.run}' as {participant.name}")
-    doing, paused, jumps = "", "", Jumps()
+    state, paused, jumps = "", "", JumpDetector()
     try:
         while not stop.is_set() and participant.turn(0.05):
-            if participant.state != doing:
-                doing = participant.state
-                log.info("%s: %s", participant.name, doing)
-            if jumped := jumps.look():
-                log.warning("%s", jumped)
+            if participant.state != state:
+                state = participant.state
+                log.info("%s: %s", participant.name, state)
+            if jump := jumps.check():
+                log.warning("%s", jump)
             if participant.paused != paused:
                 paused = participant.paused
-                say(f"pausing: {paused}" if paused else "going on")
-            between()
+                say(f"pausing: {paused}" if paused else "resuming")
+            after_turn()
     finally:
         try:
             participant.leave()
         except LinkError as error:
-            log.info("could not sign off: %s", error)
+            log.info("could not report that this agent leaves: %s", error)
     reason = participant.over or "stopped"
-    return Joined(
+    return JoinResult(
         participant.name, participant.run.run, participant.finished, reason, participant.refused
     )

@@ -1,8 +1,7 @@
-"""How fast this device is with a family of networks: a few small submodels timed, in training and
-as exported graphs.
+"""Calibration: time a few small submodels of a family, in training and as exported graphs.
 
-Runs in the training process, under its limits. Without data of the device's own, on random examples
-of the family's usual kind.
+Runs in the training process, within its limits. Without data of the device's own it uses random
+examples of the family's usual kind.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 
 from edge_agent.device.measurement_cache import MeasurementCache, surroundings
 from edge_agent.device.profiling import TimingSite, time_submodels, timing_key
-from edge_agent.join.worker import Job
+from edge_agent.join.training_worker import Job
 from export.latency import measure_latency
 from federated.data.dataset import Dataset
 from federated.device.profile_file import Circumstances, Runtime
@@ -28,25 +27,35 @@ from federated.task import Timing
 from models.families.catalogue import KIND, build, network, probes
 from models.submodel import Network, Submodel, Target
 
-__all__ = ["Calibrated", "Order", "calibrate", "drawn", "exported", "network_of", "to_time"]
+__all__ = [
+    "Calibrated",
+    "Order",
+    "build_network",
+    "calibrate",
+    "draw_examples",
+    "export_graphs",
+    "select_probes",
+]
 
 IMAGES: tuple[tuple[int, ...], int, Target] = ((3, 32, 32), 10, "class")
-# inputs, outputs, target; images where a family is not named
+# inputs, outputs and target of the other families; the default is IMAGES
 USUAL: dict[str, tuple[tuple[int, ...], int, Target]] = {
     "resnet1d": ((9, 128), 6, "class"),
     "transformer": ((64,), 4096, "token"),
 }
 DEEPEST = 10**6  # blocks: more than any section has, so all of them
-ANSWERS, SECONDS = 30, 0.5  # at least so many, and for so long, are timed of a graph
+RUNS, SECONDS = 30, 0.5  # least number and least seconds of predictions that are timed per graph
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to calibrate. model: a family, a family and a preset, or the owner's `module:function`.
-    batch: examples of a training step.
+    """A calibration to perform.
 
-    threads: 0 finds the best number. files: exported submodels by name, for runtime onnx. fresh:
-    look nothing up.
+    model: a family, a family and a preset, or the owner's `module:function`.
+    batch: examples of a training step.
+    threads: 0 finds the best number.
+    files: paths of exported submodels by name, for runtime onnx.
+    fresh: ignore cached timings.
     """
 
     model: str
@@ -59,9 +68,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """missing: submodels whose graphs must be exported first, since their time is not known, for
-    examples of `dtype`; there are no timings then. taken: how many were timed now, the others being
-    known.
+    """The result of a calibration.
+
+    taken: number of timings that were measured now; the others are cached.
+    missing: submodels to export first, because their time is not cached; `timings` is then empty.
+    dtype: of the examples that the exported graphs must take.
     """
 
     family: str
@@ -74,45 +85,41 @@ class Calibrated:
 
 
 def calibrate(job: Job, data: Any, order: Order, trainer: Trainer) -> Calibrated:
-    """Times the submodels `to_time`. data: the device's own, or None. Raises Unknown for a model
-    that there is not, ConfigError.
+    """Time the submodels that `select_probes` returns. data: the device's own, or None. Raises
+    Unknown for an unknown model, ConfigError.
     """
-    data = data or drawn(order.model, order.batch)
-    made = network_of(order.model, data)
-    notebook = MeasurementCache(surroundings(job.limits, trainer.runtime), fresh=order.fresh)
+    data = data or draw_examples(order.model, order.batch)
+    net = build_network(order.model, data)
+    cache = MeasurementCache(surroundings(job.limits, trainer.runtime), fresh=order.fresh)
     if order.runtime == "torch":
-        site = TimingSite(job.limits, trainer, notebook)
-        threads, timings = time_submodels(to_time(made), order.batch, data, site, order.threads)
-        return Calibrated(made.family, threads, timings, notebook.circumstances, notebook.taken)
-    return _answers(made, data, order, notebook)
+        site = TimingSite(job.limits, trainer, cache)
+        threads, timings = time_submodels(
+            select_probes(net), order.batch, data, site, order.threads
+        )
+        return Calibrated(net.family, threads, timings, cache.circumstances, cache.taken)
+    return _time_graphs(net, data, order, cache)
 
 
-def to_time(made: Network) -> tuple[Submodel, ...]:
-    """The submodels that say how long all others take."""
-    return probes(made, (1, DEEPEST))
+def select_probes(net: Network) -> tuple[Submodel, ...]:
+    """Return the submodels from whose times those of all others are predicted."""
+    return probes(net, (1, DEEPEST))
 
 
-def network_of(model: str, data: Dataset) -> Network:
-    """The network that a name means, for these data. Raises Unknown, ConfigError."""
+def build_network(model: str, data: Dataset) -> Network:
+    """Return the network that a name means for these data. Raises Unknown, ConfigError."""
     card = data.card()
     try:
-        return network(
-            model,
-            card.inputs,
-            card.outputs,
-            card,
-            card.target,
-        )
+        return network(model, card.inputs, card.outputs, card, card.target)
     except LookupError as error:
         raise unknown(KIND, error) from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    except Exception as error:  # whatever a function of the user's own raises
+    except Exception as error:  # any error of the user's own function
         raise ConfigError(f"{model}: {type(error).__name__}: {error}") from error
 
 
-def drawn(model: str, examples: int) -> Dataset:
-    """Random examples of the kind that a family is usually given."""
+def draw_examples(model: str, examples: int) -> Dataset:
+    """Return random examples of the kind that a family usually takes."""
     inputs, outputs, target = USUAL.get(model.split("-")[0], IMAGES)
     rng, shape = np.random.default_rng(0), (max(2, examples), *inputs)
     if target == "token":
@@ -127,62 +134,57 @@ def drawn(model: str, examples: int) -> Dataset:
     return Dataset("random examples", x, y, x[:0], y[:0], outputs, target)
 
 
-def _answers(made: Network, data: Dataset, order: Order, notebook: MeasurementCache) -> Calibrated:
-    """Seconds that the exported submodels take to answer for one example."""
-    threads, submodels = order.threads or 1, to_time(made)
+def _time_graphs(net: Network, data: Dataset, order: Order, cache: MeasurementCache) -> Calibrated:
+    """Time the exported submodels on one example."""
+    threads, dtype = order.threads or 1, str(data.x.dtype)
     timings, missing = list[Timing](), list[Submodel]()
-    for submodel in submodels:
+    for submodel in select_probes(net):
         path = order.files.get(submodel.name, "")
-        what = {
+        key = {
             "work": "infer",
             "runtime": "onnx",
             "submodel": timing_key(submodel),
-            "dtype": str(data.x.dtype),
+            "dtype": dtype,
             "threads": threads,
         }
+        measure = partial(_time_graph, path, data.x[:1], threads)
         try:
-            seconds = notebook.value(
-                what, partial(_answer, path, data.x[:1], threads), keep=":" not in made.family
-            )
+            seconds = cache.value(key, measure, keep=":" not in net.family)
         except FileNotFoundError:
             missing.append(submodel)
         else:
             timings.append(Timing(submodel, 1, seconds))
-    found = () if missing else tuple(timings)
     return Calibrated(
-        made.family,
+        net.family,
         threads,
-        found,
-        notebook.circumstances,
-        notebook.taken,
+        () if missing else tuple(timings),
+        cache.circumstances,
+        cache.taken,
         tuple(missing),
-        str(data.x.dtype),
+        dtype,
     )
 
 
-def _answer(path: str, x: Any, threads: int) -> float:
-    """Median seconds. Raises FileNotFoundError where there is no file yet."""
+def _time_graph(path: str, x: Any, threads: int) -> float:
+    """Return the median seconds per prediction. Raises FileNotFoundError without a path."""
     from export.verify import load
 
     if not path:
         raise FileNotFoundError
     session = load(Path(path), threads=threads)
-    return measure_latency(lambda: session.predict(x), runs=ANSWERS, seconds=SECONDS).p50
+    return measure_latency(lambda: session.predict(x), runs=RUNS, seconds=SECONDS).p50
 
 
-def exported(submodels: Sequence[Submodel], dtype: str, folder: Path) -> dict[str, str]:
-    """Paths by name of untrained submodels as graphs, which take as long as trained ones. Raises
-    MissingExtra, ExportError.
+def export_graphs(submodels: Sequence[Submodel], dtype: str, folder: Path) -> dict[str, str]:
+    """Export untrained submodels, which take as long as trained ones; return their paths by name.
+    Raises MissingExtra, ExportError.
     """
     from export.onnx_export import export
 
-    found = {}
+    paths = {}
     for submodel in submodels:
         example = np.zeros((2, *submodel.network.inputs), dtype)
         origin = {"run": "profile", "round": 0, "submodel": submodel.name}
-        found[submodel.name] = str(
-            export(
-                build(submodel), submodel.network, example, folder / f"{submodel.name}.onnx", origin
-            )
-        )
-    return found
+        path = folder / f"{submodel.name}.onnx"
+        paths[submodel.name] = str(export(build(submodel), submodel.network, example, path, origin))
+    return paths

@@ -1,5 +1,5 @@
-"""The code that a run may use on this device: of this package, of installed ones, and what the
-owner of the device named.
+"""Checks of the code that a run may use on this device: this package's, installed plug-ins', and
+what the device's owner named.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from edge_agent.join.worker import Job
+from edge_agent.join.training_worker import Job
 from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import Refused, Unknown
 from federated.wire.codecs.catalogue import find_codec
@@ -15,12 +15,12 @@ from federated.wire.codecs.catalogue import find_codec
 if TYPE_CHECKING:
     from federated.method import Method
 
-__all__ = ["check_allowed", "check_family", "check_run", "load_own", "run_method"]
+__all__ = ["check_allowed", "check_family", "check_run", "find_method", "load_own"]
 
 
 def load_own(job: Job) -> None:
     """Import the method and the codec that the owner named, so that messages may refer to them.
-    Raises ConfigError where one cannot be imported.
+    Raises ConfigError if one cannot be imported.
     """
     if job.method:
         from federated.methods.catalogue import method
@@ -31,15 +31,17 @@ def load_own(job: Job) -> None:
 
 
 def check_run(job: Job, card: Mapping[str, Any]) -> None:
-    """Check that this device has the code that a run's card names. The coordinator checks hooks and
-    codecs by the device's profile; a trainer of the owner's own knows which networks it computes.
-    Raises Refused, with what is missing and the remedy.
+    """Check that this device has the code that a run's card names. Raises Refused, with what is
+    missing and the remedy.
+
+    The coordinator checks hooks and codecs by the device's profile. A trainer of the owner's own
+    decides itself which networks it supports.
 
     card: a `federated.wire.messages.Run` as plain values.
     """
     check_allowed(job, card)
     # a setting may name networks, as recipfl's `models` does
-    for name in texts(card.get("settings", {})):
+    for name in find_texts(card.get("settings", {})):
         check_family(job, name)
     if job.trainer != DEFAULT:
         return
@@ -47,11 +49,11 @@ def check_run(job: Job, card: Mapping[str, Any]) -> None:
     if network is not None:
         check_installed(network["family"])
     if menu:  # the method surveys this device
-        run_method(card["method"])
+        find_method(card["method"])
 
 
-def run_method(name: str) -> Method:
-    """The method of a run, whose name a message has. Raises Refused, with the remedy."""
+def find_method(name: str) -> Method:
+    """Return the method that a run's card names. Raises Refused, with the remedy."""
     from federated.methods.catalogue import loaded_method
 
     try:
@@ -62,7 +64,7 @@ def run_method(name: str) -> Method:
 
 def check_allowed(job: Job, message: Any) -> None:
     """Check that the owner allows the networks that a message names. A network of
-    `module:attribute` runs code of this device, so only the one that its owner named is built.
+    `module:attribute` runs code on this device, so only the one that its owner named is built.
 
     message: a run or a task as plain values; a menu and a recipe's options name networks too.
     Raises Refused.
@@ -79,7 +81,7 @@ def check_allowed(job: Job, message: Any) -> None:
 
 
 def check_installed(family: str) -> None:
-    """Raises Refused for a network of a package that this device lacks."""
+    """Raise Refused for a network from a package that this device lacks."""
     from models.families.catalogue import has_family
 
     if ":" not in family and not has_family(family):
@@ -90,23 +92,23 @@ def check_installed(family: str) -> None:
 
 
 def check_family(job: Job, family: str) -> None:
-    """Raises Refused for a network of `module:attribute` that the owner did not name."""
+    """Raise Refused for a network of `module:attribute` that the owner did not name."""
     if ":" in family and family not in (job.model, job.model.partition("-")[0]):
         raise Refused(f"this run trains the network '{family}': {remedy('model', family)}")
 
 
 def remedy(flag: str, name: str) -> str:
-    """What the owner of the device can do about code that is missing."""
+    """Describe how the owner of the device can provide missing code."""
     if ":" in name:
-        return f"join with --{flag} {name} if you trust that code of yours"
+        return f"join with --{flag} {name} if you trust that code"
     return "install the package that adds it"
 
 
-def texts(value: Any) -> tuple[str, ...]:
-    """All texts in plain values."""
+def find_texts(value: Any) -> tuple[str, ...]:
+    """Return all texts in nested plain values."""
     if isinstance(value, str):
         return (value,)
     inner = value.values() if isinstance(value, Mapping) else value
     if not isinstance(value, Mapping | list | tuple):
         return ()
-    return tuple(text for one in inner for text in texts(one))
+    return tuple(text for one in inner for text in find_texts(one))

@@ -1,3 +1,1 @@
-"""What devices learn from: data sets, the ways to share them out, and nothing of methods. Importing
-this package imports no torch.
-"""
+"""Data sets of devices, and ways to partition them. Importing this package imports no torch."""

@@ -1,14 +1,14 @@
-"""Arrays that a person gives, in an `.npz` file or by a function, as a Dataset; it says what is
-wrong with them.
+"""Custom arrays, from an `.npz` file or a function, as a checked Dataset.
 
-An `.npz` file holds `x` [n, ...] and `y`, and may hold `x_test` and `y_test` (or `x_held` and
+An `.npz` file holds `x` [n, ...] and `y`, and optionally `x_test` and `y_test` (or `x_held` and
 `y_held`), `outputs` (a number), `target` ("class", "value" or "token") and `users` [n]. A function
-takes nothing, or the folder of named data sets, and gives (x, y), (x, y, x_held, y_held) or a
+takes no argument, or the folder of named data sets, and returns (x, y), (x, y, x_held, y_held) or a
 Dataset.
+
 Whole numbers in y are classes, fractions are values. Images are channel-first, [n, channels,
 height, width]; [n, height, width] becomes one channel. uint8 and float32 are kept, other numbers
-become float32, tokens int64. Without `outputs`, there are as many classes as the largest label plus
-1: a device that lacks the last class must say so.
+become float32, tokens int64. Without `outputs`, the number of classes is the largest label plus 1,
+so a device without the last class must set it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import numpy as np
 
 from federated.data.dataset import Array, Dataset, Labels, Values
 from federated.errors import DataError
-from models.extensions import needed
+from models.extensions import list_required
 
 __all__ = ["UNREADABLE", "call", "dataset", "read_npz"]
 
-# what numpy makes of a damaged file
+# errors of numpy for a damaged file
 UNREADABLE = (
     OSError,
     EOFError,
@@ -41,7 +41,7 @@ UNREADABLE = (
 
 
 def read_npz(path: Path) -> Dataset:
-    """The arrays of a file. Raises DataError."""
+    """Return the arrays of a file. DataError: it is missing or unusable."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             found = dict(arrays)
@@ -49,20 +49,22 @@ def read_npz(path: Path) -> Dataset:
         raise DataError(f"data '{path}': no such file") from None
     except UNREADABLE as error:
         why = (
-            "it holds pickled objects, which are not read"
+            "it holds pickled objects, which are not supported"
             if "allow_pickle" in str(error)
             else error
         )
         raise DataError(f"data '{path}': expected an .npz file of plain arrays: {why}") from error
-    # a card names its data: the folders of a person do not leave the device
-    return _named(path.name, found)
+    # only the file name, since the card names its data: local folders never leave the device
+    return _from_file(path.name, found)
 
 
 def call(spec: str, function: Callable[..., Any], root: Path) -> Dataset:
-    """What a function of somebody else's gives, which `spec` names. Raises DataError."""
+    """Return the data set of a custom function named by `spec`. DataError: it fails, or returns
+    something else.
+    """
     try:
-        found = function(root) if needed(function) else function()
-    except Exception as error:  # whatever a foreign function raises
+        found = function(root) if list_required(function) else function()
+    except Exception as error:  # a custom function can raise anything
         raise DataError(f"data '{spec}': {type(error).__name__}: {error}") from error
     if isinstance(found, Dataset):
         return found
@@ -75,8 +77,10 @@ def call(spec: str, function: Callable[..., Any], root: Path) -> Dataset:
 
 
 def dataset(name: str, given: Mapping[str, Any]) -> Dataset:
-    """Whatever a person gave, as the arrays that a Dataset takes. given: x and y, and if they are
-    there x_held, y_held, outputs, target and users. Raises DataError.
+    """Return given arrays as a Dataset.
+
+    given: x and y, and optionally x_held, y_held, outputs, target and users
+    DataError: they are unusable
     """
     target, outputs, users = (given.get(key) for key in ("target", "outputs", "users"))
     if target is None:
@@ -98,11 +102,10 @@ def dataset(name: str, given: Mapping[str, Any]) -> Dataset:
             f"{np.asarray(outputs).dtype} {list(np.shape(outputs))}"
         )
     people = None if users is None else _whole(name, "users", users)
-    # which checks it
     return Dataset(name, examples, truth, held, held_truth, int(outputs), str(target), people)  # type: ignore[arg-type]
 
 
-def _named(name: str, arrays: Mapping[str, Any]) -> Dataset:
+def _from_file(name: str, arrays: Mapping[str, Any]) -> Dataset:
     missing = [key for key in ("x", "y") if key not in arrays]
     if missing:
         raise DataError(
@@ -143,7 +146,7 @@ def _truth(name: str, key: str, value: Any, target: str) -> Labels | Values:
 
 
 def _single(array: Any) -> Values:
-    """As float32; what is too large for it becomes infinite, which a Dataset refuses."""
+    """Return float32 values. Too large ones become infinite, which a Dataset rejects."""
     with np.errstate(over="ignore"):
         single: Values = array.astype(np.float32, copy=False)
     return single

@@ -1,9 +1,9 @@
-"""Where data comes from, and the two questions asked of it: what a coordinator holds (`central`),
-what a device holds (`device`).
+"""Data sets by name, and what a coordinator (`load_central`) and a device (`load_device`) hold of
+one.
 
-A data set is named (a key of DATASETS, or an entry point of the group `espalier.data`), or it is
-the path of an `.npz` file, a `.csv` file, or a folder of pictures (or the `.zip` of one), or
-`module:function`. `arrays`, `table` and `images` say what these hold.
+A data set is a key of DATASETS, an entry point of the group `espalier.data`, the path of an `.npz`
+file, a `.csv` file or a folder of pictures (or the `.zip` of one), or `module:function`. The
+formats are documented in `arrays`, `table` and `images`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.resources
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from federated.data import vision
 from federated.data.arrays import call, read_npz
 from federated.data.arrays import dataset as of_arrays
 from federated.data.dataset import Dataset, Indices
+from federated.data.defaults import PARTITION, SEED
 from federated.data.images import read_folder, read_zip
-from federated.data.partitions import Shard, drawn, generator
+from federated.data.partitions import Shard, draw_shard, generator
 from federated.data.sensors import har
 from federated.data.strata import hold_out, hold_out_last, hold_out_users, strata
 from federated.data.table import is_table, read_table
@@ -31,14 +32,14 @@ from federated.errors import ConfigError, DataError
 from federated.runtime.plugins import find
 from models.extensions import Kind, known_names
 
-__all__ = ["DATASETS", "HELD", "central", "data_root", "device", "load", "part"]
+__all__ = ["DATASETS", "HELD", "data_root", "load", "load_central", "load_device", "take_part"]
 
-HELD = 0.2  # of the examples, held out where the data comes without a test part
+HELD = 0.2  # fraction held out if the data have no test part
 
 
 def digits(root: Path) -> Dataset:
-    """1797 handwritten digits, 8x8, values 0 to 16, shipped with the package, so that a first run
-    needs no network.
+    """Return 1797 handwritten digits, 8x8, values 0 to 16, shipped with the package, so that a
+    first run needs no network.
 
     Alpaydin and Kaynak 1998, UCI Machine Learning Repository, doi 10.24432/C50P49, CC BY 4.0; see
     DIGITS.md beside it.
@@ -52,117 +53,142 @@ def digits(root: Path) -> Dataset:
 
 KIND = Kind("data set", "espalier.data")
 
-DATASETS: dict[str, Callable[[Path], Dataset]] = {
-    "cifar10": vision.cifar10,
-    "cifar100": vision.cifar100,
-    "cinic10": vision.cinic10,
-    "digits": digits,
-    "fashion-mnist": vision.fashion_mnist,
-    "har": har,
-    "mnist": vision.mnist,
-    "svhn": vision.svhn,
-    "wikitext-2": wikitext_2,
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A data set that is known by name.
+
+    load: from the folder of named data sets.
+    about: its contents and where its files come from, as the README says.
+    held: its held-out part, likewise.
+    """
+
+    load: Callable[[Path], Dataset]
+    about: str
+    held: str = "the published test part"
+
+
+DATASETS: Mapping[str, BuiltIn] = {
+    "cifar10": BuiltIn(vision.cifar10, "pictures of ten classes, 32 x 32; downloaded"),
+    "cifar100": BuiltIn(vision.cifar100, "pictures of a hundred classes, 32 x 32; downloaded"),
+    "cinic10": BuiltIn(vision.cinic10, "pictures of CIFAR-10's classes, 32 x 32; downloaded"),
+    "digits": BuiltIn(
+        digits,
+        "1797 handwritten digits, 8 x 8 (UCI, CC BY 4.0); part of the package",
+        "a stratified 20 % that no agent holds",
+    ),
+    "fashion-mnist": BuiltIn(vision.fashion_mnist, "pictures of clothes, 28 x 28; downloaded"),
+    "har": BuiltIn(
+        har,
+        "windows of motion sensor data from phones and watches of 23 people; a file in "
+        "`--data-root`: `har/windows100.npz`",
+        "a fifth of the people; on a device, its last recordings",
+    ),
+    "mnist": BuiltIn(vision.mnist, "handwritten digits, 28 x 28; downloaded"),
+    "svhn": BuiltIn(vision.svhn, "house numbers, 32 x 32; downloaded; needs the extra `data`"),
+    "wikitext-2": BuiltIn(
+        wikitext_2,
+        "windows of 64 words, for predicting the next or masked words; files in `--data-root`: "
+        "`wikitext-2/{train,valid,test}.txt`",
+    ),
 }
 
 
 def data_root() -> Path:
-    """Where published data sets are kept: $ESPALIER_DATA, else ~/.cache/espalier."""
+    """Return the folder of published data sets: $ESPALIER_DATA, else ~/.cache/espalier."""
     return Path(os.environ.get("ESPALIER_DATA") or Path.home() / ".cache" / "espalier")
 
 
 def load(spec: str, root: Path | str | None = None) -> Dataset:
-    """All of a data set as it was published: its test part, if it has one, is held out.
+    """Return a whole data set as published, with its test part, if any, held out.
 
-    Raises Unknown for a name that is none; DataError for data that is missing, unreadable or
-    unusable; MissingExtra.
+    Unknown: no such name. DataError: the data are missing, unreadable or unusable. MissingExtra.
     """
     if spec in DATASETS:
-        return DATASETS[spec](Path(root) if root else data_root())
+        return DATASETS[spec].load(Path(root) if root else data_root())
     if spec in known_names(KIND, {}):
         return _foreign(spec, root)
     path = Path(spec)
     if path.is_dir():
-        return _several(read_folder(path))
+        return _check_classes(read_folder(path))
     if spec.endswith(".zip"):
-        return _several(read_zip(path))
+        return _check_classes(read_zip(path))
     if spec.endswith(".npz"):
-        return _several(read_npz(path))
+        return _check_classes(read_npz(path))
     if is_table(spec):
-        return _several(read_table(spec))
+        return _check_classes(read_table(spec))
     if ":" in spec:
         return _foreign(spec, root)
     if "/" in spec or os.sep in spec or path.exists():
         raise DataError(
-            f"data '{spec}': expected a file ending in .npz or .csv, a folder of "
-            "pictures or the .zip of one, that is there, "
-            f"or one of {', '.join(known_names(KIND, DATASETS))}, or module:function"
+            f"data '{spec}': expected an existing .npz or .csv file, an existing folder or .zip of "
+            f"pictures, one of {', '.join(known_names(KIND, DATASETS))}, or module:function"
         )
     return _foreign(spec, root)  # raises Unknown
 
 
 def _foreign(spec: str, root: Path | str | None) -> Dataset:
-    """The data of an installed package, or of `module:function`. Raises Unknown, DataError."""
-    known: Mapping[str, Callable[..., Any]] = DATASETS
+    """Return the data of an installed package, or of `module:function`. Unknown, DataError: as in
+    `load`.
+    """
+    known: Mapping[str, Callable[..., Any]] = {name: one.load for name, one in DATASETS.items()}
     try:
         function = find(KIND, spec, known)
     except ConfigError as error:
         raise DataError(str(error)) from error
-    return _several(call(spec, function, Path(root) if root else data_root()))
+    return _check_classes(call(spec, function, Path(root) if root else data_root()))
 
 
-def central(spec: str, root: Path | str | None = None) -> Dataset:
-    """What a coordinator holds: the published test part held out, else 20 % that no agent's shard
-    contains: of every class, or of the people.
+def load_central(spec: str, root: Path | str | None = None) -> Dataset:
+    """Return what a coordinator holds, with the published test part held out, else 20 % that no
+    agent's shard contains, of every class or of the people.
 
-    The rest is what shards are made of: a coordinator in the field looks only at the held-out part,
-    a simulation shares out the rest.
+    A deployed coordinator uses only the held-out part; a simulation splits the rest into shards.
     """
     dataset = load(spec, root)
     if len(dataset.x_held):
         return dataset
-    # not its spelling: FILE.csv and FILE.csv:COLUMN are one, on the coordinator and on agents
+    # seeded by the name, not the path, so that coordinator and agents draw the same
     rng = generator("central", dataset.name)
     if dataset.users is not None and len(np.unique(dataset.users)) > 1:
-        return _divided(dataset, *hold_out_users(dataset.users, HELD, rng))
-    return _divided(dataset, *hold_out(strata(dataset)[0], HELD, rng))
+        return _divide(dataset, *hold_out_users(dataset.users, HELD, rng))
+    return _divide(dataset, *hold_out(strata(dataset)[0], HELD, rng))
 
 
-def device(
+def load_device(
     spec: str,
     root: Path | str | None = None,
     *,
     name: str,
     shard: Shard | str | None = None,
-    partition: str = "dirichlet:1.0",
-    seed: int = 0,
+    partition: str = PARTITION,
+    seed: int = SEED,
 ) -> Dataset:
-    """What the agent `name` holds, with a part of its own held out (of every class, or the last
-    recordings; at least 1 example).
+    """Return what the agent `name` holds, with a part of its own held out (of every class, or the
+    last recordings; at least 1 example).
 
-    With a shard, that part of the data set: a Shard, or as a command spells it, I/N of `partition`
-    drawn with `seed`.
-    Without one, a shard drawn from the agent's name when the data set is a built-in one; all of it
-    when it is the device's own (of a file, of a function, or of an installed package), and then its
-    own test part is the held-out one.
-    Raises what `load` raises, and DataError for a shard of less than 2 examples.
+    shard: the part of the data set to use: a Shard, or I/N of `partition`, drawn with `seed`.
+        Without one, use a shard drawn from the agent's name if the data set is built in, else all
+        of it, with its own test part held out.
+    DataError: the shard has less than 2 examples. All errors of `load`.
     """
     if isinstance(shard, str):
         shard = Shard.parse(shard, partition, seed)
     if shard is not None:
-        whole = central(spec, root)
-        return part(whole, shard.of_dataset(whole), name=name)
+        whole = load_central(spec, root)
+        return take_part(whole, shard.of_dataset(whole), name=name)
     if spec in DATASETS:
-        whole = central(spec, root)
-        return part(whole, drawn(whole, name), name=name)
+        whole = load_central(spec, root)
+        return take_part(whole, draw_shard(whole, name), name=name)
     own = load(spec, root)
-    return own if len(own.x_held) else part(own, np.arange(len(own.x)), name=name)
+    return own if len(own.x_held) else take_part(own, np.arange(len(own.x)), name=name)
 
 
-def part(whole: Dataset, indices: Indices, *, name: str, held: float = HELD) -> Dataset:
-    """Some training examples of a data set as the data of the agent `name`, a share of them held
-    out; `whole`'s held-out part stays behind.
+def take_part(whole: Dataset, indices: Indices, *, name: str, held: float = HELD) -> Dataset:
+    """Return some training examples of a data set as the data of the agent `name`, with the
+    fraction `held` held out. Drop the held-out part of `whole`.
 
-    Raises DataError for less than 2 examples.
+    DataError: there are less than 2 examples.
     """
     if len(indices) < 2:
         raise DataError(
@@ -173,27 +199,28 @@ def part(whole: Dataset, indices: Indices, *, name: str, held: float = HELD) -> 
     else:
         users = np.zeros(len(whole.x), np.int64) if whole.users is None else whole.users
         train, local = hold_out_last(whole.sessions[indices], users[indices], held)
-    return _divided(whole, indices[train], indices[local])
+    return _divide(whole, indices[train], indices[local])
 
 
-def _divided(dataset: Dataset, train: Indices, held: Indices) -> Dataset:
-    x, y = dataset.x, dataset.y
+def _divide(dataset: Dataset, train: Indices, held: Indices) -> Dataset:
     users, sessions = (
-        None if of is None else of[train] for of in (dataset.users, dataset.sessions)
+        None if values is None else values[train] for values in (dataset.users, dataset.sessions)
     )
     return replace(
         dataset,
-        x=x[train],
-        y=y[train],
-        x_held=x[held],
-        y_held=y[held],
+        x=dataset.x[train],
+        y=dataset.y[train],
+        x_held=dataset.x[held],
+        y_held=dataset.y[held],
         users=users,
         sessions=sessions,
     )
 
 
-def _several(dataset: Dataset) -> Dataset:
-    """A source of one class is a mistake (a shard of one class is not)."""
+def _check_classes(dataset: Dataset) -> Dataset:
+    """Return a source of at least two classes; one class is a mistake, unlike in a shard.
+    DataError.
+    """
     if dataset.target == "class" and len(dataset.labels) < 2:
         raise DataError(
             f"{dataset.name}: expected examples of at least 2 classes in y, found only "

@@ -1,4 +1,4 @@
-"""One record of raw examples with what they teach, checked where it is made."""
+"""Raw examples and their labels as one record, checked when it is made."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ Labels = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
-# examples whose moments are taken at once: a copy in float64 of a whole data set would not fit a
-# small device
-BLOCK = 4096
-TINY = 1e-30  # below, float32 divides by what may be 0
-# of x
+BLOCK = 4096  # examples per block: a float64 copy of all data would not fit a small device
+TINY = 1e-30  # least standard deviation; float32 could round smaller ones to 0
+# dtypes of x by target
 KINDS: dict[Target, tuple[str, ...]] = {
     "class": ("uint8", "float32"),
     "value": ("uint8", "float32"),
@@ -35,22 +33,22 @@ KINDS: dict[Target, tuple[str, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Raw examples; networks normalise them, nothing else does.
+    """Raw examples; only networks normalise them.
 
-    name: what people call it; it opens every message about it.
-    x: examples to train on, uint8 or float32 [n, *inputs], images channel-first; for tokens int64
-    [n, T].
-    y: what each teaches: its class, int64 [n]; its values, float32 [n, outputs] ([n] becomes [n,
-    1]); the token after each, int64 [n, T]. x_held, y_held: examples never trained on, of the same
-    kind; both may be of length 0.
+    name: name in messages
+    x: training examples, uint8 or float32 [n, *inputs], images channel-first; tokens int64 [n, T]
+    y: classes, int64 [n]; values, float32 [n, outputs] ([n] becomes [n, 1]); or the next token
+        after each, int64 [n, T]
+    x_held, y_held: held-out examples of the same kind; may be of length 0
     outputs: number of classes (a device may hold only some of them), of values, or of tokens in the
-    vocabulary.
-    users: int64 [n], whom each training example is of, or None.
-    sessions: int64 [n], which recording each training example is from, ascending in time, where
-    examples of one overlap; or None.
+        vocabulary
+    target: what y holds
+    users: int64 [n], person of each training example, or None
+    sessions: int64 [n], recording of each training example, ascending in time, if examples of one
+        recording overlap; else None
 
-    Raises DataError when something is missing, empty, of different lengths or shapes, out of range,
-    or not finite.
+    DataError: something is missing, empty, of different lengths or shapes, out of range, or not
+        finite.
     """
 
     name: str
@@ -85,24 +83,24 @@ class Dataset:
             raise DataError(
                 f"{self.name}: expected examples in x_held like those in x, {want}, found {found}"
             )
-        for key, of in (("users", self.users), ("sessions", self.sessions)):
-            if of is not None and (of.dtype != np.int64 or of.shape != (len(self.x),)):
+        for key, values in (("users", self.users), ("sessions", self.sessions)):
+            if values is not None and (values.dtype != np.int64 or values.shape != (len(self.x),)):
                 raise DataError(
                     f"{self.name}: expected {key} of int64 [{len(self.x)}], one per "
-                    f"example in x, found {of.dtype} {list(of.shape)}"
+                    f"example in x, found {values.dtype} {list(values.shape)}"
                 )
 
     @cached_property
     def labels(self) -> tuple[int, ...]:
-        """The classes, or the tokens, that the training part holds, ascending; empty for values."""
+        """Classes or tokens of the training part, ascending; empty for values."""
         if self.target == "value":
             return ()
         found = np.unique(self.y)
         return tuple((np.union1d(found, self.x) if self.target == "token" else found).tolist())
 
     def card(self) -> Card:
-        """Sizes and per-channel moments (population standard deviation) of the training part, in
-        raw units: no example leaves with it.
+        """Return sizes and per-channel moments (population standard deviation) of the training
+        part, in raw units. It contains no example.
         """
         mean, std = ((0.0,), (1.0,)) if self.target == "token" else _moments(self.x)
         shift, scale = _moments(self.y) if self.target == "value" else ((), ())
@@ -183,8 +181,8 @@ def _blocks(x: Array) -> Iterator[tuple[int, Array]]:
 
 
 def _moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel (axis 1), in two passes so that a large mean costs no
-    digits.
+    """Return mean and standard deviation per channel (axis 1), in two passes so that a large mean
+    costs no precision.
     """
     axes = (0, *range(2, x.ndim))
     count = x.size // x.shape[1]
@@ -195,7 +193,7 @@ def _moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _spread(mean: float, std: float) -> float:
-    """A channel without spread divides by 1: a tiny floor would blow up the first example that
-    differs. Small units are no lack of spread.
+    """Return the standard deviation, or 1 for a constant channel: dividing by a tiny number would
+    blow up the first example that differs. Channels in small units are not constant.
     """
     return float(std) if std > max(1e-6 * math.fabs(mean), TINY) else 1.0

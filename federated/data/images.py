@@ -1,9 +1,9 @@
 """Folders of pictures, plain or in a `.zip`: `CLASS/FILE`, or `train/CLASS/FILE` with
 `test/CLASS/FILE`.
 
-Classes are the folders' names, sorted; an empty folder counts, so that devices that lack a class
-number the others alike. Without `test`, the folder `valid` or `val` is held out; with it, they are
-left out. Hidden files, and files beside the class folders, are passed over.
+Classes are the sorted folder names. Empty folders count, so that devices without a class number the
+others alike. Without `test`, the folder `valid` or `val` is held out; with it, they are ignored.
+Hidden files, and files beside the class folders, are ignored.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Pixels = npt.NDArray[np.uint8]
 Place = tuple[str, ...]  # a path within the folder, by its parts
 Open = Callable[[Place], IO[bytes]]
 
-HELD = ("test", "valid", "val")  # the first that is there
-# of damaged files
+HELD = ("test", "valid", "val")  # the first one that exists is held out
+# errors for damaged files
 UNREADABLE = (
     OSError,
     EOFError,
@@ -45,8 +45,8 @@ GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCb
 
 
 def read_folder(path: Path) -> Dataset:
-    """Pictures of a folder, uint8 [n, 1 or 3, height, width]. Raises DataError, naming the first
-    odd file; MissingExtra without Pillow.
+    """Return the pictures of a folder, uint8 [n, 1 or 3, height, width]. DataError names the first
+    unusable file. MissingExtra: Pillow is not installed.
     """
     files, folders = list[Place](), list[Place]()
     for folder, inside, names in os.walk(path, followlinks=True):
@@ -59,12 +59,12 @@ def read_folder(path: Path) -> Dataset:
 
 
 def read_zip(path: Path) -> Dataset:
-    """The same of a folder in a `.zip`, which is read in one pass and not unpacked. Raises
-    DataError, MissingExtra.
+    """Return the pictures of a folder in a `.zip`, read in one pass without unpacking. DataError,
+    MissingExtra: as in `read_folder`.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            # some of Windows' have backslashes
+            # archives made on Windows can contain backslashes
             names = {
                 tuple(name.replace("\\", "/").strip("/").split("/")): name
                 for name in archive.namelist()
@@ -81,7 +81,7 @@ def read_zip(path: Path) -> Dataset:
 
 
 def _read(name: str, files: Collection[Place], folders: Collection[Place], open_: Open) -> Dataset:
-    files, folders = sorted(filter(_shown, files)), sorted(filter(_shown, folders))
+    files, folders = sorted(filter(_is_visible, files)), sorted(filter(_is_visible, folders))
     found = [_classes(name, part, files, folders) for part in _parts(files)]
     if not any(found[0].values()):
         raise DataError(
@@ -94,13 +94,14 @@ def _read(name: str, files: Collection[Place], folders: Collection[Place], open_
     return Dataset(name, x[:n], y[:n], x[n:], y[n:], max(2, len(labels)))
 
 
-def _shown(place: Place) -> bool:
+def _is_visible(place: Place) -> bool:
+    """Return False for hidden files and those of macOS archives."""
     return not any(part.startswith(".") or part == "__MACOSX" for part in place)
 
 
 def _parts(files: Collection[Place]) -> list[Place]:
-    """Where the class folders are: below the one folder that holds all, if there is one, and in its
-    training and its held-out part.
+    """Return the paths of the class folders: below the single top folder, if any, the training part
+    and the held-out part.
     """
     base: Place = ()
     while True:
@@ -115,7 +116,7 @@ def _parts(files: Collection[Place]) -> list[Place]:
 def _classes(
     name: str, part: Place, files: Collection[Place], folders: Collection[Place]
 ) -> dict[str, list[Place]]:
-    """Class -> its files, both sorted."""
+    """Return the files by class, both sorted."""
     n = len(part)
     classes: dict[str, list[Place]] = {
         place[n]: [] for place in folders if place[:n] == part and len(place) == n + 1
@@ -132,17 +133,17 @@ def _classes(
 
 
 def _pixels(name: str, places: Collection[Place], open_: Open) -> Pixels:
-    """All pictures, [n, channels, height, width]: in colour where one of them is."""
+    """Return all pictures, [n, channels, height, width], in colour if one of them is."""
     x = np.empty((len(places), 0, 0, 0), np.uint8)
     for i, place in enumerate(places):
-        picture = _decoded(name, place, open_)
+        picture = _decode(name, place, open_)
         if i == 0:
             x, first = np.empty((len(places), *picture.shape), np.uint8), place
         if picture.shape[1:] != x.shape[2:]:
             (h, w), (height, width) = x.shape[2:], picture.shape[1:]
             raise DataError(
-                f"data '{name}': expected pictures of one size, {w}x{h} as "
-                f"{'/'.join(first)}, found {'/'.join(place)} of {width}x{height}"
+                f"data '{name}': expected pictures of one size, {w}x{h} like "
+                f"{'/'.join(first)}, found {width}x{height} in {'/'.join(place)}"
             )
         if len(picture) > x.shape[1]:
             x = np.repeat(x, len(picture), axis=1)
@@ -150,8 +151,8 @@ def _pixels(name: str, places: Collection[Place], open_: Open) -> Pixels:
     return x
 
 
-def _decoded(name: str, place: Place, open_: Open) -> Pixels:
-    """One picture, [1 or 3, height, width]; what is transparent is not."""
+def _decode(name: str, place: Place, open_: Open) -> Pixels:
+    """Return one picture, [1 or 3, height, width], without transparency."""
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
@@ -163,7 +164,7 @@ def _decoded(name: str, place: Place, open_: Open) -> Pixels:
                     f"data '{name}': expected pictures of 8 bits in grey or colour, "
                     f"found {'/'.join(place)} of mode {picture.mode}"
                 )
-            picture.info.pop("transparency", None)  # of a palette, of which Pillow would warn
+            picture.info.pop("transparency", None)  # Pillow warns about it in palettes
             array = np.asarray(picture.convert("L" if picture.mode in GREY else "RGB"))
     except (*UNREADABLE, Image.DecompressionBombError) as error:
         raise DataError(

@@ -1,11 +1,12 @@
-"""Ways to share one data set out among agents, by name; one agent's part of one; and partitions
-kept in files.
+"""Partitions of a data set among agents by name, single shards, and partitions in files.
 
-`iid`                        equal parts                `iid:RATIO`               sizes between
-RATIO and 1 of the largest, of all classes `dirichlet:ALPHA[:MIN][:balanced]`  skewed classes
-`classes:COUNT` or `classes:PERCENT%`  so many classes for each `skewed:STRONG:ALPHA`        half
-for a few, the rest by Dirichlet                `users`  one person is one device
-`RULE@N`                     at most N examples of each agent's part, drawn at random
+iid                                    equal parts
+iid:RATIO                              sizes between RATIO and 1 of the largest, with all classes
+dirichlet:ALPHA[:MIN][:balanced]       skewed classes
+classes:COUNT or classes:PERCENT%      this many classes for each agent
+skewed:STRONG:ALPHA                    half for STRONG agents, the rest by Dirichlet
+users                                  one person per agent
+RULE@N                                 at most N random examples of each agent's part
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ __all__ = [
     "PARTITIONS",
     "Partition",
     "Shard",
-    "counts",
-    "drawn",
+    "count_kinds",
+    "draw_shard",
     "generator",
     "parse",
     "read",
@@ -39,7 +40,7 @@ __all__ = [
 
 Partition = Callable[[Dataset, int, np.random.Generator], list[Indices]]
 
-DRAWN = 0.25  # of the examples, for an agent that names no shard
+DRAWN = 0.25  # fraction of the examples for an agent without a shard
 
 
 def _iid(argument: str) -> Partition:
@@ -77,12 +78,12 @@ def _classes(argument: str) -> Partition:
     return split
 
 
-def _skewed(argument: str) -> Partition:
+def _strong_and_weak(argument: str) -> Partition:
     first, second = argument.split(":")
     strong, alpha = int(first), _alpha(second)
     if strong < 1:
         raise ValueError
-    return lambda dataset, agents, rng: splits.skewed(
+    return lambda dataset, agents, rng: splits.strong_and_weak(
         _classes_of(dataset), agents, strong, alpha, rng
     )
 
@@ -94,8 +95,8 @@ def _users(argument: str) -> Partition:
     def split(dataset: Dataset, agents: int, rng: np.random.Generator) -> list[Indices]:
         if dataset.users is None:
             raise DataError(
-                "partition users: expected data that say whom each example is of, "
-                f"{dataset.name} do not; take another"
+                f"partition users: {dataset.name} does not name the person of each example; use "
+                "another partition"
             )
         return splits.by_user(dataset.users, agents)
 
@@ -103,6 +104,7 @@ def _users(argument: str) -> Partition:
 
 
 def _alpha(text: str) -> float:
+    """Return a concentration. ValueError: it is not above 0 and finite."""
     alpha = float(text)
     if not 0 < alpha < math.inf:
         raise ValueError
@@ -110,11 +112,12 @@ def _alpha(text: str) -> float:
 
 
 def _classes_of(dataset: Dataset) -> Labels:
+    """Return the class of each example. DataError: the data have no classes."""
     if dataset.target != "class":
         fit = "iid, iid:0.5" + (" or users" if dataset.users is not None else "")
         raise DataError(
-            f"{dataset.name}: expected a partition that needs no classes, {fit}, since "
-            f"these data teach {dataset.target}s"
+            f"{dataset.name}: expected a partition that needs no classes, {fit}, since its "
+            f"targets are {dataset.target}s"
         )
     return strata(dataset)[0]
 
@@ -123,17 +126,17 @@ PARTITIONS: dict[str, tuple[Callable[[str], Partition], str]] = {
     "classes": (_classes, "classes:2' or 'classes:20%"),
     "dirichlet": (_dirichlet, "dirichlet:0.5' or 'dirichlet:0.5:10:balanced"),
     "iid": (_iid, "iid' or 'iid:0.5"),
-    "skewed": (_skewed, "skewed:1:0.5"),
+    "skewed": (_strong_and_weak, "skewed:1:0.5"),
     "users": (_users, "users"),
 }
 
 
 def parse(text: str) -> Partition:
-    """The partition of a name, as a function of data, agents and randomness. Raises Unknown or
-    ConfigError.
+    """Return the partition of a name, as a function of data, agents and randomness. Unknown,
+    ConfigError: no such partition.
 
-    The function raises DataError for data that it cannot share out so that every agent has at least
-    2 examples.
+    The function raises DataError for data that it cannot split so that every agent has at least 2
+    examples.
     """
     rule, at, most = text.partition("@")
     name, _, argument = rule.partition(":")
@@ -142,15 +145,15 @@ def parse(text: str) -> Partition:
     make, example = PARTITIONS[name]
     if at and not (most.isdecimal() and int(most) >= splits.LEAST):
         raise ConfigError(
-            f"partition '{text}': expected at least {splits.LEAST} examples for each "
-            f"after '@', found '{most}'"
+            f"partition '{text}': expected at least {splits.LEAST} examples per agent after '@', "
+            f"found '{most}'"
         )
     try:
         split = make(argument)
     except ValueError:
         raise ConfigError(f"partition '{text}': expected a form like '{example}'") from None
 
-    def checked(dataset: Dataset, agents: int, rng: np.random.Generator) -> list[Indices]:
+    def split_checked(dataset: Dataset, agents: int, rng: np.random.Generator) -> list[Indices]:
         parts = split(dataset, agents, rng)
         if at:
             parts = [
@@ -168,13 +171,17 @@ def parse(text: str) -> Partition:
                 )
         return parts
 
-    return checked
+    return split_checked
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One agent's part: number `index` (from 0) of `of` parts of a partition, drawn with a seed
-    that all agents share.
+    """One agent's part of a data set.
+
+    index: number of the part, from 0
+    of: number of parts
+    partition: name of the partition
+    seed: of the partition, shared by all agents
     """
 
     index: int
@@ -192,7 +199,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str, partition: str = "iid", seed: int = 0) -> Shard:
-        """The shard that `I/N` names: part I (from 0) of N. Raises ConfigError."""
+        """Return the shard `I/N`: part I (from 0) of N. ConfigError: the text is malformed."""
         index, _, of = text.partition("/")
         if not (index.isdecimal() and of.isdecimal()):
             raise ConfigError(
@@ -201,16 +208,16 @@ class Shard:
         return cls(int(index), int(of), partition, seed)
 
     def of_dataset(self, dataset: Dataset) -> Indices:
-        """The training examples of this shard, ascending. Raises DataError when the partition
-        cannot be made of these data.
+        """Return the training examples of this shard, ascending. DataError: the partition cannot
+        split these data.
         """
         return parse(self.partition)(dataset, self.of, np.random.default_rng(self.seed))[self.index]
 
 
-def drawn(dataset: Dataset, name: str) -> Indices:
-    """A shard drawn from an agent's name alone, ascending: one person's examples where the data say
-    whose they are, else a quarter of all, class proportions from Dirichlet(1). Shards of two names
-    may overlap.
+def draw_shard(dataset: Dataset, name: str) -> Indices:
+    """Return a shard drawn from an agent's name alone, ascending: the examples of one person if the
+    data name people, else a quarter of all, with class proportions from Dirichlet(1). Shards of two
+    names may overlap.
     """
     rng = generator(name, "shard")
     if dataset.users is not None:
@@ -223,14 +230,14 @@ def drawn(dataset: Dataset, name: str) -> Indices:
 
 
 def generator(*words: str) -> np.random.Generator:
-    """A random generator from words, the same on every machine and in every process."""
+    """Return a random generator seeded by words, equal on every machine and in every process."""
     digest = hashlib.sha256("\0".join(words).encode()).digest()
     return np.random.default_rng(int.from_bytes(digest, "big"))
 
 
-def counts(dataset: Dataset, parts: Sequence[Indices]) -> npt.NDArray[np.int64]:
-    """How many examples of each kind each agent holds, [agents, kinds]: classes; bins of the first
-    value; one column for texts.
+def count_kinds(dataset: Dataset, parts: Sequence[Indices]) -> npt.NDArray[np.int64]:
+    """Return the number of examples of each kind on each agent, [agents, kinds]: classes, bins of
+    the first value, or one column for texts.
     """
     kinds, columns = strata(dataset)
     return np.stack([np.bincount(kinds[part], minlength=columns) for part in parts]).astype(
@@ -239,8 +246,8 @@ def counts(dataset: Dataset, parts: Sequence[Indices]) -> npt.NDArray[np.int64]:
 
 
 def save(path: Path, dataset: Dataset, parts: Sequence[Indices], partition: str, seed: int) -> None:
-    """Keeps the parts of a data set's training examples as JSON, with what they were drawn by and
-    the digest of what they are parts of.
+    """Write the parts of a data set's training examples as JSON, with the partition and seed that
+    made them, and the digest of the data set.
     """
     record = {
         "data": dataset.name,
@@ -253,38 +260,38 @@ def save(path: Path, dataset: Dataset, parts: Sequence[Indices], partition: str,
 
 
 def read(path: Path, dataset: Dataset) -> list[Indices]:
-    """The parts that `save` kept. Raises DataError where the file is missing or damaged, or is of
-    other data than these.
+    """Return the parts that `save` wrote. DataError: the file is missing, damaged, or of other
+    data.
     """
     try:
         record = json.loads(path.read_text())
         name, digest = record["data"], record["digest"]
         parts = [np.array(part, np.intp) for part in record["parts"]]
-        whole = bool(parts) and all(
+        sound = bool(parts) and all(
             part.ndim == 1 and np.all((part >= 0) & (part < len(dataset.x))) for part in parts
         )
-        whole = whole and len(np.unique(np.concatenate(parts))) == sum(map(len, parts))
+        sound = sound and len(np.unique(np.concatenate(parts))) == sum(map(len, parts))
     except (OSError, UnicodeDecodeError, ValueError, KeyError, OverflowError, TypeError) as error:
         raise DataError(
-            f"partition {path}: expected a partition as this project keeps it: "
+            f"partition {path}: expected a file written by Espalier: "
             f"{type(error).__name__}: {error}"
         ) from error
     if digest != _digest(dataset):
         raise DataError(
-            f"partition {path}: expected one of {dataset.name} as it is here "
+            f"partition {path}: expected a partition of {dataset.name} "
             f"({_digest(dataset)[:12]}), found one of {name} ({str(digest)[:12]})"
         )
-    if not whole:
+    if not sound:
         raise DataError(
-            f"partition {path}: expected lists of examples 0 to {len(dataset.x) - 1}, "
-            "each on one agent, found others"
+            f"partition {path}: expected examples 0 to {len(dataset.x) - 1}, each on at most one "
+            "agent"
         )
     return parts
 
 
 def _digest(dataset: Dataset) -> str:
-    """Of the training examples and what they teach, not of the name: the same data under another
-    path are the same.
+    """Return the digest of the training examples and labels, without the name: equal data under
+    another path are equal.
     """
     made = hashlib.sha256()
     for array in (dataset.x, dataset.y):

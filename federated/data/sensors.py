@@ -1,6 +1,4 @@
-"""Windows of motion sensors, of people with phones and watches: the data set that is federated by
-nature.
-"""
+"""Windows of motion sensors of people with phones and watches, a naturally federated data set."""
 
 from __future__ import annotations
 
@@ -15,25 +13,23 @@ from federated.errors import DataError
 __all__ = ["har"]
 
 KEYS = ("x", "y", "subject", "execution", "classes")
-MANY = 1000  # more recordings than one person made
+MANY = 1000  # more than the recordings of one person
 
 
 def har(root: Path) -> Dataset:
-    """9777 windows of 100 samples of accelerometer and gyroscope, float32 [6, 100], of 23 people
-    doing five things.
+    """Return 9777 windows of 100 samples of accelerometer and gyroscope, float32 [6, 100], of 23
+    people in five activities.
 
     GeoTecINIT/sp-sw-har-dataset, doi 10.5281/zenodo.8398688, CC BY 4.0. Windows overlap by half, so
-    that no split may be random: the people are the users, each execution of the course a session.
-    WALKING is 48 %. Raises DataError.
+    a random split would leak: people are the users, each execution of the course a session. WALKING
+    is 48 %. DataError: the file is missing or unusable.
     """
     path = root / "har" / "windows100.npz"
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             x, y, subject, execution, classes = (arrays[key] for key in KEYS)
     except FileNotFoundError:
-        raise DataError(
-            f"har: no file {path}; copy it there, or name its place by --data-root"
-        ) from None
+        raise DataError(f"har: {path} does not exist; copy it there, or set --data-root") from None
     except UNREADABLE as error:
         raise DataError(
             f"har: expected an .npz file of arrays {', '.join(KEYS)} in {path}: {error}"

@@ -1,5 +1,5 @@
-"""The arithmetic of sharing examples out: lists of index arrays, one per agent, that are disjoint,
-cover all, and hold at least 2 each.
+"""Splits of examples: lists of index arrays, one per agent, that are disjoint, cover all examples,
+and hold at least 2 each.
 """
 
 from __future__ import annotations
@@ -9,29 +9,37 @@ import numpy as np
 from federated.data.dataset import Indices, Labels
 from federated.errors import DataError
 
-__all__ = ["LEAST", "by_user", "classes_per_agent", "dirichlet", "equal", "skewed", "unequal"]
+__all__ = [
+    "LEAST",
+    "by_user",
+    "classes_per_agent",
+    "dirichlet",
+    "equal",
+    "strong_and_weak",
+    "unequal",
+]
 
-LEAST = 2  # examples of an agent: one to train on, one held out
-DRAWS = 200  # redraws before a minimum counts as out of reach
+LEAST = 2  # examples per agent: one to train on, one held out
+DRAWS = 200  # attempts before a minimum counts as unreachable
 
 Split = list[Indices]
 
 
 def equal(n: int, agents: int, rng: np.random.Generator) -> Split:
-    """Equal parts of a shuffle; sizes differ by at most 1. Raises DataError when there are too few
+    """Return equal parts of a shuffle; sizes differ by at most 1. DataError: there are too few
     examples.
     """
-    _enough(n, agents, LEAST)
+    _check_size(n, agents, LEAST)
     return [np.sort(part) for part in np.array_split(rng.permutation(n), agents)]
 
 
 def unequal(kinds: Labels, agents: int, ratio: float, rng: np.random.Generator) -> Split:
-    """Sizes drawn between `ratio` and 1 of the largest, each with every kind in about its share
-    (FedFA's IID: n_min >= n_max / 2).
+    """Return parts of sizes between `ratio` and 1 of the largest, each with about its share of
+    every kind (FedFA's IID: n_min >= n_max / 2).
 
-    Raises DataError when that did not happen in 200 draws, or an agent would lack a kind.
+    DataError: 200 draws gave no such sizes, or an agent would lack a kind.
     """
-    _enough(len(kinds), agents, LEAST)
+    _check_size(len(kinds), agents, LEAST)
     what = f"partition iid:{ratio:g} of {len(kinds)} examples over {agents} agents"
     for _ in range(DRAWS):
         weights = rng.uniform(ratio, 1, agents)
@@ -42,12 +50,12 @@ def unequal(kinds: Labels, agents: int, ratio: float, rng: np.random.Generator) 
             break
     else:
         raise DataError(
-            f"{what}: expected the smallest at least {ratio:g} of the largest, found "
-            f"none such in {DRAWS} draws; take a smaller ratio"
+            f"{what}: expected the smallest part to be at least {ratio:g} of the largest, found no "
+            f"such split in {DRAWS} draws; use a smaller ratio"
         )
     shuffled = rng.permutation(len(kinds))
     order = shuffled[np.argsort(kinds[shuffled], kind="stable")]
-    # each agent takes its turns at even distances
+    # each agent takes turns at even distances
     turns = np.concatenate([(np.arange(size) + rng.random()) / size for size in sizes])
     owner = np.repeat(np.arange(agents), sizes)[np.argsort(turns, kind="stable")]
     parts = [np.sort(order[owner == agent]) for agent in range(agents)]
@@ -70,15 +78,16 @@ def dirichlet(
     *,
     balanced: bool = False,
 ) -> Split:
-    """Per class, proportions over agents drawn from Dirichlet(alpha) (Yurochkin et al. 2019,
-    arXiv:1905.12022, section 4).
+    """Return parts with the proportions of each class over agents drawn from Dirichlet(alpha)
+    (Yurochkin et al. 2019, arXiv:1905.12022, section 4).
 
-    Drawn again, all classes at once, until every agent has at least `minimum` examples. balanced:
-    who has its share of all examples gets no more of the next classes (NIID-Bench, Li et al. 2021,
-    arXiv:2102.02079; the authors' code).
-    Raises DataError when that cannot be, or did not happen in 200 draws.
+    All classes are drawn again until every agent has at least `minimum` examples.
+
+    balanced: an agent that has its share of all examples gets no more of the next classes
+        (NIID-Bench, Li et al. 2021, arXiv:2102.02079; the authors' code)
+    DataError: there are too few examples, or 200 draws did not reach the minimum
     """
-    _enough(len(y), agents, minimum)
+    _check_size(len(y), agents, minimum)
     smallest, where = -1, 0
     for _ in range(DRAWS):
         parts = _draw(y, agents, alpha, rng, balanced)
@@ -89,18 +98,18 @@ def dirichlet(
             smallest, where = min(sizes), sizes.index(min(sizes))
     raise DataError(
         f"partition dirichlet:{alpha:g} of {len(y)} examples over {agents} agents: "
-        f"expected at least {minimum} for each, "
-        f"found {smallest} at best, for agent {where}, in {DRAWS} draws; take a larger "
+        f"expected at least {minimum} per agent, "
+        f"found at most {smallest}, for agent {where}, in {DRAWS} draws; use a larger "
         "alpha or fewer agents"
     )
 
 
 def classes_per_agent(y: Labels, agents: int, classes: int, rng: np.random.Generator) -> Split:
-    """Each agent holds exactly `classes` classes; the holders of a class share it equally, and
-    classes have equally many holders (to 1).
+    """Return parts with exactly `classes` classes each. The holders of a class share it equally,
+    and classes have equally many holders (to 1).
 
-    The label skew of HeteroFL (arXiv:2010.01264, section 4). Raises DataError when the agents
-    cannot hold all classes, or a class has fewer examples than holders.
+    The label skew of HeteroFL (arXiv:2010.01264, section 4). DataError: the agents cannot hold all
+    classes, or a class has fewer examples than holders.
     """
     present, counts = np.unique(y, return_counts=True)
     what = f"partition classes:{classes} of {len(present)} classes over {agents} agents"
@@ -125,9 +134,9 @@ def classes_per_agent(y: Labels, agents: int, classes: int, rng: np.random.Gener
 
 
 def by_user(users: Labels, agents: int) -> Split:
-    """One person is one device, in the order of their numbers; with fewer devices than people, the
-    person with most examples left goes to the device with fewest. Raises DataError when there are
-    more devices than people.
+    """Return one person per agent, in the order of their numbers. With fewer agents than people,
+    the person with the most examples left goes to the agent with the fewest. DataError: there are
+    more agents than people.
     """
     people, counts = np.unique(users, return_counts=True)
     if not 1 <= agents <= len(people):
@@ -146,12 +155,13 @@ def by_user(users: Labels, agents: int) -> Split:
     return [np.flatnonzero(np.isin(users, mine)) for mine in theirs]
 
 
-def skewed(y: Labels, agents: int, strong: int, alpha: float, rng: np.random.Generator) -> Split:
-    """The `strong` first agents hold half of the examples, drawn alike; the others share the rest
-    by Dirichlet(alpha) (RecipFL).
+def strong_and_weak(
+    y: Labels, agents: int, strong: int, alpha: float, rng: np.random.Generator
+) -> Split:
+    """Return half of the examples, split equally, for the first `strong` agents, and the rest by
+    Dirichlet(alpha) for the others (RecipFL).
 
-    Raises DataError when there are not more agents than strong ones, or as `equal` and `dirichlet`
-    do.
+    DataError: no agents are left for the rest, or as in `equal` and `dirichlet`.
     """
     if agents <= strong:
         raise DataError(
@@ -164,7 +174,7 @@ def skewed(y: Labels, agents: int, strong: int, alpha: float, rng: np.random.Gen
     return [*first, *(rest[part] for part in dirichlet(y[rest], agents - strong, alpha, rng))]
 
 
-def _enough(n: int, agents: int, minimum: int) -> None:
+def _check_size(n: int, agents: int, minimum: int) -> None:
     if agents < 1 or n < agents * minimum:
         raise DataError(
             f"{n} examples over {agents} agents: expected at least 1 agent, and "
@@ -189,8 +199,8 @@ def _draw(y: Labels, agents: int, alpha: float, rng: np.random.Generator, balanc
 
 
 def _holders(present: int, agents: int, classes: int, rng: np.random.Generator) -> list[list[int]]:
-    """Per class its agents: each agent takes the classes with the fewest holders so far, ties at
-    random.
+    """Return the agents of each class: each agent takes the classes with the fewest holders so far,
+    ties at random.
     """
     holders: list[list[int]] = [[] for _ in range(present)]
     for agent in range(agents):

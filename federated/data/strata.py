@@ -1,5 +1,5 @@
-"""Kinds of examples, and the splits that hold some out: of every kind a share, the last recordings,
-or whole people.
+"""Kinds of examples, and splits that hold out a fraction of every kind, the last recordings, or
+people.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from federated.errors import DataError
 
 __all__ = ["hold_out", "hold_out_last", "hold_out_users", "strata"]
 
-BINS = 10  # of equally many examples, in which values are shown and held out
+BINS = 10  # bins with equally many examples, for values
 
 
 def strata(dataset: Dataset) -> tuple[Labels, int]:
-    """Which kind each training example is of, int64 [n], and how many kinds there are.
+    """Return the kind of each training example, int64 [n], and the number of kinds.
 
-    Kinds are the classes; ten bins of equally many examples by the first value; and one for all
-    texts.
+    Kinds are the classes; for values ten bins with equally many examples by the first value; for
+    texts a single one.
     """
     if dataset.target == "class":
         return dataset.y.astype(np.int64, copy=False), dataset.outputs
@@ -29,16 +29,15 @@ def strata(dataset: Dataset) -> tuple[Labels, int]:
 
 
 def hold_out(kinds: Labels, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """Splits 0 .. n - 1 into examples to train on and examples to hold out, each ascending.
+    """Return the indices 0 .. n - 1 split into training and held-out examples, each ascending.
 
-    About `fraction` of every kind is held out, by largest remainders of fraction x count; at least
-    1 example in all.
-    A kind keeps an example to train on where it can. Raises DataError when there is less than one
-    example for each part.
+    About `fraction` of every kind is held out, by largest remainders of fraction x count, and at
+    least 1 example in total. A kind keeps a training example if it can. DataError: there are less
+    than 2 examples.
     """
     if len(kinds) < 2:
         raise DataError(
-            f"holding out {fraction:.0%}: expected at least 2 examples, found {len(kinds)}"
+            f"cannot hold out {fraction:.0%}: expected at least 2 examples, found {len(kinds)}"
         )
     present, counts = np.unique(kinds, return_counts=True)
     shares = _shares(counts, fraction, rng)
@@ -54,7 +53,7 @@ def hold_out(kinds: Labels, fraction: float, rng: np.random.Generator) -> tuple[
 
 
 def _shares(counts: Indices, fraction: float, rng: np.random.Generator) -> Indices:
-    """How many of each kind to hold out."""
+    """Return the number of examples of each kind to hold out."""
     want = fraction * counts
     take: Indices = np.minimum(np.floor(want), counts - 1).astype(np.intp)
     short = max(1, round(fraction * int(counts.sum()))) - int(take.sum())
@@ -63,22 +62,22 @@ def _shares(counts: Indices, fraction: float, rng: np.random.Generator) -> Indic
         if short > 0 and take[c] < counts[c] - 1:
             take[c] += 1
             short -= 1
-    if not take.any():  # every kind has one example: one of them has to go
+    if not take.any():  # every kind has one example, so hold out one of them
         take[ties[0]] = 1
     return take
 
 
 def hold_out_last(sessions: Labels, users: Labels, fraction: float) -> tuple[Indices, Indices]:
-    """Splits 0 .. n - 1 so that each person's last recordings are held out whole, about `fraction`
-    of the examples, each part ascending.
+    """Return the indices 0 .. n - 1, split so that the last recordings of each person are held out
+    whole, about `fraction` of the examples, each part ascending.
 
-    A cut inside a recording goes to its nearer end; of a person's only recording the window before
-    the cut is in neither part, since it overlaps the first that is held out. Who has one example
-    keeps it to train on.
-    Raises DataError when nobody has 2.
+    A cut inside a recording moves to its nearer end. If a person has only one recording, the window
+    before the cut is dropped, since it overlaps the first one held out. A single example is a
+    training example. DataError: no person has 2.
     """
     parts = [
-        _last(np.flatnonzero(users == person), sessions, fraction) for person in np.unique(users)
+        _split_last(np.flatnonzero(users == person), sessions, fraction)
+        for person in np.unique(users)
     ]
     train, last = (
         (np.sort(np.concatenate(part)) for part in zip(*parts, strict=True))
@@ -87,14 +86,14 @@ def hold_out_last(sessions: Labels, users: Labels, fraction: float) -> tuple[Ind
     )
     if not len(last):
         raise DataError(
-            f"holding out {fraction:.0%}: expected at least 2 examples of one person, "
-            f"found {len(sessions)} in all"
+            f"cannot hold out {fraction:.0%}: expected at least 2 examples of one person, "
+            f"found {len(sessions)} in total"
         )
     return train, last
 
 
-def _last(mine: Indices, sessions: Labels, fraction: float) -> tuple[Indices, Indices]:
-    """One person's examples to train on, and those to hold out."""
+def _split_last(mine: Indices, sessions: Labels, fraction: float) -> tuple[Indices, Indices]:
+    """Return one person's training examples and held-out examples."""
     order = mine[np.argsort(sessions[mine], kind="stable")]
     if len(order) < 2:
         return order, order[:0]
@@ -109,15 +108,15 @@ def _last(mine: Indices, sessions: Labels, fraction: float) -> tuple[Indices, In
 def hold_out_users(
     users: Labels, fraction: float, rng: np.random.Generator
 ) -> tuple[Indices, Indices]:
-    """Splits 0 .. n - 1 so that `fraction` of the people, at least 1, are held out with all that is
-    theirs, each part ascending.
+    """Return the indices 0 .. n - 1, split so that `fraction` of the people, at least 1, are held
+    out with all their examples, each part ascending.
 
-    Raises DataError when there are less than 2 people.
+    DataError: there are less than 2 people.
     """
     people = np.unique(users)
     if len(people) < 2:
         raise DataError(
-            f"holding out {fraction:.0%} of the people: expected at least 2, found {len(people)}"
+            f"cannot hold out {fraction:.0%} of people: expected at least 2, found {len(people)}"
         )
     theirs = np.isin(
         users, rng.choice(people, max(1, round(fraction * len(people))), replace=False)

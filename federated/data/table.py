@@ -1,9 +1,8 @@
-"""Tables as `.csv` files: a header, one example per line, and one column that the others are to
-tell.
+"""Tables as `.csv` files: a header, one example per line, and one target column.
 
 `FILE.csv` has the target in its last column, `FILE.csv:NAME` in the column of that name. Whole
-numbers in it are classes as they are; text is a class by its place among the file's sorted texts,
-so that devices with files of their own should write numbers; fractions are values.
+numbers in it are class numbers. Texts are classes in the file's alphabetical order, so devices with
+files of their own should write numbers. Fractions are values.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from models.submodel import Target
 
 __all__ = ["is_table", "read_table"]
 
-MOST = 10_000  # classes; beyond, whole numbers are rather amounts
+MOST = 10_000  # classes; larger whole numbers are probably amounts
 LARGEST = float(np.finfo(np.float32).max)
 
 
 def is_table(spec: str) -> bool:
-    """Whether `spec` names a table, with or without the column of its target."""
+    """Return True if `spec` names a table, with or without its target column."""
     return spec.endswith(".csv") or ".csv:" in spec
 
 
 def read_table(spec: str) -> Dataset:
-    """float32 [n, columns] of a file; nothing is held out. Raises DataError, naming column and line
-    where a cell is no number.
+    """Return the table of a file, float32 [n, columns]; nothing is held out. DataError: it is
+    unusable; for a cell, it names column and line.
     """
     stem, _, column = spec.partition(".csv:")
     path = Path(f"{stem}.csv" if column else spec)
@@ -49,7 +48,7 @@ def read_table(spec: str) -> Dataset:
 
 
 def _cells(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
-    """Header, cells, and the line of each row."""
+    """Return header, cells, and the line of each row."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
@@ -61,11 +60,11 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
         raise DataError(f"data '{path}': expected a table in UTF-8: {error}") from error
     if len(header) < 2 or not found:
         raise DataError(
-            f"data '{path}': expected a header of 2 or more names parted by commas, and "
-            f"lines below it, found {header} and {len(found)}"
+            f"data '{path}': expected a header of at least 2 comma-separated names, and lines "
+            f"below it, found {header} and {len(found)} lines"
         )
-    if not all(header) or all(_reads(cell, float) for cell in header):
-        why = "each column needs a name; programs that number the rows may leave that column's out"
+    if not all(header) or all(_is_number(cell, float) for cell in header):
+        why = "each column needs a name, also a column of row numbers"
         raise DataError(
             f"data '{path}', line 1: expected the names of the columns, found "
             f"{', '.join(map(repr, header))}: {why}"
@@ -81,7 +80,7 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
 def _target(
     name: str, column: str, cells: Sequence[str], lines: Sequence[int]
 ) -> tuple[Labels | Values, int, Target]:
-    if all(_reads(cell, int) for cell in cells):
+    if all(_is_number(cell, int) for cell in cells):
         for cell, line in zip(cells, lines, strict=True):
             if not 0 <= int(cell) < MOST:
                 raise DataError(
@@ -91,7 +90,7 @@ def _target(
                 )
         y = np.array([int(cell) for cell in cells], np.int64)
         return y, max(2, int(y.max()) + 1), "class"
-    if any(_reads(cell, float) for cell in cells):
+    if any(_is_number(cell, float) for cell in cells):
         return _numbers(name, column, cells, lines)[:, None], 1, "value"
     texts, labels = np.unique([cell.strip() for cell in cells], return_inverse=True)
     if not texts[0]:
@@ -104,7 +103,7 @@ def _target(
 
 def _numbers(name: str, column: str, cells: Sequence[str], lines: Sequence[int]) -> Values:
     for cell, line in zip(cells, lines, strict=True):
-        if not _reads(cell, float) or not abs(float(cell)) <= LARGEST:
+        if not _is_number(cell, float) or not abs(float(cell)) <= LARGEST:
             raise DataError(
                 f"data '{name}', line {line}, column {column}: expected a finite "
                 f"number, found '{cell}'"
@@ -112,9 +111,10 @@ def _numbers(name: str, column: str, cells: Sequence[str], lines: Sequence[int])
     return np.array([float(cell) for cell in cells], np.float32)
 
 
-def _reads(cell: str, kind: type[int] | type[float]) -> bool:
+def _is_number(cell: str, kind: type[int] | type[float]) -> bool:
+    """Return True if a cell is a number of this kind."""
     try:
         kind(cell)
     except ValueError:
         return False
-    return "_" not in cell  # which Python allows between digits
+    return "_" not in cell  # Python allows it between digits

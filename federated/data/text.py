@@ -1,4 +1,4 @@
-"""WikiText-2 as windows of word tokens: each teaches the token after each of its own."""
+"""WikiText-2 as windows of word tokens, each with the next token as its label."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from federated.errors import DataError
 
 __all__ = ["wikitext_2"]
 
-END = "<eos>"  # after each line, empty ones included
+END = "<eos>"  # after each line, including empty ones
 LENGTH = 64  # tokens of a window (HeteroFL, arXiv:2010.01264, section 4: bptt 64)
 PARTS = ("train", "valid", "test")
 
 
 def wikitext_2(root: Path) -> Dataset:
-    """2,088,628 and 245,569 words of Wikipedia in windows of 64 that do not overlap, int64 [n, 64];
-    33,278 words are known.
+    """Return 2,088,628 and 245,569 words of Wikipedia in disjoint windows of 64, int64 [n, 64],
+    with a vocabulary of 33,278 words.
 
-    Merity et al. 2016, arXiv:1609.07843; CC BY-SA. The validation part gives words to the
-    vocabulary, and is not used otherwise. Raises DataError.
+    Merity et al. 2016, arXiv:1609.07843; CC BY-SA. The validation part only adds words to the
+    vocabulary. DataError: a file is missing or unusable.
     """
     known: dict[str, int] = {}
     train, _, test = (_encode(_file(root / "wikitext-2", part), known) for part in PARTS)
@@ -36,12 +36,12 @@ def _file(folder: Path, part: str) -> Path:
             return folder / name
     raise DataError(
         f"wikitext-2: expected {' or '.join(names)} in {folder}; copy the published "
-        "files there, or name their place by --data-root"
+        "files there, or set --data-root"
     )
 
 
 def _encode(path: Path, known: dict[str, int]) -> Labels:
-    """The tokens of a file; words not yet known get the next number."""
+    """Return the tokens of a file; new words get the next number."""
     try:
         return np.fromiter((known.setdefault(word, len(known)) for word in _words(path)), np.int64)
     except UnicodeDecodeError as error:
@@ -56,6 +56,6 @@ def _words(path: Path) -> Iterator[str]:
 
 
 def _windows(tokens: Labels) -> tuple[Labels, Labels]:
-    """Windows [n, 64], and the same one token on; what is left over is left out."""
+    """Return windows [n, 64], and the same shifted by one token; drop the remainder."""
     n = max(0, len(tokens) - 1) // LENGTH
     return tokens[: n * LENGTH].reshape(n, LENGTH), tokens[1 : n * LENGTH + 1].reshape(n, LENGTH)

@@ -1,5 +1,5 @@
-"""Published pictures by torchvision's own loaders, imported only when called, and CINIC-10, which
-torchvision does not know.
+"""Published pictures from torchvision's loaders, imported only when called, and CINIC-10, which
+torchvision lacks.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ import numpy as np
 from federated.data.dataset import Array, Dataset, Labels
 from federated.data.images import read_folder
 from federated.errors import DataError, MissingExtra
-from models.torchvision_import import import_torchvision
+from models.optional_torchvision import import_torchvision
 
 __all__ = ["cifar10", "cifar100", "cinic10", "fashion_mnist", "mnist", "svhn"]
 
 CINIC = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"
 CINIC_MD5 = "6ee4d0c996905fe93221de577967a372"
-# how most of torchvision's loaders name their two parts
+# arguments of most of torchvision's loaders for their two parts
 BY_TRAIN = ({"train": True}, {"train": False})
 
 
 def mnist(root: Path) -> Dataset:
-    """60,000 and 10,000 handwritten digits, uint8 [1, 28, 28] (LeCun, Cortes and Burges 1998).
-    Raises DataError, MissingExtra.
+    """Return 60,000 and 10,000 handwritten digits, uint8 [1, 28, 28] (LeCun, Cortes and Burges
+    1998). DataError, MissingExtra.
     """
     return _load("mnist", "MNIST", root, root / "MNIST" / "raw", "its four -ubyte.gz files")
 
 
 def fashion_mnist(root: Path) -> Dataset:
-    """60,000 and 10,000 pictures of clothes, uint8 [1, 28, 28] (Xiao et al. 2017, arXiv:1708.07747;
-    MIT). Raises DataError, MissingExtra.
+    """Return 60,000 and 10,000 pictures of clothes, uint8 [1, 28, 28] (Xiao et al. 2017,
+    arXiv:1708.07747; MIT). DataError, MissingExtra.
     """
     return _load(
         "fashion-mnist",
@@ -51,24 +51,24 @@ def fashion_mnist(root: Path) -> Dataset:
 
 
 def cifar10(root: Path) -> Dataset:
-    """50,000 and 10,000 pictures of ten things, uint8 [3, 32, 32] (Krizhevsky 2009). Raises
+    """Return 50,000 and 10,000 pictures of ten classes, uint8 [3, 32, 32] (Krizhevsky 2009).
     DataError, MissingExtra.
     """
     return _load("cifar10", "CIFAR10", root, root, "cifar-10-python.tar.gz")
 
 
 def cifar100(root: Path) -> Dataset:
-    """50,000 and 10,000 pictures of a hundred things, uint8 [3, 32, 32] (Krizhevsky 2009). Raises
+    """Return 50,000 and 10,000 pictures of a hundred classes, uint8 [3, 32, 32] (Krizhevsky 2009).
     DataError, MissingExtra.
     """
     return _load("cifar100", "CIFAR100", root, root, "cifar-100-python.tar.gz")
 
 
 def svhn(root: Path) -> Dataset:
-    """73,257 and 26,032 house numbers, uint8 [3, 32, 32], 0 to 9 (Netzer et al. 2011); the extra
-    part is left out. Raises DataError, MissingExtra.
+    """Return 73,257 and 26,032 house numbers, uint8 [3, 32, 32], 0 to 9 (Netzer et al. 2011),
+    without the extra part. DataError, MissingExtra.
     """
-    try:  # before the download, since torchvision imports it only to read the files
+    try:  # torchvision would import it only after the download
         import scipy.io  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingExtra("the data set svhn", "data", "scipy") from error
@@ -79,28 +79,27 @@ def svhn(root: Path) -> Dataset:
 
 
 def cinic10(root: Path) -> Dataset:
-    """90,000 and 90,000 pictures of CIFAR-10's ten things, uint8 [3, 32, 32]; the validation part
-    is left out.
+    """Return 90,000 and 90,000 pictures of CIFAR-10's ten classes, uint8 [3, 32, 32], without the
+    validation part.
 
-    Darlow et al. 2018, arXiv:1810.03505, doi 10.7488/ds/2448; CC BY 4.0. Raises DataError,
-    MissingExtra.
+    Darlow et al. 2018, arXiv:1810.03505, doi 10.7488/ds/2448; CC BY 4.0. DataError, MissingExtra.
     """
     folder = root / "CINIC-10"
-    if not _unpacked(folder):
+    if not _is_unpacked(folder):
         utils = _torchvision("cinic10", "datasets.utils")
         with _fetching("cinic10", root, root, "CINIC-10.tar.gz, or its folder CINIC-10,"):
-            if not _unpacked(folder):
+            if not _is_unpacked(folder):
                 utils.download_url(CINIC, str(root), "CINIC-10.tar.gz", CINIC_MD5)
                 _unpack(root / "CINIC-10.tar.gz", folder)
     return replace(read_folder(folder), name="cinic10")
 
 
-def _unpacked(folder: Path) -> bool:
+def _is_unpacked(folder: Path) -> bool:
     return all((folder / part).is_dir() for part in ("train", "test"))
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """All or nothing: what is cut off halfway is not taken for the whole."""
+    """Unpack an archive completely or not at all."""
     with (
         tempfile.TemporaryDirectory(dir=archive.parent, prefix=".cinic10-") as staging,
         tarfile.open(archive) as tar,
@@ -108,16 +107,14 @@ def _unpack(archive: Path, folder: Path) -> None:
         unpacked = Path(staging) / "all"
         if hasattr(tarfile, "data_filter"):
             tar.extractall(unpacked, filter="data")
-        else:  # Python before 3.11.4, as Debian 12 and Raspberry Pi OS have it
-            members = [member for member in tar if _harmless(member)]  # these stay in the folder
+        else:  # Python before 3.11.4, as in Debian 12 and Raspberry Pi OS
+            members = [member for member in tar if _is_harmless(member)]
             tar.extractall(unpacked, members=members)  # noqa: S202  # nosec B202
         (unpacked / folder.name if (unpacked / folder.name).is_dir() else unpacked).rename(folder)
 
 
-def _harmless(member: tarfile.TarInfo) -> bool:
-    """Whether a member is a plain file or folder that unpacks below the folder that it is unpacked
-    to.
-    """
+def _is_harmless(member: tarfile.TarInfo) -> bool:
+    """Return True for a plain file or folder that unpacks below its target folder."""
     path = PurePosixPath(member.name)
     return (member.isfile() or member.isdir()) and not path.is_absolute() and ".." not in path.parts
 
@@ -132,7 +129,7 @@ def _load(
 ) -> Dataset:
     datasets = _torchvision(name, "datasets")
     with _fetching(name, root, place, files), warnings.catch_warnings():
-        # of numpy, on pickles as old as CIFAR's
+        # numpy warns about pickles as old as CIFAR's
         warnings.filterwarnings("ignore", message=r"dtype\(\): align should be")
         parts = [getattr(datasets, loader)(str(root), download=True, **kind) for kind in kinds]
     (x, y), (x_held, y_held) = (_arrays(part) for part in parts)
@@ -143,12 +140,12 @@ def _load(
 
 @contextmanager
 def _fetching(name: str, root: Path, place: Path, files: str) -> Iterator[None]:
-    """Agents of one machine start at once; only one may download and unpack. Where nothing can be
-    written, nobody does, and what is there is read.
+    """Lock a data set while it is downloaded and unpacked, since agents of one machine start at
+    once. On a read-only disk, only read existing files.
 
-    Raises DataError for whatever hinders it.
+    DataError: any failure.
     """
-    from filelock import FileLock  # torch brings it
+    from filelock import FileLock  # a dependency of torch
 
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -156,17 +153,16 @@ def _fetching(name: str, root: Path, place: Path, files: str) -> Iterator[None]:
             yield
     except (OSError, RuntimeError, ValueError, tarfile.TarError) as error:
         raise DataError(
-            f"{name}: neither in {place} nor to be downloaded ({' '.join(str(error).split())}); "
-            f"connect this machine once, or copy {files} there, or name their place by --data-root"
+            f"{name}: not found in {place}, and the download failed "
+            f"({' '.join(str(error).split())}); connect this machine once, copy {files} there, "
+            "or set --data-root"
         ) from error
 
 
 def _arrays(part: Any) -> tuple[Array, Labels]:
-    """Channel-first, of the arrays and tensors, and the orders of axes, that the loaders keep."""
-    x, y = (
-        np.asarray(part.data),
-        np.asarray(part.targets if hasattr(part, "targets") else part.labels),
-    )
+    """Return channel-first arrays, from the arrays, tensors and axis orders of the loaders."""
+    x = np.asarray(part.data)
+    y = np.asarray(part.targets if hasattr(part, "targets") else part.labels)
     x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2) if x.shape[-1] == 3 else x
     return np.ascontiguousarray(x), y.astype(np.int64, copy=False)
 

@@ -1,3 +1,1 @@
-"""The agent's half of the protocol: what it decides is a value, what it does is a driver. No torch
-here.
-"""
+"""The agent's half of the protocol: a pure state machine and its driver. Torch-free."""

@@ -1,6 +1,4 @@
-"""The weights that an agent holds: those that are here, by digest, and the ones that are on their
-way. No torch here.
-"""
+"""The weights on an agent's disk, and the download of the next ones. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,138 +10,140 @@ from federated.device.spool import Spool
 from federated.task import Task
 from federated.wire import messages, topics
 from federated.wire.link import Link
-from federated.wire.transfer import Download, RetainedBlob
+from federated.wire.retained_blobs import Download, RetainedBlob
 
 __all__ = ["CACHED", "Downloads"]
 
 log = logging.getLogger(__name__)
 
-CACHED = 8  # downloads kept on disk: a calibration's weights are the next round's
+CACHED = 8  # weights kept on disk: those of a calibration are reused in the next round
 
 
 class Downloads:
-    """Downloads in a spool, one under way at a time; at most `cached` are kept, fewer where the
-    spool is full.
+    """Downloads weights into a spool, one at a time, and keeps at most `cached` of them, fewer if
+    the spool is full.
 
-    shared: by digest, the latest last, where agents of one process share them; else what an earlier
-    process left.
+    shared: weights by digest, the latest last, which agents of one process share; None: those that
+    an earlier process left in the spool.
     """
 
     def __init__(
         self, link: Link, spool: Spool, shared: OrderedDict[str, Path] | None, cached: int
     ) -> None:
         self.link, self.spool = link, spool
-        self._here = spool.whole() if shared is None else shared
-        # of an earlier process: looked at before they are used
-        self._unseen = set(self._here) if shared is None else set()
+        self._paths = spool.list_weights() if shared is None else shared
+        # Weights of an earlier process are verified before they are used.
+        self._unverified = set(self._paths) if shared is None else set()
         self._cached = cached
-        self._coming: Download | None = None
+        self._download: Download | None = None
 
     def path(self, digest: str) -> Path:
-        """Where weights lie that are here."""
-        return self._here[digest]
+        """Return the file of downloaded weights."""
+        return self._paths[digest]
 
     def fetch(self, task: Task, now: float) -> bool:
-        """Begins to fetch the weights of a task, in place of any others; True where they are
-        here.
+        """Return whether the weights of a task are here. If not, download them instead of any
+        others.
         """
         self.stop()
         if self._find(task.digest):
             return True
-        self.spool.only(task.digest)
+        self.spool.remove_partial(keep=task.digest)
         base = topics.model(task.run, task.slot, task.submodel.name)
-        blob, path = RetainedBlob(base, task.digest, task.size), self.spool.weights(task.digest)
-        self._coming = Download(self.link, blob, path, now, sync=self.spool.lasting)
+        blob, path = (
+            RetainedBlob(base, task.digest, task.size),
+            self.spool.weights_path(task.digest),
+        )
+        self._download = Download(self.link, blob, path, now, sync=self.spool.lasting)
         return False
 
-    def hear(self, topic: str, message: messages.Manifest | messages.Chunk, now: float) -> bool:
-        """Takes a message; True once the weights that were fetched are here. Raises Refused, and
-        OSError where there is no room for them.
+    def take(self, topic: str, message: messages.Manifest | messages.Chunk, now: float) -> bool:
+        """Handle a message, and return whether it completed the download. Raises Refused, and
+        OSError if the disk has no room.
         """
-        if self._coming is None or not topic.startswith(self._coming.blob.base + "/"):
+        download = self._download
+        if download is None or not topic.startswith(download.blob.base + "/"):
             return False
         try:
-            if not self._coming.hear(message, now):
+            if not download.take(message, now):
                 return False
         except OSError:
-            self._coming.discard()
-            self._coming = None
+            download.discard()
+            self._download = None
             raise
-        done, self._coming = self._coming, None
-        self._take_in(done.blob.sha256, done.path)
+        self._download = None
+        self._add(download.blob.sha256, download.path)
         return True
 
     @property
-    def coming(self) -> str:
-        """The digest of what is on its way; empty where nothing is."""
-        return self._coming.blob.sha256 if self._coming is not None else ""
+    def digest(self) -> str:
+        """Digest of the weights being downloaded; empty without a download."""
+        return self._download.blob.sha256 if self._download is not None else ""
 
     @property
-    def got(self) -> int:
-        """Chunks that are here of what is on its way."""
-        return self._coming.got if self._coming is not None else 0
+    def received(self) -> int:
+        """Number of chunks received of the weights being downloaded."""
+        return self._download.received if self._download is not None else 0
 
     def tick(self, now: float) -> None:
-        """Asks again for what did not come."""
-        if self._coming is not None:
-            self._coming.tick(now)
+        """Request missing chunks again."""
+        if self._download is not None:
+            self._download.tick(now)
 
-    def reach(self, now: float, *, online: bool) -> None:
-        """The link went down, or is back."""
-        if self._coming is not None:
-            self._coming.restored(now) if online else self._coming.interrupted()
+    def follow_link(self, now: float, *, online: bool) -> None:
+        """Resume the download when the link is up again, or store its state when it goes down."""
+        if self._download is not None:
+            self._download.resume(now) if online else self._download.save()
 
     def stop(self) -> None:
-        """Gives up what is under way; a lasting spool keeps what came of it."""
-        if self._coming is not None:
-            self._coming.close() if self.spool.lasting else self._coming.discard()
-            self._coming = None
+        """Stop the download. A lasting spool keeps its chunks."""
+        if self._download is not None:
+            self._download.close() if self.spool.lasting else self._download.discard()
+            self._download = None
 
     @property
-    def spare(self) -> bool:
-        """Whether weights here can be removed, since only this agent has them and can fetch them
+    def removable(self) -> bool:
+        """True if weights can be removed: only this agent has them, and it can download them
         again.
         """
-        return self.spool.lasting and bool(self._here)
+        return self.spool.lasting and bool(self._paths)
 
-    def free(self) -> None:
-        """Removes all weights that are here."""
-        log.warning("no room in %s: older weights are removed", self.spool.folder)
-        for digest in list(self._here):
+    def remove_all(self) -> None:
+        """Remove all downloaded weights."""
+        log.warning("no room in %s: removing older weights", self.spool.folder)
+        for digest in list(self._paths):
             self._remove(digest)
 
-    def bound(self, used: str) -> None:
-        """Keeps the spool within its limit as far as weights go, the oldest first, which can be had
-        again; never those that are used.
-        """
+    def trim(self, used: str) -> None:
+        """Remove the oldest weights, except those in use, until the spool is within its limit."""
         while self.spool.excess() and (
-            old := next((digest for digest in self._here if digest != used), "")
+            old := next((digest for digest in self._paths if digest != used), "")
         ):
-            log.info("the spool is full: weights %s are removed", old[:12])
+            log.info("the spool is full: removing weights %s", old[:12])
             self._remove(old)
 
     def _find(self, digest: str) -> bool:
-        """Whether weights are here; those of an earlier process only if they are not damaged."""
-        path = self._here.get(digest)
+        """Return whether weights are here. Those of an earlier process must be undamaged."""
+        path = self._paths.get(digest)
         if path is None:
             return False
-        if digest in self._unseen and not self.spool.sound(path):
-            log.warning("%s is damaged: its weights are fetched again", path)
+        if digest in self._unverified and not self.spool.is_intact(path):
+            log.warning("%s is damaged: downloading its weights again", path)
             self._remove(digest)
             return False
-        self._unseen.discard(digest)
-        self._here.move_to_end(digest)
+        self._unverified.discard(digest)
+        self._paths.move_to_end(digest)
         return True
 
-    def _take_in(self, digest: str, path: Path) -> None:
-        if digest in self._here:  # another agent was quicker
+    def _add(self, digest: str, path: Path) -> None:
+        if digest in self._paths:  # another agent was faster
             path.unlink()
             return
-        self._here[digest] = path
-        while len(self._here) > self._cached:
-            self._remove(next(iter(self._here)))
-        self.bound(digest)
+        self._paths[digest] = path
+        while len(self._paths) > self._cached:
+            self._remove(next(iter(self._paths)))
+        self.trim(digest)
 
     def _remove(self, digest: str) -> None:
-        self._unseen.discard(digest)
-        self._here.pop(digest).unlink(missing_ok=True)
+        self._unverified.discard(digest)
+        self._paths.pop(digest).unlink(missing_ok=True)

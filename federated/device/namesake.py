@@ -1,17 +1,16 @@
-"""Two agents of one name: which of them stays. Both hear the topic of their one status, where each
-says who it is by its session.
+"""Two agents with the same name: the older one leaves.
 
-The newer stays. The broker puts all births in one order and keeps the last one, so a status that an
-agent hears before its own birth is older than the agent, and one that it hears afterwards is newer.
-The status decides because nothing else does: a broker that knows clients by name disconnects the
-first when the second connects, but a bad network looks the same, and a broker that knows them by
-certificate keeps both.
+Both subscribe to the status topic of their name, where each publishes its session when it joins
+(its birth). The broker orders all births. So a status that arrives before the agent's own birth is
+older than the agent, and one that arrives afterwards is newer. A disconnection proves nothing: a
+broker that identifies clients by name disconnects the first when the second connects, but a bad
+network looks the same, and a broker that identifies clients by certificate keeps both.
 
-A status that the broker kept while an agent was away proves less: a broker that restarts from what
-it saved may keep an earlier life that the agent never heard of. So the agent says its birth again,
-which replaces that status, and stays. If there is a namesake, it hears that birth and leaves, or
-tells the agent to leave, or is disconnected by the agent's return and says its own birth within 1
-to 2 s. An agent that finds the same namesake twice, with a birth of its own in between, leaves.
+A status that the broker retained while the agent was offline proves less: a broker that restarts
+from a backup may retain the status of an earlier process. So the agent publishes its birth again,
+which replaces that status, and stays. A real namesake receives that birth and leaves, or tells the
+agent to leave, or was disconnected by the agent's return and publishes its own birth within 1 to
+2 s. An agent that finds the same namesake twice, with a birth of its own in between, leaves.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ __all__ = ["ANSWERS", "Namesake", "Verdict", "hear"]
 
 Verdict: TypeAlias = Literal["", "stay", "leave"]
 
-# to namesakes that do not leave; then their births get lost on the way, and the order of sessions
-# decides
+# births published to a namesake that does not leave; after that, births seem to get lost, and the
+# order of the sessions decides
 ANSWERS = 3
 
 
 class Namesake(Struct, frozen=True):
-    """What an agent knows of others of its name, by the sessions of their processes.
+    """The other agents with an agent's name, by the sessions of their processes.
 
-    born: its own birth came back from the broker.
-    returned: it lost its connection since it joined.
-    older: sessions that were born before it.
-    found: sessions that the broker kept when it returned.
-    replaced: sessions of these that a birth of its own has replaced since.
-    answers: how often it told an older one to leave.
+    born: whether its own birth came back from the broker.
+    returned: whether it has lost its connection since it joined.
+    older: sessions that joined before it.
+    found: sessions whose status the broker had retained when it returned.
+    replaced: those of `found` that a birth of its own has replaced since.
+    answers: number of times that it told an older one to leave.
     """
 
     born: bool = False
@@ -54,11 +53,11 @@ class Namesake(Struct, frozen=True):
 def hear(
     known: Namesake, session: str, status: Status, *, retained: bool
 ) -> tuple[Namesake, Verdict]:
-    """What an agent of this session learns from a status of its name, and whether it leaves, or
+    """Handle a status of the agent's name. Return the new state, and whether the agent leaves, or
     stays and tells the other one to leave.
     """
     if status.session == session:
-        if status.online and not retained:  # neither its will nor what the broker kept
+        if status.online and not retained:  # neither its last will nor a retained status
             known = replace(known, born=True, replaced=known.replaced | known.found)
         return known, ""
     if not known.born or (retained and not known.returned):

@@ -1,5 +1,5 @@
-"""The driver of an agent: turns what comes, what the task runner does and time into events, hands
-them to `step`, and does the actions.
+"""The driver of an agent: turns messages, outcomes of tasks and time into events, passes them to
+`step`, and carries out the actions.
 
 It is the only part of an agent that waits. Tasks survive a lost link, a broker restart and a
 coordinator restart. With a lasting spool, finished updates and downloads also survive the agent's
@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from federated.device import actions as do
-from federated.device import events as on
+from federated.device import agent_actions as do
+from federated.device import agent_events as on
+from federated.device.agent_state import AgentState, OpenTask, active, activity
+from federated.device.agent_step import step
 from federated.device.downloads import CACHED, Downloads
 from federated.device.spool import Spool
-from federated.device.state import AgentState, OpenTask, active, activity
-from federated.device.step import step
 from federated.device.task_runner import Outcome, TaskRunner
 from federated.device.uploads import Uploads
 from federated.errors import Refused, WireError
@@ -29,42 +29,39 @@ from federated.wire import envelope, messages, topics
 from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery
 from federated.wire.link import Link
 
-__all__ = ["Equipment", "Participant", "willing"]
+__all__ = ["Equipment", "Participant"]
 
 log = logging.getLogger(__name__)
 
 
-def willing() -> str:
-    """The device may always work."""
-    return ""
-
-
 @dataclass(frozen=True)
 class Equipment:
-    """What an agent works with.
+    """The equipment of an agent.
 
-    measure: what this device can do for a run; called when the agent is made, and whenever the run
-    changes.
-    runner: does the tasks. spool: keeps weights and updates.
-    pause: why the device is to take no task now; empty where it may. A task that has begun is
-    finished.
-    clock: seconds, never set back.
-    weights: downloads by digest, the latest last, which agents of one process may share; None:
-    those of the spool. cached: how many are kept.
+    measure: measures the device for a run; called when the agent is made, and when the run changes.
+    runner: executes tasks.
+    spool: stores weights and updates.
+    pause: returns why the device accepts no task now; empty if it does. A task that has begun is
+        finished.
+    clock: seconds, monotone.
+    weights: downloaded weights by digest, the latest last, which agents of one process share;
+        None: those of the spool.
+    cached: largest number of weights to keep.
     """
 
     measure: Callable[[messages.Run], Profile]
     runner: TaskRunner
     spool: Spool
-    pause: Callable[[], str] = willing
+    pause: Callable[[], str] = lambda: ""
     clock: Callable[[], float] = time.monotonic
     weights: OrderedDict[str, Path] | None = None
     cached: int = CACHED
 
 
 class Participant:
-    """One agent in one run: `join`, then `turn` until `over`, then `leave`. value: where it stands;
-    only `take` changes it.
+    """One agent in one run: call `join`, then `turn` until `over`, then `leave`.
+
+    value: its state, which only `handle` changes.
     """
 
     def __init__(
@@ -74,42 +71,44 @@ class Participant:
         self._downloads = Downloads(link, equipment.spool, equipment.weights, equipment.cached)
         self._uploads = Uploads(link, run.run, name, equipment.spool)
         self._events: deque[on.AgentEvent] = deque()
-        left = tuple(OpenTask(task, stage="sending") for task in self._uploads.resume(run))
+        tasks = tuple(OpenTask(task, stage="sending") for task in self._uploads.resume(run))
         now, paused, profile = equipment.clock(), equipment.pause(), equipment.measure(run)
-        self.value = AgentState(run, name, session, profile, paused=paused, looked=now, tasks=left)
+        self.value = AgentState(run, name, session, profile, paused=paused, looked=now, tasks=tasks)
 
     # ---- life ------------------------------------------------------------------------------------
 
     def join(self) -> None:
-        """Listens, and says who is here: the measured profile, then the birth, both retained."""
+        """Subscribe to the agent's topics, and publish its profile and its status, both
+        retained.
+        """
         for pattern in topics.agent_patterns(self.run.run, self.name):
             self.link.subscribe(pattern)
-        self.take(on.Started(self.equipment.clock()))
+        self.handle(on.Started(self.equipment.clock()))
 
     def turn(self, timeout: float) -> bool:
-        """Handles one delivery, if one comes within `timeout` seconds, and all that is due; False
-        once `over`.
+        """Handle one delivery, if one arrives within `timeout` seconds, and everything that is due.
+        Return whether the agent's part in the run continues.
         """
         delivery = self.link.receive(timeout)
         if delivery is not None:
             try:
-                self._hear(delivery, self.equipment.clock())
+                self._take(delivery, self.equipment.clock())
             except WireError as error:
                 log.warning("refused a message on %s: %s", delivery.topic, str(error))
         self._advance(self.equipment.clock())
         return not self.over
 
     def leave(self) -> None:
-        """Stops the work and signs off; if that cannot be sent, the will says it. Nothing of a run
-        that is over stays in the broker or the spool.
+        """Stop working and sign off. If the link is down, the last will signs off. After the end of
+        a run, also remove its data from the broker and the spool.
         """
-        self.take(on.Stopped(self.equipment.clock()))
+        self.handle(on.Stopped(self.equipment.clock()))
 
-    def remeasured(self, profile: Profile) -> None:
-        """The device measured itself again: from now on this is what it says of itself."""
-        self.take(on.ProfileMeasured(self.equipment.clock(), profile))
+    def update_profile(self, profile: Profile) -> None:
+        """Publish a new profile, after the device measured itself again."""
+        self.handle(on.ProfileMeasured(self.equipment.clock(), profile))
 
-    # ---- what others look at ---------------------------------------------------------------------
+    # ---- properties ------------------------------------------------------------------------------
 
     @property
     def run(self) -> messages.Run:
@@ -125,38 +124,38 @@ class Participant:
 
     @property
     def state(self) -> str:
-        """What this agent does, in one word."""
+        """The agent's activity, in one word."""
         return activity(self.value)
 
     @property
     def paused(self) -> str:
-        """Why it takes no task at present; empty where it does."""
+        """Reason why the agent accepts no task now; empty if it does."""
         return self.value.paused
 
     @property
     def finished(self) -> int:
-        """Trainings whose updates the coordinator accepted."""
+        """Number of trainings whose updates the coordinator accepted."""
         return self.value.finished
 
     @property
     def over(self) -> str:
-        """Why its part is over; empty while it is not."""
+        """Reason why the agent's part in the run has ended; empty until then."""
         return self.value.over
 
     @property
     def refused(self) -> bool:
-        """Whether it was turned away."""
+        """True if the coordinator rejected the agent."""
         return self.value.refused
 
     # ---- events ----------------------------------------------------------------------------------
 
-    def take(self, event: on.AgentEvent) -> None:
-        """Steps the agent with an event, does the actions, and repeats with the events that they
+    def handle(self, event: on.AgentEvent) -> None:
+        """Step the agent with an event, carry out its actions, and repeat with the events that they
         cause.
         """
         self._events.append(event)
         if len(self._events) > 1:
-            return  # one is being handled, of which this one is a consequence
+            return  # called from an action of the first one, whose loop handles this event
         try:
             while self._events:
                 self.value, actions = step(self.value, self._events[0])
@@ -167,35 +166,37 @@ class Participant:
             self._events.clear()
             raise
 
-    def _hear(self, delivery: Delivery, now: float) -> None:
-        """Raises WireError for a message that cannot be."""
+    def _take(self, delivery: Delivery, now: float) -> None:
+        """Handle a delivery. Raises WireError for an invalid message."""
         if delivery.topic in (LINK_DOWN, LINK_UP):
             online = delivery.topic == LINK_UP
-            self._downloads.reach(now, online=online)
-            self.take(on.LinkBack(now) if online else on.LinkLost(now))
+            self._downloads.follow_link(now, online=online)
+            self.handle(on.LinkBack(now) if online else on.LinkLost(now))
         if not delivery.payload or delivery.topic.startswith("$"):
             return
         match envelope.decode(delivery.payload):
-            case messages.Manifest() | messages.Chunk() as piece:
-                self._receive(delivery.topic, piece, now)
+            case messages.Manifest() | messages.Chunk() as message:
+                self._download(delivery.topic, message, now)
             case messages.Grant() as grant:
-                self._uploads.granted(grant, now)
+                self._uploads.take_grant(grant, now)
             case messages.Status() as status if status.agent == self.name:
-                self.take(on.StatusHeard(now, status, delivery.retained))
+                self.handle(on.StatusHeard(now, status, delivery.retained))
             case messages.Refusal(reason, about) if about != messages.JOINING:
                 log.warning("the coordinator refused a message (%s): %s", about, reason)
             case message:
-                if (event := self._event(message, now)) is not None:
-                    self.take(event)
+                if (event := self._to_event(message, now)) is not None:
+                    self.handle(event)
 
-    def _event(self, message: messages.Message, now: float) -> on.AgentEvent | None:
-        """What a message of the coordinator says. Raises Refused for a task of another agent."""
+    def _to_event(self, message: messages.Message, now: float) -> on.AgentEvent | None:
+        """Return the event of a message from the coordinator. Raises Refused for a task of another
+        agent.
+        """
         match message:
             case Task() as task:
                 if (task.run, task.agent) != (self.run.run, self.name):
                     raise Refused(
-                        f"a task for {task.agent} of {task.run} came to {self.name} of "
-                        f"{self.run.run}"
+                        f"expected a task for {self.name} in {self.run.run}, found one for "
+                        f"{task.agent} in {task.run}"
                     )
                 return on.TaskCame(now, task)
             case messages.Receipt(transfer, accepted, reason):
@@ -210,42 +211,44 @@ class Participant:
                 return on.Dismissed(now, reason, refused=True)
         return None
 
-    def _receive(self, topic: str, piece: messages.Manifest | messages.Chunk, now: float) -> None:
-        """Takes a piece of weights. Raises Refused."""
-        digest = self._downloads.coming
+    def _download(
+        self, topic: str, message: messages.Manifest | messages.Chunk, now: float
+    ) -> None:
+        """Handle a message with weights. Raises Refused."""
+        digest = self._downloads.digest
         try:
-            whole = self._downloads.hear(topic, piece, now)
+            complete = self._downloads.take(topic, message, now)
         except OSError as error:
             where = f"{self.equipment.spool.folder}: {error.strerror or error}"
-            self.take(on.WeightsFailed(now, digest, where, self._downloads.spare))
+            self.handle(on.WeightsFailed(now, digest, where, self._downloads.removable))
         else:
-            if whole:
-                self.take(on.WeightsCame(now, digest))
+            if complete:
+                self.handle(on.WeightsCame(now, digest))
 
     def _advance(self, now: float) -> None:
-        """Looks at the task runner and at what is on its way, then says that time passed."""
+        """Check the task runner and the transfers, then handle the passing of time."""
         one = active(self.value)
         if (
             one is not None
             and one.stage == "training"
             and (outcome := self.equipment.runner.poll()) is not None
         ):
-            self.take(self._ended(outcome, now))
+            self.handle(self._store_outcome(outcome, now))
         if self.value.online:
             self._downloads.tick(now)
-            for task in self._uploads.stalled(now):
-                self.take(on.UploadStalled(now, task))
-            self._uploads.send(now)
-        self.take(on.Ticked(now, self._downloads.got, self.equipment.runner.progress))
+            for task in self._uploads.check_stalls(now):
+                self.handle(on.UploadStalled(now, task))
+            self._uploads.send()
+        self.handle(on.Ticked(now, self._downloads.received, self.equipment.runner.progress))
 
-    def _ended(self, outcome: Outcome, now: float) -> on.TrainingEnded:
+    def _store_outcome(self, outcome: Outcome, now: float) -> on.TrainingEnded:
         failure: str | None = outcome.reason
         if outcome.path is not None:
             try:
                 self._uploads.add(outcome.task, outcome.path, self.run)
                 failure = None
             except (OSError, ValueError) as error:
-                failure = f"its update cannot be read: {error}"
+                failure = f"cannot read its update: {error}"
         return on.TrainingEnded(now, outcome.task, outcome.loss, failure, outcome.full)
 
     # ---- actions ---------------------------------------------------------------------------------
@@ -254,36 +257,36 @@ class Participant:
         now = self.equipment.clock()
         match action:
             case do.Tell(message):
-                self._tell(message)
+                self._publish(message)
             case do.AskStatus():
                 self.link.subscribe(topics.status(self.run.run, self.name))
             case do.Fetch(task):
                 if self._downloads.fetch(task, now):
-                    self.take(on.WeightsCame(now, task.digest))
+                    self.handle(on.WeightsCame(now, task.digest))
             case do.StopFetching():
                 self._downloads.stop()
             case do.FreeSpace():
-                self._downloads.free()
+                self._downloads.remove_all()
             case do.Train(task):
                 self.equipment.runner.begin(
                     task,
                     self._downloads.path(task.digest),
-                    self.equipment.spool.update(task.transfer),
+                    self.equipment.spool.update_path(task.transfer),
                 )
             case do.StopTraining():
                 self.equipment.runner.cancel()
             case do.Offer(task, anew):
                 self._uploads.offer(task, anew=anew)
             case do.Forget(task):
-                self._uploads.forget(task)
+                self._uploads.remove(task)
             case do.Trim(digest):
-                self._downloads.bound(digest)
+                self._downloads.trim(digest)
                 if self.equipment.spool.excess():
-                    self.take(on.SpoolOverfull(now))
+                    self.handle(on.SpoolOverfull(now))
             case do.Measure():
-                self.take(on.ProfileMeasured(now, self.equipment.measure(self.run)))
+                self.handle(on.ProfileMeasured(now, self.equipment.measure(self.run)))
             case do.Look():
-                self.take(on.PauseSeen(now, self.equipment.pause()))
+                self.handle(on.PauseSeen(now, self.equipment.pause()))
             case do.Erase():
                 self._erase()
             case do.Log(text, warn, about, event):
@@ -291,10 +294,10 @@ class Participant:
                     logging.WARNING if warn else logging.INFO,
                     "%s",
                     text,
-                    extra=fields(about, event) if about is not None else None,
+                    extra=log_fields(about, event) if about is not None else None,
                 )
 
-    def _tell(
+    def _publish(
         self, message: messages.Failure | messages.Heartbeat | messages.Status | Profile
     ) -> None:
         run, name, payload = self.run.run, self.name, envelope.encode(message)
@@ -311,15 +314,12 @@ class Participant:
     def _erase(self) -> None:
         if self.equipment.spool.lasting:
             self.equipment.spool.clear()
-        for topic in (
-            topics.profile(self.run.run, self.name),
-            topics.status(self.run.run, self.name),
-        ):
-            self.link.publish(topic, b"", retain=True)
+        for topic in (topics.profile, topics.status):
+            self.link.publish(topic(self.run.run, self.name), b"", retain=True)
 
 
-def fields(task: Task, event: str) -> dict[str, object]:
-    """The fields of a line in the log that is about a task."""
+def log_fields(task: Task, event: str) -> dict[str, object]:
+    """Return the fields of a log record about a task."""
     return {
         "event": event,
         "run": task.run,

@@ -1,10 +1,10 @@
-"""How long a submodel will take on a device, from the few that the device has timed.
+"""Predictions of how long a submodel takes on a device, from the few submodels that it timed.
 
-The seconds of a step are a sum of what it asks of the machine (`models.work`), each at the
-machine's own price: multiply-adds with channels filled up to whole vectors, bytes moved, and calls
-of operations. The prices are fitted per device by non-negative least squares on relative error. As
-many timings as prices leave much open, so the prices are held, gently, to the ratios of a kind of
-machine; of the kinds, the one that fits best counts.
+The seconds of a step are a weighted sum of its work (`models.pass_work`): multiply-adds with
+channels padded to whole vectors, bytes moved, and calls of operations. The weights, here called
+prices, are fitted per device by non-negative least squares on relative error. A few timings
+determine the prices only roughly, so the fit also pulls them towards the typical ratios of a kind
+of machine. The kind that fits best is used.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ from numpy.typing import NDArray
 from federated.task import Timing
 from models.cost import count_branches
 from models.families.catalogue import parameters
+from models.pass_work import LANES, work
 from models.submodel import Submodel
-from models.work import LANES, work
 
 __all__ = ["latency_seconds", "step_seconds"]
 
 Vector = NDArray[np.float64]
 
-# in the ratios of a kind: how far off a relative error of 1 lets the logarithm of a price be
+# strength of the pull towards a kind's ratios: a price that is off by a factor of e costs as much
+# as a relative error of TRUST
 TRUST = 0.15
-STEPS = 100  # of a fit, at most; 9 are usual, and 27 suffice for 99 in 100
+STEPS = 100  # largest number of steps of a fit; 9 are usual, and 27 suffice for 99 of 100 fits
 PRECISION = 1e-10  # relative change of a price at which a fit ends
-# times the bytes of the parameters: it reads weight, gradient and momentum, and writes weight and
-# momentum
+# memory traffic of the optimiser, in sizes of the parameters: it reads weight, gradient and
+# momentum, and writes weight and momentum
 OPTIMISER = 5
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of machine: floats of its vectors, and what a multiply-add, a byte moved and a call
-    cost, beside each other.
+    """A kind of machine.
 
-    doubt: by how much less error it must explain the timings than others.
+    lanes: floats per vector.
+    prices: of a multiply-add, a byte moved and a call, relative to each other.
+    doubt: added to its error when kinds are compared.
     """
 
     lanes: int
@@ -48,7 +50,7 @@ class Kind:
     doubt: float = 0.0
 
 
-# An accelerator is quick at everything but calls, and so explains any timings of tiny networks.
+# The last kind is an accelerator: only calls are slow, so it fits any timings of tiny networks.
 KINDS = (
     *(Kind(lanes, (1.0, 10.0, 2e6)) for lanes in LANES),
     Kind(LANES[-1], (1.0, 10.0, 1e8), doubt=0.03),
@@ -56,40 +58,40 @@ KINDS = (
 
 
 def step_seconds(timings: Sequence[Timing], submodel: Submodel, batch: int) -> float:
-    """Predicted seconds of one training step of `batch` examples on the device that took these
-    timings; 0 where there are none.
+    """Return the predicted seconds of a training step of `batch` examples on the device that took
+    these timings; 0 without timings.
     """
-    return predicted(tuple(timings), submodel, batch, training=True)
+    return predict(tuple(timings), submodel, batch, training=True)
 
 
 def latency_seconds(timings: Sequence[Timing], submodel: Submodel, batch: int = 1) -> float:
-    """Predicted seconds of one inference of `batch` examples, from timings of inferences; 0 where
-    there are none.
+    """Return the predicted seconds of an inference of `batch` examples, from timings of inferences;
+    0 without timings.
     """
-    return predicted(tuple(timings), submodel, batch, training=False)
+    return predict(tuple(timings), submodel, batch, training=False)
 
 
-def predicted(
+def predict(
     timings: tuple[Timing, ...], submodel: Submodel, batch: int, *, training: bool
 ) -> float:
-    """What was timed, as it was; anything else by the machine's prices."""
+    """Return the measured seconds if this submodel was timed, otherwise a prediction."""
     measured = {(t.submodel.unowned, t.batch): t.seconds for t in timings}
     if (submodel.unowned, batch) in measured:
         return measured[submodel.unowned, batch]
     if not timings:
         return 0.0
-    kind, prices = fitted(timings, training)
-    return float(asked(submodel, batch, kind.lanes, training) @ prices)
+    kind, prices = fit_machine(timings, training)
+    return float(count_work(submodel, batch, kind.lanes, training) @ prices)
 
 
-# of a large fleet every device: a fit takes as long as all the rest of a decision
+# room for every device of a large fleet: a fit takes as long as the rest of a decision
 @lru_cache(maxsize=2**16)
-def fitted(timings: tuple[Timing, ...], training: bool) -> tuple[Kind, Vector]:
-    """The kind of machine that explains the timings best, and its prices in seconds."""
+def fit_machine(timings: tuple[Timing, ...], training: bool) -> tuple[Kind, Vector]:
+    """Return the kind of machine that fits the timings best, and its prices in seconds."""
     seconds = np.array([t.seconds for t in timings])
     found = []
     for kind in KINDS:
-        work = np.array([asked(t.submodel, t.batch, kind.lanes, training) for t in timings])
+        work = np.array([count_work(t.submodel, t.batch, kind.lanes, training) for t in timings])
         error, prices = fit(work, seconds, np.array(kind.prices))
         found.append((error + kind.doubt, kind, prices))
     _, kind, prices = min(found, key=lambda row: row[0])
@@ -130,9 +132,9 @@ def fit(work: Vector, seconds: Vector, typical: Vector) -> tuple[float, Vector]:
     return now, typical * np.exp(logs)
 
 
-def asked(submodel: Submodel, batch: int, lanes: int, training: bool) -> Vector:
-    """Multiply-adds, bytes moved and calls of a training step, its optimiser included, or of an
-    inference.
+def count_work(submodel: Submodel, batch: int, lanes: int, training: bool) -> Vector:
+    """Return the multiply-adds, bytes moved and calls of a training step with its optimiser, or of
+    an inference.
     """
     known = work(submodel.plain, batch, training=training)
     moved = known.moved

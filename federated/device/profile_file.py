@@ -1,5 +1,5 @@
-"""What `edge-agent profile` writes and `coordinator assign` reads: one device, measured, as a JSON
-file. No torch here.
+"""The JSON file of a device's measurements, which `edge-agent profile` writes and `coordinator
+assign` reads. Torch-free.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = [
     "Circumstances",
     "Runtime",
     "Sheet",
-    "profile_of",
     "read",
+    "select_profile",
     "write",
 ]
 
-FORMAT = 1  # of the file; another one is refused
-LARGEST = 1 << 24  # bytes of a file that can be a sheet
+FORMAT = 1  # of the file; others are rejected
+LARGEST = 1 << 24  # bytes of the largest valid file
 
 Runtime = Literal["torch", "onnx"]
 RUNTIMES: tuple[str, ...] = get_args(Runtime)
@@ -37,8 +37,13 @@ RUNTIMES: tuple[str, ...] = get_args(Runtime)
 
 @dataclass(frozen=True)
 class Calibration:
-    """How long a few submodels of a family took with one runtime: a training step, or the answer
-    for a batch (infer).
+    """Timings of a few submodels of a family with one runtime.
+
+    family: their network family.
+    runtime: the library that computed.
+    work: "train" for a training step, "infer" for an inference of a batch.
+    threads: number of threads.
+    timings: one per submodel and batch size.
     """
 
     family: str
@@ -50,10 +55,12 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Under which a measurement was taken; None: the device does not say.
+    """The circumstances of a measurement; None: unknown.
 
-    celsius, mhz: hottest sensor and fastest processor afterwards. throttled: at any time meanwhile.
-    busy: share of the processors that others used; 0 also where the device does not say.
+    celsius: the hottest sensor afterwards.
+    mhz: the fastest processor afterwards.
+    throttled: whether the device throttled at any time.
+    busy: fraction of the processors that other processes used; 0 if unknown.
     """
 
     celsius: float | None = None
@@ -64,11 +71,16 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class Sheet:
-    """One device as it measured itself.
+    """A device's measurements of itself.
 
-    profile: as an agent would introduce itself, timings apart (see `profile_of`). uplink and chunk
-    are 0 where no broker was named. versions: of what the timings depend on, by name. limit_cpus,
-    limit_memory: what the owner allowed, None: all. taken: when, as ISO 8601 in UTC.
+    profile: the profile that an agent would publish, without timings (see `select_profile`). uplink
+        and chunk are 0 if no broker was given.
+    calibrations: timings.
+    circumstances: of the measurement.
+    versions: of the software that the timings depend on, by name.
+    limit_cpus: processors that the owner allowed; None: all.
+    limit_memory: bytes that the owner allowed; None: all.
+    taken: time of the measurement, ISO 8601 in UTC.
     """
 
     profile: Profile
@@ -81,9 +93,7 @@ class Sheet:
 
 
 def write(sheet: Sheet, path: Path) -> None:
-    """The sheet as a JSON file, whole or not at all. Raises ConfigError where it cannot be
-    written.
-    """
+    """Write a sheet atomically. Raises ConfigError if the file cannot be written."""
     try:
         files.write(
             path,
@@ -97,11 +107,11 @@ def write(sheet: Sheet, path: Path) -> None:
 
 
 def read(path: Path, own: str = "") -> Sheet:
-    """The sheet of a file. own: the one network `module:function` that a timing may be of, since to
-    look at it runs its code.
+    """Read a sheet. own: the only network `module:function` that timings may name, since reading
+    such a timing runs the network's code.
 
-    Raises ConfigError for a file that is missing, no sheet, of another format, or whose values
-    cannot be.
+    Raises ConfigError for a file that is missing, malformed, of another format, or with invalid
+    values.
     """
     try:
         with path.open("rb") as file:
@@ -109,7 +119,8 @@ def read(path: Path, own: str = "") -> Sheet:
         found: Any = msgspec.json.decode(content) if len(content) <= LARGEST else None
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}; edge-agent profile --out FILE writes one"
+            f"{path}: cannot be read: {error.strerror}; create it with: edge-agent profile --out "
+            "FILE"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
@@ -122,7 +133,7 @@ def read(path: Path, own: str = "") -> Sheet:
     if found["format"] != FORMAT:
         raise ConfigError(
             f"{path}: expected format {FORMAT}, found {str(found['format'])[:20]}: "
-            "profile the device again with this version"
+            "run edge-agent profile again with this version"
         )
     try:
         sheet = msgspec.convert(found, Sheet)
@@ -132,11 +143,11 @@ def read(path: Path, own: str = "") -> Sheet:
     return sheet
 
 
-def profile_of(sheet: Sheet, family: str) -> Profile:
-    """The profile with the times of a family's training steps; of a submodel timed with several
-    numbers of threads, the least.
+def select_profile(sheet: Sheet, family: str) -> Profile:
+    """Return the profile with the timings of a family's training steps. If a submodel was timed
+    with several numbers of threads, the fastest counts.
 
-    Raises ConfigError for a family that was not calibrated; the message names those that were.
+    Raises ConfigError for a family that was not timed; the message lists those that were.
     """
     trained = [calibration for calibration in sheet.calibrations if calibration.work == "train"]
     able = [
@@ -149,7 +160,7 @@ def profile_of(sheet: Sheet, family: str) -> Profile:
         known = ", ".join(sorted({calibration.family for calibration in trained})) or "none"
         again = f"--model {family}" if ":" in family else f"--family {family}"
         raise ConfigError(
-            f"{sheet.profile.agent}: '{family}' was not timed there, only {known}: run "
+            f"{sheet.profile.agent}: no timings of '{family}', only of {known}; run "
             f"edge-agent profile {again} on that device"
         )
     slowest_first = sorted(able, key=lambda timing: -timing.seconds)
@@ -162,8 +173,8 @@ def profile_of(sheet: Sheet, family: str) -> Profile:
 
 
 def _check(sheet: Sheet, own: str) -> None:
-    """What types leave open. Raises WireError, ValueError."""
-    envelope.decode(envelope.encode(sheet.profile))  # as a coordinator would take it
+    """Check what types cannot express. Raises WireError, ValueError."""
+    envelope.decode(envelope.encode(sheet.profile))  # the checks of a coordinator
     _check_timings(sheet.profile.timings, own)
     for calibration in sheet.calibrations:
         what = f"calibration of '{calibration.family}'"
@@ -176,7 +187,7 @@ def _check(sheet: Sheet, own: str) -> None:
             calibration.family
         }:
             raise ValueError(
-                f"{what}: expected submodels of it, found some of {', '.join(sorted(odd))}"
+                f"{what}: expected submodels of this family, found some of {', '.join(sorted(odd))}"
             )
         _check_timings(calibration.timings, own)
 
@@ -186,16 +197,16 @@ def _check_timings(timings: Sequence[Timing], own: str) -> None:
         submodel = timing.submodel
         if not 0 < submodel.width <= 1 or submodel.branches < 1:
             raise ValueError(
-                f"{submodel.name}: expected a width above 0 and up to 1 and at least "
-                f"one branch, found {submodel.width:g}"
+                f"{submodel.name}: expected a width above 0 and at most 1 and at least 1 branch, "
+                f"found {submodel.width:g} and {submodel.branches}"
             )
         if timing.batch < 1 or not SHORTEST <= timing.seconds <= LONGEST:
             raise ValueError(
-                f"{submodel.name}: expected a batch above 0 and seconds of {SHORTEST:g} "
-                f"to {LONGEST:g}, found {timing.batch} and {timing.seconds:g}"
+                f"{submodel.name}: expected a batch above 0 and between {SHORTEST:g} and "
+                f"{LONGEST:g} seconds, found {timing.batch} and {timing.seconds:g}"
             )
         if ":" in submodel.network.family and submodel.network.family != own:
             raise ValueError(
-                f"it times the network '{submodel.network.family}', whose code would "
-                "run here: name it (--model) if you trust it"
+                f"the file times the network '{submodel.network.family}', whose code would "
+                "run here; if you trust it, name it with --model"
             )

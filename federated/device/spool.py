@@ -1,14 +1,13 @@
-"""The files of one agent in one run: weights that came, updates that go, and what the device keeps
-between rounds. No torch here.
+"""The files of one agent in one run: weights, updates, and the memory kept between rounds.
 
-    DIGEST.weights       weights that are whole; on their way, .part and .have (`wire.partial`)
-    TRANSFER.update      what a task made
-    TRANSFER.task        of which task it is, and in which pieces it was first offered; an update
-                         without this file was never finished
+    DIGEST.weights       downloaded weights; while incomplete, .part and .have (`wire.partial_file`)
+    TRANSFER.update      the update of a task
+    TRANSFER.task        its task, and the chunks in which it was first offered; an update without
+                         this file is incomplete
     memory/              see `federated.training.device_memory`
 
-A lasting spool outlives its process: the next one of this agent goes on with all of it but what was
-never finished.
+A lasting spool outlives its process: the agent's next process resumes everything but incomplete
+updates.
 """
 
 from __future__ import annotations
@@ -34,27 +33,32 @@ from federated.runtime import files
 from federated.task import Task
 from federated.training.device_memory import FOLDER
 from federated.wire import envelope, messages
-from federated.wire.partial import HAVE, PART
+from federated.wire.partial_file import HAVE, PART
 
-__all__ = ["AGE", "LIMIT", "InUse", "Kept", "Spool", "digest", "identity", "mapped"]
+__all__ = ["AGE", "LIMIT", "InUse", "Spool", "SpooledUpdate", "identify_run", "map_file"]
 
 log = logging.getLogger(__name__)
 
-LIMIT = 2 << 30  # bytes of weights and updates, beyond which the oldest go
-AGE = 14 * 86400.0  # seconds after which what nobody asked for goes
-FOREVER = 10 * 365 * 86400.0  # an age beyond this is a clock that was wrong, and says nothing
+LIMIT = 2 << 30  # bytes of weights and updates, beyond which the oldest are removed
+AGE = 14 * 86400.0  # seconds after which an unused file is removed
+FOREVER = 10 * 365 * 86400.0  # a larger age means that the clock was wrong
 WEIGHTS, UPDATE, TASK = ".weights", ".update", ".task"
 WHOLE = re.compile(rf"[0-9a-f]{{64}}{re.escape(WEIGHTS)}")
-COMING = re.compile(rf"[0-9a-f]{{64}}{re.escape(WEIGHTS)}({re.escape(PART)}|{re.escape(HAVE)})")
+INCOMPLETE = re.compile(rf"[0-9a-f]{{64}}{re.escape(WEIGHTS)}({re.escape(PART)}|{re.escape(HAVE)})")
 
 
 class InUse(StoreError):
-    """Another process holds the folder: an agent of the same name in the same run."""
+    """Another process uses the folder: an agent with the same name in the same run."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A finished update: of which task, in which pieces, and where it lies."""
+class SpooledUpdate:
+    """A finished update.
+
+    task: its task.
+    manifest: the transfer in which it was offered.
+    path: its file.
+    """
 
     task: Task
     manifest: messages.Manifest
@@ -63,56 +67,64 @@ class Kept:
 
 @dataclass(frozen=True)
 class _Note:
-    """What stands in a TRANSFER.task. run: the `identity` of the run that it was for; task,
-    manifest: encoded messages.
+    """The content of a TRANSFER.task.
+
+    run: identity of its run (see `identify_run`).
+    task, manifest: encoded messages.
+    digest: sha256 of the others; empty if an earlier version wrote it.
     """
 
     run: str
     task: bytes
     manifest: bytes
+    digest: str = ""
+
+    @property
+    def expected_digest(self) -> str:
+        return hashlib.sha256(
+            msgspec.msgpack.encode((self.run, self.task, self.manifest))
+        ).hexdigest()
 
 
-msgspec.msgpack.Decoder(_Note)  # learnt here, by one thread (see `federated.wire.envelope`)
+msgspec.msgpack.Decoder(_Note)  # prepares the type in one thread (see `federated.wire.envelope`)
 
 
-def identity(run: messages.Run) -> str:
-    """What two cards share that are of one run; a coordinator that came back has another session
-    and the same run.
+def identify_run(run: messages.Run) -> str:
+    """Return a digest of a run's card. It stays the same if only the coordinator restarts, which
+    changes the session.
     """
     return hashlib.sha256(envelope.encode(replace(run, session="none"))).hexdigest()
 
 
 class Spool:
-    """One agent's folder. A lasting one is held by one process at a time: `close` lets go."""
+    """The folder of one agent. A lasting one belongs to one process at a time, until `close`."""
 
     def __init__(self, folder: Path, *, lasting: bool = False, limit: int = LIMIT) -> None:
-        """limit: bytes. Raises InUse where another process holds the folder, StoreError where it
-        cannot be written.
+        """limit: bytes. Raises InUse if another process uses the folder, StoreError if it cannot be
+        written.
         """
         self.folder, self.lasting, self.limit = folder, lasting, limit
         try:
-            files.make(folder, "what this device learned")
-            self._lock = _hold(folder) if lasting else -1
+            files.make_private(folder, "what this device learned")
+            self._lock = _lock(folder) if lasting else -1
         except OSError as error:
-            raise StoreError(
-                f"the spool {folder} cannot be used: {error.strerror or error}"
-            ) from error
+            raise StoreError(f"cannot use the spool {folder}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Lets another process have the folder. Closing twice is fine."""
+        """Let other processes use the folder. Closing twice is fine."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     # ---- weights ---------------------------------------------------------------------------------
 
-    def weights(self, digest: str) -> Path:
-        """Where weights of this sha256 lie, or are to."""
+    def weights_path(self, digest: str) -> Path:
+        """Return the path of weights with this sha256."""
         return self.folder / f"{digest}{WEIGHTS}"
 
-    def whole(self) -> OrderedDict[str, Path]:
-        """Weights that an earlier process left, by digest, the latest last; nobody looked at their
-        bytes since (see `sound`).
+    def list_weights(self) -> OrderedDict[str, Path]:
+        """Return the weights that an earlier process left, by digest, the latest last. Their bytes
+        are not verified (see `is_intact`).
         """
         found = (
             [path for path in self.folder.iterdir() if WHOLE.fullmatch(path.name)]
@@ -122,56 +134,57 @@ class Spool:
         return OrderedDict((path.stem, path) for path in sorted(found, key=_modified))
 
     @staticmethod
-    def sound(path: Path) -> bool:
-        """Whether weights still are what their name says."""
+    def is_intact(path: Path) -> bool:
+        """Return whether weights have the digest that their name states."""
         try:
-            return digest(path) == path.stem
+            return _hash(path) == path.stem
         except OSError:
             return False
 
-    def only(self, digest: str) -> None:
-        """Forgets what came of all other weights that are not whole: one transfer is under way at a
-        time.
-        """
+    def remove_partial(self, keep: str) -> None:
+        """Remove incomplete weights, except those with the digest `keep`."""
         for path in self.folder.glob(f"*{WEIGHTS}.*"):
-            if not path.name.startswith(digest):
+            if not path.name.startswith(keep):
                 _remove(path)
 
     # ---- updates ---------------------------------------------------------------------------------
 
-    def update(self, transfer: str) -> Path:
-        """Where the update of a transfer lies, or is to."""
+    def update_path(self, transfer: str) -> Path:
+        """Return the path of the update of a transfer."""
         return self.folder / f"{transfer}{UPDATE}"
 
-    def keep(self, kept: Kept, run: messages.Run) -> None:
-        """Notes of what an update is, so that it is offered again after a restart. Where the disk
-        takes no note, it only goes without.
+    def note(self, update: SpooledUpdate, run: messages.Run) -> None:
+        """Record an update, so that it is offered again after a restart. If the disk is full, only
+        a restart loses the update.
         """
         if not self.lasting:
             return
-        note = _Note(identity(run), envelope.encode(kept.task), envelope.encode(kept.manifest))
+        note = _Note(
+            identify_run(run), envelope.encode(update.task), envelope.encode(update.manifest)
+        )
         try:
-            files.write(kept.path.with_suffix(TASK), msgspec.msgpack.encode(note))
+            note = replace(note, digest=note.expected_digest)
+            files.write(update.path.with_suffix(TASK), msgspec.msgpack.encode(note))
         except OSError as error:
             log.warning(
-                "round %d: the update would not outlive a restart: %s: %s",
-                kept.task.round,
+                "round %d: a restart would lose the update: cannot write to %s: %s",
+                update.task.round,
                 self.folder,
                 error.strerror or error,
             )
 
-    def left(self, run: messages.Run) -> Iterator[Kept]:
-        """The finished updates of this run that an earlier process left, the oldest first; whatever
-        else it left in this folder is removed.
+    def load_updates(self, run: messages.Run) -> Iterator[SpooledUpdate]:
+        """Yield the finished updates of this run that an earlier process left, the oldest first.
+        Other files of that process are removed, except weights and the memory.
         """
         if not self.lasting:
             return
         for path in sorted(self.folder.glob(f"*{TASK}"), key=_modified):
-            kept = self._read(path, identity(run))
-            if kept is not None:
-                yield kept
+            update = self._read(path, identify_run(run))
+            if update is not None:
+                yield update
             else:
-                self.forget(path.stem)
+                self.remove_update(path.stem)
         known = {path.stem for path in self.folder.glob(f"*{TASK}")}
         for path in self.folder.iterdir():
             own = path.suffix in (TASK, UPDATE) and path.stem in known
@@ -179,67 +192,66 @@ class Spool:
                 not own
                 and path.name != FOLDER
                 and not WHOLE.fullmatch(path.name)
-                and not COMING.fullmatch(path.name)
+                and not INCOMPLETE.fullmatch(path.name)
             ):
                 _remove(path)
 
-    def forget(self, transfer: str) -> None:
-        """Removes an update and its note, the note first: without it the update is none."""
+    def remove_update(self, transfer: str) -> None:
+        """Remove an update. Its note goes first, since without it the update counts as
+        incomplete.
+        """
         for suffix in (TASK, UPDATE):
             _remove(self.folder / f"{transfer}{suffix}")
 
-    # ---- bounds ----------------------------------------------------------------------------------
+    # ---- limits ----------------------------------------------------------------------------------
 
     def excess(self) -> int:
-        """Bytes over the limit; the memory is not counted, it bounds itself."""
-        return (
-            max(
-                0,
-                sum(_size(path) for path in self.folder.iterdir() if path.name != FOLDER)
-                - self.limit,
-            )
-            if self.lasting
-            else 0
-        )
+        """Return the bytes over the limit. The memory does not count, since it has its own
+        limit.
+        """
+        paths = self.folder.iterdir() if self.lasting else ()
+        return max(0, sum(_size(path) for path in paths if path.name != FOLDER) - self.limit)
 
     def clear(self) -> None:
-        """Removes all but the memory: the run is over."""
+        """Remove everything but the memory, because the run is over."""
         for path in self.folder.iterdir():
             if path.name != FOLDER:
                 _remove(path)
 
     def tidy(self, others: Iterable[Path], now: float | None = None) -> None:
-        """Removes what is older than AGE in this folder, and in folders of other runs that nobody
-        holds. now: seconds of the wall clock.
+        """Remove files older than AGE from this folder, and from folders of other runs that no
+        process uses. now: seconds of the wall clock.
         """
         now = time.time() if now is None else now
-        _drop_old(self.folder, now)
+        _remove_old(self.folder, now)
         for folder in others:
             if folder == self.folder or not folder.is_dir():
                 continue
             with contextlib.suppress(OSError, StoreError):
-                handle = _hold(folder)
+                handle = _lock(folder)
                 try:
-                    _drop_old(folder, now)
-                    _drop_old(folder / FOLDER, now)
+                    _remove_old(folder, now)
+                    _remove_old(folder / FOLDER, now)
                 finally:
                     os.close(handle)
                 for empty in (folder / FOLDER, folder, folder.parent):
                     empty.rmdir()
 
-    def _read(self, path: Path, run: str) -> Kept | None:
-        """The update that a note is of, where both are whole."""
+    def _read(self, path: Path, run: str) -> SpooledUpdate | None:
+        """Read a note; None if it or its update is damaged, or belongs to another run."""
         update = path.with_suffix(UPDATE)
         try:
             note = msgspec.msgpack.decode(path.read_bytes(), type=_Note)
+            if note.digest not in ("", note.expected_digest):
+                raise ValueError("it is damaged: its digest differs")
             task, manifest = envelope.decode(note.task), envelope.decode(note.manifest)
-            whole = (
+            intact = (
                 isinstance(manifest, messages.Manifest)
                 and _size(update) == manifest.size
-                and digest(update) == manifest.sha256
+                and _hash(update) == manifest.sha256
             )
-        except (OSError, ValueError, WireError) as error:  # msgspec's are ValueErrors
-            log.warning("%s is passed over: %s", path, error)
+        except (OSError, ValueError, WireError) as error:  # errors of msgspec are ValueErrors
+            log.warning("ignored %s: %s", path, error)
             return None
         if (
             note.run != run
@@ -247,29 +259,31 @@ class Spool:
             or not isinstance(manifest, messages.Manifest)
             or manifest.transfer != path.stem
         ):
-            log.info("%s is of another run, or of this one before it changed", path)
+            log.info("%s belongs to another run, or to this one before it changed", path)
             return None
-        if not whole:
-            log.warning("%s is passed over: its update is damaged", path)
+        if not intact:
+            log.warning("ignored %s: its update is damaged", path)
             return None
-        return Kept(task, manifest, update)
+        return SpooledUpdate(task, manifest, update)
 
 
-def digest(path: Path) -> str:
-    """The sha256 of a file, hexadecimal. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def mapped(path: Path) -> memoryview:
-    """A file's bytes, read as they are needed. Raises OSError, ValueError for an empty file."""
+def map_file(path: Path) -> memoryview:
+    """Return the bytes of a file, which are read on demand. Raises OSError, and ValueError for an
+    empty file.
+    """
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _hold(folder: Path) -> int:
-    """A lock on a folder until the handle is closed or the process ends. Raises InUse where another
-    process has it.
+def _hash(path: Path) -> str:
+    """Return the sha256 of a file, hexadecimal. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _lock(folder: Path) -> int:
+    """Return a handle that locks a folder until it is closed or the process ends. Raises InUse if
+    another process holds the lock.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -283,16 +297,16 @@ def _hold(folder: Path) -> int:
     return handle
 
 
-def _drop_old(folder: Path, now: float) -> None:
-    """Removes files that are too old by the wall clock, which may have been wrong when they were
-    written: an age that cannot be starts anew.
+def _remove_old(folder: Path, now: float) -> None:
+    """Remove files older than AGE. An impossible age means that the wall clock was wrong when the
+    file was written, and starts over.
     """
     for path in list(folder.iterdir()) if folder.is_dir() else []:
         age = now - _modified(path)
         if not -60.0 <= age <= FOREVER:
             os.utime(path)
         elif age > AGE and path.is_file():
-            log.info("%s is removed: nobody asked for it for %.0f days", path, age / 86400)
+            log.info("removing %s: not used for %.0f days", path, age / 86400)
             _remove(path)
 
 

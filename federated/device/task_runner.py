@@ -1,4 +1,4 @@
-"""Runs tasks in the background, as the driver of an agent sees it; torch-free."""
+"""The interface that runs tasks in the background for an agent's driver. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Outcome", "TaskRunner"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a task ended.
+    """The outcome of a task.
 
     task: the task.
-    path: the file of its encoded update; None where there is none.
+    path: file of its encoded update; None if there is none.
     reason: why there is none.
-    loss: of the work; NaN where there is none.
-    full: whether the reason is a full disk, so that another try may succeed.
+    loss: of the work; NaN if there is none.
+    full: whether the reason is a full disk, so that another attempt may succeed.
     """
 
     task: Task
@@ -30,20 +30,20 @@ class Outcome:
 
 
 class TaskRunner(Protocol):
-    """Does tasks in the background, one at a time.
+    """Runs tasks in the background, one at a time.
 
-    progress: steps taken and planned in the present task, as far as known.
+    progress: steps taken and planned in the current task, as far as known.
     """
 
     progress: tuple[int, int]
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
-        """Starts a task whose encoded weights are in `weights`; writes the encoded update to
+        """Start a task with the encoded weights in `weights`, and write the encoded update to
         `result`.
         """
 
     def poll(self) -> Outcome | None:
-        """The outcome, once there is one; never waits."""
+        """Return the outcome of the task once it has ended, without waiting."""
 
     def cancel(self) -> None:
-        """Gives up the present task; `poll` then has nothing of it."""
+        """Cancel the current task; `poll` then returns no outcome of it."""

@@ -1,5 +1,5 @@
-"""The sequence of a task: check the weights, restore what the device keeps, train, calibrate or
-evaluate with a trainer, and write the update; torch-free.
+"""The steps of a task: check the weights, restore the device's memory, train, calibrate or evaluate
+with a trainer, and write the update. Torch-free.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from federated.capabilities import missing, required
+from federated.capabilities import describe_missing, list_required
 from federated.device.trainers.trainer import LoadedNetwork, Shapes, Start, TensorShapes, Trainer
 from federated.engine.tallies import Tallies
 from federated.errors import Refused
 from federated.task import Task, Update
 from federated.training import device_memory
-from federated.training.device_memory import kept_name
+from federated.training.device_memory import variate_name
 from federated.training.execution import UNWATCHED, Array, Examples, Execution, TrainingSet
 from federated.wire import tensors as blobs
 from federated.wire.codecs import update_file
@@ -28,12 +28,12 @@ __all__ = ["carry_out", "perform"]
 
 @dataclass(frozen=True)
 class _Result:
-    """What a task gave.
+    """The result of a task.
 
     tensors: of the update, by local name.
     samples: number of examples.
     notes: of the update.
-    steps: of the optimiser.
+    steps: number of optimiser steps.
     memory: arrays that the device keeps.
     """
 
@@ -52,10 +52,10 @@ def carry_out(
     data: Examples,
     execution: Execution = UNWATCHED,
 ) -> float:
-    """Perform a task from file to file: encoded weights in, the encoded update out, and the
-    device's memory beside it. Return the loss, NaN if the task has none.
+    """Perform a task with the encoded weights in a file. Write the encoded update to `result` and
+    the device's memory beside it. Return the loss, NaN if the task has none.
 
-    Raises as `perform` does, Unknown for a codec that is not installed, OSError.
+    Raises what `perform` raises, Unknown for a codec that is not installed, OSError.
     """
     kept = result.parent / device_memory.FOLDER
     known = device_memory.read(kept, task.since, _variates(task, trainer))
@@ -81,10 +81,10 @@ def perform(
     by local name, and what the device is to keep.
 
     train: the new weights, and running statistics under tracked norm; notes loss, and if the recipe
-        requires them labels and tallies "before" and "after".
+        requires them, labels and the tallies "before" and "after".
     calibrate: running statistics of the weights as received; notes batches.
     evaluate: no tensors; notes tallies of the held-out examples, by view.
-    kept: what the device keeps of this run.
+    kept: the device's memory of this run.
     Raises Refused if the tensors are not the submodel's or the trainer lacks what the recipe
     requires, DataError, Stopped, Diverged, MemoryError.
     """
@@ -124,9 +124,9 @@ def _train(
 ) -> _Result:
     """Train as the task's recipe says, with scores before and after if it requires them."""
     recipe = task.recipe
-    tallies = _named("before", _own_scores(network, task, data, shapes, execution))
+    tallies = _name_tally("before", _own_scores(network, task, data, shapes, execution))
     done = network.train(data, execution)
-    tallies |= _named("after", _own_scores(network, task, data, shapes, execution))
+    tallies |= _name_tally("after", _own_scores(network, task, data, shapes, execution))
     out = {name: value for name, value in done.tensors.items() if name not in recipe.keep}
     own = {_own_home(task, name): done.tensors[name] for name in recipe.keep}
     notes = {**done.notes, "loss": done.loss}
@@ -140,7 +140,7 @@ def _train(
 def _own_scores(
     network: LoadedNetwork, task: Task, data: Examples, shapes: Shapes, execution: Execution
 ) -> Tallies:
-    """Tallies of the device's held-out examples as the network is now, its static norms measured on
+    """Return the network's tallies on the device's held-out examples, with static norms measured on
     the device's own data; empty unless the recipe requires them.
     """
     if not task.recipe.scores or not len(data.y_held):
@@ -151,14 +151,14 @@ def _own_scores(
     return network.evaluate(held, task.recipe, execution.stop)
 
 
-def _named(when: str, tallies: Tallies) -> Tallies:
-    """The tally of all answers, under the time at which it was taken."""
+def _name_tally(when: str, tallies: Tallies) -> Tallies:
+    """Return the tally of all answers under the name `when`."""
     return {when: tallies["all"]} if tallies else {}
 
 
 def _check_recipe(trainer: Trainer, task: Task) -> None:
-    """Raises Refused for a training that the trainer cannot do."""
-    lacking = missing(required(task.recipe), trainer.capabilities)
+    """Raise Refused for a training that the trainer does not support."""
+    lacking = describe_missing(list_required(task.recipe), trainer.capabilities)
     if task.work == "train" and lacking:
         raise Refused(
             f"round {task.round}: the recipe requires {lacking}, which {trainer.runtime} lacks"
@@ -166,18 +166,20 @@ def _check_recipe(trainer: Trainer, task: Task) -> None:
 
 
 def _variates(task: Task, trainer: Trainer) -> dict[str, tuple[int, ...]]:
-    """Shapes of the variates that a task needs of the device's memory, by their names there."""
+    """Return the shapes of the variates that a task needs from the device's memory, by their names
+    there.
+    """
     if task.work != "train" or not task.recipe.variate:
         return {}
     return {
-        kept_name(task.recipe, task.submodel, name): shape
+        variate_name(task.recipe, task.submodel, name): shape
         for name, shape in trainer.shapes(task.submodel).parameters.items()
     }
 
 
-def _travelling(task: Task, shapes: Shapes) -> TensorShapes:
-    """What must come with a task: parameters, and running statistics where they are part of the
-    weights or are to be evaluated.
+def _required_shapes(task: Task, shapes: Shapes) -> TensorShapes:
+    """Return the shapes of the tensors that a task must come with: parameters, and running
+    statistics if they are part of the weights or are needed to evaluate.
     """
     with_statistics = task.work == "evaluate" or (
         task.work == "train" and task.recipe.norm == "tracked"
@@ -188,20 +190,20 @@ def _travelling(task: Task, shapes: Shapes) -> TensorShapes:
 def _starting_weights(
     task: Task, tensors: Mapping[str, Array], kept: Mapping[str, Array], shapes: Shapes
 ) -> dict[str, Array]:
-    """The network's own tensors: those received, and those that the device keeps. A tensor that the
-    device is to keep and does not have yet is missing.
+    """Return the network's own tensors: those received, and those that the device keeps. A tensor
+    to keep that the device does not have yet is missing.
 
-    Raises Refused if the received ones are not the submodel's.
+    Raises Refused if the received tensors are not the submodel's.
     """
     recipe, allowed = task.recipe, {**shapes.parameters, **shapes.statistics}
     own = {name: value for name, value in tensors.items() if "/" not in name}
-    wanted = _travelling(task, shapes).keys() - set(recipe.keep)
+    wanted = _required_shapes(task, shapes).keys() - set(recipe.keep)
     foreign = {
         name for name in tensors.keys() - own.keys() if not recipe.hook and not recipe.variate
     }
     if odd := (wanted - own.keys()) | (own.keys() - allowed.keys()) | foreign:
         raise Refused(
-            f"weights of {task.submodel.name} to {task.work}: missing or too many: "
+            f"weights of {task.submodel.name} to {task.work}: missing or unexpected tensors: "
             f"{', '.join(sorted(odd)[:4])} ({len(odd)} in all)"
         )
     for name, value in own.items():
@@ -215,13 +217,11 @@ def _starting_weights(
 
 
 def _own_home(task: Task, name: str) -> str:
-    """The name, in a device's memory, of a tensor of its network that it keeps; each submodel that
-    it ever had has its own.
-    """
+    """Return the name, in a device's memory, of a tensor that the device keeps for a submodel."""
     return f"own/{task.submodel.plain.name}/{name}"
 
 
 def _seed(task: Task) -> int:
-    """A seed of the recipe's, the round and the agent, below 2^63."""
+    """Return a seed below 2^63 from the recipe's seed, the round and the agent."""
     digest = hashlib.sha256(f"{task.recipe.seed}/{task.round}/{task.agent}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -1,6 +1,4 @@
-"""An agent's finished updates on their way to the coordinator: their files, and what of them is
-sent and received. No torch here.
-"""
+"""An agent's finished updates, and their transfer to the coordinator. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from federated.device.spool import Kept, Spool, mapped
+from federated.device.spool import Spool, SpooledUpdate, map_file
 from federated.task import Task
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import WINDOW, Sender, split
@@ -19,96 +17,91 @@ __all__ = ["AHEAD", "Uploads"]
 
 log = logging.getLogger(__name__)
 
-# chunks of all updates together that may be under way: less than a link's queue holds
+# largest number of chunks in flight, of all updates together: less than a link's queue holds
 AHEAD = 2 * WINDOW
 
 
-@dataclass
+@dataclass(frozen=True)
 class Upload:
-    """One update: what it is, its bytes, and what is sent of them."""
+    """The transfer of a task's update."""
 
-    kept: Kept
-    data: memoryview
+    task: Task
     sender: Sender
 
 
 class Uploads:
-    """Updates of one agent in one run, by transfer, the oldest first."""
+    """The updates of one agent in one run, by transfer, the oldest first."""
 
     def __init__(self, link: Link, run: str, agent: str, spool: Spool) -> None:
         self.link, self.run, self.agent, self.spool = link, run, agent, spool
         self._uploads: dict[str, Upload] = {}
 
     def resume(self, run: messages.Run) -> Iterator[Task]:
-        """Takes in what an earlier process left of this run: in the pieces of then, so that what
-        the coordinator has of it counts.
+        """Load the updates that an earlier process left, and yield their tasks. Their chunks stay
+        the same, so that those which the coordinator already has still count.
         """
-        for kept in self.spool.left(run):
-            if kept.task.agent != self.agent:
+        for update in self.spool.load_updates(run):
+            task, manifest = update.task, update.manifest
+            if task.agent != self.agent:
                 log.warning(
-                    "%s holds an update of %s, which is not this agent: it is dropped",
+                    "discarding an update in %s: it belongs to the agent %s",
                     self.spool.folder,
-                    kept.task.agent,
+                    task.agent,
                 )
-                self.spool.forget(kept.manifest.transfer)
+                self.spool.remove_update(manifest.transfer)
                 continue
-            data, manifest = mapped(kept.path), kept.manifest
-            if manifest.chunk > self.link.max_chunk:  # the broker takes less than it did
+            data = map_file(update.path)
+            if manifest.chunk > self.link.max_chunk:  # the broker's limit is lower than it was
                 manifest = split(data, self.link.max_chunk, manifest.transfer)
             log.info(
-                "round %d: an update of %s is there, and offered again",
-                kept.task.round,
-                kept.task.submodel.name,
+                "round %d: resuming the upload of an update of %s", task.round, task.submodel.name
             )
-            self._put(Kept(kept.task, manifest, kept.path), data)
-            yield kept.task
+            self._uploads[manifest.transfer] = Upload(task, Sender(manifest, data))
+            yield task
 
     def add(self, task: Task, path: Path, run: messages.Run) -> None:
-        """Takes an update's file in. Raises OSError or ValueError where there is nothing to
-        read.
+        """Add the update in a file. Raises OSError if the file cannot be read, ValueError if it is
+        empty.
         """
-        data = mapped(path)
-        kept = Kept(task, split(data, self.link.max_chunk, task.transfer), path)
-        self.spool.keep(kept, run)
-        self._put(kept, data)
+        data = map_file(path)
+        manifest = split(data, self.link.max_chunk, task.transfer)
+        self.spool.note(SpooledUpdate(task, manifest, path), run)
+        self._uploads[manifest.transfer] = Upload(task, Sender(manifest, data))
 
-    def forget(self, task: Task) -> None:
-        """Removes an update, here and on disk."""
+    def remove(self, task: Task) -> None:
+        """Remove an update, also from the disk."""
         self._uploads.pop(task.transfer, None)
-        self.spool.forget(task.transfer)
+        self.spool.remove_update(task.transfer)
 
     def offer(self, task: Task, *, anew: bool) -> None:
-        """Offers an update; the answer says what the coordinator has of it. anew: whatever was
-        under way may be lost.
+        """Offer an update. The answer tells which chunks the coordinator has. anew: chunks in
+        flight may be lost.
         """
-        upload = self._uploads[task.transfer]
+        sender = self._uploads[task.transfer].sender
         if anew:
-            upload.sender = Sender(upload.kept.manifest, upload.data)
+            sender.restart()
         offer = messages.Offer(
-            upload.kept.manifest, task.run, task.round, task.attempt, task.work, task.submodel.name
+            sender.manifest, task.run, task.round, task.attempt, task.work, task.submodel.name
         )
         self.link.publish(topics.say(self.run, self.agent), envelope.encode(offer))
 
-    def granted(self, grant: messages.Grant, now: float) -> None:
-        """Takes the coordinator's bitmap. Raises Refused for one that cannot be."""
+    def take_grant(self, grant: messages.Grant, now: float) -> None:
+        """Handle the coordinator's bitmap. Raises Refused for an invalid one."""
         if grant.transfer in self._uploads:
-            self._uploads[grant.transfer].sender.granted(grant.have, grant.open, now)
+            self._uploads[grant.transfer].sender.take_grant(grant.have, grant.open, now)
 
-    def stalled(self, now: float) -> list[Task]:
-        """Whose uploads make no progress, so that the coordinator is to be asked; each is said
-        once, then again after a longer while.
+    def check_stalls(self, now: float) -> list[Task]:
+        """Return the tasks whose updates to offer again, because their upload makes no progress:
+        each once, then again after increasing waits.
         """
-        return [upload.kept.task for upload in self._uploads.values() if upload.sender.stalled(now)]
+        return [one.task for one in self._uploads.values() if one.sender.check_stall(now)]
 
-    def send(self, now: float) -> None:
-        """Sends the chunks that were asked for."""
+    def send(self) -> None:
+        """Send the chunks that are granted."""
         room = AHEAD
-        for upload in self._uploads.values():
-            room -= upload.sender.under_way
-            base = topics.upload(self.run, self.agent, upload.kept.manifest.transfer)
-            for chunk in upload.sender.due(now, room):
+        for transfer, upload in self._uploads.items():
+            room -= upload.sender.in_flight
+            base = topics.upload(self.run, self.agent, transfer)
+            for chunk in upload.sender.next_chunks(room):
                 self.link.publish(topics.chunk(base, chunk.index), envelope.encode(chunk))
                 room -= 1
-
-    def _put(self, kept: Kept, data: memoryview) -> None:
-        self._uploads[kept.manifest.transfer] = Upload(kept, data, Sender(kept.manifest, data))

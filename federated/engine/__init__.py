@@ -1,1 +1,1 @@
-"""The arithmetic of a round: aggregation, robust rules, privacy, accounting."""
+"""Arithmetic of a round: aggregation, robust rules, privacy, accounting."""

@@ -1,5 +1,5 @@
-"""What local training costs in multiply-adds, as FedFA compares methods (Park and Joe-Wong, arXiv
-2406.09877, section 5.2).
+"""Multiply-adds of local training, as FedFA compares methods (Park and Joe-Wong, arXiv 2406.09877,
+section 5.2).
 
     mean = sum_n N_n MACS_n / sum_n N_n,    MACE = N_p mean,    TMAC = T E MACE
 
@@ -8,9 +8,9 @@ take part in each of T rounds, with E local epochs each. T counts the rounds up 
 first that reaches the target accuracy.
 
 The paper does not say whether backward passes count. Here they do not: MACS_n counts every forward
-pass of training. These are all passes that a method's devices make (`Method.passes`): teachers,
-students, nested widths, and all exits. Surveys before the first round (ZiCo), calibration of batch
-norm by the fleet, and evaluation are not training, so they do not count.
+pass of training, `Method.passes`: teachers, students, nested widths, and all exits. Surveys before
+the first round (ZiCo), calibration of batch norm, and evaluation are not training, so they do not
+count.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ __all__ = ["Effort", "Pass", "Passes", "effort", "macs", "own_pass"]
 
 @dataclass(frozen=True)
 class Pass:
-    """A network that a device runs on its examples while it trains.
+    """Network that a device runs on its examples during training.
 
     submodel: the network; its branches count once, since training runs them merged
-    (`models.layers.branches`).
-    times: how often each example passes per local epoch; the expected number where the method
-    draws.
-    learns: whether a backward pass follows.
+        (`models.layers.branches`)
+    times: passes of each example per local epoch; the expected number where the method draws
+    learns: True if a backward pass follows
     """
 
     submodel: Submodel
@@ -43,20 +42,18 @@ class Pass:
 
 
 Passes = Callable[[Recipe, Submodel, Submodel | None], Sequence[Pass]]
-"""All passes of a local training, from its recipe, the device's submodel, and the one that the
+"""All passes of a local training, from its recipe, the device's submodel, and the submodel that the
 device trained before (None: its first training).
 """
 
 
 def own_pass(recipe: Recipe, submodel: Submodel, before: Submodel | None) -> tuple[Pass, ...]:
-    """One forward and one backward pass through the device's submodel: all that most methods
-    need.
-    """
+    """Return one forward and backward pass through the device's submodel, as most methods need."""
     return (Pass(submodel),)
 
 
 def macs(passes: Iterable[Pass], *, backward: bool = False) -> float:
-    """Multiply-adds per example and local epoch. backward: count backward passes as well."""
+    """Return the multiply-adds per example and local epoch. backward: include backward passes."""
     total = 0.0
     for one in passes:
         known = cost(one.submodel.plain)
@@ -70,9 +67,10 @@ def macs(passes: Iterable[Pass], *, backward: bool = False) -> float:
 class Effort:
     """Multiply-adds of the forward passes of training.
 
-    mean: of one local epoch of one device. mace: of one local epoch of all devices that train in a
-    round. Both are averages over the run. total: of the whole run. tmac: up to and including the
-    first round that reaches the target; None without such a round.
+    mean: of one local epoch of one device, averaged over the run
+    mace: of one local epoch of all devices that train in a round, averaged over the run
+    total: of the whole run
+    tmac: up to and including the first round that reaches the target; None without such a round
     """
 
     mean: float
@@ -82,14 +80,15 @@ class Effort:
 
 
 def effort(rounds: Sequence[Sequence[float]], epochs: int, reached: int | None) -> Effort:
-    """The effort of a run.
+    """Return the effort of a run.
 
-    rounds: for each round, the multiply-adds of one local epoch of each device that trained.
-    epochs: local epochs per round. reached: how many rounds it took to reach the target; None if it
-    was not reached. ValueError: no device trained.
+    rounds: multiply-adds of one local epoch of each device that trained, by round
+    epochs: local epochs per round
+    reached: number of rounds until the target was reached; None if it was not
+    ValueError: no device trained.
     """
     trained = [one for several in rounds for one in several]
     if not trained:
-        raise ValueError("no device trained; expected at least one training")
+        raise ValueError("cannot compute the effort of a run in which no device trained")
     until = None if reached is None else epochs * sum(map(sum, rounds[:reached]))
     return Effort(fmean(trained), sum(trained) / len(rounds), epochs * sum(trained), until)

@@ -1,4 +1,4 @@
-"""Rectangles cut into pieces, for what is done to large tensors without a copy of them."""
+"""Rectangles cut into smaller ones, to process large tensors without a copy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["blocks"]
 
 
 def blocks(where: Where, most: int) -> Iterator[Where]:
-    """A rectangle cut into ones of at most so many entries, along its first axes, so that each lies
-    together in memory.
+    """Yield a rectangle cut along its first axes into blocks of at most `most` entries, each
+    contiguous in memory.
     """
     extent = [b - a for a, b in where]
     if math.prod(extent) <= most:

@@ -1,4 +1,4 @@
-"""One step of the coordinator's optimiser on one tensor: SGD with momentum, Adam, Yogi or Adagrad.
+"""Server optimisers: SGD with momentum, Adam, Yogi or Adagrad on one tensor.
 
 Reddi et al., Adaptive Federated Optimization (arXiv 2003.00295, Algorithm 2): the change D of a
 tensor in a round, mean - w, takes the place of a negative gradient. With v_0 = tau^2 and m_0 = 0,
@@ -10,14 +10,14 @@ tensor in a round, mean - w, takes the place of a negative gradient. With v_0 = 
     w <- w + lr m / (sqrt(v) + tau)
 
 `sgd` is FedAvgM of Hsu et al. (arXiv 1909.06335, section 4.3): m <- beta1 m + D, w <- w + lr m.
-`adamw` is Adam as Kingma and Ba have it (arXiv 1412.6980, Algorithm 1), which begins with v_0 = 0
-and divides m by 1 - beta1^t and v by 1 - beta2^t in step t, with the decoupled weight decay of
-Loshchilov and Hutter (arXiv 1711.05101). It counts the steps of a whole tensor, so it fits tensors
+`adamw` is the original Adam (Kingma and Ba, arXiv 1412.6980, Algorithm 1), which starts from v_0 =
+0 and divides m by 1 - beta1^t and v by 1 - beta2^t in step t, with the decoupled weight decay of
+Loshchilov and Hutter (arXiv 1711.05101). It counts the steps of a whole tensor, so it suits tensors
 that every round covers in the same place.
 
-Coordinates that no device held in a round keep their value and their moments. Moments live in the
-coordinator's flat dict of tensors as `server/m/KEY`, `server/v/KEY` and `server/t/KEY`. No device
-receives them, and checkpoints keep them bit for bit.
+Coordinates that no device held in a round keep their value and their moments. Moments are stored in
+the coordinator's flat dict of tensors as `server/m/KEY`, `server/v/KEY` and `server/t/KEY`. No
+device receives them, and checkpoints keep them bit for bit.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from torch import Tensor
 from federated.engine.aggregate import Sum
 from models.slicing import as_slices
 
-__all__ = ["ServerOptimizer", "adamw", "covered", "step"]
+__all__ = ["ServerOptimizer", "adamw", "coverage_mask", "step"]
 
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """How the coordinator moves its weights by the devices' mean change.
+    """Optimiser of the coordinator.
 
-    rule: see the formulas of the module.
-    lr: learning rate.
-    beta1: how much of the momentum m stays in each step; 0: no momentum, and none is kept.
-    beta2: how much of the mean square v stays in each step, for adam and yogi.
-    tau: added to the root of v.
-    decay: decoupled weight decay.
-    corrected: whether m and v begin at 0 and are divided by 1 - beta^t.
+    rule: see the formulas of the module
+    lr: learning rate
+    beta1: decay of the momentum m per step; 0: no momentum, and none is stored
+    beta2: decay of the mean square v per step, for adam and yogi
+    tau: added to the root of v
+    decay: decoupled weight decay
+    corrected: True: m and v start at 0 and are divided by 1 - beta^t
     """
 
     rule: Literal["adagrad", "adam", "sgd", "yogi"]
@@ -58,42 +58,44 @@ class ServerOptimizer:
 
 
 def adamw(lr: float, decay: float = 0.0) -> ServerOptimizer:
-    """Adam with PyTorch's defaults."""
+    """Return AdamW with PyTorch's defaults."""
     return ServerOptimizer("adam", lr, 0.9, 0.999, 1e-8, decay, corrected=True)
 
 
 def step(
     optimizer: ServerOptimizer,
-    known: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     key: str,
     old: Tensor,
     change: Tensor,
     held: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The tensor after one step, and its moments by home.
+    """Return the tensor after one step, and its moments by home.
 
-    known: the state's tensors, with the moments of earlier steps. key: names the moments. old,
-    change: the tensor before the round, and what the round adds to it. held: bool of the same
-    shape, the coordinates that a device held; None: all.
+    tensors: the state's, with the moments of earlier steps
+    key: name of the moments
+    old: the tensor before the round
+    change: what the round adds to it
+    held: bool of the same shape, the coordinates that a device held; None: all
     """
     rule, beta1, beta2 = optimizer.rule, optimizer.beta1, optimizer.beta2
     homes = {name: f"server/{name}/{key}" for name in "mvt"}
     start = {"m": 0.0, "v": 0.0 if optimizer.corrected else optimizer.tau**2}
-    before = {name: known.get(homes[name], torch.full_like(old, x)) for name, x in start.items()}
+    before = {name: tensors.get(homes[name], torch.full_like(old, x)) for name, x in start.items()}
     after: dict[str, Tensor] = {}
-    count = known.get(homes["t"], torch.zeros(1)) + 1
-    ahead = change
+    count = tensors.get(homes["t"], torch.zeros(1)) + 1
+    move = change
     if beta1:
-        ahead = beta1 * before["m"] + (1.0 if rule == "sgd" else 1 - beta1) * change
-        after["m"] = ahead
+        move = beta1 * before["m"] + (1.0 if rule == "sgd" else 1 - beta1) * change
+        after["m"] = move
     if rule != "sgd":
         square = mean_square(optimizer, before["v"], change.square())
         after["v"] = square
         if optimizer.corrected:
-            ahead = ahead / (1 - beta1 ** float(count))
+            move = move / (1 - beta1 ** float(count))
             square = square / (1 - beta2 ** float(count))
-        ahead = ahead / (square.sqrt() + optimizer.tau)
-    new = old * (1 - optimizer.lr * optimizer.decay) + optimizer.lr * ahead
+        move = move / (square.sqrt() + optimizer.tau)
+    new = old * (1 - optimizer.lr * optimizer.decay) + optimizer.lr * move
     if held is not None:
         new = torch.where(held, new, old)
         after = {name: torch.where(held, value, before[name]) for name, value in after.items()}
@@ -103,7 +105,7 @@ def step(
 
 
 def mean_square(optimizer: ServerOptimizer, v: Tensor, square: Tensor) -> Tensor:
-    """v after a change of this square."""
+    """Return v after a change of this square."""
     fresh = (1 - optimizer.beta2) * square
     match optimizer.rule:
         case "adagrad":
@@ -114,13 +116,13 @@ def mean_square(optimizer: ServerOptimizer, v: Tensor, square: Tensor) -> Tensor
             return optimizer.beta2 * v + fresh
 
 
-def covered(one: Sum) -> Tensor:
-    """Which coordinates of a home the round's devices held, as bool of the home's shape."""
+def coverage_mask(one: Sum) -> Tensor:
+    """Return the coordinates of a home that the round's devices held, as bool of its shape."""
     held = torch.zeros(one.value.shape, dtype=torch.bool)
     for where, (weight, *_) in one.cover.items():
-        there = held[as_slices(where)]
+        view = held[as_slices(where)]
         if isinstance(weight, Tensor):
-            there |= (weight > 0).reshape(-1, *[1] * (held.dim() - 1))
+            view |= (weight > 0).reshape(-1, *[1] * (held.dim() - 1))
         elif weight > 0:
-            there.fill_(True)
+            view.fill_(True)
     return held

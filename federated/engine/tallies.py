@@ -1,4 +1,4 @@
-"""Scores as sums over examples, so that those of devices add up; torch-free.
+"""Scores as sums over examples, which add up across devices; torch-free.
 
 A `Tally` maps names to lists of sums: `count` and `loss` always; `right` for classes and tokens;
 per class `hits`, `guessed` and `true`; per value `errors` (squared), `sum` and `squares` of the
@@ -16,14 +16,14 @@ __all__ = ["CLASSES", "Tallies", "Tally", "add", "fields", "metrics"]
 
 Tally = Mapping[str, Sequence[float]]
 Tallies = dict[str, dict[str, list[float]]]
-"""The tallies of one device, by view."""
+"""Tallies of one device, by view."""
 
-CLASSES = 1000  # beyond so many, no sums per class: a vocabulary's would outweigh the weights
+CLASSES = 1000  # most classes with sums per class; those of a vocabulary would outweigh the weights
 
 
 def fields(network: Network, *, per_class: bool) -> dict[str, int]:
-    """Name and length of each entry of a tally of this network; per_class: with sums per class,
-    where there are any.
+    """Return the length of each entry of a tally of this network, by name. per_class: include sums
+    per class, for networks that have them.
     """
     if network.objective == "value":
         return {
@@ -41,7 +41,7 @@ def fields(network: Network, *, per_class: bool) -> dict[str, int]:
 
 
 def add(tallies: Iterable[Tally]) -> dict[str, list[float]]:
-    """The sum of tallies of one network; empty of none."""
+    """Return the sum of tallies of one network; empty for no tallies."""
     total: dict[str, list[float]] = {}
     for tally in tallies:
         for name, values in tally.items():
@@ -54,24 +54,27 @@ def add(tallies: Iterable[Tally]) -> dict[str, list[float]]:
 
 
 def metrics(tally: Tally, network: Network) -> dict[str, float]:
-    """What a tally of at least one example says.
+    """Return the metrics of a tally of at least one example.
 
-    accuracy: share of right answers; of values, R2, the share of the variance that is explained
-    (the mean over values). loss: per example. Of classes, macro_f1: mean F1 over the classes that
-    occur or were guessed; majority and majority_f1: the same two of always guessing the most
-    frequent class. Of tokens, perplexity: e^loss. Of values, rmse: root of the mean squared error,
-    in raw units.
+    accuracy: fraction of right answers; for values R2, the explained fraction of the variance (mean
+        over values)
+    loss: per example
+    macro_f1: for classes, mean F1 over the classes that occur or were guessed
+    majority, majority_f1: accuracy and macro F1 of always guessing the most frequent class
+    perplexity: for tokens, e^loss
+    rmse: for values, root of the mean squared error, in raw units
     """
     count, loss = tally["count"][0], tally["loss"][0] / tally["count"][0]
     if network.objective == "value":
-        return {"accuracy": explained(tally), "loss": loss, "rmse": error(tally, network)}
+        return {"accuracy": r_squared(tally), "loss": loss, "rmse": rmse(tally, network)}
     found = {"accuracy": tally["right"][0] / count, "loss": loss}
     if network.objective in {"next", "masked"}:
         return {**found, "perplexity": math.exp(min(loss, 700.0))}
-    return {**found, **(by_class(tally) if "hits" in tally else {})}
+    return {**found, **(class_metrics(tally) if "hits" in tally else {})}
 
 
-def by_class(tally: Tally) -> dict[str, float]:
+def class_metrics(tally: Tally) -> dict[str, float]:
+    """Return the metrics of sums per class."""
     rows = [
         (h, g, t)
         for h, g, t in zip(tally["hits"], tally["guessed"], tally["true"], strict=True)
@@ -86,8 +89,8 @@ def by_class(tally: Tally) -> dict[str, float]:
     }
 
 
-def explained(tally: Tally) -> float:
-    """R2; 0 for a value that never varies."""
+def r_squared(tally: Tally) -> float:
+    """Return R2; 0 for a value that never varies."""
     n = tally["count"][0]
     spread = [max(q - s * s / n, 0.0) for s, q in zip(tally["sum"], tally["squares"], strict=True)]
     return sum(
@@ -95,7 +98,8 @@ def explained(tally: Tally) -> float:
     ) / len(spread)
 
 
-def error(tally: Tally, network: Network) -> float:
+def rmse(tally: Tally, network: Network) -> float:
+    """Return the root of the mean squared error, in raw units."""
     scale = network.scale or (1.0,) * network.outputs
     return math.sqrt(
         sum(e * s * s for e, s in zip(tally["errors"], scale, strict=True))

@@ -1,6 +1,4 @@
-"""How far updates moved what they were given, and how that is bounded: norms of whole changes, over
-all that an update contributes.
-"""
+"""Norms of the whole change of an update, over everything that it contributes."""
 
 from __future__ import annotations
 
@@ -13,17 +11,23 @@ from torch import Tensor
 
 from federated.engine.aggregate import Part, Sum
 from federated.method import State, Tensors
-from models.slicing import as_slices, present
+from models.slicing import as_slices, read_home
 
-__all__ = ["change", "clipped", "counted", "grounded", "length", "moved"]
+__all__ = [
+    "add_missing_homes",
+    "change_norm",
+    "clip_parts",
+    "count_once",
+    "subtract_old",
+    "sum_squares",
+]
 
-# entries whose squares are added up at a time, so that no copy of a large tensor is made
-BLOCK = 1 << 20
+BLOCK = 1 << 20  # entries squared at a time, so that no copy of a large tensor is made
 
 
-def counted(part: Part) -> Part:
-    """The part with weight 1, in the rows that it gives at all: what a device says of its examples
-    is a claim, and a liar's would be the largest.
+def count_once(part: Part) -> Part:
+    """Return the part with weight 1 in all rows that it covers. A device's number of examples is a
+    claim, and a liar would claim the most.
     """
     weight = part.weight
     return replace(
@@ -31,40 +35,40 @@ def counted(part: Part) -> Part:
     )
 
 
-def moved(part: Part, tensors: Tensors) -> Tensor:
-    """New minus old of a part's rectangle; 0 in rows that it gives no weight."""
-    old = present(tensors, part.home, part.shape)[as_slices(part.where)]
+def subtract_old(part: Part, tensors: Tensors) -> Tensor:
+    """Return new minus old values of a part's rectangle; 0 in rows of weight 0."""
+    old = read_home(tensors, part.home, part.shape)[as_slices(part.where)]
     step = part.value - old
     if isinstance(part.weight, Tensor):
         step = step * (part.weight > 0).to(step.dtype).reshape(-1, *[1] * (step.dim() - 1))
     return step
 
 
-def change(values: Tensor) -> float:
-    """Sum of squares, in float64."""
+def sum_squares(values: Tensor) -> float:
+    """Return the sum of squares, in float64."""
     return math.fsum(
         float(block.double().square().sum()) for block in torch.split(values.reshape(-1), BLOCK)
     )
 
 
-def length(parts: Iterable[Part], tensors: Tensors) -> float:
-    """L2 norm of all that an update's parts moved, together. tensors: the state's, by home."""
-    return math.sqrt(math.fsum(change(moved(part, tensors)) for part in parts))
+def change_norm(parts: Iterable[Part], tensors: Tensors) -> float:
+    """Return the L2 norm of the change of all parts together. tensors: the state's, by home."""
+    return math.sqrt(math.fsum(sum_squares(subtract_old(part, tensors)) for part in parts))
 
 
-def clipped(parts: Iterable[Part], tensors: Tensors, bound: float) -> list[Part]:
-    """The parts of one update, the whole of what they moved shortened to L2 norm `bound` where it
-    is longer; the direction stays.
+def clip_parts(parts: Iterable[Part], tensors: Tensors, bound: float) -> list[Part]:
+    """Return the parts of one update, with the change of all parts together shortened to L2 norm
+    `bound` if it is longer. Its direction does not change.
     """
     found = list(parts)
-    norm = length(found, tensors)
+    norm = change_norm(found, tensors)
     if norm <= bound:
         return found
     return [
         replace(
             part,
             value=torch.lerp(
-                present(tensors, part.home, part.shape)[as_slices(part.where)].to(part.value),
+                read_home(tensors, part.home, part.shape)[as_slices(part.where)].to(part.value),
                 part.value,
                 bound / norm,
             ),
@@ -73,12 +77,12 @@ def clipped(parts: Iterable[Part], tensors: Tensors, bound: float) -> list[Part]
     ]
 
 
-def grounded(state: State, sums: Mapping[str, Sum]) -> State:
-    """The state with every home of some sums written: the mean of a group's home that was not goes
-    by its dtype, and keeps what it read.
+def add_missing_homes(state: State, sums: Mapping[str, Sum]) -> State:
+    """Return the state with a tensor for every home of some sums. The first mean of a group's home
+    needs the dtype and the old values that the group has read so far.
     """
     new = {
-        home: present(state.tensors, home, one.value.shape)
+        home: read_home(state.tensors, home, one.value.shape)
         for home, one in sums.items()
         if home not in state.tensors
     }

@@ -1,3 +1,1 @@
-"""Federated methods: one file per method, with its presets; the paper on top, then the difference
-from what it builds on.
-"""
+"""Federated methods: one file per method with arithmetic of its own."""

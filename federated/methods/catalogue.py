@@ -1,4 +1,4 @@
-"""The methods by name."""
+"""Methods by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from federated.methods.scaffold import scaffold
 from federated.methods.scalefl import scalefl
 from federated.runtime.plugins import find
 from federated.training.hooks import Hooks
-from models.extensions import Kind, loaded
+from models.extensions import Kind, load_all
 
 __all__ = ["METHODS", "hooks", "loaded_hooks", "loaded_method", "loaded_methods", "method"]
 
@@ -76,31 +76,33 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 
 def method(name: str) -> Method:
-    """The method of a name that the owner of this machine wrote: built in, in any case of letters,
-    of an installed package (`espalier.methods`), or `module:function`. Its `name` is this one.
+    """Return the method of a name that the owner of this machine wrote: a built-in one, in upper or
+    lower case; one of an installed package (`espalier.methods`); or `module:function`. The method's
+    `name` is the given one.
 
-    Raises Unknown, nearest names first; ConfigError for one that cannot be imported or made.
+    Unknown: no such method; the the error names the nearest. ConfigError: it cannot be imported or
+        made.
     """
     chosen = name.lower() if name.lower() in METHODS else name
     return make(chosen, find(KIND, chosen, METHODS))
 
 
 def loaded_methods() -> dict[str, Method]:
-    """All methods that a message may name: built in, of installed packages, or looked up by
-    `method` before. Nothing is imported for a message. One that cannot be made is left out, with a
+    """Return all methods that a message may name: built in, of installed packages, or looked up by
+    `method` before. Import nothing for a message. Ignore methods that cannot be made, with a
     warning.
     """
     made = {}
-    for name, function in loaded(KIND, METHODS).items():
+    for name, function in load_all(KIND, METHODS).items():
         try:
             made[name] = make(name, function)
         except ConfigError as error:
-            log.warning("left out: %s", error)
+            log.warning("Ignored a method: %s", error)
     return made
 
 
 def loaded_method(name: str) -> Method:
-    """The method of a name from a message; see `loaded_methods`. Raises Unknown."""
+    """Return the method that a message names; see `loaded_methods`. Unknown: no such method."""
     known = loaded_methods()
     if name not in known:
         raise Unknown(KIND.noun, name, known)
@@ -108,24 +110,22 @@ def loaded_method(name: str) -> Method:
 
 
 def loaded_hooks() -> dict[str, Hooks]:
-    """The hooks of all `loaded_methods` by their names, which built-in methods have first."""
+    """Return the hooks of all `loaded_methods` by name. Built-in methods take precedence."""
     methods = sorted(loaded_methods().items(), key=lambda item: item[0] in METHODS)
     return {made.hooks.name: made.hooks for _, made in methods if made.hooks is not None}
 
 
 def hooks(name: str) -> Hooks:
-    """The hooks of a name from a message; see `loaded_methods`. Raises Unknown."""
+    """Return the hooks that a message names; see `loaded_methods`. Unknown: no such hooks."""
     known = loaded_hooks()
     if name not in known:
         raise Unknown("hooks", name, known)
     return known[name]
 
 
-@cache  # every task looks up hooks, and a method is the same each time
+@cache  # every task looks up hooks
 def make(name: str, function: Callable[[], Method]) -> Method:
-    """The method that a function returns, under the name that it is selected by. Raises
-    ConfigError.
-    """
+    """Call a function that returns a method, and name the method. ConfigError: it fails."""
     if name in METHODS:
         return function()
     try:

@@ -1,27 +1,27 @@
 """DepthFL: Kim, Yu, Kim and Moon, Depthwise Federated Learning for Heterogeneous Clients (ICLR
-2023, OpenReview pf8RIZTMU58), on FedDyn.
+2023, OpenReview pf8RIZTMU58), with FedDyn.
 
-Against FedAvg: a device of depth n keeps sections 1 to n whole, with an exit after each of them
-(`models.layers.exits`), and trains all its exits at once, each taught by its others (mutual
-self-distillation, section 3.2; here z_i are logits and p_i their softmax, T = 1):
+Difference from FedAvg: a device of depth n keeps sections 1 to n whole, with an exit after each of
+them (`models.layers.exits`). It trains all its exits at once, each with the others as teachers
+(mutual self-distillation, section 3.2; z_i are logits and p_i their softmax, T = 1):
 
     sum_i [ CE(z_i) + lambda_t / (n - 1) * sum_(j != i) KL(p_j || p_i) ],
     lambda_t = exp(-5 (1 - min(t, ramp) / ramp)^2)
 
 in round t, from 1, with no gradient through p_j. The mean is uniform. The authors' ramp is 300 of
-1000 rounds; the default is the same share, 0.3 of the run's rounds, because a ramp of 300 in a run
-of 20 rounds would leave lambda at 0.013.
+1000 rounds. The default is the same fraction, 0.3 of the run's rounds, because a ramp of 300 in a
+run of 20 rounds would leave lambda at 0.013.
 
-On top sits FedDyn (Acar et al., arXiv 2111.04263, Algorithm 1), as in the authors' code; `solver =
+FedDyn (Acar et al., arXiv 2111.04263, Algorithm 1) is added, as in the authors' code. `solver =
 "fedavg"` leaves it out, for comparisons that give every method the same solver. Its device half is
-the recipe's (`federated.training.variates`). For weights and biases, with N the number of agents
-and count the number of them whose update of this round holds the coordinate,
+in the recipe (`federated.training.variates`). For weights and biases, with N the number of agents
+and count the number of those whose update of this round holds the coordinate,
 
     h <- h - alpha count / N (mean - w),    w <- mean - h / alpha
 
-`distillation = 0` leaves each exit to itself, and `exit = "adapter"` makes exits small: so is the
-DepthFL that NeFL compares itself to (arXiv 2308.07761, section V-A2). Running statistics take the
-plain mean. Neither noise nor late updates are allowed: h would remember them for ever.
+`distillation = 0` trains each exit on its own, and `exit = "adapter"` makes exits small; both
+together are the DepthFL baseline of NeFL (arXiv 2308.07761, section V-A2). Running statistics take
+the plain mean. Neither noise nor late updates are allowed, since h would never forget them.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated.engine.aggregate import Part, Total, bands
 from federated.errors import ConfigError
-from federated.method import MODES, Method, Setting, Settings, State, Tensors, round_at, varied
+from federated.method import MODES, Method, Setting, Settings, State, Tensors, round_at, vary
 from federated.methods import fedavg as base
-from federated.methods.common.endings import endings, inner, ordered
-from federated.methods.common.inactive import one_exit, one_size
+from federated.methods.common.exit_submodels import exit_submodels, inner_submodels, sort_menu
+from federated.methods.common.inactive_mechanisms import one_exit, one_size
 from federated.task import Recipe, Update
 from federated.training import objective
 from federated.training.hooks import Hooks, Session
 from models.families.catalogue import initial
-from models.slicing import Plan, as_slices, is_statistic, present
+from models.slicing import Plan, as_slices, is_statistic, read_home
 from models.submodel import Network, Submodel
 
-__all__ = ["consistency", "depthfl", "distilled_loss"]
+__all__ = ["consistency", "depthfl", "mutual_loss"]
 
 FEATURES = ("exits",)
 EXITS = {"attention": "exits", "adapter": "exits-adapter"}  # as features of the network
-TRAINING = {  # the authors', for CIFAR-100
+TRAINING = {  # the authors' values for CIFAR-100
     "epochs": 5,
     "batch": 50,
     "lr": 0.1,
@@ -60,37 +60,40 @@ TRAINING = {  # the authors', for CIFAR-100
     "momentum": 0.0,
     "decay": 1e-3,
 }
-MEMORY = "FedDyn's h remembers for ever what was late, noise or a lie"
+MEMORY = "FedDyn's h never forgets late updates, noise or attacks"
+
+
+FEDDYN = "FedDyn corrects the mean by all updates so far"
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
-    """Every width with every depth; a depth is a number of sections. Raises ConfigError."""
+    """Return every width with every depth; a depth is a number of sections.
+
+    ConfigError: the settings do not fit the network.
+    """
     if network.objective == "value" and settings["distillation"] > 0:
         raise ConfigError(
-            "depthfl distils probabilities of classes, and these data are for "
-            "regression: set method.distillation = 0"
+            "depthfl distils class probabilities, which regression does not have: set "
+            "method.distillation = 0"
         )
     if settings["solver"] == "feddyn" and settings["alpha"] <= 0:
         raise ConfigError(
             "setting 'alpha' of depthfl: expected a number above 0 for feddyn, found "
             f"{settings['alpha']}"
         )
-    sizes, widths, depths = (
-        endings(network, (EXITS[settings["exit"]],)),
-        settings["widths"],
-        settings["depths"],
-    )
+    widths, depths = settings["widths"], settings["depths"]
+    sizes = exit_submodels(network, (EXITS[settings["exit"]],))
     if not widths or not all(1 <= depth <= len(sizes) for depth in depths):
         raise ConfigError(
-            f"a menu of widths {list(widths)} and depths {list(depths)}; expected at "
-            f"least one width, and from 1 to {len(sizes)} sections"
+            f"depthfl: expected at least one width, and depths from 1 to {len(sizes)} sections, "
+            f"found widths {list(widths)} and depths {list(depths)}"
         )
     chosen = [sizes[depth - 1] for depth in depths] or sizes
-    return ordered(replace(size, width=float(width)) for size in chosen for width in widths)
+    return sort_menu(replace(size, width=float(width)) for size in chosen for width in widths)
 
 
 def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
-    """FedAvg's; exits that the initial network lacks are drawn from the seed."""
+    """Return FedAvg's state; draw exits that the initial network lacks from the seed."""
     drawn = initial(submodels[0].network, settings["seed"], submodels[0].features)
     fitting = {
         name: tensors[name]
@@ -101,11 +104,14 @@ def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -
 
 
 def consistency(number: int, ramp: int) -> float:
-    """lambda_t of round t = `number`, from 1. ramp: in rounds; 0: lambda is 1 in every round."""
+    """Return lambda_t of round t = `number`, from 1.
+
+    ramp: in rounds; 0: lambda is 1 in every round
+    """
     return math.exp(-5 * (1 - min(number, ramp) / ramp) ** 2) if ramp > 0 else 1.0
 
 
-def distilling_recipe(state: State, submodel: Submodel) -> Recipe:
+def distillation_recipe(state: State, submodel: Submodel) -> Recipe:
     settings = state.settings
     weight = settings["distillation"] * consistency(
         state.round + 1, round_at(settings["ramp"], settings["rounds"])
@@ -118,9 +124,9 @@ def distilling_recipe(state: State, submodel: Submodel) -> Recipe:
     )
 
 
-def distilled_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
-    """Of a batch, the sum over exits of each one's own loss and of what the others teach it."""
-    outs = objective.answers(session.net, session.submodel, x)
+def mutual_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
+    """Return the sum over exits of their own losses and the distillation from the others."""
+    outs = objective.run_exits(session.net, session.submodel, x)
     labels = session.labels if session.recipe.masked else None
     own = [objective.masked_loss(session.submodel.network, out, truth, labels) for out in outs]
     weight = float(session.recipe.options["weight"]) / max(1, len(outs) - 1)
@@ -134,25 +140,22 @@ def distilled_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     return torch.stack(own + [weight * one for one in taught]).sum()
 
 
-def counted_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
-    """FedAvg's, each with a count of 1 beside its weight."""
+def count_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
+    """Yield FedAvg's parts, each with a count of 1 beside its weight."""
     return (replace(part, extra=(1.0,)) for part in base.parts(state, plan, update))
 
 
-def dynamic_finish(state: State, total: Total, rng: np.random.Generator) -> State:
-    """The mean, corrected by FedDyn's h where the solver is that."""
+def finish(state: State, total: Total, rng: np.random.Generator) -> State:
+    """Return the state with the mean, corrected by FedDyn's h if that is the solver."""
     after = base.finish(state, total, rng)
     if state.settings["solver"] != "feddyn":
         return after
-    alpha, agents, new = (
-        state.settings["alpha"],
-        max(sum(state.fleet.values()), len(total.seen)),
-        dict[str, Tensor](),
-    )
+    alpha, new = state.settings["alpha"], dict[str, Tensor]()
+    agents = max(sum(state.fleet.values()), len(total.seen))
     for home, one in total.sums.items():
         if is_statistic(home):
             continue
-        w, old = after.tensors[home].clone(), present(state.tensors, home, one.value.shape)
+        w, old = after.tensors[home].clone(), read_home(state.tensors, home, one.value.shape)
         h = state.tensors.get("h/" + home, torch.zeros_like(old)).clone()
         for where, count in bands(one, 1):
             here = as_slices(where)
@@ -173,38 +176,40 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
         share = f"{consistency(rounds, ramp):.2g}"
         late = f"ramp = {ramp} exceeds the run's rounds ({rounds})"
         yield (
-            f"{late}, so distillation never weighs more than {share}: set method.ramp to a share "
-            "such as 0.3"
+            f"{late}, so the weight of distillation never exceeds {share}: set method.ramp to a "
+            "fraction such as 0.3"
         )
     yield from one_exit(menu, settings)
     yield from one_size(menu, settings)
 
 
 def choices() -> dict[str, Setting]:
-    """The settings that FedAvg does not have, or has otherwise."""
+    """Return the settings that differ from FedAvg's."""
     return {
         "depths": Setting(
             (),
-            "sections that a submodel keeps, with an exit after each; none: a submodel "
-            "for each number",
+            "sections that a submodel keeps, with an exit after each; empty: one submodel "
+            "per number of sections",
             each=int,
         ),
         "solver": Setting(
             "feddyn",
-            "feddyn corrects the mean by what devices and coordinator remember",
+            "server optimisation: feddyn corrects the mean with the state of devices and "
+            "coordinator, fedavg does not",
             ("feddyn", "fedavg"),
         ),
-        "alpha": Setting(0.1, "of feddyn: pull towards the received weights", least=0),
+        "alpha": Setting(0.1, "pull of feddyn towards the received weights", least=0),
         "distillation": Setting(
-            1.0, "full weight of what the exits teach each other; 0: nothing", least=0
+            1.0, "full weight of the distillation between exits; 0: none", least=0
         ),
         "exit": Setting(
-            "attention", "the authors' exits, or a convolution and a linear each", tuple(EXITS)
+            "attention",
+            "exits: the authors' (attention), or a convolution and a linear layer (adapter)",
+            tuple(EXITS),
         ),
         "ramp": Setting(
             0.3,
-            "when the exits teach each other with full weight; 0: from the first round; "
-            "the authors': 300",
+            "round from which distillation has its full weight; 0: the first; the authors use 300",
             least=0,
             schedule=True,
         ),
@@ -216,25 +221,24 @@ def depthfl() -> Method:
     return replace(
         fedavg,
         name="depthfl",
-        summary="shallower copies with an exit after each section; the exits teach each other",
+        summary="shallower submodels with an exit after each section; the exits learn from each "
+        "other",
         paper="Kim, Yu, Kim and Moon, DepthFL, ICLR 2023 (not on arXiv); Acar et al., FedDyn "
         "(arXiv 2111.04263)",
-        settings=varied(
-            fedavg.settings, weighting="uniform", sharing=None, **TRAINING, **choices()
-        ),
+        settings=vary(fedavg.settings, weighting="uniform", sharing=None, **TRAINING, **choices()),
         features=FEATURES,
         forbids=dict.fromkeys(MODES, MEMORY),
         menu=propose,
         start=start,
-        recipe=distilling_recipe,
-        parts=counted_parts,
-        finish=dynamic_finish,
-        trains=inner,
-        hooks=Hooks("depthfl", loss=distilled_loss),
+        recipe=distillation_recipe,
+        parts=count_parts,
+        finish=finish,
+        trains=inner_submodels,
+        hooks=Hooks("depthfl", loss=mutual_loss),
         inactive=inactive,
         breaks={
-            "alone": "FedDyn corrects the mean by what all have sent so far",
-            "fedavg": "FedDyn corrects the mean by what all have sent so far",
-            "identity": "FedDyn moves on by itself once anything was learned",
+            "alone": FEDDYN,
+            "fedavg": FEDDYN,
+            "identity": "FedDyn keeps moving the weights after the first update",
         },
     )

@@ -4,11 +4,11 @@
     w <- sum_c n_c w_c / sum_c n_c
 
 over the devices c of a round with n_c examples each. Here the mean is taken per coordinate over the
-devices that hold it, and a coordinate that nobody holds keeps its value: with one size for all this
-is FedAvg, and with a menu of sizes the coverage mean that InCo calls HeteroAvg. With `sharing =
-"architecture"` the mean is taken over the devices of one size only, each size starting from its
-corner of the initial network. Running statistics of batch norm travel and are averaged like weights
-(`norm = "tracked"`), or stay out (`"static"`).
+devices that hold it, and a coordinate that no device holds keeps its value. With one size this is
+FedAvg; with several it is the coverage mean that InCo calls HeteroAvg. With `sharing =
+"architecture"` the mean is taken only over devices of the same size, and each size starts from its
+corner of the initial network. Running statistics of batch norm are sent and averaged like weights
+(`norm = "tracked"`), or never sent (`"static"`).
 
 Every other method is built on this record.
 """
@@ -33,15 +33,15 @@ from models.slicing import Plan, Row, as_slices, corners, extract
 from models.submodel import Network, Submodel
 
 __all__ = [
-    "apart",
     "assign",
     "dispatch",
     "fedavg",
     "finish",
+    "learning_rate",
+    "move_to_group",
     "parts",
     "place",
-    "proposal",
-    "rate",
+    "propose_sizes",
     "recipe",
     "start",
     "weight",
@@ -51,13 +51,13 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         "widths": Setting(
             (1.0,),
-            "fractions of the channels of every layer, one submodel for each",
+            "fractions of the channels of every layer; one submodel each",
             above=0,
             most=1,
         ),
         "depths": Setting(
             (),
-            "blocks per section, one number or a list of one per section, one submodel for each; "
+            "blocks per section, a number or a list with one per section; one submodel each; "
             "empty: all blocks",
             least=1,
             each=int | tuple[int, ...],
@@ -69,11 +69,11 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         ),
         "sharing": Setting(
             "coverage",
-            "a weight is averaged over all devices that hold it, or those of the same submodel",
+            "average each weight over all devices that hold it, or over those of the same submodel",
             ("coverage", "architecture"),
         ),
         "epochs": Setting(1, "passes over a device's data per round", least=1),
-        "steps": Setting(0, "most steps per round; 0: no limit", least=0),
+        "steps": Setting(0, "maximum number of steps per round; 0: no limit", least=0),
         "batch": Setting(32, "examples per step", least=1),
         "optimiser": Setting(
             "sgd",
@@ -86,7 +86,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         ),
         "milestones": Setting(
             (),
-            "from each of these rounds on, the learning rate is a tenth of what it was before",
+            "rounds at which the learning rate is divided by 10",
             above=0,
             schedule=True,
         ),
@@ -94,7 +94,8 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         "decay": Setting(0.0, "weight decay", least=0),
         "clip": Setting(0.0, "largest L2 norm of a step's gradient; 0: no limit", least=0),
         "masked": Setting(
-            False, "in training, set the logits of classes that a device does not have to 0"
+            False,
+            "in training, set logits to 0 for classes that a device's data lack",
         ),
         "hide": Setting(
             0.15,
@@ -104,20 +105,23 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         ),
         "norm": Setting(
             "tracked",
-            "batch norm statistics are averaged like weights, or measured by the fleet (static)",
+            "batch norm statistics: averaged like weights (tracked) or measured (static)",
             ("static", "tracked"),
         ),
     }
 )
 RECIPE = tuple(f.name for f in fields(Recipe))
 TENTH = 0.1
-CLIP = 1.0  # of gradients of values, where the settings say none
+CLIP = 1.0  # default for regression, whose gradients have no bound
 
 
-def proposal(
+def propose_sizes(
     network: Network, settings: Settings, features: Sequence[str] = ()
 ) -> tuple[Submodel, ...]:
-    """Every width with every depth of the settings; no depths means every block."""
+    """Return every width with every depth of the settings; no depths means all blocks.
+
+    ConfigError: no such submodel exists.
+    """
     deepest = max(map(len, full(network).mask), default=1)
     try:
         return menu(network, settings["widths"], settings["depths"] or (deepest,), features)
@@ -126,49 +130,54 @@ def proposal(
 
 
 def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
-    """tensors: parameters and running statistics of the whole network; under static norm the latter
-    are left out.
+    """Return the state before the first round.
+
+    tensors: parameters and running statistics of the whole network; static norm drops the latter
     """
     network = submodels[0].network
     whole = full(network, submodels[0].features)
     kept = shapes(whole) | (statistics(whole) if settings["norm"] == "tracked" else {})
-    return State(0, {name: tensors[name] for name in kept}, settings)
+    return State(0, {name: tensors[name] for name in kept}, settings, menu=tuple(submodels))
 
 
 def assign(
     state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator
 ) -> Submodel:
-    """The submodel with most parameters."""
+    """Return the submodel with the most parameters."""
     return max(affordable, key=lambda s: (parameters(s), s.name))
 
 
 def place(state: State, submodel: Submodel) -> Plan:
+    """Return the leading corners. With `sharing = "architecture"`, each size has its own homes."""
     local = shapes(submodel) | (statistics(submodel) if state.settings["norm"] == "tracked" else {})
     plan = corners(
         {home: tuple(value.shape) for home, value in state.tensors.items()}, submodel, local
     )
     if state.settings.get("sharing") == "architecture":
-        return replace(plan, rows=tuple(apart(row, submodel.plain.name) for row in plan.rows))
+        return replace(
+            plan, rows=tuple(move_to_group(row, submodel.plain.name) for row in plan.rows)
+        )
     return plan
 
 
-def apart(row: Row, group: str) -> Row:
-    """The row of a corner, in a home of a group's own; until it is written, that reads the
-    corner.
+def move_to_group(row: Row, group: str) -> Row:
+    """Return the row with a home that belongs to one group. Until it is written, reading it returns
+    the corner.
     """
     return replace(row, home=f"{row.home}@{group}", shape=tuple(stop for _, stop in row.here))
 
 
 def dispatch(state: State, plan: Plan) -> dict[str, Tensor]:
+    """Return the tensors of a plan."""
     return extract(state.tensors, plan)
 
 
 def recipe(state: State, submodel: Submodel) -> Recipe:
-    """The settings as a recipe. Values know no classes to mask, and the squared error of an
-    untrained network has no bound: its gradient gets one.
+    """Return the settings as a recipe. Regression has no classes to mask, and its squared error has
+    no bound while the network is untrained, so it clips gradients by default.
     """
     known: dict[str, Any] = {key: state.settings[key] for key in RECIPE if key in state.settings}
-    made = Recipe(**{**known, "lr": rate(state.settings, state.round + 1)})
+    made = Recipe(**{**known, "lr": learning_rate(state.settings, state.round + 1)})
     return (
         replace(made, masked=False, clip=made.clip or CLIP)
         if submodel.network.objective == "value"
@@ -176,15 +185,15 @@ def recipe(state: State, submodel: Submodel) -> Recipe:
     )
 
 
-def rate(settings: Settings, number: int) -> float:
-    """The learning rate of a round, from 1."""
-    passed = sum(number >= fall for fall in falls(settings))
+def learning_rate(settings: Settings, number: int) -> float:
+    """Return the learning rate of a round, counted from 1."""
+    passed = sum(number >= milestone for milestone in milestone_rounds(settings))
     return float(settings["lr"] * settings["lr_decay"] ** (number - 1) * TENTH**passed)
 
 
-def falls(settings: Settings) -> list[int]:
-    """The rounds from which the learning rate is a tenth of what it was. Shares leave every rate at
-    least one round, in a run of few rounds too.
+def milestone_rounds(settings: Settings) -> list[int]:
+    """Return the rounds from which the learning rate is a tenth of what it was. If given as
+    fractions, they leave every rate at least one round, even in a short run.
     """
     milestones, rounds = settings["milestones"], settings["rounds"]
     return [
@@ -194,12 +203,12 @@ def falls(settings: Settings) -> list[int]:
 
 
 def weight(state: State, update: Update) -> float:
-    """n_c, or 1 under uniform weighting."""
+    """Return n_c, or 1 under uniform weighting."""
     return float(update.samples) if state.settings["weighting"] == "samples" else 1.0
 
 
 def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
-    """One part per row of the plan whose tensor the update holds."""
+    """Yield one part per row of the plan whose tensor the update holds."""
     share = weight(state, update)
     for row in plan.rows:
         if row.local in update.tensors:
@@ -213,8 +222,8 @@ def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
 
 
 def finish(state: State, total: Total, rng: np.random.Generator) -> State:
-    """The coverage mean of every home that the round touched; a variance stays at or above 0, and
-    an empty round changes no tensor.
+    """Return the state with the coverage mean of every home that the round folded into. Variances
+    stay at or above 0, and an empty round changes no tensor.
     """
     new = {home: mean(one, state.tensors.get(home)) for home, one in total.sums.items()}
     for home, value in new.items():
@@ -226,13 +235,13 @@ def finish(state: State, total: Total, rng: np.random.Generator) -> State:
 def fedavg() -> Method:
     return Method(
         name="fedavg",
-        summary="the mean of all devices' weights, by examples; with several sizes, of those that "
-        "hold a weight",
+        summary="the mean of the devices' weights, weighted by examples; with several submodels, "
+        "each weight is the mean over the devices that hold it",
         paper="McMahan et al., Communication-Efficient Learning of Deep Networks from "
         "Decentralized Data, AISTATS 2017 (arXiv 1602.05629)",
         settings=SETTINGS,
         features=(),
-        menu=proposal,
+        menu=propose_sizes,
         start=start,
         assign=assign,
         place=place,

@@ -1,31 +1,33 @@
 """FedFA: Park and Joe-Wong, Federated Learning with Flexible Architectures (arXiv 2406.09877,
 Algorithms 1 to 3).
 
-Against FedAvg, all on the coordinator: a device drops the last blocks of each section, then the
-last channels (Algorithm 3). When its update arrives, its last block of each section stands in for
-the deeper ones (grafting, Algorithm 2), and each layer is scaled by
+Difference from FedAvg, on the coordinator only: a device drops the last blocks of each section,
+then the last channels (Algorithm 3). When its update arrives, its last block of each section is
+copied into the deeper ones that it lacks (grafting, Algorithm 2), and each layer is scaled by
 
     alpha_c = mean_k n_k / n_c,    n_c = || { w : |w| <= 95th percentile of |w| } ||
 
-(Algorithm 1, lines 12 and 18) over the devices k of the round that give that layer; then M <- sum_c
-N_c alpha_c M_c / sum_c N_c where somebody holds it. A layer of norm 0 keeps alpha = 1 and still
-enters the mean. One pass suffices: parts carry scale 1/n_c and the extras (n_c, 1), and finish
-multiplies by the mean. The percentile is taken here and not by the agent, which could forge its
-scale otherwise.
+(Algorithm 1, lines 12 and 18) over the devices k of the round that hold that layer. Then M <- sum_c
+N_c alpha_c M_c / sum_c N_c, where any device holds it. A layer of norm 0 keeps alpha = 1 and still
+enters the mean. One pass suffices: parts carry the scale 1/n_c and the extras (n_c, 1), and
+`finish_scaled` multiplies by the mean norm. The coordinator computes the percentile, since an agent
+could forge its scale.
 
-What the paper leaves open: the percentile is of |w|, linearly interpolated and inclusive; `scaling`
-is the norm, "l2" as written, "rms" (per entry) or "none"; `scale_1d` scales vectors too (off: batch
-norm's weights and biases are no directions to be levelled); `label_split_head` takes only the rows
-of a device's own classes (off). Depths start at 2, so that a section's last block changes no shape
-and can always be grafted; what does not fit is left out. Masked cross-entropy, static batch norm
-and recipe are HeteroFL's: the paper's table of rounds and rates was not to be had as text.
+The paper leaves details open. Here the percentile is that of |w|, linearly interpolated and
+inclusive. `scaling` is the norm, "l2" as written, "rms" (per entry) or "none". `scale_1d` scales
+vectors too (off, since batch norm's weights and biases are not directions). `label_split_head`
+takes only the rows of a device's own classes (off). Depths start at 2, so that a section's last
+block changes no shape and can always be grafted; tensors that do not fit are left out. Masked
+cross-entropy, static batch norm and recipe are HeteroFL's, since the paper's table of rounds and
+rates is an image.
 
-`choice` and `mac_budget` say which size a device gets (see `federated.methods.common.choice`).
+`choice` and `mac_budget` choose the size of a device (see `federated.methods.common.choice`).
 
-"l2" is the default though it raises narrow layers merely for being small. Measured: four devices of
-sizes w1-d4, w0.75-d3, w0.5-d3 and w0.5-d2 on skewed handwritten digits (Dirichlet 1), 3 epochs a
-round, mean accuracy over three seeds and rounds 8 to 10 on held-out digits: the whole network gets
-0.958 with "l2", 0.924 with "rms" and 0.930 with "none", the smallest 0.949, 0.945 and 0.951.
+"l2" is the default, although it enlarges narrow layers merely because they are small. Measured:
+four devices of sizes w1-d4, w0.75-d3, w0.5-d3 and w0.5-d2 on skewed handwritten digits (Dirichlet
+1), 3 epochs a round, mean accuracy over three seeds and rounds 8 to 10 on held-out digits: the
+whole network reaches 0.958 with "l2", 0.924 with "rms" and 0.930 with "none", the smallest 0.949,
+0.945 and 0.951.
 """
 
 from __future__ import annotations
@@ -33,43 +35,44 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Part, Sum, Total, added, extra, mean
-from federated.method import Method, Setting, Settings, State, varied
+from federated.engine.aggregate import Part, Sum, Total, add_columns, mean, sum_extra
+from federated.method import Method, Setting, Settings, State, vary
 from federated.methods.common.central import central_norm
 from federated.methods.common.choice import CHOICES, choose
-from federated.methods.common.inactive import one_size, same_blocks
-from federated.methods.fedavg import fedavg, finish, parts, proposal, recipe
+from federated.methods.common.inactive_mechanisms import one_size, same_blocks
+from federated.methods.fedavg import fedavg, finish, parts, propose_sizes, recipe
 from federated.methods.heterofl import own_rows
 from federated.task import Recipe, Update
 from federated.training.hooks import Hooks
 from federated.training.zico import survey
-from models.families.catalogue import full, labelled, normalising
+from models.families.catalogue import find_labelled, full, normalising
 from models.slicing import Plan, graft, is_statistic
 from models.submodel import Network, Submodel
 
-__all__ = ["fedfa", "fedfa_d", "fedfa_w", "scaled"]
+__all__ = ["fedfa", "fedfa_d", "fedfa_w", "is_scaled"]
 
-# a smaller norm is zero: 1/n times the most examples of a device (2**40) must stay a float32
+# smaller norms count as 0: 1/n times the most examples of a device (2**40) must fit a float32
 TINY = 1e-25
-ZERO = "#zero"  # suffix of the home of layers of norm 0, which are not scaled
+ZERO = "#zero"  # suffix of the homes of layers with norm 0, which are not scaled
 BREAKS = {
-    "fedavg": "layers are brought to one norm before the mean, of whole networks too",
-    "identity": "layers are brought to one norm, and blocks of one device stand in for deeper ones",
+    "fedavg": "layers are scaled to one norm before the mean, also those of whole networks",
+    "identity": "layers are scaled to one norm, and blocks are grafted into deeper ones",
 }
 LEVELS = (
-    "each layer is divided by its own norm before the mean, and all by their mean norm after it: "
-    "no bound on what came holds for what is made"
+    "each layer is divided by its own norm before the mean and multiplied by the mean norm after "
+    "it, so a bound on updates does not bound the result"
 )
 WIDTHS = (0.5, 0.75, 1.0)
 
 
 def depths(network: Network) -> tuple[tuple[int, ...], ...]:
-    """Two blocks per section (the first changes the channels, and can't be grafted), all of them,
-    and halfway between, rounded up.
+    """Return two blocks per section (the first changes the channels and cannot be grafted), all of
+    them, and halfway between, rounded up.
     """
     most = [len(section) for section in full(network).mask]
     return tuple(
@@ -78,26 +81,29 @@ def depths(network: Network) -> tuple[tuple[int, ...], ...]:
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
-    return proposal(network, {**settings, "depths": settings["depths"] or depths(network)})
+    blocks = settings["depths"] or depths(network)
+    return propose_sizes(network, msgspec.structs.replace(settings, depths=blocks))
 
 
-def fair_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
-    """Grafts, then brings each layer to norm 1; its norm and a count of 1 travel as extras."""
+def graft_and_scale(state: State, plan: Plan, update: Update) -> Iterator[Part]:
+    """Yield grafted parts, with each layer scaled to norm 1; its norm and a count of 1 are
+    extras.
+    """
     settings = state.settings
     grafted = graft(plan, {home: tuple(value.shape) for home, value in state.tensors.items()})
-    layers = {k: v for k, v in update.tensors.items() if scaled(state, plan.submodel, k, v)}
+    layers = {k: v for k, v in update.tensors.items() if is_scaled(state, plan.submodel, k, v)}
     norms = {k: central_norm(torch.as_tensor(v), settings["scaling"]) for k, v in layers.items()}
-    classes, labels = labelled(plan.submodel), update.notes.get("labels")
+    classes, labels = find_labelled(plan.submodel), update.notes.get("labels")
     for row in grafted.rows:
         for part in parts(state, replace(plan, rows=(row,)), update):
             if settings["label_split_head"] and row.home in classes and labels is not None:
                 part = own_rows(part, list(labels), plan.submodel.network.outputs)
-            yield levelled(part, norms.get(row.local))
+            yield scale_part(part, norms.get(row.local))
 
 
-def scaled(state: State, submodel: Submodel, name: str, tensor: Tensor) -> bool:
-    """Whether a tensor is a layer to be scaled; biases and norms, of however many axes, are with
-    `scale_1d` alone, running statistics never.
+def is_scaled(state: State, submodel: Submodel, name: str, tensor: Tensor) -> bool:
+    """Return True if a tensor is a layer to scale. Biases and norms, with any number of axes, are
+    scaled only with `scale_1d`, running statistics never.
     """
     if state.settings["scaling"] == "none" or is_statistic(name):
         return False
@@ -105,15 +111,18 @@ def scaled(state: State, submodel: Submodel, name: str, tensor: Tensor) -> bool:
     return weights or bool(state.settings["scale_1d"])
 
 
-def fair_recipe(state: State, submodel: Submodel) -> Recipe:
-    """FedAvg's; updates name the device's classes only where the head is split by them."""
+def own_recipe(state: State, submodel: Submodel) -> Recipe:
+    """Return FedAvg's recipe; updates name the device's classes only if the head is split
+    by them.
+    """
     return replace(
         recipe(state, submodel),
         labels=bool(state.settings["label_split_head"]) and submodel.network.objective != "value",
     )
 
 
-def levelled(part: Part, norm: float | None) -> Part:
+def scale_part(part: Part, norm: float | None) -> Part:
+    """Return a part scaled to norm 1, or in the home of layers with norm 0."""
     if norm is None:
         return part
     if norm < TINY:
@@ -121,38 +130,36 @@ def levelled(part: Part, norm: float | None) -> Part:
     return replace(part, scale=1 / norm, extra=(norm, 1.0))
 
 
-def fair_finish(state: State, total: Total, rng: np.random.Generator) -> State:
-    """The coverage mean, each scaled layer times the mean of its norms."""
+def finish_scaled(state: State, total: Total, rng: np.random.Generator) -> State:
+    """Return the state with the coverage mean, each scaled layer times the mean of its norms."""
     plain = {
         home: one for home, one in total.sums.items() if len(next(iter(one.cover.values()))) == 1
     }
     homes = dict.fromkeys(home.removesuffix(ZERO) for home in total.sums if home not in plain)
-    level = {home: mean(together(total, home), state.tensors[home]) for home in homes}
+    level = {home: mean(merge_sums(total, home), state.tensors[home]) for home in homes}
     after = finish(state, Total(plain), rng)
     return replace(after, tensors={**after.tensors, **level})
 
 
-def together(total: Total, home: str) -> Sum:
-    """The sums of a layer with its mean norm multiplied back in, those of norm 0 beside it as they
-    are.
-    """
+def merge_sums(total: Total, home: str) -> Sum:
+    """Return the sum of a layer times its mean norm, plus the unscaled parts of norm 0."""
     both = [one for one in (total.sums.get(home), total.sums.get(home + ZERO)) if one is not None]
-    average = sum(extra(one, 1) for one in both) / sum(extra(one, 2) for one in both)
+    average = sum(sum_extra(one, 1) for one in both) / sum(sum_extra(one, 2) for one in both)
     out = Sum(torch.zeros_like(both[0].value))
     for one in both:
         out.value.add_(one.value, alpha=1.0 if one is total.sums.get(home + ZERO) else average)
         for where, columns in one.cover.items():
-            out.cover[where] = added(out.cover.get(where), columns)
+            out.cover[where] = add_columns(out.cover.get(where), columns)
     return out
 
 
-def unscaled(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
-    """What FedFA and FedFA-W have in common: several sizes, layers of one scale, and a score that
-    chooses.
+def inactive_without_grafting(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    """Yield the reasons that FedFA and FedFA-W share: one size, no scaling, or a choice without
+    budget.
     """
     yield from one_size(menu, settings)
     if settings["scaling"] == "none":
-        yield "scaling = 'none' does not bring layers to one scale: set method.scaling to l2 or rms"
+        yield "scaling = 'none' does not scale layers to one norm: set method.scaling to l2 or rms"
     if settings["choice"] == "zico" and settings["mac_budget"] in (0, 1):
         yield (
             "choice = 'zico' without a budget nearly always takes the largest size: set "
@@ -161,73 +168,73 @@ def unscaled(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
 
 
 def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
-    yield from unscaled(menu, settings)
+    yield from inactive_without_grafting(menu, settings)
     if len(menu) > 1:
         yield from same_blocks(menu, settings, effect="no block is grafted")
 
 
 def fedfa() -> Method:
-    """FedFA-WD: sizes in width and depth."""
+    """Return FedFA-WD, with sizes in width and depth."""
     base = fedavg()
     blocks = replace(
         base.settings["depths"],
-        help="kept blocks per section, one number or one per section; none: two, all, and halfway "
-        "between",
+        help="blocks per section, a number or a list with one per section; empty: two, all, and "
+        "halfway between",
     )
     sizes = {"widths": WIDTHS, "depths": blocks, "norm": "static"}
     training = {"epochs": 5, "batch": 32, "lr": 0.1, "decay": 5e-4, "clip": 1.0, "masked": True}
     choices = {
         "scaling": Setting(
             "l2",
-            "norm by which layers are brought to one scale; rms: per entry",
+            "norm that layers are scaled to; rms: per entry",
             ("l2", "rms", "none"),
         ),
-        "scale_1d": Setting(False, "biases and norms are scaled too"),
-        "label_split_head": Setting(False, "a device gives the rows of its own classes only"),
+        "scale_1d": Setting(False, "scale biases and norms too"),
+        "label_split_head": Setting(False, "average only the rows of a device's own classes"),
     }
     return replace(
         base,
         name="fedfa",
-        summary="narrower and shallower copies; blocks that a device lacks are grafted, layers "
-        "brought to one scale",
+        summary="narrower and shallower submodels; missing blocks are grafted, and layers are "
+        "scaled to one norm",
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures (arXiv "
         "2406.09877)",
-        settings=varied(base.settings, sharing=None, **sizes, **training, **choices, **CHOICES),
+        settings=vary(base.settings, sharing=None, **sizes, **training, **choices, **CHOICES),
         forbids={"private": LEVELS, "robust": LEVELS},
         menu=propose,
         assign=choose,
-        recipe=fair_recipe,
-        parts=fair_parts,
-        finish=fair_finish,
+        recipe=own_recipe,
+        parts=graft_and_scale,
+        finish=finish_scaled,
         hooks=Hooks("fedfa", survey=survey),
         inactive=inactive,
         breaks=BREAKS
-        | {"uncovered": "a device's last block stands in for the deeper ones that it lacks"},
+        | {"uncovered": "a device's last block is grafted into the deeper ones that it lacks"},
     )
 
 
 def fedfa_d() -> Method:
-    """Sizes in depth: every layer has all its channels."""
+    """Return FedFA with sizes in depth; every layer has all its channels."""
     base = fedfa()
     return replace(
         base,
         name="fedfa-d",
-        summary="FedFA with shallower copies only",
-        settings=varied(base.settings, widths=(1.0,)),
+        summary="FedFA with shallower submodels only",
+        settings=vary(base.settings, widths=(1.0,)),
     )
 
 
 def fedfa_w() -> Method:
-    """Sizes in width: every block is there, so nothing is grafted, and a channel that no device
-    holds keeps its weights.
+    """Return FedFA with sizes in width. Every block is present, so nothing is grafted, and a
+    channel that no device holds keeps its weights.
     """
     base, plain = fedfa(), fedavg()
     return replace(
         base,
         name="fedfa-w",
-        summary="FedFA with narrower copies only",
-        settings=varied(base.settings, depths=plain.settings["depths"]),
+        summary="FedFA with narrower submodels only",
+        settings=vary(base.settings, depths=plain.settings["depths"]),
         menu=plain.menu,
-        inactive=unscaled,
+        inactive=inactive_without_grafting,
         breaks=BREAKS,
     )

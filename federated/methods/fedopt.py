@@ -1,19 +1,20 @@
-"""FedOpt: Reddi et al., Adaptive Federated Optimization (arXiv 2003.00295, Algorithm 2), and
-FedAvgM: Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated
-Visual Classification (arXiv 1909.06335, section 4.3).
+"""FedOpt: Reddi et al., Adaptive Federated Optimization (arXiv 2003.00295, Algorithm 2). FedAvgM:
+Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification (arXiv 1909.06335, section 4.3).
 
-Against FedAvg, the coordinator does not replace its weights by the devices' mean. It takes mean - w
-as a negative gradient and makes one step with an optimiser of its own; the formulas are in
-`federated.engine.server_optimizer`. Devices do what FedAvg's do.
+Difference from FedAvg: the coordinator does not replace its weights by the devices' mean. It takes
+mean - w as a negative gradient and makes one step with its own optimiser; the formulas are in
+`federated.engine.server_optimizer`. Devices train as under FedAvg.
 
 With several sizes, the mean is FedAvg's coverage mean per coordinate. A coordinate that no device
 of a round holds keeps its value, its momentum and its mean square. Running statistics of batch norm
-are measurements and no sums of steps, and a variance must stay positive: they take the plain mean.
+take the plain mean, since they are measurements, not sums of steps, and a variance must stay
+positive.
 
-Algorithm 2 takes the mean uniformly; here it is FedAvg's, by examples, as in the paper's
-experiments (`weighting`). It asks for v at the beginning of at least tau^2; here v begins at tau^2.
-FedAdagrad has no momentum by default (`beta1 = 0`), as Adagrad. The paper tunes the coordinator's
-learning rate per data set; 0.01 for Adam and Yogi and 0.1 for Adagrad are places to start.
+Algorithm 2 takes a uniform mean; here it is weighted by examples, as in the paper's experiments
+(`weighting`). It requires an initial v of at least tau^2; here v starts at tau^2. FedAdagrad has no
+momentum by default (`beta1 = 0`), as Adagrad. The paper tunes the coordinator's learning rate per
+data set; 0.01 for Adam and Yogi and 0.1 for Adagrad are starting points.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ import numpy as np
 from torch import Tensor
 
 from federated.engine.aggregate import Total
-from federated.engine.server_optimizer import ServerOptimizer, covered, step
-from federated.method import Method, Setting, Settings, State, varied
-from federated.methods.common.inactive import one_round
+from federated.engine.server_optimizer import ServerOptimizer, coverage_mask, step
+from federated.method import Method, Setting, Settings, State, vary
+from federated.methods.common.inactive_mechanisms import one_round
 from federated.methods.fedavg import fedavg
-from federated.methods.fedavg import finish as averaged
-from models.slicing import is_statistic, present
+from federated.methods.fedavg import finish as finish_mean
+from models.slicing import is_statistic, read_home
 from models.submodel import Submodel
 
 __all__ = ["fedadagrad", "fedadam", "fedavgm", "fedyogi"]
 
 Rule = Literal["adagrad", "adam", "sgd", "yogi"]
-STEP = "the coordinator makes a step of its own towards the mean"
+STEP = "the coordinator's optimiser takes a step towards the mean"
 BREAKS = {"alone": STEP, "fedavg": STEP}
-MOMENTUM = {"identity": "the coordinator's momentum goes on"}
+MOMENTUM = {"identity": "the coordinator's momentum continues"}
 BELOW_1 = 0.9999
 LR = "learning rate of the coordinator"
-BETA2 = Setting(0.99, "share of the mean square that stays in each round", least=0, most=BELOW_1)
+BETA2 = Setting(0.99, "fraction of the mean square kept in each round", least=0, most=BELOW_1)
 
 
 def optimizer(rule: Rule, settings: Settings) -> ServerOptimizer:
-    """The optimiser of a rule with the settings that it has."""
+    """Return the optimiser of a rule."""
     if rule == "sgd":
         return ServerOptimizer("sgd", settings["server_lr"], beta1=settings["server_momentum"])
     return ServerOptimizer(
@@ -60,66 +61,65 @@ def optimizer(rule: Rule, settings: Settings) -> ServerOptimizer:
 
 
 def finish(state: State, total: Total, rng: np.random.Generator, *, rule: Rule) -> State:
-    """FedAvg's round, then a step towards each mean instead of the mean itself."""
-    after, chosen = averaged(state, total, rng), optimizer(rule, state.settings)
+    """Return FedAvg's state, with a step towards each mean instead of the mean itself."""
+    after, chosen = finish_mean(state, total, rng), optimizer(rule, state.settings)
     new: dict[str, Tensor] = {}
     for home, one in total.sums.items():
         if is_statistic(home):
             continue
-        old = present(state.tensors, home, one.value.shape)
+        old = read_home(state.tensors, home, one.value.shape)
         change = after.tensors[home] - old
-        new[home], moments = step(chosen, state.tensors, home, old, change, covered(one))
+        new[home], moments = step(chosen, state.tensors, home, old, change, coverage_mask(one))
         new |= moments
     return replace(after, tensors={**after.tensors, **new})
 
 
-def alike(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
-    """A tau that hides every difference between mean squares."""
+def tau_too_large(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    """Yield a reason if tau hides all differences between mean squares."""
     if settings["tau"] >= 1:
         yield (
-            f"tau = {settings['tau']:g} is far above what a weight moves in a round, so all "
-            "weights have one step size: set method.tau below 0.1, such as 0.001"
+            f"tau = {settings['tau']:g} is far above the change of a weight in a round, so all "
+            "weights have the same step size: set method.tau below 0.1, such as 0.001"
         )
 
 
-def adaptive(rule: Rule, lr: float, beta1: float, **more: Setting) -> Method:
-    """A method with a step size of its own for each weight. lr, beta1: defaults of the settings."""
+def make_adaptive(rule: Rule, lr: float, beta1: float, **more: Setting) -> Method:
+    """Return a method with a step size per weight. lr, beta1: defaults of the settings."""
     base = fedavg()
     settings = {
         "server_lr": Setting(lr, LR, above=0),
         "beta1": Setting(
-            beta1, "share of the momentum that stays in each round", least=0, most=BELOW_1
+            beta1, "fraction of the momentum kept in each round", least=0, most=BELOW_1
         ),
         **more,
         "tau": Setting(
             1e-3,
-            "added to the root of the mean square; the larger, the more alike are the steps",
+            "added to the root of the mean square; larger values make steps more uniform",
             above=0,
         ),
     }
     return replace(
         base,
         name=f"fed{rule}",
-        summary=f"FedAvg whose coordinator moves by {rule.capitalize()}, with a step size of its "
-        "own for each weight",
+        summary=f"FedAvg with {rule.capitalize()} on the coordinator, with a step size per weight",
         paper="Reddi et al., Adaptive Federated Optimization, ICLR 2021 (arXiv 2003.00295)",
-        settings=varied(base.settings, **settings),
+        settings=vary(base.settings, **settings),
         finish=partial(finish, rule=rule),
-        inactive=alike,
+        inactive=tau_too_large,
         breaks=BREAKS | (MOMENTUM if beta1 else {}),
     )
 
 
 def fedadam() -> Method:
-    return adaptive("adam", 0.01, 0.9, beta2=BETA2)
+    return make_adaptive("adam", 0.01, 0.9, beta2=BETA2)
 
 
 def fedyogi() -> Method:
-    return adaptive("yogi", 0.01, 0.9, beta2=BETA2)
+    return make_adaptive("yogi", 0.01, 0.9, beta2=BETA2)
 
 
 def fedadagrad() -> Method:
-    return adaptive("adagrad", 0.1, 0.0)
+    return make_adaptive("adagrad", 0.1, 0.0)
 
 
 def without_momentum(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
@@ -135,17 +135,15 @@ def without_momentum(menu: Sequence[Submodel], settings: Settings) -> Iterator[s
 def fedavgm() -> Method:
     base = fedavg()
     momentum = Setting(
-        0.9, "share of the last step that the next one takes along", least=0, most=BELOW_1
+        0.9, "fraction of the last step that is added to the next one", least=0, most=BELOW_1
     )
     return replace(
         base,
         name="fedavgm",
-        summary="FedAvg whose coordinator moves by SGD with momentum",
+        summary="FedAvg with SGD with momentum on the coordinator",
         paper="Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for "
         "Federated Visual Classification (arXiv 1909.06335)",
-        settings=varied(
-            base.settings, server_lr=Setting(1.0, LR, above=0), server_momentum=momentum
-        ),
+        settings=vary(base.settings, server_lr=Setting(1.0, LR, above=0), server_momentum=momentum),
         finish=partial(finish, rule="sgd"),
         inactive=without_momentum,
         breaks=BREAKS | MOMENTUM,

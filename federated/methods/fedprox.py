@@ -1,13 +1,13 @@
 """FedProx: Li et al., Federated Optimization in Heterogeneous Networks (arXiv 1812.06127, equation
 2 and Algorithm 2).
 
-Against FedAvg, a device minimises
+Difference from FedAvg: a device minimises
 
     F_c(w) + mu/2 ||w - w_t||^2
 
-over its trainable parameters, w_t being the weights that it received, of its own submodel: each
-gradient gains mu (w - w_t). Running statistics are not pulled. The coordinator does what FedAvg
-does, so coordinates that few devices hold are only pulled by those.
+over its trainable parameters, where w_t are the received weights of its own submodel: each gradient
+gains mu (w - w_t). Running statistics are not pulled. The coordinator is FedAvg's, so only the
+devices that hold a coordinate are pulled towards its value.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from federated.method import Method, Setting, Settings, State, varied
-from federated.methods.common.inactive import one_step
+from federated.method import Method, Setting, Settings, State, vary
+from federated.methods.common.inactive_mechanisms import one_step
 from federated.methods.fedavg import fedavg, recipe
 from federated.task import Recipe
 from models.submodel import Submodel
@@ -24,7 +24,7 @@ from models.submodel import Submodel
 __all__ = ["fedprox"]
 
 
-def pulled(state: State, submodel: Submodel) -> Recipe:
+def pull_recipe(state: State, submodel: Submodel) -> Recipe:
     return replace(recipe(state, submodel), pull=float(state.settings["mu"]))
 
 
@@ -46,12 +46,13 @@ def fedprox() -> Method:
     return replace(
         base,
         name="fedprox",
-        summary="FedAvg whose devices are pulled back to the weights that they received",
+        summary="FedAvg with a proximal term that pulls each device towards the received weights",
         paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020 (arXiv "
         "1812.06127)",
-        settings=varied(
-            base.settings, mu=Setting(0.01, "strength of the pull to the received weights", least=0)
+        settings=vary(
+            base.settings,
+            mu=Setting(0.01, "strength of the pull towards the received weights", least=0),
         ),
-        recipe=pulled,
+        recipe=pull_recipe,
         inactive=inactive,
     )

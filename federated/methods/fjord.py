@@ -1,28 +1,28 @@
 """FjORD: Horvath et al., Fair and Accurate Federated Learning under heterogeneous targets with
 Ordered Dropout (arXiv 2102.13451, Algorithm 1).
 
-Against FedAvg, on the device: each batch is passed through a width p drawn uniformly from those of
-the menu up to the device's own, one p for all layers, on the leading ceil(p C) channels of each
-(ordered dropout). Its gradient falls on that corner of the device's weights, which are sent whole:
-a coordinate is averaged, by examples, over the devices that hold it, whether or not they drew its
+Difference from FedAvg, on the device: each batch trains a width p drawn uniformly from those of the
+menu up to the device's own. One p applies to all layers, to the leading ceil(p C) channels of each
+(ordered dropout). Its gradient affects that corner of the device's weights, which are sent whole. A
+coordinate is averaged, by examples, over the devices that hold it, whether or not they drew its
 width.
 
 With `kd` (self-distillation, section 3.4; the default, since the paper's FjORD is both) each batch
-passes the device's own width too, and the drawn width learns from its outputs instead of from the
+also passes the device's own width, and the drawn width learns from its outputs instead of the
 labels:
 
     CE(F_max(x), y) + CE(F_p(x), softmax(F_max(x)))
 
-with the second softmax held constant: the authors' code, which is the paper's mixture at alpha = T
-= 1. Values are learned by squared error. Where the device's own width is drawn, the second term has
-no gradient and is left out, so the narrowest devices pay nothing for it.
+with the second softmax held constant. This is the authors' code, and the paper's mixture at alpha =
+T = 1. Regression uses squared errors. If the device's own width is drawn, the second term has no
+gradient and is left out, so distillation costs the narrowest devices nothing.
 
-Batch norm: the authors keep running statistics per width and one affine, of which a width takes the
-corner. Under static norm (the default) training uses batch statistics and the fleet measures those
-of each width afterwards, so they are separate as well; under tracked norm each width has its own,
-which travel. `affine = "separate"` gives each width its own weights and biases of the norms too (as
-NeFL has FjORD). What belongs to width p lives in `NAME@wp`; of widths below its own a device gets
-it as `wp/NAME`.
+Batch norm: the authors keep running statistics per width, and one affine transform of which a width
+takes the corner. Under static norm (the default) training uses batch statistics and the fleet
+measures those of each width afterwards. Under tracked norm each width has its own, which are sent.
+`affine = "separate"` also gives each width its own weights and biases of the norms (as NeFL
+describes FjORD). What belongs to width p has homes `NAME@wp`; a device receives that of narrower
+widths as `wp/NAME`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated.engine.accounting import Pass
-from federated.method import Method, Setting, Settings, State, varied
+from federated.method import Method, Setting, Settings, State, vary
 from federated.methods import fedavg
 from federated.task import Recipe
 from federated.training import objective
@@ -52,39 +52,42 @@ WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def narrower(submodel: Submodel, widths: Sequence[float]) -> list[Submodel]:
-    """The same blocks at each smaller width, narrowest first."""
+    """Return the same blocks at each smaller width, narrowest first."""
     return [replace(submodel, width=p) for p in sorted(set(widths)) if p < submodel.width]
 
 
-def group(submodel: Submodel) -> str:
+def group_name(submodel: Submodel) -> str:
+    """Return the name of a width's own homes."""
     return f"w{submodel.width:g}"
 
 
-def separate(submodel: Submodel, settings: Settings) -> frozenset[str]:
-    """The tensors that each width has of its own."""
-    affine = (
-        normalising(submodel) & shapes(submodel).keys()
-        if settings["affine"] == "separate"
-        else frozenset()
-    )
-    return (
-        frozenset(affine | statistics(submodel).keys())
-        if settings["norm"] == "tracked"
-        else frozenset(affine)
-    )
+def own_tensors(submodel: Submodel, settings: Settings) -> frozenset[str]:
+    """Return the tensors that each width has of its own."""
+    own = frozenset[str]()
+    if settings["affine"] == "separate":
+        own |= normalising(submodel) & shapes(submodel).keys()
+    if settings["norm"] == "tracked":
+        own |= statistics(submodel).keys()
+    return own
 
 
-# ---- the coordinator -----------------------------------------------------------------------------
+# ---- coordinator -----------------------------------------------------------------------------
 
 
 def place(state: State, submodel: Submodel) -> Plan:
-    own = separate(submodel, state.settings)
+    own = own_tensors(submodel, state.settings)
     plan = fedavg.place(state, submodel)
-    rows = [fedavg.apart(row, group(submodel)) if row.local in own else row for row in plan.rows]
+    rows = [
+        fedavg.move_to_group(row, group_name(submodel)) if row.local in own else row
+        for row in plan.rows
+    ]
     for small in narrower(submodel, state.settings["widths"]) if own else ():
         belonging = (row for row in fedavg.place(state, small).rows if row.local in own)
         rows += [
-            replace(fedavg.apart(row, group(small)), local=f"{group(small)}/{row.local}")
+            replace(
+                fedavg.move_to_group(row, group_name(small)),
+                local=f"{group_name(small)}/{row.local}",
+            )
             for row in belonging
         ]
     return replace(plan, rows=tuple(rows))
@@ -95,26 +98,27 @@ def recipe(state: State, submodel: Submodel) -> Recipe:
     return replace(fedavg.recipe(state, submodel), hook="fjord", options=options)
 
 
-def drawable(
+def drawn_submodels(
     settings: Settings, menu: Sequence[Submodel], submodel: Submodel
 ) -> Sequence[Submodel]:
-    """The submodel and those of the menu that have the same blocks at smaller widths: a device
-    draws among these for each batch.
+    """Return the submodel and those of the menu that have the same blocks at smaller widths. A
+    device draws among these for each batch.
     """
     return [
         other for other in menu if other.mask == submodel.mask and other.width <= submodel.width
     ]
 
 
-# ---- the device ----------------------------------------------------------------------------------
+# ---- device ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Nested:
-    """A narrower network that reads its parameters from the corners of the device's.
+class NestedNetwork:
+    """Narrower network that reads its parameters from the corners of the device's.
 
-    own: names of the tensors that it has of its own. prefix: before the names of these as they
-    travel.
+    net: the network
+    own: names of the tensors that it has of its own
+    prefix: of the names of these when they are sent
     """
 
     net: nn.Module
@@ -122,10 +126,10 @@ class Nested:
     prefix: str
 
     @classmethod
-    def of(cls, session: Session, small: Submodel) -> Nested:
+    def build(cls, session: Session, small: Submodel) -> NestedNetwork:
         with torch.random.fork_rng(devices=[]):
             net = build(small)
-        prefix = f"{group(small)}/"
+        prefix = f"{group_name(small)}/"
         own = {
             name.removeprefix(prefix): value
             for name, value in session.received.items()
@@ -136,9 +140,11 @@ class Nested:
         return cls(net.to(session.device).train(), frozenset(own), prefix)
 
     def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of this width alone."""
         return [p for name, p in self.net.named_parameters() if name in self.own]
 
     def answer(self, session: Session, x: Tensor) -> Tensor:
+        """Return the outputs for a batch."""
         wide = dict(session.net.named_parameters())
         parts = {
             name: wide[name][as_slices(corner(p.shape))]
@@ -149,8 +155,9 @@ class Nested:
 
 
 def open_widths(session: Session) -> None:
+    """Build the narrower networks, and train their own parameters too."""
     nested = [
-        Nested.of(session, small)
+        NestedNetwork.build(session, small)
         for small in narrower(session.submodel, session.recipe.options["widths"])
     ]
     session.own = nested
@@ -158,16 +165,17 @@ def open_widths(session: Session) -> None:
 
 
 def close_widths(session: Session) -> None:
+    """Send the tensors of each width alone."""
     for one in session.own:
         tensors = one.net.state_dict()
         session.sent |= {one.prefix + name: tensors[name] for name in one.own}
 
 
 def loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
-    """Of the drawn width; with kd that of the device's own as well, from which the drawn one
-    learns.
+    """Return the loss of the drawn width; with kd, also that of the device's own width, which
+    teaches the drawn one.
     """
-    # the last is the device's own
+    # the last index is the device's own width
     drawn = int(torch.randint(len(session.own) + 1, (), generator=session.generator))
     network, labels = session.submodel.network, session.labels if session.recipe.masked else None
     narrow = session.own[drawn] if drawn < len(session.own) else None
@@ -176,13 +184,13 @@ def loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
         return objective.masked_loss(network, out, truth, labels)
     full, out = session.net(x), narrow.answer(session, x)
     if labels is not None:
-        full, out = objective.masked(full, labels), objective.masked(out, labels)
-    return objective.loss(network, full, truth) + distilled(network, out, full.detach())
+        full, out = objective.mask_logits(full, labels), objective.mask_logits(out, labels)
+    return objective.loss(network, full, truth) + distillation_loss(network, out, full.detach())
 
 
-def distilled(network: Network, out: Tensor, teacher: Tensor) -> Tensor:
-    """Cross-entropy with the teacher's probabilities, at temperature 1; the squared error of
-    values.
+def distillation_loss(network: Network, out: Tensor, teacher: Tensor) -> Tensor:
+    """Return the cross-entropy with the teacher's probabilities at temperature 1; for values, the
+    squared error.
     """
     return (
         F.mse_loss(out, teacher)
@@ -202,8 +210,8 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
 
 
 def passes(recipe: Recipe, submodel: Submodel, before: Submodel | None) -> tuple[Pass, ...]:
-    """Each batch passes one width, all equally likely; with kd the device's own width in any case,
-    and once where that is the drawn one.
+    """Return one pass per batch, through a random width. With kd, every batch also passes the
+    device's own width, once if that is the drawn one.
     """
     narrow, own = narrower(submodel, recipe.options["widths"]), Pass(submodel)
     share = 1 / (len(narrow) + 1)
@@ -226,28 +234,27 @@ def fjord() -> Method:
     return replace(
         base,
         name="fjord",
-        summary="each batch trains a width drawn at random, up to the device's own; narrow "
-        "networks are nested in wide ones",
+        summary="ordered dropout: each batch trains a random width up to the device's own, nested "
+        "in the wider networks",
         paper="Horvath et al., FjORD, NeurIPS 2021 (arXiv 2102.13451)",
-        settings=varied(
+        settings=vary(
             base.settings,
             widths=WIDTHS,
             sharing=None,
             affine=Setting(
                 "shared",
-                "weights and biases of norms are corners like all others, or every width's own",
+                "weights and biases of norms are shared by all widths, or separate for each",
                 ("shared", "separate"),
             ),
             kd=Setting(
                 True,
-                "self-distillation: the drawn width learns from the outputs of the "
-                "device's own width",
+                "self-distillation: the drawn width learns from the outputs of the device's own",
             ),
             **training,
         ),
         place=place,
         recipe=recipe,
-        trains=drawable,
+        trains=drawn_submodels,
         hooks=Hooks("fjord", open=open_widths, loss=loss, close=close_widths),
         inactive=inactive,
         passes=passes,

@@ -1,26 +1,27 @@
 """FlexiFed: Wang et al., Personalized Federated Learning for Edge Clients with Heterogeneous Model
-Architectures (WWW 2023, doi 10.1145/3543507.3583347; compared with in FedFA, arXiv 2406.09877).
+Architectures (WWW 2023, doi 10.1145/3543507.3583347; a baseline of FedFA, arXiv 2406.09877).
 
-Against FedAvg: a network is a chain of layers, and devices share what their chains have in common,
-from the first layer on; the mean counts devices, not examples. `strategy`:
+Difference from FedAvg: a network is a chain of layers, and devices share the layers that their
+chains have in common, from the first on. The mean counts devices, not examples. `strategy`:
 
     basic      the layers common to all devices; the others stay on the device
     clustered  the layers common to all devices; the others within each architecture
     max        each layer among all devices whose chains agree up to it and including it
 
-Under max, the paper's best, a layer lives at a digest of the chain that ends in it, so devices meet
-where they agree and nothing is compared. Two layers agree that have the same name and the same
-shapes (the authors' code compares names alone); a norm's running statistics are part of its layer.
-`match = "position"` asks for the layer itself to agree, whatever comes before it: what FedFA
-compares with. The architectures of the basic and clustered strategies are those of all devices that
-are there, trained in this round or not. A layer that was not common once does not become so when
-the device that lacks it goes away, for a round or for good: what the others learned in it would
-give way to where the common one began. A layer that stays on a device begins as the run's seed
-makes it.
+Under max, the paper's best, the home of a layer is a digest of the chain that ends in it, so
+devices meet where their chains agree, without comparisons. Two layers are equal if they have the
+same name and the same shapes (the authors' code compares names only); a norm's running statistics
+are part of its layer. `match = "position"` compares the layer itself, whatever precedes it, as
+FedFA does.
 
-Without `depths` the menu has a quarter, a half, three quarters and all of each section, rounded up:
-of VGG-19 these are VGG-11, VGG-16 and VGG-19, three of the paper's four, and one of a convolution
-per section.
+The basic and clustered strategies compare the architectures of all present devices, whether they
+train in this round or not. A layer that was not common once never becomes so, even after the device
+without it leaves: otherwise the common initial layer would replace what the others learned. A layer
+that stays on a device starts from the run's seed.
+
+Without `depths` the menu has a quarter, a half, three quarters and all of each section, rounded up.
+For VGG-19 these are VGG-11, VGG-16 and VGG-19, three of the paper's four, and one with a
+convolution per section.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import torch
 
 from federated.engine.aggregate import Total
 from federated.errors import ConfigError
-from federated.method import Method, Setting, Settings, State, varied
+from federated.method import Method, Setting, Settings, State, vary
 from federated.methods import fedavg
-from federated.methods.common.inactive import one_size
+from federated.methods.common.inactive_mechanisms import one_size
 from federated.task import Recipe
 from models.families.catalogue import full, shapes, statistics
 from models.slicing import Plan
@@ -46,12 +48,12 @@ from models.submodel import Network, Submodel
 
 __all__ = ["flexifed"]
 
-DIGEST = 12  # hexadecimal digits: chains are few
+DIGEST = 12  # hexadecimal digits
 
 
-def chain(submodel: Submodel, settings: Settings) -> dict[str, str]:
-    """Of each tensor, in the network's order, what its layer is compared by: a digest of it and,
-    matched by prefix, of all layers before it.
+def layer_digests(submodel: Submodel, settings: Settings) -> dict[str, str]:
+    """Return the digest of each tensor's layer, in the network's order; if matched by prefix, of
+    all layers before it too.
     """
     layers: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
     tensors = shapes(submodel) | (statistics(submodel) if settings["norm"] == "tracked" else {})
@@ -65,13 +67,13 @@ def chain(submodel: Submodel, settings: Settings) -> dict[str, str]:
     return found
 
 
-def common(state: State, submodel: Submodel) -> frozenset[str]:
-    """The submodel's tensors in layers that all devices have, and always had; of no fleet, all of
-    them.
+def common_tensors(state: State, submodel: Submodel) -> frozenset[str]:
+    """Return the submodel's tensors in layers that all devices have and always had; all of them
+    without a fleet.
     """
-    fleet = [set(chain(other, state.settings).values()) for other in state.fleet]
+    fleet = [set(layer_digests(other, state.settings).values()) for other in state.fleet]
     split = {home.partition("@")[0] for home in state.tensors if "@" in home}
-    layers = chain(submodel, state.settings)
+    layers = layer_digests(submodel, state.settings)
     return frozenset(
         name
         for name, layer in layers.items()
@@ -80,24 +82,28 @@ def common(state: State, submodel: Submodel) -> frozenset[str]:
 
 
 def place(state: State, submodel: Submodel) -> Plan:
+    """Return FedAvg's rows, in homes that the devices of a layer share."""
     plan, strategy = fedavg.place(state, submodel), state.settings["strategy"]
     if strategy == "max":
-        layers = chain(submodel, state.settings)
+        layers = layer_digests(submodel, state.settings)
         return replace(
-            plan, rows=tuple(fedavg.apart(row, f"max-{layers[row.local]}") for row in plan.rows)
+            plan,
+            rows=tuple(fedavg.move_to_group(row, f"max-{layers[row.local]}") for row in plan.rows),
         )
-    shared = common(state, submodel)
+    shared = common_tensors(state, submodel)
     rows = [row for row in plan.rows if row.local in shared]
     if strategy == "clustered":
         rows += [
-            fedavg.apart(row, submodel.plain.name) for row in plan.rows if row.local not in shared
+            fedavg.move_to_group(row, submodel.plain.name)
+            for row in plan.rows
+            if row.local not in shared
         ]
     return replace(plan, rows=tuple(rows))
 
 
 def finish(state: State, total: Total, rng: np.random.Generator) -> State:
-    """FedAvg's; an empty home `NAME@devices` says of each layer that is not common that it stays on
-    devices from now on.
+    """Return FedAvg's state. An empty home `NAME@devices` marks each layer that is not common,
+    which stays on devices from now on.
     """
     after = fedavg.finish(state, total, rng)
     if state.settings["strategy"] != "basic" or not total.sums:
@@ -105,7 +111,7 @@ def finish(state: State, total: Total, rng: np.random.Generator) -> State:
     own = {
         name
         for submodel in state.fleet
-        for name in chain(submodel, state.settings).keys() - common(state, submodel)
+        for name in layer_digests(submodel, state.settings).keys() - common_tensors(state, submodel)
     }
     return replace(
         after,
@@ -114,35 +120,41 @@ def finish(state: State, total: Total, rng: np.random.Generator) -> State:
 
 
 def recipe(state: State, submodel: Submodel) -> Recipe:
-    """FedAvg's; under the basic strategy what is not common stays on the device."""
+    """Return FedAvg's recipe; under the basic strategy, layers that are not common stay on the
+    device.
+    """
     made = fedavg.recipe(state, submodel)
     if state.settings["strategy"] != "basic":
         return made
-    shared = common(state, submodel)
+    shared = common_tensors(state, submodel)
     return replace(
-        made, keep=tuple(name for name in chain(submodel, state.settings) if name not in shared)
+        made,
+        keep=tuple(name for name in layer_digests(submodel, state.settings) if name not in shared),
     )
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
-    """FedAvg's menu, or quarters of every section. ConfigError: statistics cannot be measured of
-    layers that stay on devices.
+    """Return FedAvg's menu, or quarters of every section.
+
+    ConfigError: the norm needs statistics of layers that stay on devices.
     """
     if settings["strategy"] == "basic" and settings["norm"] == "static":
         raise ConfigError(
-            "flexifed: norm 'static' has no statistics of layers that stay on devices; "
-            "set norm = tracked, or another strategy than basic"
+            "flexifed: norm = 'static' cannot measure layers that stay on devices: set norm = "
+            "'tracked', or another strategy than basic"
         )
     sections = [len(section) for section in full(network).mask]
     quarters = tuple(
         tuple(math.ceil(blocks * part / 4) for blocks in sections) for part in (1, 2, 3, 4)
     )
-    return fedavg.proposal(network, {**settings, "depths": settings["depths"] or quarters})
+    return fedavg.propose_sizes(
+        network, msgspec.structs.replace(settings, depths=settings["depths"] or quarters)
+    )
 
 
 def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
     yield from one_size(menu, settings)
-    chains = [set(chain(submodel, settings).values()) for submodel in menu]
+    chains = [set(layer_digests(submodel, settings).values()) for submodel in menu]
     if len(menu) > 1 and all(
         one.isdisjoint(other) for one, other in itertools.combinations(chains, 2)
     ):
@@ -166,15 +178,15 @@ def flexifed() -> Method:
     return replace(
         base,
         name="flexifed",
-        summary="shallower copies; devices share the layers that their networks have in common "
-        "from the first one on",
+        summary="shallower submodels; devices share the leading layers that their networks have in "
+        "common",
         paper="Wang et al., FlexiFed, WWW 2023, doi 10.1145/3543507.3583347 (no arXiv; see FedFA, "
         "arXiv 2406.09877)",
-        settings=varied(
+        settings=vary(
             base.settings,
             depths=Setting(
                 (),
-                "kept blocks per section, one number or one per section; none: quarters "
+                "blocks per section, a number or a list with one per section; empty: quarters "
                 "of every section",
                 least=1,
                 each=int | tuple[int, ...],
@@ -182,20 +194,18 @@ def flexifed() -> Method:
             sharing=None,
             strategy=Setting(
                 "max",
-                "what is shared: the layers of all, those and each architecture's, or "
-                "each layer among all who can",
+                "shared layers: those common to all devices, also those within each "
+                "architecture, or each layer among all devices that have it",
                 ("basic", "clustered", "max"),
             ),
             match=Setting(
                 "prefix",
-                "when layers agree: with all layers before them, or by themselves",
+                "require that all layers before a shared layer are equal, or only the layer itself",
                 ("prefix", "position"),
             ),
             **training,
         ),
-        forbids={
-            "buffered": "which layers devices share may have changed since a late update's task"
-        },
+        forbids={"buffered": "the shared layers may have changed since a late update's task"},
         menu=propose,
         place=place,
         recipe=recipe,

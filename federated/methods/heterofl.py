@@ -1,29 +1,30 @@
 """HeteroFL: Diao, Ding and Tarokh, Computation and Communication Efficient Federated Learning for
 Heterogeneous Clients (arXiv 2010.01264).
 
-Against FedAvg: devices hold the leading channels at one of five rates; the mean over the devices
-that hold a coordinate is uniform (the authors' code counts devices, not examples); of the tensors
-that have a row per class a device contributes the rows of its own classes only, so that the row of
-a class that nobody has stays; logits of absent classes are set to 0 in training; a Scaler divides
-by the rate before each norm in training; batch norm is static.
+Difference from FedAvg: devices hold the leading channels at one of five rates. The mean over the
+devices that hold a coordinate is uniform (the authors' code counts devices, not examples). A device
+contributes only the rows of its own classes to tensors with a row per class, so the row of a class
+without devices keeps its value. Logits of absent classes are set to 0 in training. A Scaler divides
+by the rate before each norm in training. Batch norm is static.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Part
-from federated.method import Method, Settings, State, varied
-from federated.methods.common.inactive import one_size
-from federated.methods.fedavg import fedavg, parts, proposal, recipe
+from federated.method import Method, State, vary
+from federated.methods.common.inactive_mechanisms import one_size
+from federated.methods.fedavg import fedavg, parts, propose_sizes, recipe
 from federated.task import Recipe, Update
-from models.families.catalogue import labelled
+from models.families.catalogue import find_labelled
 from models.slicing import Plan
-from models.submodel import Network, Submodel
+from models.submodel import Submodel
 
 __all__ = ["heterofl", "own_rows"]
 
@@ -32,8 +33,8 @@ RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
 
 def own_rows(part: Part, labels: list[int], outputs: int) -> Part:
-    """The part with weight only in the rows (axis 0, classes) that a device holds examples of, and
-    in those that stand for no class.
+    """Return the part with weight 0 in the rows (axis 0, classes) of which a device has no
+    examples. Rows that stand for no class keep their weight.
     """
     rows = torch.arange(*part.where[0])
     held: Tensor = torch.isin(rows, torch.tensor(labels, dtype=torch.long)) | (rows >= outputs)
@@ -41,7 +42,8 @@ def own_rows(part: Part, labels: list[int], outputs: int) -> Part:
 
 
 def own_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
-    classes, labels = labelled(plan.submodel), update.notes.get("labels")
+    """Yield FedAvg's parts; of tensors with a row per class, only the device's own rows count."""
+    classes, labels = find_labelled(plan.submodel), update.notes.get("labels")
     for part in parts(state, plan, update):
         yield (
             part
@@ -51,33 +53,29 @@ def own_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
 
 
 def own_recipe(state: State, submodel: Submodel) -> Recipe:
-    """FedAvg's, with the classes of the device in its updates: they say which rows are its own."""
+    """Return FedAvg's recipe; updates name the classes of the device, which are its own rows."""
     return replace(recipe(state, submodel), labels=submodel.network.objective != "value")
-
-
-def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
-    return proposal(network, settings, FEATURES)
 
 
 def heterofl() -> Method:
     base = fedavg()
-    # the authors', for CIFAR-10
+    # the authors' values for CIFAR-10
     recipe = {"epochs": 5, "batch": 10, "lr": 0.1, "decay": 5e-4, "clip": 1.0, "masked": True}
     return replace(
         base,
         name="heterofl",
-        summary="narrower copies for smaller devices; each weight is the mean over the devices "
+        summary="narrower submodels for weaker devices; each weight is the mean over the devices "
         "that hold it",
         paper="Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv 2010.01264)",
-        settings=varied(
+        settings=vary(
             base.settings, widths=RATES, weighting="uniform", norm="static", sharing=None, **recipe
         ),
         features=FEATURES,
         forbids={
-            "private": "which classes a device holds goes out as it is, and says which rows are "
-            "divided by what"
+            "private": "devices report their classes without noise, and the aggregation uses them "
+            "to divide each row"
         },
-        menu=propose,
+        menu=partial(propose_sizes, features=FEATURES),
         recipe=own_recipe,
         parts=own_parts,
         inactive=one_size,

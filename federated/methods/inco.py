@@ -1,10 +1,10 @@
 """InCo Aggregation: Chan et al., Internal Cross-layer Gradients for Extending Homogeneity to
 Heterogeneity in FL (arXiv 2308.11464, section 3.3), around five base methods.
 
-Devices hold the first blocks of each section, so few devices train the deep blocks. After the base
-method has finished a round, the step g_k = new - old of a deep layer takes up the step g_0 of a
-shallow layer of its section. With a = g_k / ||g_k||, b = g_0 / ||g_0|| and
-L = (||g_k|| + ||g_0||) / 2:
+Difference from the base method: devices hold the first blocks of each section, so few devices train
+the deep blocks. After the base method has finished a round, the step g_k = new - old of a deep
+layer is combined with the step g_0 of a shallow layer of its section. With a = g_k / ||g_k||, b =
+g_0 / ||g_0|| and L = (||g_k|| + ||g_0||) / 2:
 
     code        clip((a + t b) L, -0.1, 0.1),   t = min(|<g_0, g_k>| / <g_0, g_0>, 5);
                 all per kernel of a convolution, 1e-7 in denominators
@@ -12,20 +12,18 @@ L = (||g_k|| + ||g_0||) / 2:
     no_opt      as code, t = 1
     paper       (a - t b) L,   t = <b, a> / <b, b>, over the whole layer: the rest is orthogonal
                 to g_0
-    paper_cond  as paper, where <b, a> < 0 alone (Theorem 3.1); else t = 0
+    paper_cond  as paper, but t = 0 unless <b, a> < 0 (Theorem 3.1)
     unnormalised  as paper, t = <g_0, g_k> / <g_0, g_0>
 
-The paper and the authors' code differ in sign, in t and in what a norm is taken of. The default is
-the code, which produced the published results. A layer is taken as a whole where its kernels are
-single numbers. Where g_k or g_0 is 0, and where no device of the round holds a coordinate, the step
-stays as it is.
+The paper and the authors' code differ in sign, in t and in the extent of a norm. The default is the
+code, which produced the published results. A layer whose kernels are single numbers is treated as a
+whole. If g_k or g_0 is 0, or no device of the round holds a coordinate, the step does not change.
 
 The layers are those of the authors' code: in a residual network, conv1 and conv2 of every block but
-the first take up the first block's conv2; in blocks of attention, norm2's weight takes up norm1's.
-In other networks, and for convolutions that these rules leave out, a weight of two axes or more
-that does not belong to a norm takes up the weight of the same name and shape in the shallowest
-block of its section. Everything else follows the base method: stem, shortcuts, norms, head,
-variates.
+the first use the first block's conv2; in blocks of attention, norm2's weight uses norm1's. In other
+networks, and for convolutions that these rules leave out, a weight of at least two axes that does
+not belong to a norm uses the weight of the same name and shape in the shallowest block of its
+section. Everything else follows the base method: stem, shortcuts, norms, head, variates.
 
 For vision transformers the authors' code also divides every step by the number of epochs. The paper
 does not mention this, and it is left out here. The authors publish the code for FedAvg only; the
@@ -38,18 +36,19 @@ FedNova on ResNets stays at 10 to 15 %. Set `optimiser = "sgd"` for a fair compa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Sum, Total, bands
 from federated.errors import ConfigError
-from federated.method import Method, Setting, Settings, State, Tensors, varied
-from federated.methods.common.inactive import same_blocks
+from federated.method import Method, Setting, Settings, State, vary
+from federated.methods.common.inactive_mechanisms import same_blocks
 from federated.methods.fedavg import fedavg
 from federated.methods.fednova import fednova
 from federated.methods.fedprox import fedprox
@@ -60,7 +59,7 @@ from models.slicing import as_slices
 from models.submodel import Network, Submodel
 
 __all__ = [
-    "crossed",
+    "cross_step",
     "inco_avg",
     "inco_moon",
     "inco_nova",
@@ -69,25 +68,22 @@ __all__ = [
     "references",
 ]
 
-REFERENCES = "references"  # in a state's settings: layer -> the one whose step it takes up
 VARIANTS = ("code", "no_norm", "no_opt", "paper", "paper_cond", "unnormalised")
 KERNELS = VARIANTS[:3]  # per kernel, clipped
-STEPS = 4  # from the smallest size to the largest
-LARGEST, STEEPEST, EPS = 0.1, 5.0, 1e-7  # of a step's entry, of t; against division by 0
+STEPS = 4  # from the smallest to the largest size
+LARGEST, STEEPEST, EPS = 0.1, 5.0, 1e-7  # limits of a step's entries and of t; avoids 0 / 0
 
 
 def references(network: Network) -> dict[str, str]:
-    """The layers of a network that take up another's step, by name, each with that other."""
+    """Return the name of the reference layer of each layer with a cross-layer step."""
     whole, norms = shapes(full(network)), normalising(full(network))
     places = {place: name for name in whole if (place := address(network, name)) is not None}
     shallowest: dict[tuple[int, str, tuple[int, ...]], str] = {}
     found = {}
     for (section, block, rest), name in sorted(places.items()):
         other: str | None = shallowest.setdefault((section, rest, whole[name]), name)
-        lead, norm1 = (
-            places.get((section, 0, "conv2.weight")),
-            places.get((section, block, "norm1.weight")),
-        )
+        lead = places.get((section, 0, "conv2.weight"))
+        norm1 = places.get((section, block, "norm1.weight"))
         if lead is None and norm1 is not None:
             other = norm1 if rest == "norm2.weight" else None
         elif (
@@ -104,8 +100,8 @@ def references(network: Network) -> dict[str, str]:
     return found
 
 
-def crossed(step: Tensor, other: Tensor, variant: str) -> Tensor:
-    """g_k as it takes up g_0, of the same shape, under a variant of the module's table."""
+def cross_step(step: Tensor, other: Tensor, variant: str) -> Tensor:
+    """Return g_k with g_0, of the same shape, under a variant of the module's table."""
     kernels = variant in KERNELS and math.prod(step.shape[2:]) > 1
     x, y = (value.flatten(2) if kernels else value.reshape(1, 1, -1) for value in (step, other))
     norm_x, norm_y = x.norm(dim=-1, keepdim=True), y.norm(dim=-1, keepdim=True)
@@ -130,28 +126,26 @@ def crossed(step: Tensor, other: Tensor, variant: str) -> Tensor:
     return torch.where((norm_x > 0) & (norm_y > 0), new, x).reshape(step.shape)
 
 
-def taken_up(old: Tensor, new: Tensor, other: Tensor, one: Sum, variant: str) -> Tensor:
-    """The new tensor with the crossed step instead of its own, where somebody holds it. other:
-    g_0.
-    """
-    out, step = new.clone(), crossed(new - old, other, variant)
+def apply_cross_step(old: Tensor, new: Tensor, other: Tensor, one: Sum, variant: str) -> Tensor:
+    """Return the new tensor with the cross-layer step, where any device holds it. other: g_0."""
+    out, step = new.clone(), cross_step(new - old, other, variant)
     for band, _ in bands(one):
         out[as_slices(band)] = old[as_slices(band)] + step[as_slices(band)]
     return out
 
 
-def matched(network: Network) -> None:
-    """Raises ConfigError where no layer takes up another's step."""
+def check_references(network: Network) -> None:
+    """Raise ConfigError if no layer has a reference layer."""
     if not references(network):
         raise ConfigError(
-            f"model '{network.family}' has no two layers of one shape in a section, as "
-            "InCo needs; models that have: preresnet, resnet, vit"
+            f"model '{network.family}' has no two layers of equal shape in a section, which InCo "
+            "needs: use another model, such as preresnet, resnet or vit"
         )
 
 
 def depths(network: Network) -> tuple[tuple[int, ...], ...]:
-    """Blocks per section of five sizes, in equal steps from one block to all; what lies between two
-    numbers is the lower one in the first half of the sections and the higher one in the others. Of
+    """Return the blocks per section of five sizes, in equal steps from one block to all. A
+    fractional number is rounded down in the first half of the sections and up in the others. For
     ResNet26 these are the paper's ResNet10, 14, 18, 22 and 26.
     """
     sections = [len(mask) for mask in full(network).mask]
@@ -166,27 +160,22 @@ def depths(network: Network) -> tuple[tuple[int, ...], ...]:
 
 
 def propose(network: Network, settings: Settings, *, base: Method) -> tuple[Submodel, ...]:
-    matched(network)
-    return base.menu(network, {**settings, "depths": settings["depths"] or depths(network)})
-
-
-def start(
-    tensors: Tensors, submodels: Sequence[Submodel], settings: Settings, *, base: Method
-) -> State:
-    """The base method's state, with the pairs of layers in its settings."""
-    state = base.start(tensors, submodels, settings)
-    pairs = references(submodels[0].network)
-    return replace(state, settings={**state.settings, REFERENCES: pairs})
+    check_references(network)
+    blocks = settings["depths"] or depths(network)
+    return base.menu(network, msgspec.structs.replace(settings, depths=blocks))
 
 
 def finish(state: State, total: Total, rng: np.random.Generator, *, base: Method) -> State:
-    """The base method's round, then the cross-layer step of every pair that the round touched."""
+    """Return the base method's state, with the cross-layer step of every pair that the round folded
+    into.
+    """
     after, variant = base.finish(state, total, rng), state.settings["variant"]
-    known: Mapping[str, str] = state.settings[REFERENCES]
     old, new = state.tensors, after.tensors
     taken = {
-        home: taken_up(old[home], new[home], new[other] - old[other], total.sums[home], variant)
-        for home, other in known.items()
+        home: apply_cross_step(
+            old[home], new[home], new[other] - old[other], total.sums[home], variant
+        )
+        for home, other in references(state.menu[0].network).items()
         if home in total.sums and other in total.sums
     }
     return replace(after, tensors={**new, **taken})
@@ -202,27 +191,27 @@ def inactive(menu: Sequence[Submodel], settings: Settings, *, base: Method) -> I
 
 
 def inco(base: Method, name: str, **given: object) -> Method:
-    """The base method with a cross-layer step after each round. given: other defaults."""
+    """Return the base method with a cross-layer step after each round. given: other defaults."""
     authors = {"optimiser": "adam", "lr": 0.001, "batch": 64, "epochs": 5, "weighting": "uniform"}
     blocks = Setting(
         (),
-        "kept blocks per section, one number or one per section; none: five sizes, from one block "
-        "of each section to all",
+        "blocks per section, a number or a list with one per section; empty: five sizes, from one "
+        "block of each section to all",
         least=1,
         each=int | tuple[int, ...],
     )
-    variant = Setting("code", "how a deep layer's step takes up a shallow one's", VARIANTS)
+    variant = Setting("code", "formula that adds a shallow layer's step to a deep one's", VARIANTS)
     settings = {**authors, **given, "depths": blocks, "variant": variant}
-    mixed = "a deep layer takes up the step of a shallow one"
+    mixed = "the step of a deep layer includes that of a shallow one"
     return replace(
         base,
         name=name,
-        summary=f"{base.name} with shallower copies; deep layers take up the steps of shallow ones",
+        summary=f"{base.name} with shallower submodels; updates of deep layers include those of "
+        "shallow ones",
         paper="Chan et al., Internal Cross-layer Gradients for Extending Homogeneity to "
         "Heterogeneity in FL, ICLR 2024 (arXiv 2308.11464)",
-        settings=varied(base.settings, sharing=None, **settings),
+        settings=vary(base.settings, sharing=None, **settings),
         menu=partial(propose, base=base),
-        start=partial(start, base=base),
         finish=partial(finish, base=base),
         inactive=partial(inactive, base=base),
         breaks={**base.breaks, "alone": mixed, "fedavg": mixed},
@@ -230,7 +219,9 @@ def inco(base: Method, name: str, **given: object) -> Method:
 
 
 def inco_avg() -> Method:
-    """Around FedAvg with one mean per weight over all who hold it: the paper's HeteroAvg."""
+    """Return InCo on FedAvg with one mean per weight over all its holders: the paper's
+    HeteroAvg.
+    """
     return inco(fedavg(), "inco-avg")
 
 
@@ -243,10 +234,12 @@ def inco_nova() -> Method:
 
 
 def inco_prox() -> Method:
-    """The pull is ten times FedProx's default: the paper sets mu / 2 = 0.05."""
+    """Return InCo on FedProx. The pull is ten times FedProx's default: the paper sets mu / 2 =
+    0.05.
+    """
     return inco(fedprox(), "inco-prox", mu=0.1)
 
 
 def inco_scaffold() -> Method:
-    """The cross-layer step applies to the weights, not to the variates."""
+    """Return InCo on SCAFFOLD. The cross-layer step applies to the weights, not to the variates."""
     return inco(scaffold(), "inco-scaffold")

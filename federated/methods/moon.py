@@ -1,21 +1,21 @@
 """MOON: Li, He and Song, Model-Contrastive Federated Learning (arXiv 2103.16257, equation 3 and
 Algorithm 1).
 
-Against FedAvg, the network has a projection head before its last linear (feature "projection"),
-whose output is z, and a device adds to its loss mu times
+Difference from FedAvg: the network has a projection head before its last linear layer (feature
+"projection") with output z, and a device adds to its loss mu times
 
     l_con = -log( e^{sim(z, z_glob)/T} / (e^{sim(z, z_glob)/T} + e^{sim(z, z_prev)/T}) )
 
-(sim is the cosine; the mean over the batch) so that z comes near that of the weights it received
-and away from that of its own weights of the round before, which it keeps. Both those networks are
-fixed and in evaluation mode; norms that track nothing have no statistics to evaluate with, so under
-`norm = "static"` theirs normalise by the batch, as the network in training does. With several sizes
-z_glob is that of the device's own submodel.
+(sim is the cosine; mean over the batch). This moves z towards that of the received weights, and
+away from that of the device's own weights of the round before, which it keeps. Both reference
+networks are frozen and in evaluation mode. Norms without running statistics cannot evaluate, so
+under `norm = "static"` they normalise by the batch, as in training. With several sizes, z_glob
+comes from the device's own submodel.
 
 l_con is 0 in a device's first round and in its first with another submodel, since there is no
-network before; and of a batch of one example, which the authors skip (the loop joins a last one to
-the batch before it). A device computes three forward passes and one backward, and holds three
-networks.
+previous network. It is also 0 for a batch of one example, which the authors skip (the training loop
+joins a last one to the batch before it). A device computes three forward passes and one backward
+pass, and holds three networks.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,25 +31,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated.engine.accounting import Pass
-from federated.method import Method, Setting, Settings, State, varied
-from federated.methods.common.inactive import one_round
-from federated.methods.fedavg import fedavg, proposal, recipe
+from federated.method import Method, Setting, Settings, State, vary
+from federated.methods.common.inactive_mechanisms import one_round
+from federated.methods.fedavg import fedavg, propose_sizes, recipe
 from federated.task import Recipe
 from federated.training.hooks import Hooks, Session
 from federated.training.loop import plain_loss
 from models.layers.batch_norm import norms
-from models.submodel import Network, Submodel
+from models.submodel import Submodel
 
 __all__ = ["contrast", "moon"]
 
 FEATURES = ("projection",)
-PREVIOUS = "previous/"  # in a device's memory: previous/SUBMODEL/NAME
+PREVIOUS = "previous/"  # prefix in a device's memory: previous/SUBMODEL/NAME
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """The two networks that z is compared with: of the weights received, and of the round before,
-    if there was one.
+class References:
+    """Frozen networks that z is compared with.
+
+    received: with the received weights
+    previous: with the device's weights of the round before
     """
 
     received: nn.Module
@@ -56,35 +59,36 @@ class Fixed:
 
 
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor | None, temperature: float) -> Tensor:
-    """l_con of representations [N, D]: the mean over the batch; 0 without z_prev."""
+    """Return l_con of representations [N, D], as mean over the batch; 0 without z_prev."""
     views = [z_glob] if z_prev is None else [z_glob, z_prev]
     logits = torch.stack([F.cosine_similarity(z, view) / temperature for view in views], 1)
     return F.cross_entropy(logits, torch.zeros(len(z), dtype=torch.long, device=z.device))
 
 
-def opened(session: Session) -> None:
+def load_previous(session: Session) -> None:
+    """Load the reference networks, if the device trained this submodel in its last round."""
     prefix = f"{PREVIOUS}{session.submodel.name}/"
     kept = {
         name.removeprefix(prefix): value
         for name, value in session.memory.items()
         if name.startswith(prefix)
     }
-    session.own = Fixed(fixed(session, {}), fixed(session, kept)) if kept else None
+    session.own = References(copy_frozen(session, {}), copy_frozen(session, kept)) if kept else None
 
 
-def fixed(session: Session, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The session's network as it is now, but for these tensors; nothing in it moves."""
+def copy_frozen(session: Session, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Return a frozen copy of the session's network, with these tensors replaced."""
     net = deepcopy(session.net).requires_grad_(False).eval()
     net.load_state_dict({**net.state_dict(), **tensors})
     if session.recipe.norm == "static":
-        # their momentum is 0, so that they measure and keep nothing
+        # their momentum is 0, so training mode changes no statistics
         for layer in norms(net).values():
             layer.training = True
     return net
 
 
-def represented(net: nn.Module, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """What `run`, which passes a batch through the network once, returns; and z [N, D]."""
+def run_with_projection(net: nn.Module, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """Call `run`, which passes a batch through the network once. Return its result and z [N, D]."""
     seen: list[Tensor] = []
     head: Any = net.linear
     handle = head.project.register_forward_hook(lambda module, inputs, out: seen.append(out))
@@ -94,22 +98,22 @@ def represented(net: nn.Module, run: Callable[[], Tensor]) -> tuple[Tensor, Tens
         handle.remove()
 
 
-def contrasted(session: Session, x: Tensor, truth: Tensor) -> Tensor:
-    """The recipe's own loss + mu l_con."""
+def contrast_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
+    """Return the recipe's own loss + mu l_con."""
     if session.own is None or len(x) == 1:
         return plain_loss(session, x, truth)
-    loss, z = represented(session.net, lambda: plain_loss(session, x, truth))
+    loss, z = run_with_projection(session.net, lambda: plain_loss(session, x, truth))
     with torch.no_grad():
         z_glob, z_prev = (
-            represented(net, lambda net=net: net(x))[1]  # type: ignore[misc]
+            run_with_projection(net, lambda net=net: net(x))[1]  # type: ignore[misc]
             for net in (session.own.received, session.own.previous)
         )
     options = session.recipe.options
     return loss + float(options["mu"]) * contrast(z, z_glob, z_prev, float(options["temperature"]))
 
 
-def closed(session: Session) -> None:
-    """Keeps the trained network, and no other."""
+def store_network(session: Session) -> None:
+    """Keep the trained network for the next round, and no other."""
     prefix = f"{PREVIOUS}{session.submodel.name}/"
     session.memory = {
         prefix + name: value.detach().clone()
@@ -118,25 +122,18 @@ def closed(session: Session) -> None:
     }
 
 
-def contrasting(state: State, submodel: Submodel) -> Recipe:
-    options = {
-        "mu": float(state.settings["mu"]),
-        "temperature": float(state.settings["temperature"]),
-    }
+def contrast_recipe(state: State, submodel: Submodel) -> Recipe:
+    """Return FedAvg's recipe with this method's hooks."""
+    options = {key: float(state.settings[key]) for key in ("mu", "temperature")}
     return replace(recipe(state, submodel), hook="moon", options=options)
 
 
 def passes(recipe: Recipe, submodel: Submodel, before: Submodel | None) -> tuple[Pass, ...]:
-    """The device's own network, and without gradient the received and the previous one, once there
-    is a previous one of this submodel.
+    """Return the device's own network, and, if there is a previous network of this submodel, the
+    two reference networks without gradient.
     """
-    fixed = Pass(submodel, 2, learns=False)
-    return (Pass(submodel), fixed) if before == submodel else (Pass(submodel),)
-
-
-def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
-    """FedAvg's, with a projection head."""
-    return proposal(network, settings, FEATURES)
+    frozen = Pass(submodel, 2, learns=False)
+    return (Pass(submodel), frozen) if before == submodel else (Pass(submodel),)
 
 
 def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
@@ -148,20 +145,20 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
 def moon() -> Method:
     base = fedavg()
     own = {
-        "mu": Setting(1.0, "weight of the contrast", least=0),
-        "temperature": Setting(0.5, "by which similarities are divided", above=0),
+        "mu": Setting(1.0, "weight of the contrastive loss", least=0),
+        "temperature": Setting(0.5, "divisor of the similarities", above=0),
     }
     return replace(
         base,
         name="moon",
-        summary="FedAvg whose devices keep their representations near the received network's and "
-        "away from their own of before",
+        summary="FedAvg with a contrastive loss: representations stay near those of the received "
+        "network and away from those of the device's previous one",
         paper="Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021 (arXiv 2103.16257)",
-        settings=varied(base.settings, **own),
+        settings=vary(base.settings, **own),
         features=FEATURES,
-        menu=propose,
-        recipe=contrasting,
-        hooks=Hooks("moon", open=opened, loss=contrasted, close=closed),
+        menu=partial(propose_sizes, features=FEATURES),
+        recipe=contrast_recipe,
+        hooks=Hooks("moon", open=load_previous, loss=contrast_loss, close=store_network),
         inactive=inactive,
         passes=passes,
     )

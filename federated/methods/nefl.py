@@ -2,21 +2,21 @@
 System Heterogeneous Clients (arXiv 2308.07761).
 
 Submodels are narrower (nefl-w), lack blocks (nefl-d, nefl-do) or both (nefl-wd); see
-`common.nested_sizes`. Which of them a device trains in a round: see `common.nested_tiers`.
+`common.nested_sizes`. `common.nested_tiers` chooses the one that a device trains in a round.
 
-Against FedAvg, each residual function has a learnable step, y = shortcut(x) + s F(x) (section III),
-and parameters are of two kinds. The *inconsistent* ones, which are the steps and all that batch
-norm learns or measures, belong to their submodel and are averaged among the devices that trained it
-in a round. The others are averaged per coordinate over all that hold it (NeFedAvg). Every device
-counts the same. A block that nobody holds keeps its value; the authors' code makes it 0.
+Difference from FedAvg: each residual function has a learnable step s, y = shortcut(x) + s F(x)
+(section III), and parameters are of two kinds. *Inconsistent* ones, the steps and everything that
+batch norm learns or measures, belong to their submodel and are averaged among the devices that
+trained it in a round. All others are averaged per coordinate over all devices that hold it
+(NeFedAvg). Every device has the same weight. A block that no device holds keeps its value; the
+authors' code sets it to 0.
 
-A step is 1 at first; under nefl-do it is 1 + n, n the number of blocks left out right after it, as
-in the tables of NeFL-D_O: the block does the work of those that it stands for. For layer norm
-(vision transformer) the paper found shared norms better, so there `inconsistent = "auto"` means the
-steps only.
+The initial step is 1. Under nefl-do it is 1 + n, with n the number of blocks left out right after
+it, as in the tables of NeFL-D_O: the block replaces those. With layer norm (vision transformer) the
+paper found shared norms better, so there `inconsistent = "auto"` means the steps only.
 
 The projection of a section's skipped first block is still executed, so its convolution is averaged
-over all who train it. The authors' code drops all of it but the norm (`projection_owner = "mask"`).
+over all devices that train it. The authors' code keeps only its norm (`projection_owner = "mask"`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from torch import Tensor
 
 from federated.engine.aggregate import Part
 from federated.errors import ConfigError
-from federated.method import Method, Setting, Settings, State, Tensors, varied
+from federated.method import Method, Setting, Settings, State, Tensors, vary
 from federated.methods import fedavg as base
-from federated.methods.common.inactive import one_size
+from federated.methods.common.inactive_mechanisms import one_size
 from federated.methods.common.nested_sizes import FEATURES, GAMMAS, is_step, sizes
 from federated.methods.common.nested_tiers import by_cycle, by_index
 from federated.task import Profile, Recipe, Update
@@ -44,35 +44,37 @@ from models.submodel import Network, Submodel
 __all__ = ["nefl_d", "nefl_do", "nefl_w", "nefl_wd"]
 
 SETTINGS: Mapping[str, Setting] = {
-    "gammas": Setting(GAMMAS, "share of the parameters that each submodel keeps", above=0, most=1),
+    "gammas": Setting(
+        GAMMAS, "fraction of the parameters that each submodel keeps", above=0, most=1
+    ),
     "widths": Setting(
-        (), "kept shares of channels, with `depths`, in place of gammas", above=0, most=1
+        (), "kept fractions of channels; with `depths`, used instead of gammas", above=0, most=1
     ),
     "first_step": Setting(
-        "one", "a step at first: 1, or 1 + the blocks left out after it", ("one", "skipped")
+        "one", "initial step: 1, or 1 + the number of blocks left out after it", ("one", "skipped")
     ),
     "step_sizes": Setting(
-        "learnable", "whether steps are learned or stay as they begin", ("learnable", "fixed")
+        "learnable", "train the steps, or keep their initial values", ("learnable", "fixed")
     ),
     "inconsistent": Setting(
         "auto",
-        "what belongs to its submodel; auto: steps and batch norm",
+        "parameters that each submodel has for itself; auto: steps and batch norm",
         ("auto", "norms+steps", "steps", "none"),
     ),
     "projection_owner": Setting(
         "executes",
-        "who gives a skipped block's projection: who executes it, or who has the block",
+        "devices that contribute a projection: all that execute it, or those that keep its block",
         ("executes", "mask"),
     ),
     "tiers": Setting(
         "measured",
-        "a device's tier: the largest it can afford, or its place among the names (the paper)",
+        "a device's tier: the largest size it can afford, or its index among the names (paper)",
         ("measured", "index"),
     ),
     "flex": Setting(
         2,
-        "how many tiers from its own a device draws; under measured tiers it gets "
-        "smaller ones too, but less often",
+        "maximum distance of a submodel from its device's tier; measured tiers also train smaller "
+        "ones, but less often",
         least=0,
     ),
 }
@@ -82,10 +84,10 @@ def propose(network: Network, settings: Settings, *, scaling: str) -> tuple[Subm
     gammas = tuple(settings["gammas"])
     if settings["depths"] and not settings["widths"]:
         raise ConfigError(
-            f"depths {list(settings['depths'])} without widths: expected both, in place of gammas"
+            f"depths {list(settings['depths'])} without widths: set both, or use gammas"
         )
     if not gammas:
-        raise ConfigError("gammas []: expected at least one share of the parameters")
+        raise ConfigError("gammas []: expected at least one fraction of the parameters")
     if settings["first_step"] == "skipped" and settings["inconsistent"] == "none":
         raise ConfigError(
             "first_step = 'skipped' makes the submodels' steps differ, and inconsistent "
@@ -93,7 +95,7 @@ def propose(network: Network, settings: Settings, *, scaling: str) -> tuple[Subm
         )
     try:
         return (
-            base.proposal(network, settings, FEATURES)
+            base.propose_sizes(network, settings, FEATURES)
             if settings["widths"]
             else sizes(network, tuple(map(float, gammas)), scaling)
         )
@@ -102,7 +104,7 @@ def propose(network: Network, settings: Settings, *, scaling: str) -> tuple[Subm
 
 
 def inconsistent(settings: Settings, submodel: Submodel) -> frozenset[str]:
-    """Names of the tensors that belong to their submodel."""
+    """Return the names of the tensors that belong to their submodel."""
     kind = settings["inconsistent"]
     if kind == "auto":
         kind = "norms+steps" if statistics(submodel) else "steps"
@@ -111,22 +113,25 @@ def inconsistent(settings: Settings, submodel: Submodel) -> frozenset[str]:
 
 
 def place(state: State, submodel: Submodel) -> Plan:
-    """FedAvg's, with homes of their own for what belongs to the submodel."""
+    """Return FedAvg's plan, with separate homes for what belongs to the submodel."""
     plan, own = base.place(state, submodel), inconsistent(state.settings, submodel)
     return replace(
         plan,
         rows=tuple(
-            base.apart(row, submodel.plain.name) if row.local in own else row for row in plan.rows
+            base.move_to_group(row, submodel.plain.name) if row.local in own else row
+            for row in plan.rows
         ),
     )
 
 
 def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
-    """Every submodel has norms from the first: its corner of the whole's; and steps."""
+    """Return FedAvg's state, with norms and steps for every submodel. Norms start as the corner of
+    the whole network's.
+    """
     state, own = base.start(tensors, submodels, settings), dict[str, Tensor]()
     for submodel in submodels:
         rows = tuple(row for row in place(state, submodel).rows if "@" in row.home)
-        steps = carried(submodel) if settings["first_step"] == "skipped" else {}
+        steps = initial_steps(submodel) if settings["first_step"] == "skipped" else {}
         for row, value in zip(
             rows, extract(state.tensors, Plan(submodel, rows)).values(), strict=True
         ):
@@ -136,9 +141,9 @@ def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -
     return replace(state, tensors={**state.tensors, **own})
 
 
-def carried(submodel: Submodel) -> dict[str, int]:
-    """Each step's beginning under NeFL-D_O: 1 + the blocks left out between its own and the next of
-    its section; kept 1 0 0 1 gives 3 and 1.
+def initial_steps(submodel: Submodel) -> dict[str, int]:
+    """Return the initial steps of NeFL-D_O: 1 + the number of blocks left out between a block and
+    the next one of its section. Kept blocks 1 0 0 1 give 3 and 1.
     """
     found = {}
     for name in filter(is_step, shapes(submodel)):
@@ -153,18 +158,16 @@ def assign(
     profile: Profile | None,
     affordable: Sequence[Submodel],
     rng: np.random.Generator,
-    *,
-    scaling: str,
 ) -> Submodel:
     names = sorted(state.agents)
     place = names.index(profile.agent) if profile is not None and profile.agent in names else None
     if state.settings["tiers"] == "measured" or place is None:
         return by_cycle(state, place, affordable, rng)
-    menu = propose(affordable[0].network, state.settings, scaling=scaling)
-    return by_index(state, place, menu, affordable, rng)
+    return by_index(state, place, affordable, rng)
 
 
 def recipe(state: State, submodel: Submodel) -> Recipe:
+    """Return FedAvg's recipe; with fixed step sizes, freeze the steps."""
     made = base.recipe(state, submodel)
     return (
         replace(made, frozen=tuple(filter(is_step, shapes(submodel))))
@@ -174,24 +177,27 @@ def recipe(state: State, submodel: Submodel) -> Recipe:
 
 
 def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
+    """Yield FedAvg's parts, with or without the projections of skipped blocks."""
     if state.settings["projection_owner"] == "mask":
         plan = replace(
             plan,
             rows=tuple(
-                row for row in plan.rows if "@" in row.home or not skipped(plan.submodel, row.local)
+                row
+                for row in plan.rows
+                if "@" in row.home or not is_skipped(plan.submodel, row.local)
             ),
         )
     return base.parts(state, plan, update)
 
 
-def skipped(submodel: Submodel, name: str) -> bool:
-    """Whether a tensor is what is left of a block that the submodel lacks."""
+def is_skipped(submodel: Submodel, name: str) -> bool:
+    """Return True if a tensor belongs to a block that the submodel lacks."""
     block = address(submodel.network, name)
     return block is not None and not submodel.mask[block[0]][block[1]]
 
 
 def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
-    yield from one_size(menu, settings, remedy="method.gammas to several shares")
+    yield from one_size(menu, settings, remedy="method.gammas to several fractions")
     if settings["inconsistent"] == "none":
         yield (
             "inconsistent = 'none' leaves submodels no parameters of their own: set "
@@ -205,7 +211,7 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
 
 
 def nefl(name: str, summary: str, scaling: str) -> Method:
-    """A NeFL of this name. scaling: "w", "d" or "wd", by what its submodels are smaller."""
+    """Return a NeFL method. scaling: "w", "d" or "wd", how its submodels are smaller."""
     plain = base.fedavg()
     training = {"epochs": 5, "batch": 32, "lr": 0.1, "momentum": 0.0, "milestones": (0.5, 0.75)}
     return replace(
@@ -214,11 +220,11 @@ def nefl(name: str, summary: str, scaling: str) -> Method:
         summary=summary,
         paper="Kang, Cha, Shin, Lee and Kang, NeFL: Nested Model Scaling for Federated Learning "
         "with System Heterogeneous Clients (arXiv 2308.07761)",
-        settings=varied(plain.settings, weighting="uniform", sharing=None, **training, **SETTINGS),
+        settings=vary(plain.settings, weighting="uniform", sharing=None, **training, **SETTINGS),
         features=FEATURES,
         menu=partial(propose, scaling=scaling),
         start=start,
-        assign=partial(assign, scaling=scaling),
+        assign=assign,
         place=place,
         recipe=recipe,
         parts=parts,
@@ -227,24 +233,24 @@ def nefl(name: str, summary: str, scaling: str) -> Method:
 
 
 def nefl_w() -> Method:
-    """Every block, and sqrt(gamma) of the channels of each layer: about a share gamma of the
-    parameters (section III).
+    """Return the method that keeps every block, and sqrt(gamma) of the channels of each layer:
+    about a fraction gamma of the parameters (section III).
     """
-    return nefl("nefl-w", "narrower copies, each with norms and learnable steps of its own", "w")
+    return nefl("nefl-w", "narrower submodels, each with its own norms and learnable steps", "w")
 
 
 def nefl_d() -> Method:
-    """Every channel, and fewer blocks."""
+    """Return the method that keeps every channel, and fewer blocks."""
     return nefl(
-        "nefl-d", "copies with fewer blocks, each with norms and learnable steps of its own", "d"
+        "nefl-d", "submodels with fewer blocks, each with its own norms and learnable steps", "d"
     )
 
 
 def nefl_wd() -> Method:
-    """Fewer channels and fewer blocks."""
+    """Return the method with fewer channels and fewer blocks."""
     return nefl(
         "nefl-wd",
-        "narrower copies with fewer blocks, each with norms and learnable steps of its own",
+        "narrower submodels with fewer blocks, each with its own norms and learnable steps",
         "wd",
     )
 
@@ -252,18 +258,19 @@ def nefl_wd() -> Method:
 def inactive_first_step(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
     if settings["first_step"] == "one":
         yield (
-            "first_step = 'one' starts every step as nefl-d does: set method.first_step = 'skipped'"
+            "first_step = 'one' starts every step at 1, as nefl-d does: set method.first_step = "
+            "'skipped'"
         )
     yield from inactive(menu, settings)
 
 
 def nefl_do() -> Method:
-    """nefl-d whose steps begin at 1 + n, as in the paper's tables of NeFL-D_O."""
+    """Return nefl-d with initial steps of 1 + n, as in the paper's tables of NeFL-D_O."""
     base = nefl_d()
     return replace(
         base,
         name="nefl-do",
-        summary="nefl-d whose steps begin as large as the blocks left out after them",
-        settings=varied(base.settings, first_step="skipped"),
+        summary="nefl-d with larger initial steps where blocks are left out",
+        settings=vary(base.settings, first_step="skipped"),
         inactive=inactive_first_step,
     )

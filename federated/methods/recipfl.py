@@ -1,33 +1,35 @@
 """RecipFL: Zhang et al., How Few Davids Improve One Goliath: Federated Learning in Resource-Skewed
 Edge Computing Environments (WWW 2024).
 
-Against FedAvg, the coordinator holds no weights but a graph hypernetwork phi
-(`federated.methods.hypernetwork`, after GHN-2, arXiv 2110.13100). It makes the weights of each
-submodel for each device from the submodel's graph and the device's classes, so submodels need have
-nothing in common. From the weights theta_m that it made and the weights theta_m' that came back
-after training,
+Difference from FedAvg: the coordinator holds no weights but a graph hypernetwork phi
+(`federated.methods.hypernetwork`, after GHN-2, arXiv 2110.13100). It generates the weights of each
+submodel for each device from the submodel's graph and the device's classes, so submodels need
+nothing in common. From the generated weights theta_m and the weights theta_m' after training,
 
     phi <- phi - eta_s sum_m (d theta_m / d phi)^T (theta_m - theta_m')
 
-(poster, Federated Training), the sum clipped to a norm of 50 and taken by Adam (the authors' code).
-What was made for an update is made again from the same seed when it arrives. A device with the
-largest submodel also trains the smallest, taught by its own, and returns both
+(poster, Federated Training), with the sum clipped to a norm of 50 and applied by Adam (the authors'
+code). When an update arrives, its theta_m is generated again from the same seed. A device with the
+largest submodel also trains the smallest, with its own as teacher, and returns both
 (`federated.methods.common.student`).
 
-A device that joins tells the share of each class among its examples, which FedAvg's do not. Scores
-and exports are of a device with as many examples of every class; a device's own network has the
-scores after training. Batch norm is static. Predicted times leave the small network out.
+A device that joins reports the fraction of each class among its examples, unlike under FedAvg.
+Scores and exports are for a device with equally many examples of every class; the scores after
+training are those of a device's own network. Batch norm is static. Predicted times leave the small
+network out.
 
-Where the authors differ, or leave it open: they encode each device's own last weights, here the
-mean of its size's unless `encode = "agent"`, whose state grows with the fleet; the hidden size is
-32 for 128, and tensors beyond `cap` numbers are tiled, so that a CPU makes a small ResNet in a
-third of a second; there is no dropout for 0.5; a bias shares the node of its weight; every
-classifier knows the device's classes, theirs of a network cut in depth does not; they sum updates
-on MNIST and CIFAR-100 and take the mean by examples on CIFAR-10 (`weighting`).
+Differences from the authors, who leave some of this open: they encode each device's own last
+weights, here it is the mean of its size unless `encode = "agent"`, whose state grows with the
+fleet. The hidden size is 32 instead of 128, and tensors beyond `cap` numbers are tiled, so that a
+CPU generates a small ResNet in a third of a second. There is no dropout instead of 0.5. A bias
+shares the node of its weight. Every classifier depends on the device's classes; theirs of a network
+cut in depth does not. They sum updates on MNIST and CIFAR-100 and take the mean by examples on
+CIFAR-10 (`weighting`).
 
-Measured: three devices with skewed digits (Dirichlet 1), one with w0.2-d2 and two with w1-d2 of
-`mlp`, 8 rounds, batch 32, lr 0.05, one seed: what is made for nobody in particular gets 0.585 and
-0.841 of held-out digits right at server_lr 0.001, the authors', and 0.925 and 0.969 at 0.005.
+Measured with three devices with skewed digits (Dirichlet 1), one with w0.2-d2 and two with w1-d2 of
+`mlp`, 8 rounds, batch 32, lr 0.05, one seed: the networks generated for no particular device
+classify 0.585 and 0.841 of held-out digits correctly at server_lr 0.001, the authors', and 0.925
+and 0.969 at 0.005.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from torch import Tensor
 
 from federated.engine.aggregate import Part, Total, mean
 from federated.engine.server_optimizer import ServerOptimizer, adamw, step
-from federated.method import MODES, Method, Setting, Settings, State, Tensors, varied
+from federated.method import MODES, Method, Setting, Settings, State, Tensors, vary
 from federated.methods import fedavg as base
 from federated.methods.common.student import HOOKS, PREFIX, passes, with_student
 from federated.methods.hypernetwork import network as hyper
@@ -60,125 +62,119 @@ __all__ = ["Generate", "recipfl", "recipfl_with"]
 PHI, THETA = "phi/", "theta/"
 
 Generate = Callable[[Tensors, State, Submodel], dict[str, Tensor]]
-"""From phi by name, a state and a submodel to its tensors by name, differentiable in phi and the
-same at every call.
+"""Function from phi by name, a state and a submodel to its tensors by name, differentiable in phi
+and equal at every call.
 """
 
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         "weighting": Setting(
             "sum",
-            "updates of phi are added up, or averaged by examples or uniformly",
+            "sum of the updates of phi, or their mean by examples or uniformly",
             ("sum", "samples", "uniform"),
         ),
         "shrink": Setting(
             "width",
-            "small submodels are narrower, by `widths`, or the first section with an "
-            "exit of its own",
+            "small submodels: narrower ones, by `widths`, or the first section with its own exit",
             ("width", "depth"),
         ),
         "models": Setting(
             (),
-            "networks of weaker devices by name, in place of the run's own made smaller",
+            "names of the networks of weaker devices; empty: the run's own, made smaller",
             each=str,
         ),
-        "transfer": Setting(True, "a device with the largest submodel trains the smallest too"),
+        "transfer": Setting(True, "devices with the largest submodel train the smallest too"),
         "hidden": Setting(32, "hidden size of the hypernetwork, a multiple of 4"),
-        "cap": Setting(
-            65536, "most numbers of a tensor that are made; a larger tensor repeats them"
-        ),
+        "cap": Setting(65536, "maximum numbers generated per tensor; larger tensors repeat them"),
         "encode": Setting(
             "size",
-            "whose last weights the hypernetwork reads: of all of a size, an agent's own, nobody's",
+            "weights that the hypernetwork reads: the mean of a size, the agent's last, or none",
             ("size", "agent", "none"),
         ),
-        "dropout": Setting(
-            0.0, "of the encoding of weights that are to be trained; the authors' is 0.5"
-        ),
+        "dropout": Setting(0.0, "dropout of the encoded weights in training; the authors use 0.5"),
         "server": Setting("adam", "the coordinator's optimiser", ("adam", "sgd")),
         "server_lr": Setting(
-            1e-3, "its learning rate; runs of few rounds do better with 0.005", above=0
+            1e-3,
+            "learning rate of the coordinator; runs of few rounds do better with 0.005",
+            above=0,
         ),
-        "server_clip": Setting(50.0, "largest L2 norm of an update of phi; 0: any", least=0),
+        "server_clip": Setting(50.0, "largest L2 norm of an update of phi; 0: no limit", least=0),
     }
 )
-# the authors'
+# the authors' values
 RECIPE = {"widths": (0.2, 1.0), "epochs": 5, "batch": 128, "lr": 0.01, "momentum": 0.0}
 STATIC = Setting("static", "statistics of batch norm stay on devices", ("static",))
 BREAKS = {
-    "alone": "an update moves the hypernetwork one step towards it",
+    "alone": "an update moves the hypernetwork by one step",
     "fedavg": "no weights are averaged",
-    "identity": "Adam's momentum goes on, and the hypernetwork reads what came back",
+    "identity": "Adam's momentum continues, and the hypernetwork reads the returned weights",
 }
 
 
-def small(state: State, submodel: Submodel) -> Submodel | None:
-    """The submodel that a device trains after this one, if it does."""
-    found = with_student(state.settings, state.settings.get("sizes", ()), submodel)
+def student_of(state: State, submodel: Submodel) -> Submodel | None:
+    """Return the submodel that a device trains after this one, if any."""
+    found = with_student(state.settings, state.menu, submodel)
     return replace(found[0], owner=submodel.owner) if len(found) > 1 else None
 
 
-def own_assign(
+def assign(
     state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator
 ) -> Submodel:
-    """The last of the menu that the device can afford, made for the agent: with `models`, which is
-    not always the one with most parameters.
+    """Return the last submodel of the menu that the device can afford, for this agent. With
+    `models`, it is not always the one with the most parameters.
     """
-    chosen = max(affordable, key=state.settings["sizes"].index)
+    chosen = max(affordable, key=state.menu.index)
     return chosen if profile is None else replace(chosen, owner=profile.agent)
 
 
-def own_place(state: State, submodel: Submodel) -> Plan:
-    """Every tensor as a home of its submodel's, where what came back is kept, of the small submodel
-    too where it goes along.
+def place(state: State, submodel: Submodel) -> Plan:
+    """Return every tensor with a home of its submodel, which stores the returned weights, and those
+    of the small submodel if it is sent too.
     """
-    along = small(state, submodel)
+    along = student_of(state, submodel)
     return Plan(submodel, (*rows(state, submodel), *(rows(state, along, PREFIX) if along else ())))
 
 
 def rows(state: State, submodel: Submodel, prefix: str = "") -> Iterator[Row]:
+    """Yield the rows of a submodel."""
     for name, shape in shapes(submodel).items():
-        yield Row(prefix + name, corner(shape), theta(state, submodel, name), corner(shape), shape)
+        where = corner(shape)
+        yield Row(prefix + name, where, theta_home(state, submodel, name), where, shape)
 
 
-def theta(state: State, submodel: Submodel, name: str) -> str:
+def theta_home(state: State, submodel: Submodel, name: str) -> str:
+    """Return the home of a tensor's last weights."""
     owner = submodel if state.settings["encode"] == "agent" else submodel.plain
     return f"{THETA}{name}@{owner.name}"
 
 
-def own_recipe(state: State, submodel: Submodel) -> Recipe:
-    made, along = base.recipe(state, submodel), small(state, submodel)
-    return (
-        replace(made, hook="recipfl", options={"small": msgspec.to_builtins(along.unowned)})
-        if along
-        else made
-    )
+def recipe(state: State, submodel: Submodel) -> Recipe:
+    """Return FedAvg's recipe, with the small submodel if the device trains it."""
+    made, along = base.recipe(state, submodel), student_of(state, submodel)
+    if along is None:
+        return made
+    return replace(made, hook="recipfl", options={"small": msgspec.to_builtins(along.unowned)})
 
 
-def own_start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
-    """phi for all submodels of the menu, which the settings get as `sizes`; the network's own
-    initial tensors are of no use.
-    """
-    form = hyper.layout(submodels, settings["hidden"], settings["cap"])
+def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
+    """Return phi for all submodels of the menu. The network's own initial tensors are unused."""
+    form = hyper.make_layout(submodels, settings["hidden"], settings["cap"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings["seed"])
         phi = hyper.Hypernetwork(form).state_dict()
-    return State(
-        0,
-        {PHI + name: value for name, value in phi.items()},
-        {**settings, "sizes": tuple(submodels)},
-    )
+    tensors = {PHI + name: value for name, value in phi.items()}
+    return State(0, tensors, settings, menu=tuple(submodels))
 
 
-def made_by_graph(phi: Tensors, state: State, submodel: Submodel) -> dict[str, Tensor]:
-    """What the hypernetwork makes of a submodel for its owner; for nobody in particular where it
-    has none.
+def generate_weights(phi: Tensors, state: State, submodel: Submodel) -> dict[str, Tensor]:
+    """Return the tensors that the hypernetwork generates of a submodel for its owner, or for no
+    particular device.
     """
     told = state.agents.get(submodel.owner, {}).get("histogram")
     present = {
         name: state.tensors[home]
         for name in shapes(submodel)
-        if (home := theta(state, submodel, name)) in state.tensors
+        if (home := theta_home(state, submodel, name)) in state.tensors
     }
     with torch.random.fork_rng(devices=[]):
         digest = hashlib.sha256(
@@ -187,33 +183,33 @@ def made_by_graph(phi: Tensors, state: State, submodel: Submodel) -> dict[str, T
         torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         dropout = state.settings["dropout"] if submodel.owner else 0.0
         return hyper.generate(
-            phi, submodel, present, hyper.shares(told, submodel.network.outputs), dropout
+            phi, submodel, present, hyper.class_shares(told, submodel.network.outputs), dropout
         )
 
 
-def made(
+def generate_all(
     generate: Generate, state: State, plan: Plan
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """phi as leaves of a graph, by home, and all that a plan names, made of them."""
+    """Return phi as leaves of a graph by home, and all tensors of a plan generated from them."""
     leaves = {
         home: value.detach().clone().requires_grad_()
         for home, value in state.tensors.items()
         if home.startswith(PHI)
     }
     phi = {home.removeprefix(PHI): value for home, value in leaves.items()}
-    found, along = generate(phi, state, plan.submodel), small(state, plan.submodel)
+    found, along = generate(phi, state, plan.submodel), student_of(state, plan.submodel)
     if along is not None:
         found |= {PREFIX + name: value for name, value in generate(phi, state, along).items()}
     return leaves, found
 
 
-def changes(generate: Generate, state: State, plan: Plan, update: Update) -> Iterator[Part]:
-    """(d theta / d phi)^T (theta - theta'), and what came back, to be encoded in the next round."""
-    share, got = (
-        base.weight(state, update),
-        {name: torch.as_tensor(value) for name, value in update.tensors.items()},
-    )
-    leaves, found = made(generate, state, plan)
+def gradient_parts(generate: Generate, state: State, plan: Plan, update: Update) -> Iterator[Part]:
+    """Yield (d theta / d phi)^T (theta - theta'), and the returned weights to encode in the next
+    round.
+    """
+    share = base.weight(state, update)
+    got = {name: torch.as_tensor(value) for name, value in update.tensors.items()}
+    leaves, found = generate_all(generate, state, plan)
     moved = [found[name].detach() - value for name, value in got.items()]
     gradient = torch.autograd.grad(
         [found[name] for name in got], list(leaves.values()), moved, materialize_grads=True
@@ -224,8 +220,8 @@ def changes(generate: Generate, state: State, plan: Plan, update: Update) -> Ite
         yield from base.parts(state, plan, update)
 
 
-def own_finish(state: State, total: Total, rng: np.random.Generator) -> State:
-    """A step of the coordinator's optimiser; an empty round takes none."""
+def finish(state: State, total: Total, rng: np.random.Generator) -> State:
+    """Return the state after a step of the coordinator's optimiser; an empty round takes none."""
     known, settings = state.tensors, state.settings
     came = {
         home: mean(one, known.get(home))
@@ -239,15 +235,10 @@ def own_finish(state: State, total: Total, rng: np.random.Generator) -> State:
         else mean(one, torch.zeros_like(one.value))
         for home, one in phi.items()
     }
-    norm = (
-        float(torch.stack([value.norm() for value in gradient.values()]).norm())
-        if gradient
-        else 0.0
-    )
-    if settings["server_clip"] and norm > settings["server_clip"]:
-        gradient = {
-            home: value * (settings["server_clip"] / norm) for home, value in gradient.items()
-        }
+    clip, norms = settings["server_clip"], [value.norm() for value in gradient.values()]
+    norm = float(torch.stack(norms).norm()) if norms else 0.0
+    if clip and norm > clip:
+        gradient = {home: value * (clip / norm) for home, value in gradient.items()}
     lr, new = settings["server_lr"], dict[str, Tensor]()
     sgd = ServerOptimizer("sgd", lr, beta1=0.0)
     optimizer = adamw(lr) if settings["server"] == "adam" else sgd
@@ -258,31 +249,30 @@ def own_finish(state: State, total: Total, rng: np.random.Generator) -> State:
 
 
 def recipfl_with(generate: Generate) -> Method:
-    """RecipFL with another hypernetwork."""
+    """Return RecipFL with another hypernetwork."""
     fedavg = base.fedavg()
     return replace(
         fedavg,
         name="recipfl",
-        summary="a hypernetwork makes each device's weights, so that networks of any form learn "
-        "from each other",
+        summary="a hypernetwork generates each device's weights, so that networks of any "
+        "architecture learn from each other",
         paper="Zhang et al., How Few Davids Improve One Goliath, WWW 2024; its hypernetwork: "
         "GHN-2, Knyazev et al. (arXiv 2110.13100)",
-        settings=varied(fedavg.settings, **RECIPE, **SETTINGS, norm=STATIC, sharing=None),
+        settings=vary(fedavg.settings, **RECIPE, **SETTINGS, norm=STATIC, sharing=None),
         forbids=dict.fromkeys(
             MODES,
-            "an update is a gradient at what made the weights: of no other state, and "
-            "without a bound of its own",
+            "an update is a gradient at the state that generated the weights, and has no bound",
         ),
         menu=propose,
-        start=own_start,
-        assign=own_assign,
-        place=own_place,
+        start=start,
+        assign=assign,
+        place=place,
         dispatch=lambda state, plan: {
-            name: value.detach() for name, value in made(generate, state, plan)[1].items()
+            name: value.detach() for name, value in generate_all(generate, state, plan)[1].items()
         },
-        recipe=own_recipe,
-        parts=partial(changes, generate),
-        finish=own_finish,
+        recipe=recipe,
+        parts=partial(gradient_parts, generate),
+        finish=finish,
         trains=with_student,
         hooks=HOOKS,
         inactive=inactive,
@@ -292,4 +282,4 @@ def recipfl_with(generate: Generate) -> Method:
 
 
 def recipfl() -> Method:
-    return recipfl_with(made_by_graph)
+    return recipfl_with(generate_weights)

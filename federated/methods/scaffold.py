@@ -1,28 +1,27 @@
 """SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning (arXiv
 1910.06378, Algorithm 1, option II).
 
-Against FedAvg, the coordinator keeps a control variate c and each device its own c_i, of the shapes
-of the trainable parameters, all zero at first. A device adds c - c_i to each of its steps and sends
-the change of c_i (`federated.training.variates`); then
+Difference from FedAvg: the coordinator keeps a control variate c and each device its own c_i, of
+the shapes of the trainable parameters and initially 0. A device adds c - c_i to each of its steps
+and sends the change of c_i (`federated.training.variates`). Then
 
     w <- w + eta_g (mean_S w_i - w),    c <- c + (1/N) sum_S (c_i+ - c_i)
 
-over the devices S of the round, with N the devices of the whole fleet. c lives in homes `c/NAME`,
-which go to the device and come back beside the weights.
+over the devices S of the round, with N the number of devices in the whole fleet. c has the homes
+`c/NAME`, which are sent to the device and back beside the weights.
 
-With several sizes c is cut as the weights are, and N is counted per coordinate: the devices that
-hold it now or that ever trained it. A device keeps its c_i of a coordinate when it gets a smaller
-submodel, and also when it leaves, so c stays the mean of the c_i:
+With several sizes, c is sliced like the weights, and N is counted per coordinate: all devices that
+hold it now or ever trained it. A device keeps its c_i when it gets a smaller submodel or leaves, so
+c stays the mean of the c_i:
 
-    c = (1/N) sum_i c_i,    and where N becomes N',    c <- (N c + sum_S (c_i+ - c_i)) / N'
+    c = (1/N) sum_i c_i,    and when N becomes N',    c <- (N c + sum_S (c_i+ - c_i)) / N'
 
-Homes `n/c/NAME` hold the N of c, which the coordinator alone needs: a row per rectangle, its
-(start, stop) per axis, then how many devices have it. N of a coordinate is the sum over the
-rectangles around it.
+The coordinator keeps the N of c in homes `n/c/NAME`: one row per rectangle, with (start, stop) per
+axis and then the number of devices. N of a coordinate is the sum over the rectangles around it.
 
-The weights are averaged by examples, or uniformly as the paper has it, by the setting `weighting`;
-variates always uniformly. Running statistics have no variate. Momentum is 0 unless told otherwise,
-as in the paper; K, the steps that were taken, and the nominal learning rate give c_i under every
+Weights are averaged by examples, or uniformly as in the paper (setting `weighting`); variates are
+always averaged uniformly. Running statistics have no variate. Momentum defaults to 0, as in the
+paper. c_i is computed from K, the number of steps taken, and the nominal learning rate under every
 optimiser, as in NIID-Bench (arXiv 2102.02079).
 """
 
@@ -37,25 +36,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Part, Sum, Total, bands, inside
-from federated.method import Method, Setting, Settings, State, Tensors, varied
+from federated.engine.aggregate import Part, Sum, Total, Weight, bands, is_inside
+from federated.method import Method, Setting, Settings, State, Tensors, vary
 from federated.methods import fedavg as base
-from federated.methods.common.inactive import one_round
+from federated.methods.common.inactive_mechanisms import one_round
 from federated.task import Recipe, Update
 from federated.training.device_memory import PREFIX
 from models.families.catalogue import full, shapes
-from models.slicing import Plan, Where, as_slices, present
+from models.slicing import Plan, Where, as_slices, read_home
 from models.submodel import Submodel
 
-__all__ = ["scaffold", "united"]
+__all__ = ["make_disjoint", "scaffold"]
 
-COUNTS = "n/"  # of homes: how many devices the mean in a variate's home is over
+COUNTS = "n/"  # prefix of the homes that hold the number of devices of a variate
 Cover = Mapping[Where, int]
-"""How many devices have each of these rectangles."""
+"""Number of devices that hold each rectangle."""
 
 
 def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
-    """FedAvg's, and c = 0."""
+    """Return FedAvg's state with c = 0."""
     state = base.start(tensors, submodels, settings)
     trained = shapes(full(submodels[0].network, submodels[0].features))
     return replace(
@@ -68,7 +67,7 @@ def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -
 
 
 def place(state: State, submodel: Submodel) -> Plan:
-    """FedAvg's rows, and beside each parameter's its variate's."""
+    """Return FedAvg's rows, and one for the variate of each parameter."""
     plan, trained = base.place(state, submodel), shapes(submodel)
     variates = tuple(
         replace(row, local=PREFIX + row.local, home=PREFIX + row.home)
@@ -79,6 +78,7 @@ def place(state: State, submodel: Submodel) -> Plan:
 
 
 def recipe(state: State, submodel: Submodel) -> Recipe:
+    """Return FedAvg's recipe with control variates."""
     return replace(
         base.recipe(state, submodel),
         variate="scaffold",
@@ -87,12 +87,12 @@ def recipe(state: State, submodel: Submodel) -> Recipe:
 
 
 def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
-    """FedAvg's; of a variate c + (c_i+ - c_i), each device counting once."""
+    """Yield FedAvg's parts; for variates c + (c_i+ - c_i) with weight 1."""
     for part in base.parts(state, plan, update):
         if part.home.startswith(PREFIX):
             part = replace(
                 part,
-                value=present(state.tensors, part.home, part.shape)[as_slices(part.where)]
+                value=read_home(state.tensors, part.home, part.shape)[as_slices(part.where)]
                 + part.value,
                 weight=1.0,
             )
@@ -100,31 +100,27 @@ def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
 
 
 def finish(state: State, total: Total, rng: np.random.Generator) -> State:
-    """FedAvg's, the parameters moved eta_g times as far, and the variates by the share of their
-    holders that answered.
+    """Return FedAvg's state, with parameters moved eta_g times as far, and variates moved by the
+    fraction of their holders that answered.
     """
-    after, eta, present_now = (
-        base.finish(state, total, rng),
-        float(state.settings["server_lr"]),
-        holders(state),
-    )
-    new = dict(after.tensors)
+    after, eta = base.finish(state, total, rng), float(state.settings["server_lr"])
+    new, present_now = dict(after.tensors), holders(state)
     for home, one in total.sums.items():
-        old = present(state.tensors, home, one.value.shape)
+        old = read_home(state.tensors, home, one.value.shape)
         if home.startswith(PREFIX):
             now = present_now.get(home, {})
-            before = counted(state.tensors.get(COUNTS + home)) if state.holders else {}
-            new[home] = shared(old, new[home], one, now, before)
+            before = read_table(state.tensors.get(COUNTS + home)) if state.holders else {}
+            new[home] = update_variate(old, new[home], one, now, before)
             if state.holders and now:
-                new[COUNTS + home] = table(now)
+                new[COUNTS + home] = make_table(now)
         elif eta != 1 and PREFIX + home in total.sums:
             new[home] = torch.lerp(old, new[home], eta)
     return replace(after, tensors=new)
 
 
 def holders(state: State) -> Mapping[str, Cover]:
-    """How many devices have each rectangle of each home; a device counts once per coordinate. By
-    the present fleet where no record was kept.
+    """Return how many devices hold each rectangle of each home; a device counts once per
+    coordinate. Without a record of earlier rounds, count the present fleet.
     """
     found: dict[str, dict[Where, int]] = {}
     for submodels, count in (
@@ -140,19 +136,19 @@ def holders(state: State) -> Mapping[str, Cover]:
             rectangles.setdefault(row.home, {})[row.there] = None
         for home, several in rectangles.items():
             known = found.setdefault(home, {})
-            for where in united(several):
+            for where in make_disjoint(several):
                 known[where] = known.get(where, 0) + count
     return found
 
 
-def united(rectangles: Collection[Where]) -> list[Where]:
-    """Rectangles that cover the same coordinates and do not overlap: of nested ones the
+def make_disjoint(rectangles: Collection[Where]) -> list[Where]:
+    """Return rectangles that cover the same coordinates without overlap; among nested ones, the
     outermost.
     """
     outer = [
         one
         for one in rectangles
-        if not any(one != other and inside(one, other) for other in rectangles)
+        if not any(one != other and is_inside(one, other) for other in rectangles)
     ]
     if len(outer) == 1:
         return outer
@@ -165,22 +161,20 @@ def united(rectangles: Collection[Where]) -> list[Where]:
     ]
 
 
-def shared(old: Tensor, average: Tensor, one: Sum, now: Cover, before: Cover) -> Tensor:
-    """(N old + |S| (average - old)) / N' per coordinate. now, before: what N' and N are the sums
-    of; N is N' where it is not known.
+def update_variate(old: Tensor, average: Tensor, one: Sum, now: Cover, before: Cover) -> Tensor:
+    """Return (N old + |S| (average - old)) / N' per coordinate.
 
-    N' is at least |S|: a device that answered is present, whatever is known of the fleet. A
-    coordinate that nobody holds any more was never trained, so it stays 0.
+    now, before: rectangles whose counts add up to N' and N; N is N' where it is unknown
+
+    N' is at least |S|, since a device that answered is present. A coordinate that no device holds
+    any more was never trained, so it stays 0.
     """
     answered = {where: float(columns[0]) for where, columns in one.cover.items()}
-    columns = {
+    columns: dict[Where, list[Weight]] = {
         where: [float(source.get(where, 0)) for source in (answered, now, before)]
         for where in {**answered, **now, **before}
     }
-    frame, new = (
-        Sum(one.value, {where: list(counts) for where, counts in columns.items()}),
-        average.clone(),
-    )
+    frame, new = Sum(one.value, columns), average.clone()
     for (band, s), (_, n), (_, b) in zip(
         bands(frame), bands(frame, 1), bands(frame, 2), strict=True
     ):
@@ -192,17 +186,17 @@ def shared(old: Tensor, average: Tensor, one: Sum, now: Cover, before: Cover) ->
     return new
 
 
-def table(cover: Cover) -> Tensor:
-    """Rectangles and their counts as int64 [rectangles, 2 axes + 1]."""
+def make_table(cover: Cover) -> Tensor:
+    """Return rectangles and their counts as int64 [rectangles, 2 axes + 1]."""
     return torch.tensor(
         [[*itertools.chain.from_iterable(where), count] for where, count in cover.items()],
         dtype=torch.int64,
     )
 
 
-def counted(table: Tensor | None) -> Cover:
-    """The inverse of `table`; nothing where there is none."""
-    rows = [] if table is None else table.tolist()
+def read_table(make_table: Tensor | None) -> Cover:
+    """Return the rectangles and counts of a table; empty for None."""
+    rows = [] if make_table is None else make_table.tolist()
     return {tuple(zip(edges[::2], edges[1::2], strict=True)): count for *edges, count in rows}
 
 
@@ -211,21 +205,21 @@ def scaffold() -> Method:
     return replace(
         plain,
         name="scaffold",
-        summary="FedAvg with control variates that take out where each device drifts",
+        summary="FedAvg with control variates that correct the drift of each device",
         paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated "
         "Learning, ICML 2020 (arXiv 1910.06378)",
-        settings=varied(
+        settings=vary(
             plain.settings,
             momentum=0.0,
             server_lr=Setting(
                 1.0,
-                "how far the coordinator goes to the mean of the weights; 1: all the way",
+                "step of the coordinator towards the mean of the weights; 1: the whole way",
                 above=0,
             ),
         ),
         forbids={
-            "buffered": "a late variate is a gradient of weights of long ago, and the "
-            "coordinator's would remember it for ever"
+            "buffered": "a late variate is a gradient at old weights, and the coordinator "
+            "would never forget it"
         },
         start=start,
         place=place,

@@ -1,26 +1,26 @@
 """ScaleFL: Ilhan, Su and Liu, Resource-Adaptive Federated Learning with Heterogeneous Clients (CVPR
 2023; not on arXiv).
 
-Against FedAvg: a level is narrow and shallow at once. Level l keeps a share v_l of all channels and
-ends at exit h_l (section 3.1; `models.layers.exits`, exits-conv), by default v = (.7, .7, .75, 1)
-and h = (1, 2, 3, 4); a network of fewer exits ends at its last one. A Scaler divides by v before
-each norm, in evaluation too, as in the authors' code. A device trains all its exits z_1 .. z_n, and
-the last one teaches the others (section 3.3):
+Difference from FedAvg: a level is narrow and shallow at once. Level l keeps a fraction v_l of all
+channels and ends at exit h_l (section 3.1; `models.layers.exits`, exits-conv), by default v = (.7,
+.7, .75, 1) and h = (1, 2, 3, 4); a network with fewer exits ends at its last one. A Scaler divides
+by v before each norm, in evaluation too, as in the authors' code. A device trains all its exits z_1
+.. z_n, and the last one teaches the others (section 3.3):
 
     ( sum_(j < n) j (CE(z_j) + gamma T^2 KL(softmax(z_n / T) || softmax(z_j / T))) + n CE(z_n) )
     / (n (n + 1) / 2),    T = 3
 
-with gamma 0 until a quarter of the rounds are over, and .05 after it: the authors' value for BERT.
-Their code leaves it 0 for images, which switches off the self-distillation that their paper is
-about. The learning rate falls to a tenth after each third of the rounds: their code has rounds 100
-and 200 for CIFAR without a number of rounds, and 30 and 60 of 90 for ImageNet. Paper and code leave
-open or disagree: `variant`
-"code" averages KL over examples and classes and lets its gradient reach the teacher, "clean"
-averages over examples and does not. The mean is uniform over those who hold a weight. The code also
-asks whether a weight had a gradient, since its levels carry exits that they do not train; here a
-submodel ends at its last exit, and all of it has one. It rounds kept channels down, here they are
-rounded up (.7 of 16 is 12, not 11). It evaluates batch norm by the statistics of the batch; here
-they are static, measured by the fleet.
+with gamma 0 in the first quarter of the rounds, and .05 after it: the authors' value for BERT.
+Their code leaves it at 0 for images, which switches off the paper's self-distillation. The learning
+rate falls to a tenth after each third of the rounds: their code has rounds 100 and 200 for CIFAR
+without a number of rounds, and 30 and 60 of 90 for ImageNet.
+
+`variant` chooses where paper and code differ: "code" averages KL over examples and classes and lets
+its gradient reach the teacher, "clean" averages over examples and does not. The mean is uniform
+over the devices that hold a weight. The code also asks if a weight had a gradient, since its levels
+carry exits that they do not train; here a submodel ends at its last exit, and all of it has one.
+The code rounds kept channels down, here they are rounded up (.7 of 16 is 12, not 11). It evaluates
+batch norm with the statistics of the batch; here they are static, measured by the fleet.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated.errors import ConfigError
-from federated.method import Method, Setting, Settings, State, varied
-from federated.methods.common.endings import endings, inner, ordered
-from federated.methods.common.inactive import one_exit, one_round, one_size
+from federated.method import Method, Setting, Settings, State, vary
+from federated.methods.common.exit_submodels import exit_submodels, inner_submodels, sort_menu
+from federated.methods.common.inactive_mechanisms import one_exit, one_round, one_size
 from federated.methods.fedavg import fedavg, recipe
 from federated.task import Recipe
 from federated.training import objective
@@ -46,33 +46,36 @@ __all__ = ["scalefl", "weighted_loss"]
 
 FEATURES = ("exits-conv", "scaler-always")
 WIDTHS, EXITS = (0.7, 0.7, 0.75, 1.0), (1, 2, 3, 4)
-QUIET = 0.25  # of the rounds, without distillation
+WITHOUT_DISTILLATION = 0.25  # fraction of the rounds
 THIRDS = (0.333, 0.667)
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
-    """One level for each pair of width and exit. Raises ConfigError."""
+    """Return one level for each pair of width and exit.
+
+    ConfigError: the settings do not fit the network.
+    """
     widths, ends = settings["widths"], settings["depths"]
     if not widths or len(widths) != len(ends):
         raise ConfigError(
-            f"levels of widths {list(widths)} and depths {list(ends)}; expected as many "
-            "of both, and at least one"
+            "scalefl: expected at least one level, and as many widths as depths, found widths "
+            f"{list(widths)} and depths {list(ends)}"
         )
     if network.objective == "value" and settings["gamma"] > 0:
         raise ConfigError(
-            "scalefl distils probabilities of classes, and these data are for "
-            "regression: set method.gamma = 0"
+            "scalefl distils class probabilities, which regression does not have: set "
+            "method.gamma = 0"
         )
-    sizes = endings(network, FEATURES)
-    return ordered(
+    sizes = exit_submodels(network, FEATURES)
+    return sort_menu(
         replace(sizes[min(h, len(sizes)) - 1], width=float(v))
         for v, h in zip(widths, ends, strict=True)
     )
 
 
-def weighing_recipe(state: State, submodel: Submodel) -> Recipe:
+def distillation_recipe(state: State, submodel: Submodel) -> Recipe:
     settings = state.settings
-    gamma = settings["gamma"] if state.round > QUIET * settings["rounds"] else 0.0
+    gamma = settings["gamma"] if state.round > WITHOUT_DISTILLATION * settings["rounds"] else 0.0
     options = {
         "gamma": float(gamma),
         "temperature": float(settings["temperature"]),
@@ -82,18 +85,16 @@ def weighing_recipe(state: State, submodel: Submodel) -> Recipe:
 
 
 def weighted_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
-    """Of a batch, the mean over exits, the j-th with weight j; each but the last with what the last
-    one teaches it.
+    """Return the mean over exits, the j-th with weight j. All but the last include the distillation
+    from the last one.
     """
-    outs = objective.answers(session.net, session.submodel, x)
-    labels, gamma = (
-        session.labels if session.recipe.masked else None,
-        session.recipe.options["gamma"],
-    )
+    outs = objective.run_exits(session.net, session.submodel, x)
+    labels = session.labels if session.recipe.masked else None
+    gamma = session.recipe.options["gamma"]
     losses = [objective.masked_loss(session.submodel.network, out, truth, labels) for out in outs]
     if gamma:
         losses = [
-            own + gamma * taught(out, outs[-1], session)
+            own + gamma * distillation_loss(out, outs[-1], session)
             for own, out in zip(losses[:-1], outs[:-1], strict=True)
         ] + losses[-1:]
     return torch.stack([j * one for j, one in enumerate(losses, 1)]).sum() / (
@@ -101,15 +102,13 @@ def weighted_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     )
 
 
-def taught(out: Tensor, last: Tensor, session: Session) -> Tensor:
-    """T^2 KL of an exit from the last one."""
-    clean, heat = (
-        session.recipe.options["variant"] == "clean",
-        float(session.recipe.options["temperature"]),
-    )
+def distillation_loss(out: Tensor, last: Tensor, session: Session) -> Tensor:
+    """Return T^2 KL between the last exit and this one."""
+    clean = session.recipe.options["variant"] == "clean"
+    heat = float(session.recipe.options["temperature"])
     teacher = F.softmax((last.detach() if clean else last) / heat, 1)
-    apart = F.kl_div(F.log_softmax(out / heat, 1), teacher, reduction="sum")
-    return heat**2 * apart / (len(out) if clean else out.numel())
+    divergence = F.kl_div(F.log_softmax(out / heat, 1), teacher, reduction="sum")
+    return heat**2 * divergence / (len(out) if clean else out.numel())
 
 
 def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
@@ -125,36 +124,35 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
 
 def scalefl() -> Method:
     base = fedavg()
-    # the authors', for CIFAR
+    # the authors' values for CIFAR
     training = {"epochs": 5, "batch": 16, "lr": 0.1, "decay": 5e-4, "milestones": THIRDS}
     choices = {
         "depths": Setting(
             EXITS,
-            "exit that each level ends at, one for each of widths",
+            "exit at which each level ends, one for each of widths",
             least=1,
             each=int,
         ),
         "gamma": Setting(
             0.05,
-            "weight of what the last exit teaches the others, after a quarter of the "
-            "rounds; 0: nothing",
+            "weight of the distillation from the last exit, after a quarter of the rounds; 0: none",
             least=0,
         ),
-        "temperature": Setting(3.0, "of that distillation", above=0),
+        "temperature": Setting(3.0, "temperature of the distillation", above=0),
         "variant": Setting(
             "code",
-            "code: its mean over classes too, gradient to the teacher; clean: neither",
+            "distillation: averaged over classes, with a gradient to the teacher, as in the "
+            "authors' code (code); or neither (clean)",
             ("code", "clean"),
         ),
     }
     return replace(
         base,
         name="scalefl",
-        summary="copies narrower and shallower at once, with exits of which the last teaches the "
-        "others",
+        summary="narrower and shallower submodels with exits; the last exit teaches the others",
         paper="Ilhan, Su and Liu, ScaleFL: Resource-Adaptive Federated Learning with Heterogeneous "
         "Clients, CVPR 2023 (not on arXiv)",
-        settings=varied(
+        settings=vary(
             base.settings,
             widths=WIDTHS,
             weighting="uniform",
@@ -165,8 +163,8 @@ def scalefl() -> Method:
         ),
         features=FEATURES,
         menu=propose,
-        recipe=weighing_recipe,
-        trains=inner,
+        recipe=distillation_recipe,
+        trains=inner_submodels,
         hooks=Hooks("scalefl", loss=weighted_loss),
         inactive=inactive,
     )

@@ -1,1 +1,1 @@
-"""What every process of the project needs: console, logs, files, service manager."""
+"""Support for all processes of the project: console, logs, files, service manager."""

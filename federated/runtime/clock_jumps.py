@@ -1,5 +1,5 @@
-"""The wall clock, which may be set at any moment, watched against the steady one, which everything
-that decides goes by. No torch here.
+"""Detection of jumps of the wall clock, by comparison with the monotonic clock, which all deadlines
+use. Torch-free.
 """
 
 from __future__ import annotations
@@ -8,46 +8,50 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["TOLERANCE", "Jumps", "Reading", "jump", "read"]
+__all__ = ["TOLERANCE", "JumpDetector", "Reading", "measure_jump", "read_clocks"]
 
-# seconds between two looks that are no jump: clocks that are corrected gradually stay far below
+# seconds that do not count as a jump: gradual corrections of a clock stay far below
 TOLERANCE = 5.0
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Both clocks at one moment. wall: seconds since 1970 as the machine believes; steady: seconds
-    since some moment, never set back.
+    """Both clocks at one moment.
+
+    wall: seconds since 1970 by the machine's clock.
+    monotonic: seconds since some moment, never set back.
     """
 
     wall: float
-    steady: float
+    monotonic: float
 
 
-def read() -> Reading:
+def read_clocks() -> Reading:
     return Reading(time.time(), time.monotonic())
 
 
-def jump(before: Reading, now: Reading) -> float:
-    """Seconds by which the wall clock was set forward (or back, below 0) between two readings."""
-    return (now.wall - before.wall) - (now.steady - before.steady)
+def measure_jump(before: Reading, now: Reading) -> float:
+    """Return the seconds by which the wall clock was set forward between two readings; below 0 if
+    it was set back.
+    """
+    return (now.wall - before.wall) - (now.monotonic - before.monotonic)
 
 
-class Jumps:
-    """Looks at both clocks again and again; each jump is told once."""
+class JumpDetector:
+    """Compares both clocks at each `check`, and reports each jump once."""
 
-    def __init__(self, read: Callable[[], Reading] = read) -> None:
+    def __init__(self, read: Callable[[], Reading] = read_clocks) -> None:
         self._read = read
         self._last = read()
 
-    def look(self) -> str:
-        """What to say of a jump since the last look; empty where there was none."""
+    def check(self) -> str:
+        """Return a message about a jump since the last check; empty if there was none."""
         before, self._last = self._last, self._read()
-        seconds = jump(before, self._last)
+        seconds = measure_jump(before, self._last)
         if abs(seconds) < TOLERANCE:
             return ""
         way = "forward" if seconds > 0 else "back"
         return (
-            f"the wall clock went {way} by {abs(seconds):.0f} s: it was set, or the machine "
-            "slept; deadlines and timeouts go by another clock"
+            f"the wall clock moved {way} by {abs(seconds):.0f} s: it was set, or the machine "
+            "slept; deadlines and timeouts are not affected"
         )

@@ -1,4 +1,4 @@
-"""A group of commands that imports a command's module when that command is used, not before."""
+"""A group of commands that imports the module of a command only when the command runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LazyCommand:
     """A command that is not imported yet.
 
     where: `module:name` of the `click.Command`.
-    help: the first sentence of its help, which the help of the group shows.
+    help: the first sentence of its help, for the help of the group.
     """
 
     where: str
@@ -25,7 +25,7 @@ class LazyCommand:
 
 
 class LazyGroup(click.Group):
-    """A group whose help shows the texts of `LazyCommand`s, so that it imports none of them."""
+    """A group that shows the help of its `LazyCommand`s without importing them."""
 
     def __init__(self, *given: Any, lazy: Mapping[str, LazyCommand], **options: Any) -> None:
         super().__init__(*given, **options)

@@ -1,4 +1,4 @@
-"""What both commands have in common: plain errors, and the choice between words and JSON."""
+"""Console output of the commands: errors, and the choice between text and JSON."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from contextlib import contextmanager
 import click
 
 from federated.errors import EspalierError, MissingExtra
+from federated.safe_text import make_lines_safe
 
-__all__ = ["FORMAT", "Say", "speaker", "speaking_plainly", "terminable"]
+__all__ = ["FORMAT", "Say", "handle_sigterm", "report_errors", "speaker"]
 
-Say = Callable[[str], None]  # shows a line to a person
+Say = Callable[[str], None]  # prints a line
 
 FORMAT = click.option(
     "--format",
@@ -27,21 +28,23 @@ FORMAT = click.option(
 
 
 def speaker(form: str) -> Say:
-    """Where words for people go: standard error when standard output belongs to the JSON result."""
-    return lambda text: click.echo(text, err=form == "json")
+    """Return a function that prints lines, made safe to show: on standard error if standard output
+    is for JSON.
+    """
+    return lambda text: click.echo(make_lines_safe(text), err=form == "json")
 
 
 @contextmanager
-def speaking_plainly(command: str, extra: str, interrupted: str) -> Iterator[None]:
-    """Errors that a person can mend end the command with their text and their exit code, not with a
-    traceback.
+def report_errors(command: str, extra: str, interrupted: str) -> Iterator[None]:
+    """End the command after an expected error with its message and exit code, without a traceback.
 
-    extra: what to install where a package is missing. interrupted: what to say at ctrl-C.
+    extra: the extra to install if a package is missing.
+    interrupted: message after ctrl-C.
     """
     try:
         yield
     except EspalierError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {make_lines_safe(str(error))}", err=True)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         missing = MissingExtra(command, extra, error.name or "")
@@ -53,9 +56,9 @@ def speaking_plainly(command: str, extra: str, interrupted: str) -> Iterator[Non
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
-    """A service manager's SIGTERM is answered as ctrl-C is, so that what must be tidied up is. Only
-    the main thread can hear it.
+def handle_sigterm() -> Iterator[None]:
+    """Treat SIGTERM of a service manager like ctrl-C, so that clean-up code runs. It has no effect
+    outside the main thread, which alone gets signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

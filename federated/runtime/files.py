@@ -1,48 +1,62 @@
-"""Files that are there whole or not at all: whoever reads one finds what was written last or
-before, however the writer ended; and who may read.
+"""Atomic writes, and checks of who may read. Torch-free.
 
-Keys and folders of keys that this project makes are refused where others may open them. Other
-folders that were there before, and files that a person gives us, keep their modes: those of volumes
-and of secrets of containers are not ours to change. What is wrong with them is said. No torch here.
+A reader finds the new or the old content of a file, even if the writer crashed. Folders that this
+project creates are private. Existing folders and files of the user keep their modes, since those of
+volumes and of container secrets must not change; a warning reports unsafe ones.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import logging
 import os
 import secrets
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["look_over", "make", "sync", "write", "write_pieces"]
+__all__ = [
+    "make_private",
+    "move_files",
+    "replace_folder",
+    "sync",
+    "warn_if_public",
+    "write",
+    "write_pieces",
+]
 
 log = logging.getLogger(__name__)
 
-OTHERS = 0o007  # a group may be let in on purpose
+OTHERS = 0o007  # a group may have access on purpose
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # arguments of renameat2: relative to the working folder
 
 
-def make(folder: Path, holds: str) -> None:
-    """Makes a folder that this user alone may open; one that is there keeps its mode, and
-    `look_over` has a word about it. Raises OSError.
+def make_private(folder: Path, holds: str) -> None:
+    """Create a folder that only this user may open. An existing one keeps its mode, with a warning
+    if it is public. Parents get the modes of the umask. Raises OSError.
 
-    Those above it are made as the umask says.
+    holds: its content, for the warning.
     """
     try:
         folder.mkdir(parents=True, mode=0o700)
     except FileExistsError:
         if not folder.is_dir():
             raise
-        look_over(folder, holds)
+        warn_if_public(folder, holds)
 
 
-def look_over(path: Path, holds: str) -> None:
-    """Warns, with the remedy, where every user of this machine may open a folder or a file. holds:
-    what lies in it. Raises OSError.
+def warn_if_public(path: Path, holds: str) -> None:
+    """Warn, with the remedy, if every user of this machine may open a folder or a file. Raises
+    OSError.
+
+    holds: its content, for the warning.
     """
     if (mode := path.stat().st_mode & 0o777) & OTHERS:
         log.warning(
-            "%s: every user of this machine may open it (mode %04o), and it holds %s: chmod o= %s",
+            "%s: every user of this machine may open it (mode %04o), and it holds %s; run: "
+            "chmod o= %s",
             path,
             mode,
             holds,
@@ -51,19 +65,19 @@ def look_over(path: Path, holds: str) -> None:
 
 
 def write(path: Path, content: bytes | memoryview) -> None:
-    """`write_pieces` of a content that is in memory."""
+    """Write a content as `write_pieces` does."""
     write_pieces(path, (content,))
 
 
 def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Replaces a file, or makes it in a folder that exists. Once this returns, the content is on
-    the disk, also if the power fails then.
+    """Write or replace a file atomically and durably: once this returns, the content survives a
+    power failure. The folder must exist.
 
     pieces: the content in order, one in memory at a time. Several processes and threads may write
-    one path: the content of the last one stays, and no two are mixed. Raises OSError, and whatever
-    `pieces` raises; the old content stays then.
+    one path: the content of the last one stays, and contents are never mixed. Raises OSError, and
+    whatever `pieces` raises; the old content stays then.
     """
-    # beside it: a file can only be put in place within one disk
+    # in the same folder, since a rename works only within one disk
     part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(3)}.part")
     try:
         with part.open("wb") as file:
@@ -71,15 +85,63 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except BaseException:  # also an interruption leaves nothing behind
+    except BaseException:  # including an interruption
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
     sync(path.parent)
 
 
+def move_files(source: Path, target: Path, last: str) -> None:
+    """Move the files of a folder into another one durably, over files of the same names. The file
+    named `last` follows once all others are on disk. Raises OSError.
+    """
+    names = sorted((path.name for path in source.iterdir()), key=lambda name: (name == last, name))
+    for name in names:
+        sync(source / name)
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if name == last:
+            sync(target)
+        (source / name).replace(target / name)
+    sync(target)
+    sync(target.parent)
+
+
+def replace_folder(new: Path, target: Path) -> None:
+    """Move a folder of files to `target` durably. An existing folder there is exchanged in one step
+    where the file system can, and removed then. Raises OSError.
+    """
+    for path in new.iterdir():
+        sync(path)
+    sync(new)
+    if not target.exists():
+        new.rename(target)
+    elif _exchange(new, target):
+        shutil.rmtree(new)
+    else:
+        old = new.with_name(f"{new.name}.old")
+        target.rename(old)
+        new.rename(target)
+        shutil.rmtree(old)
+    sync(target.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step. Return False if the system cannot. Raises OSError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "renameat2"):  # not Linux
+        return False
+    here = ctypes.c_int(AT_FDCWD)
+    if not library.renameat2(here, os.fsencode(one), here, os.fsencode(other), RENAME_EXCHANGE):
+        return True
+    if (code := ctypes.get_errno()) in (errno.ENOSYS, errno.EINVAL):  # some file systems
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))
+
+
 def sync(path: Path) -> None:
-    """Returns once the disk has a file's content, or a folder's names. Raises OSError."""
+    """Wait until a file's content or a folder's names are on disk. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,9 +1,8 @@
-"""Logs: plain lines or JSON, to standard error and to files that rotate; what an event is about
-goes beside its words as fields.
+"""Logs as text or JSON, to standard error and to rotating files.
 
-Calls stay those of the standard library: `log.info("round %d began", 3, extra={"event": "round
-began", "round": 3})`. As JSON that is one object on one line: `time` (UTC), `level`, `logger`,
-`message`, and the fields. Secrets named to `conceal`, and passwords inside addresses, never show.
+Callers use the standard library: `log.info("round %d began", 3, extra={"event": "round began",
+"round": 3})`. In JSON that is one object per line with `time` (UTC), `level`, `logger`, `message`
+and the fields of `extra`. Secrets passed to `conceal`, and passwords in addresses, are never shown.
 """
 
 from __future__ import annotations
@@ -26,37 +25,38 @@ import click
 from pythonjsonlogger.json import JsonFormatter
 
 from federated.errors import ConfigError
+from federated.safe_text import make_lines_safe, make_safe
 
-__all__ = ["EVENTS", "Form", "conceal", "concealed", "configure", "logged", "recording"]
+__all__ = ["EVENTS", "Form", "conceal", "configure", "log_options", "record_log", "redact"]
 
-EVENTS = "log.jsonl"  # in a run's folder: the events of the run
-LARGEST, KEPT = 8 << 20, 3  # bytes of a file of logs, and how many older ones stay beside it
+EVENTS = "log.jsonl"  # events of a run, in its folder
+LARGEST, KEPT = 8 << 20, 3  # bytes of a log file, and number of older ones to keep
 OURS = ("coordinator", "edge_agent", "export", "federated", "models")
 HIDDEN = "***"
-SHORTEST = 4  # characters: to hide each letter `a` would leave nothing to read
+SHORTEST = 4  # characters of a secret to hide; hiding every `a` would make a log unreadable
 INSIDE = re.compile(r"(?<=://)([^\s/:@\"']*):[^\s/@\"']+@")  # user and password in an address
 
 Form: TypeAlias = Literal["text", "json"]
 
 _secrets: set[str] = set()
-_ours: list[logging.Handler] = []  # the handlers that `configure` put up
+_ours: list[logging.Handler] = []  # handlers added by `configure`
 
 
 def conceal(*secrets: str | None) -> None:
-    """From now on these show nowhere in logs."""
+    """Hide these secrets in logs from now on."""
     _secrets.update(secret for secret in secrets if secret and len(secret) >= SHORTEST)
 
 
-def concealed(text: str) -> str:
-    """The text without what is secret, however it was spelled into it."""
+def redact(text: str) -> str:
+    """Return the text without secrets, in any of their spellings."""
     for secret in sorted(_secrets, key=len, reverse=True):
-        for spelled in spellings(secret):
-            text = text.replace(spelled, HIDDEN)
+        for spelling in list_spellings(secret):
+            text = text.replace(spelling, HIDDEN)
     return INSIDE.sub(rf"\1:{HIDDEN}@", text)
 
 
-def spellings(secret: str) -> dict[str, None]:
-    """As it is, in JSON, in addresses and in Python's own words."""
+def list_spellings(secret: str) -> dict[str, None]:
+    """Return a secret as it is, and as spelled in JSON, in addresses and by `repr`."""
     quoted = quote(secret), quote(secret, safe="")
     return dict.fromkeys(
         (
@@ -68,34 +68,40 @@ def spellings(secret: str) -> dict[str, None]:
     )
 
 
-class Words(logging.Formatter):
-    """One line for a person: what another said cannot look like a second one."""
+class TextFormatter(logging.Formatter):
+    """Formats a record as one line of text that is safe to show."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return concealed(super().format(record))
+        return redact(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the library's name
-        record.message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in record.message)
+        record.message = make_safe(record.message, None)
         return super().formatMessage(record)
 
 
-class Fields(JsonFormatter):
-    """One line for a program. Numbers that JSON does not have are null."""
+class FieldFormatter(JsonFormatter):
+    """Formats a record as one line of JSON that is safe to show. NaN and infinite numbers become
+    null.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        return concealed(super().format(record))
+        return redact(super().format(record))
 
     def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
         time = log_data.pop("time")
         return {"time": time} | {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v
+            k: None
+            if isinstance(v, float) and not math.isfinite(v)
+            else make_lines_safe(v)
+            if isinstance(v, str)
+            else v
             for k, v in log_data.items()
         }
 
 
-class Present(logging.StreamHandler[TextIO]):
-    """Writes to whatever standard error is at the moment: a live display puts itself in its place,
-    to keep lines above the table.
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to the current standard error, which a live display replaces to keep lines above its
+    table.
     """
 
     def __init__(self) -> None:
@@ -106,9 +112,9 @@ class Present(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
-class Rotating(RotatingFileHandler):
-    """A file that never outgrows `LARGEST`. A disk that takes nothing more costs the lines, and one
-    word about it; never the run.
+class RotatingHandler(RotatingFileHandler):
+    """Writes to a file of at most `LARGEST` bytes. If the disk is full, lines are lost with one
+    warning, and the run continues.
     """
 
     def __init__(self, path: Path) -> None:
@@ -121,7 +127,7 @@ class Rotating(RotatingFileHandler):
             print(f"logs are lost: {self.baseFilename}: {sys.exc_info()[1]}", file=sys.stderr)
 
     def close(self) -> None:
-        # what a full disk did not take is tried again, and fails again
+        # flushing fails again if the disk is still full
         with contextlib.suppress(OSError):
             super().close()
 
@@ -129,16 +135,16 @@ class Rotating(RotatingFileHandler):
 def configure(
     *, verbose: bool | None = None, form: Form = "text", file: Path | None = None
 ) -> None:
-    """Logs to standard error (warnings; with `verbose`, or as JSON, all that happens), and all that
-    happens to a file if one is named.
+    """Log to standard error, and to a file if one is given. Standard error gets warnings; with
+    `verbose` or as JSON, everything. The file gets everything.
 
-    verbose: None leaves it as it was. Raises ConfigError for a file that cannot be written.
+    verbose: None keeps the current choice. Raises ConfigError if the file cannot be written.
     """
     root = logging.getLogger()
-    here = Present()
-    said = _ours[0].level == logging.INFO if verbose is None and _ours else bool(verbose)
-    here.setLevel(logging.INFO if said or form == "json" else logging.WARNING)
-    handlers: list[logging.Handler] = [here] if file is None else [here, _opened(file)]
+    stderr = StderrHandler()
+    verbose = _ours[0].level == logging.INFO if verbose is None and _ours else bool(verbose)
+    stderr.setLevel(logging.INFO if verbose or form == "json" else logging.WARNING)
+    handlers: list[logging.Handler] = [stderr] if file is None else [stderr, _open(file)]
     for handler in _ours:
         root.removeHandler(handler)
         handler.close()
@@ -146,13 +152,13 @@ def configure(
     for handler in handlers:
         handler.setFormatter(_formatter(form))
         root.addHandler(handler)
-    root.setLevel(logging.INFO if said else logging.WARNING)
+    root.setLevel(logging.INFO if verbose else logging.WARNING)
     for name in OURS:
         logging.getLogger(name).setLevel(logging.INFO)
 
 
-def logged(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the flags --log-format and --log-file, and sees to them."""
+def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags --log-format and --log-file to a command."""
 
     @click.option(
         "--log-format",
@@ -165,7 +171,7 @@ def logged(command: Callable[..., Any]) -> Callable[..., Any]:
         "--log-file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="log all that happens there too; it rotates at 8 MB",
+        help="also log to this file, rotated at 8 MB",
     )
     @functools.wraps(command)
     def with_logs(*args: Any, log_format: Form, log_file: Path | None, **options: Any) -> Any:
@@ -177,9 +183,9 @@ def logged(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def recording(path: Path, about: dict[str, Any]) -> Iterator[None]:
-    """All that happens meanwhile goes to a file of JSON lines as well, with the fields of `about`
-    as they are at the moment.
+def record_log(path: Path, about: dict[str, Any]) -> Iterator[None]:
+    """Also log everything within the context to a file of JSON lines, with the current fields of
+    `about`.
     """
 
     def fill(record: logging.LogRecord) -> bool:
@@ -188,7 +194,7 @@ def recording(path: Path, about: dict[str, Any]) -> Iterator[None]:
                 setattr(record, key, value)
         return True
 
-    handler = Rotating(path)
+    handler = RotatingHandler(path)
     handler.setLevel(logging.INFO)
     handler.setFormatter(_formatter("json"))
     handler.addFilter(fill)
@@ -206,21 +212,21 @@ def recording(path: Path, about: dict[str, Any]) -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def _opened(file: Path) -> Rotating:
+def _open(file: Path) -> RotatingHandler:
     try:
         with file.open("a"):
             pass
     except OSError as error:
         raise ConfigError(f"--log-file {file}: {error.strerror}") from error
-    handler = Rotating(file)
+    handler = RotatingHandler(file)
     handler.setLevel(logging.INFO)
     return handler
 
 
 def _formatter(form: Form) -> logging.Formatter:
     if form == "text":
-        return Words("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return Fields(
+        return TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return FieldFormatter(
         ["levelname", "name", "message"],
         rename_fields={"levelname": "level", "name": "logger"},
         timestamp="time",

@@ -1,4 +1,4 @@
-"""Extensions by name, with the project's errors: robust rules, codecs, ..."""
+"""Lookup of extensions by name (robust rules, codecs, ...), with the project's errors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def find(kind: Kind, name: str, known: Mapping[str, T]) -> T:
-    """The member of a name that the owner of this machine wrote; see `models.extensions.lookup`.
+    """Return the extension that the owner of this machine named; see `models.extensions.lookup`.
 
-    known: the built-in members. Raises Unknown, nearest names first; ConfigError for one that
-    cannot be imported, or is no member.
+    known: the built-in ones. Raises Unknown, with the nearest name; ConfigError for one that cannot
+    be imported or is not of this kind.
     """
     try:
         return lookup(kind, name, known)
@@ -28,6 +28,6 @@ def find(kind: Kind, name: str, known: Mapping[str, T]) -> T:
 
 
 def unknown(kind: Kind, error: LookupError) -> Unknown:
-    """The project's error for a name that `models` does not know."""
+    """Return the project's error for an unknown name."""
     name, known = error.args
     return Unknown(kind.noun, name, known, f"name one of your own as {kind.own}")

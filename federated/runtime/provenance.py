@@ -1,4 +1,4 @@
-"""Where a result comes from: the commit of this checkout, and the versions of what it ran on."""
+"""The provenance of a result: the commit of this checkout, and versions of packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["commit", "versions"]
 
 
 def commit() -> str:
-    """The commit of this checkout, with `+` where files differ from it; empty outside of one."""
+    """Return the commit of this checkout, with `+` if files differ from it; empty without one."""
     here = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:
@@ -23,7 +23,7 @@ def commit() -> str:
         ).stdout.strip()
 
     try:
-        # installed into another project's checkout, its commit is not ours
+        # in the checkout of another project, this file is not tracked
         git("ls-files", "--error-unmatch", Path(__file__).name)
         return git("rev-parse", "HEAD") + (
             "+" if git("status", "--porcelain", "--untracked-files=no") else ""
@@ -33,7 +33,7 @@ def commit() -> str:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """The installed version of each; empty where it is not."""
+    """Return the installed version of each package; empty if it is not installed."""
     found = {}
     for package in packages:
         try:

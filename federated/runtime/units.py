@@ -1,4 +1,4 @@
-"""Seconds and bytes in words for people."""
+"""Formatting of seconds and bytes for display."""
 
 from __future__ import annotations
 

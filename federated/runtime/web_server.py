@@ -1,6 +1,6 @@
-"""A web server in a thread of its own, with limits on connections that uvicorn does not have.
+"""A web server in its own thread, with limits on connections, requests and bodies.
 
-It subclasses uvicorn's HTTP/1.1 protocol, which uvicorn may change in any version. Hence
+It subclasses uvicorn's server and HTTP/1.1 protocol, which uvicorn may change in any version. Hence
 pyproject.toml caps the version: raise the cap after this module's tests pass with the new one.
 """
 
@@ -8,38 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import logging
+import math
 import socket
 import ssl
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["CERTIFICATE", "Limits", "WebServer"]
+from federated.runtime.connection_limits import (
+    Acceptor,
+    Connection,
+    Limits,
+    RateLimiter,
+    listen,
+)
 
-BACKLOG = 128  # connections that the kernel keeps until they are accepted
+__all__ = ["CERTIFICATE", "BodyReader", "Limits", "WebServer"]
+
 CERTIFICATE = "espalier.certificate"  # in a request's scope: the client's (DER), or None
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a server, so that slow clients cannot keep others out.
-
-    connections: open at a time. Beyond that, a new connection is closed; with `lifetime`, the
-    oldest is closed instead.
-    farewell: seconds that open requests have to finish when the server closes.
-    idle: seconds in which a request must begin, else the connection is closed; None: unlimited.
-    lifetime: seconds of a connection, TLS handshake included; None: unlimited.
-    """
-
-    connections: int
-    farewell: float
-    idle: float | None = None
-    lifetime: float | None = None
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+LARGE = 1 << 20  # bytes: memory of this size is returned to the system when it is free
+DRAIN_TIMEOUT = 10.0  # seconds to read the rest of a request that is already answered
+DRAIN_BYTES = 16 << 20
+BODY = (b"content-length", b"transfer-encoding")  # headers of a request with a body
 
 
 class WebServer:
@@ -48,47 +50,44 @@ class WebServer:
     def __init__(
         self,
         app: ASGIApp,
-        address: tuple[str, int],
+        address: tuple[str, int] | socket.socket,
         limits: Limits,
         *,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Listen, and return when requests are served.
 
-        address: host and port; port 0 for any free one. tls: serve HTTPS with this context, which
-        may load another certificate later. Raises OSError if the address cannot be used.
+        address: host and port (0 for any free one), or a listening socket. tls: serve HTTPS with
+        this context, which may load another certificate later. Raises OSError if the address cannot
+        be used.
         """
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._socket = Listener(family, limits)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind(address)
-            self._socket.listen(BACKLOG)
-        except OSError:
-            self._socket.close()
-            raise
+        self._socket = address if isinstance(address, socket.socket) else listen(*address)
         self.host: str = self._socket.getsockname()[0]
         self.port: int = self._socket.getsockname()[1]
         self._farewell = limits.farewell
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # strangers cause its warnings
         config = uvicorn.Config(
             app,
             loop="asyncio",
-            http=protocol(limits),
             ws="none",
             lifespan="off",
             server_header=False,
             log_config=None,
             access_log=False,
-            ssl_context_factory=None if tls is None else lambda config, default: tls,
             timeout_graceful_shutdown=int(limits.farewell),
         )
-        self._server = uvicorn.Server(config)
+        self._server = Server(config, limits, tls)
         self._thread = threading.Thread(
             target=self._server.run, args=([self._socket],), name="web-server", daemon=True
         )
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
             time.sleep(0.01)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server's thread runs."""
+        return self._thread.is_alive()
 
     def close(self) -> None:
         """Accept no more requests, and wait for open ones, up to `Limits.farewell` seconds."""
@@ -98,73 +97,174 @@ class WebServer:
             self._socket.close()
 
 
-class Listener(socket.socket):
-    """A listening socket that closes each connection after `Limits.lifetime`. A protocol cannot do
-    that, because it starts only after the TLS handshake.
+class Server(uvicorn.Server):
+    """uvicorn's server, with `Acceptor` in front."""
+
+    def __init__(self, config: uvicorn.Config, limits: Limits, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._limits, self._tls = limits, tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        rates = RateLimiter(self._limits.requests)
+
+        def make(connection: Connection) -> asyncio.Protocol:
+            return Protocol(self, connection, acceptor, rates)
+
+        assert sockets is not None
+        acceptor = Acceptor(sockets[0], self._limits, make, self._tls)
+        self.servers = [acceptor]  # type: ignore[list-item]  # it has the methods that uvicorn calls
+        self.started = True
+
+
+class Protocol(H11Protocol):
+    """uvicorn's protocol, which tells the acceptor when a connection is idle, limits the rate of
+    requests, and puts the client's certificate into each request.
     """
 
-    def __init__(self, family: int, limits: Limits) -> None:
-        super().__init__(family)
-        self._limits = limits
-        self._open: list[socket.socket] = []
+    def __init__(
+        self, server: Server, connection: Connection, acceptor: Acceptor, rates: RateLimiter
+    ) -> None:
+        super().__init__(server.config, server.server_state, server.lifespan.state)
+        self._connection, self._acceptor, self._rates = connection, acceptor, rates
+        self._drained: asyncio.Event | None = None  # set when the rest of a request is discarded
+        self._discarded = 0
 
-    def accept(self) -> tuple[socket.socket, Any]:
-        made, address = super().accept()
-        if self._limits.lifetime is not None:
-            self._open = [one for one in self._open if one.fileno() >= 0]
-            while len(self._open) >= self._limits.connections:
-                shut_down(self._open.pop(0))
-            self._open.append(made)
-            asyncio.get_running_loop().call_later(self._limits.lifetime, shut_down, made)
-        return made, address
+    # The type of `transport` is that of uvicorn's method.
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._connection.transport = transport
+        secure = transport.get_extra_info("ssl_object")
+        self._secure = secure is not None
+        self.app = self._wrap(self.app, secure.getpeercert(True) if self._secure else None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._acceptor.forget(self._connection)
+        if self._drained is not None:
+            self._drained.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._drained is not None:
+            self._discarded += len(data)
+            if self._discarded > DRAIN_BYTES:
+                self._drained.set()
+            return
+        self._connection.begun = True
+        super().data_received(data)
+        self._connection.busy = self._is_busy()
+
+    def on_response_complete(self) -> None:
+        self._acceptor.set_idle(self._connection)
+        super().on_response_complete()  # may begin the next request
+        self._connection.busy = self._is_busy()
+
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _wrap(self, app: ASGIApp, certificate: bytes | None) -> ASGIApp:
+        """Return the application for this connection."""
+        client = certificate or self._connection.address
+
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[CERTIFICATE] = certificate
+            unread = not self._secure and any(name in BODY for name, _ in scope["headers"])
+
+            async def receive_part() -> Message:
+                nonlocal unread
+                message = await receive()
+                unread = bool(message.get("more_body"))
+                return message
+
+            async def send_part(message: Message) -> None:
+                start = message["type"] == "http.response.start"
+                if unread and start:
+                    message["headers"] = [*message["headers"], (b"connection", b"close")]
+                if unread and not start and not message.get("more_body"):
+                    await send({**message, "more_body": True})
+                    await self._drain()
+                    message = {"type": "http.response.body"}
+                await send(message)
+
+            if seconds := self._rates.wait(client, self.loop.time()):
+                headers = {"Retry-After": str(math.ceil(seconds))}
+                error = JSONResponse({"error": "too many requests of this client"}, 429, headers)
+                await error(scope, receive_part, send_part)
+            else:
+                await app(scope, receive_part, send_part)
+
+        return call
+
+    async def _drain(self) -> None:
+        """End an answer, and discard the rest of its request. Otherwise the kernel resets the
+        connection, and a client that still sends does not see the answer.
+        """
+        self._acceptor.set_idle(self._connection)
+        self._drained = asyncio.Event()
+        self.flow.resume_reading()
+        with contextlib.suppress(OSError):
+            self.transport.get_extra_info("socket").shutdown(socket.SHUT_WR)
+        with anyio.move_on_after(DRAIN_TIMEOUT):
+            await self._drained.wait()
 
 
-def shut_down(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # closed already
-        connection.shutdown(socket.SHUT_RDWR)
+class BodyReader:
+    """Reads the bodies of requests, with limits on their size, their time and the memory of all
+    together.
+    """
+
+    def __init__(self, largest: int, total: int, timeout: float) -> None:
+        """largest: bytes of one body. total: bytes of all bodies in memory. timeout: seconds for a
+        body to arrive.
+        """
+        self._largest, self._total, self._timeout = largest, total, timeout
+        self._reserved = 0
+        return_free_memory()
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytearray]:
+        """Read a body. Its memory stays reserved until the context ends; it is reserved before the
+        body is read if the request declares its length. Raises HTTPException.
+        """
+        declared = request.headers.get("content-length", "0")
+        size = int(declared) if declared.isdecimal() else 0
+        self._check(size, declared)
+        body, reserved = bytearray(), self._reserve(size)
+        try:
+            try:
+                with anyio.fail_after(self._timeout):
+                    async for part in request.stream():
+                        self._check(len(body) + len(part), "more")
+                        reserved += self._reserve(max(0, len(body) + len(part) - reserved))
+                        body += part
+            except TimeoutError as error:
+                raise HTTPException(
+                    408, f"the request did not arrive within {self._timeout:.0f} s"
+                ) from error
+            except ClientDisconnect as error:
+                raise HTTPException(400, "the client disconnected") from error
+            yield body
+        finally:
+            self._reserved -= reserved
+
+    def _check(self, size: int, found: str) -> None:
+        if size > self._largest:
+            raise HTTPException(413, f"expected at most {self._largest} bytes, found {found}")
+
+    def _reserve(self, size: int) -> int:
+        if self._reserved + size > self._total:
+            raise HTTPException(
+                503, f"requests of {self._reserved} bytes are in progress", {"Retry-After": "1"}
+            )
+        self._reserved += size
+        return size
 
 
-def protocol(limits: Limits) -> type[H11Protocol]:
-    """Return uvicorn's protocol with limits, and with the client's certificate in each request."""
-
-    class Limited(H11Protocol):
-        # The type of `transport` is that of uvicorn's method.
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            secure = transport.get_extra_info("ssl_object")
-            shown = None if secure is None else secure.getpeercert(True)
-            self.app = with_certificate(self.app, shown)
-            self._idle = self._end = None
-            if limits.idle is not None:
-                self._idle = self.loop.call_later(limits.idle, self._close_idle, None)
-            if limits.lifetime is not None:
-                # Where reading is paused, asyncio does not see that `Listener` shut the socket.
-                self._end = self.loop.call_later(limits.lifetime, transport.abort)
-            elif len(self.connections) > limits.connections:
-                transport.abort()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            for timer in (self._idle, self._end):
-                if timer is not None:
-                    timer.cancel()
-            super().connection_lost(exc)
-
-        def _close_idle(self, before: object) -> None:
-            """Close the connection if no request began since the last call.
-
-            before: the latest request at the last call.
-            """
-            if self.cycle is before and (self.cycle is None or self.cycle.response_complete):
-                self.transport.abort()
-            elif limits.idle is not None:
-                self._idle = self.loop.call_later(limits.idle, self._close_idle, self.cycle)
-
-    return Limited
-
-
-def with_certificate(app: ASGIApp, certificate: bytes | None) -> ASGIApp:
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[CERTIFICATE] = certificate
-        await app(scope, receive, send)
-
-    return call
+def return_free_memory() -> None:
+    """Make the C library return large blocks to the system at once (glibc; see mallopt(3)). By
+    default, it would keep the memory of large bodies, once for each thread.
+    """
+    library: Any = ctypes.CDLL(None)
+    with contextlib.suppress(AttributeError):
+        library.mallopt(M_MMAP_THRESHOLD, LARGE)
+        library.mallopt(M_TRIM_THRESHOLD, LARGE)

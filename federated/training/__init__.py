@@ -1,1 +1,1 @@
-"""Local training with PyTorch: the loop, its hooks, and what a device keeps between rounds."""
+"""Local training with PyTorch: the loop, its hooks, and the memory of a device between rounds."""

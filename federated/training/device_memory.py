@@ -1,27 +1,31 @@
-"""What a device keeps between rounds of a run (a variate, its last network, layers of its own), on
-its own disk, without PyTorch.
+"""Memory of a device between rounds of a run (a variate, its last network, its own layers), on its
+own disk, without PyTorch.
 
-Each trained round writes one file. A task names the round of the last update that the coordinator
-accepted from this device, and training starts from that round's file. An update that was lost,
-refused or late therefore leaves a file that no task names: a repeated round starts from the same
-memory as the first attempt, even if either side was restarted in between.
+Each round of training writes one file. A task names the round of the last update that the
+coordinator accepted from this device, and training starts from that round's file. An update that
+was lost, rejected or late therefore leaves a file that no task names: a repeated round starts from
+the same memory as the first attempt, even if either side was restarted in between.
 
 Names that start with `c/` belong to tensors of the model (c/NAME). Their file holds the union of
 all parts of the tensor that the device ever trained: a round replaces the part that its submodel
 covers and leaves all other entries and layers unchanged; new entries start at 0. The union can be
 larger than the submodel, so it is never loaded as a whole, nor memory-mapped (mapped pages count as
 the process's memory): reads and copies go through blocks of rows.
+
+A file ends with MARK and the sha256 of all bytes before it. A damaged file counts as missing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,33 +36,34 @@ from federated.task import Recipe
 from federated.wire import tensors
 from models.submodel import Submodel
 
-__all__ = ["FOLDER", "PREFIX", "kept_name", "prune", "read", "write"]
+__all__ = ["FOLDER", "PREFIX", "prune", "read", "variate_name", "write"]
 
 log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
 FOLDER = "memory"  # beside a device's spooled updates
-PREFIX = "c/"  # of a tensor that is kept as the union of its corners
+PREFIX = "c/"  # of a tensor stored as the union of its corners
 SUFFIX = ".kept"
-BLOCK = 1 << 20  # bytes of a tensor that are copied at once; one row at the least
+MARK = b"sha256\0\0"  # before the digest at the end of a file
+BLOCK = 1 << 20  # bytes of a tensor copied at once; at least one row
 
 
-def kept_name(recipe: Recipe, submodel: Submodel, name: str) -> str:
-    """The name of a parameter's c_i in the device's memory."""
+def variate_name(recipe: Recipe, submodel: Submodel, name: str) -> str:
+    """Return the name of a parameter's c_i in the device's memory."""
     return f"{PREFIX}{name}@{submodel.plain.name}" if recipe.apart else PREFIX + name
 
 
 def read(
     folder: Path, since: int, corners: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 ) -> dict[str, Array]:
-    """What round `since` left; nothing where that is 0, or where this disk has no file of it.
+    """Return the memory that round `since` left; nothing for 0, or if this disk has no file of it.
 
-    corners: name -> shape of what is wanted of the `c/` tensors. Each one that is known comes in
-    that shape, with zeros where the union ends before it. No other `c/` tensor is read. Raises
-    OSError.
+    corners: shape to read of each `c/` tensor, with zeros where the union ends before it; other
+        `c/` tensors are not read
+    OSError: the disk fails
     """
-    known = stored(folder, since)
+    known = locate_tensors(folder, since)
     wanted = {name: one.shape for name, one in known.items() if not name.startswith(PREFIX)}
     wanted |= {
         name: shape
@@ -73,12 +78,14 @@ def read(
 
 
 def write(folder: Path, round: int, values: Mapping[str, Array], *, since: int) -> None:
-    """What a round leaves, with the rest of the unions that it started from. Only the files of
-    these two rounds stay. Raises OSError.
+    """Write the memory of a round, with the rest of the unions that it started from. Delete all
+    other rounds' files except that of `since`. OSError: the disk fails.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     layers: dict[str, list[Layer]] = {
-        name: [value] for name, value in stored(folder, since).items() if name.startswith(PREFIX)
+        name: [value]
+        for name, value in locate_tensors(folder, since).items()
+        if name.startswith(PREFIX)
     }
     for name, value in values.items():
         same = [
@@ -86,13 +93,13 @@ def write(folder: Path, round: int, values: Mapping[str, Array], *, since: int) 
             for old in layers.get(name, ())
             if old.ndim == value.ndim and old.dtype == value.dtype
         ]
-        layers[name] = [*same, value]  # the later one counts where both have an entry
-    files.write_pieces(folder / f"{round}{SUFFIX}", encoded(layers))
+        layers[name] = [*same, value]  # later layers overwrite earlier ones
+    files.write_pieces(folder / f"{round}{SUFFIX}", add_digest(encode(layers)))
     prune(folder, since, round)
 
 
 def prune(folder: Path, *rounds: int) -> None:
-    """Forgets all but what these rounds left."""
+    """Delete the files of all other rounds."""
     known = {f"{round}{SUFFIX}" for round in rounds}
     for path in folder.glob("*"):
         if path.name not in known:
@@ -100,8 +107,13 @@ def prune(folder: Path, *rounds: int) -> None:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A tensor in a file. offset: of its first value, in bytes."""
+class StoredTensor:
+    """A tensor in a file.
+
+    path: the file
+    dtype, shape: of the tensor
+    offset: of its first value, in bytes
+    """
 
     path: Path
     dtype: np.dtype[Any]
@@ -110,10 +122,11 @@ class Stored:
 
     @property
     def ndim(self) -> int:
+        """Number of axes."""
         return len(self.shape)
 
     def rows(self, start: int, stop: int) -> Array:
-        """Rows of axis 0. Raises OSError."""
+        """Return rows of axis 0. OSError: the disk fails."""
         row = math.prod(self.shape[1:])
         found = np.fromfile(
             self.path,
@@ -124,19 +137,19 @@ class Stored:
         return found.reshape(stop - start, *self.shape[1:])
 
 
-Layer = Stored | Array
+Layer = StoredTensor | Array
 
 
-def stored(folder: Path, since: int) -> dict[str, Stored]:
-    """The tensors of a round's file; nothing of a damaged one, which would otherwise end every
-    later task. Raises OSError.
+def locate_tensors(folder: Path, since: int) -> dict[str, StoredTensor]:
+    """Return the tensors of a round's file; nothing if it is damaged, which would otherwise fail
+    every later task. OSError: the disk fails.
     """
     path = folder / f"{since}{SUFFIX}"
     if not since or not path.exists():
         return {}
     try:
         with path.open("rb") as file:
-            found = tensors.locate(file)
+            found = tensors.locate(file, check_digest(file))
         if wrong := [
             name
             for name, (dtype, shape, _) in found.items()
@@ -144,18 +157,46 @@ def stored(folder: Path, since: int) -> dict[str, Stored]:
         ]:
             raise Malformed(f"{wrong[0]}: expected float32 and no axis of size 0")
     except Malformed as error:
-        log.warning(
-            "%s is damaged, and the device continues without what it remembers: %s", path, error
-        )
+        log.warning("%s is damaged; continuing without its memory: %s", path, error)
         return {}
     return {
-        name: Stored(path, np.dtype(dtype).newbyteorder("<"), shape, offset)
+        name: StoredTensor(path, np.dtype(dtype).newbyteorder("<"), shape, offset)
         for name, (dtype, shape, offset) in found.items()
     }
 
 
-def encoded(layers: Mapping[str, Sequence[Layer]]) -> Iterator[bytes]:
-    """The blob (see `federated.wire.tensors`) of tensors that consist of corners, in pieces."""
+def add_digest(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the pieces, then their digest."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+        yield piece
+    yield MARK + digest.digest()
+
+
+def check_digest(file: BinaryIO) -> int:
+    """Return the number of bytes after the blob in a file: those of its digest, 0 if an earlier
+    version wrote none. Raises Malformed if the digest differs, OSError.
+    """
+    after = len(MARK) + hashlib.sha256().digest_size
+    rest, digest = max(0, os.fstat(file.fileno()).st_size - after), hashlib.sha256()
+    file.seek(rest)
+    found = file.read()
+    file.seek(0)
+    if not found.startswith(MARK):
+        log.info("%s was written by a version without digests", file.name)
+        return 0
+    while rest > 0 and (piece := file.read(min(BLOCK, rest))):
+        digest.update(piece)
+        rest -= len(piece)
+    if found != MARK + digest.digest():
+        raise Malformed("its digest differs")
+    file.seek(0)
+    return after
+
+
+def encode(layers: Mapping[str, Sequence[Layer]]) -> Iterator[bytes]:
+    """Yield the blob (see `federated.wire.tensors`) of tensors made of corners, in pieces."""
     shapes = {
         name: tuple(max(sizes) for sizes in zip(*(one.shape for one in several), strict=True))
         for name, several in layers.items()
@@ -173,11 +214,11 @@ def encoded(layers: Mapping[str, Sequence[Layer]]) -> Iterator[bytes]:
 
 
 def blocks(shape: tuple[int, ...], layers: Sequence[Layer]) -> Iterator[tuple[slice, Array]]:
-    """A tensor of a shape whose leading corner is that of the layers, one over the other, and 0
-    where there is none of them.
+    """Yield a tensor with the layers in its leading corner, later ones over earlier ones, and 0
+    elsewhere.
 
     It comes in pieces along axis 0, each with its index, so that only a few rows of a layer are in
-    memory at once. A number counts as one row.
+    memory at once. A scalar counts as one row.
     """
     shape = shape or (1,)
     sizes = [math.prod(each[1:]) for each in (shape, *(layer.shape for layer in layers))]
@@ -189,7 +230,7 @@ def blocks(shape: tuple[int, ...], layers: Sequence[Layer]) -> Iterator[tuple[sl
             if (last := min(stop, (layer.shape or (1,))[0])) > start:
                 rows = (
                     layer.rows(start, last)
-                    if isinstance(layer, Stored)
+                    if isinstance(layer, StoredTensor)
                     else np.atleast_1d(layer)[start:last]
                 )
                 common = tuple(slice(min(a, b)) for a, b in zip(out.shape, rows.shape, strict=True))

@@ -1,4 +1,4 @@
-"""The examples that a device trains on, and how its work is watched and stopped; torch-free."""
+"""Examples that a device trains on, and ways to watch and stop its work; torch-free."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 Array = NDArray[Any]
 Step = Callable[[int, int, float], None]
-"""Called after every step: steps taken, steps in all, loss."""
+"""Callback after every step: steps taken, planned steps, loss."""
 
 
 class Stopped(Exception):
@@ -34,11 +34,11 @@ class Diverged(RuntimeError):
 
 
 class TrainingData(Protocol):
-    """What a training learns from.
+    """Examples of one training.
 
-    x: raw examples [n, *inputs].
-    y: what each teaches [n, ...].
-    labels: classes (or tokens) that the data hold, for the masked loss.
+    x: raw examples [n, *inputs]
+    y: their labels [n, ...]
+    labels: classes (or tokens) in the data, for the masked loss
     """
 
     @property
@@ -50,7 +50,7 @@ class TrainingData(Protocol):
 
 
 class Examples(TrainingData, Protocol):
-    """A device's data: those to train on, and x_held, y_held, those never trained on."""
+    """Data of a device: training examples, and the held-out examples x_held and y_held."""
 
     @property
     def x_held(self) -> Array: ...
@@ -69,11 +69,11 @@ class TrainingSet:
 
 @dataclass(frozen=True)
 class Execution:
-    """How a task is watched and stopped.
+    """Ways to watch and stop a task.
 
-    on_step: called after every training step.
-    stop: asked between steps or batches whether to stop.
-    effort: asked at the end for notes on what a training took; they are added to its own.
+    on_step: called after every training step
+    stop: returns True to stop, asked between steps or batches
+    effort: returns notes on the cost of a training, added to its own at the end
     """
 
     on_step: Step | None = None

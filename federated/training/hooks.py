@@ -1,10 +1,9 @@
-"""What a method does on a device beyond its recipe, with PyTorch: functions that the training loop
-calls, and what they are given.
+"""Hooks: functions of a method that the training loop calls on a device, with PyTorch.
 
-Most methods need none: what a recipe can say, any trainer can follow. A hook is for what it cannot:
-another loss, other parameters than the network's, a second network. A coordinator sends only the
-name of the hooks and options: they run where this package, an installed one or the owner of the
-device provides them.
+Most methods need none, since any trainer can follow a recipe. Hooks are for what a recipe cannot
+express: another loss, additional parameters, a second network. A coordinator sends only their name
+and options. They run only if this package, an installed one or the owner of the device provides
+them.
 """
 
 from __future__ import annotations
@@ -26,18 +25,25 @@ __all__ = ["Hooks", "Session", "Survey"]
 
 @dataclass
 class Session:
-    """One training on a device, as it goes on.
+    """One training on a device.
 
-    net: the submodel's network with the received weights, in training mode. x, y: all raw examples;
-    labels: the classes (or tokens) among them. round: of the coordinator. generator: the source of
-    every random choice. received: all tensors that came, by local name; those that are not
-        the network's own have a "/" in their name.
+    net: the submodel's network with the received weights, in training mode
+    submodel, recipe: of the task
+    x, y: all raw examples
+    labels: the classes (or tokens) among them
+    generator: source of every random choice
+    steps: planned number of steps
+    parameters: parameters that the optimiser moves, by default the network's; `open` may change
+        them
+    round: of the coordinator
+    step: steps taken so far
+    received: all received tensors by local name; those that are not the network's have a "/" in it
     memory: what this device kept from its earlier rounds of this run, by name; `close` may replace
-    it, and it never leaves the device. parameters: what the optimiser moves, the network's unless
-    `open` says otherwise. steps: how many there will be; step: taken so far. sent: tensors of the
-    update beside (or, by name, in place of) the network's own. notes: plain values of the update.
-    own: whatever the hooks of a method keep for each other.
-    stop: says between two steps whether the work is no longer wanted.
+        it, and it never leaves the device
+    sent: tensors of the update, in addition to the network's or, by name, in their place
+    notes: plain values of the update
+    own: state of the method's hooks
+    stop: returns True if the work is no longer wanted
     """
 
     net: nn.Module
@@ -60,17 +66,20 @@ class Session:
 
     @property
     def device(self) -> torch.device:
-        """Where the network lies."""
+        """Device of the network."""
         return next(self.net.parameters()).device
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a device is asked once, when it joins: to look at its data (and at the submodels of the
-    run) before the first round.
+    """Input of a survey, which a device runs once when it joins: its data and the run's submodels.
 
-    menu: the run's submodels, smallest first. memory: bytes that training may take. settings: the
-    method's.
+    network: the whole network
+    menu: the run's submodels, smallest first
+    settings: the method's
+    x, y, labels: as in `Session`
+    memory: bytes that training may use
+    device: device to compute on
     """
 
     network: Network
@@ -85,16 +94,18 @@ class Survey:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a method does on a device. Each function may be left out.
+    """Functions of a method on a device, all optional.
 
-    name: by which recipes refer to these hooks: that of the method that defines them.
-    survey: plain values that go into the device's profile; the method's `assign`, and every
-    function that is given a state, finds them. They may take the `survey_limit` of the run's card:
-    a number of each class, and one of each submodel of the menu by its name.
-    open: before the first step. loss: of a batch as it is posed, x [N, ...] and truth, the scalar
-    that is minimised, instead of the mean over the network's exits of the recipe's own loss. step:
-    after each backward pass, when gradients are there and nothing has moved. close: after the last
-    step.
+    name: the value of `hook` in recipes, usually the name of the method that defines them; no other
+        hooks may have it
+    survey: returns plain values for the device's profile, which the method's `assign` and every
+        function with a state can read. The run's card limits their size (`survey_limit`): one
+        number per class, and one per submodel of the menu.
+    open: called before the first step
+    loss: returns the scalar to minimise for a prepared batch, x [N, ...] and truth; default: the
+        mean over the network's exits of the recipe's own loss
+    step: called after each backward pass, when gradients exist and no parameter has moved
+    close: called after the last step
     """
 
     name: str
@@ -106,5 +117,5 @@ class Hooks:
 
     @property
     def train(self) -> bool:
-        """Whether training needs them. A survey alone is left out where it cannot be made."""
+        """True if training needs the hooks. A device that cannot run a survey skips it."""
         return any((self.open, self.loss, self.step, self.close))

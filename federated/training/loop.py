@@ -1,8 +1,8 @@
-"""The one training loop: it follows a recipe, and calls a method's hooks where it has some.
+"""The training loop: it follows a recipe, and calls a method's hooks.
 
-On a CPU with one thread count the result is the same bits for the same weights, data, recipe and
-seed; so it is on one GPU for the networks of `models`. A network of one's own may use operations
-that add up in any order there.
+On a CPU with a fixed number of threads, equal weights, data, recipe and seed give the same bits.
+The same is true on one GPU for the networks of `models`; custom networks may use operations that
+add in any order there.
 """
 
 from __future__ import annotations
@@ -27,26 +27,30 @@ from models.layers.batch_norm import set_norm
 from models.submodel import Submodel
 
 __all__ = [
-    "Trained",
+    "TrainingResult",
+    "batch_bounds",
     "batches",
-    "check",
-    "cuts",
+    "check_examples",
     "descend",
-    "moved",
     "open_session",
     "plain_loss",
-    "shuffled",
+    "shuffle",
+    "to_device",
     "train",
 ]
 
-torch.backends.cudnn.deterministic = True  # else some convolutions on a GPU add up in any order
+torch.backends.cudnn.deterministic = True  # otherwise some GPU convolutions add in any order
 
 OPTIMISERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
 @dataclass(frozen=True)
-class Trained:
-    """loss: mean over the examples of the last pass. steps: of the optimiser."""
+class TrainingResult:
+    """Result of a training.
+
+    loss: mean over the examples of the last pass
+    steps: of the optimiser
+    """
 
     loss: float
     steps: int
@@ -55,14 +59,14 @@ class Trained:
 def open_session(
     net: nn.Module, submodel: Submodel, recipe: Recipe, data: TrainingData, *, seed: int
 ) -> Session:
-    """Prepare a training of `net`, which is `submodel`. Raises DataError without an example."""
-    check(data.x, data.y)
-    planned = recipe.epochs * len(cuts(len(data.y), recipe.batch))
+    """Return a session to train `net`, which is `submodel`. DataError: there are no examples."""
+    check_examples(data.x, data.y)
+    planned = recipe.epochs * len(batch_bounds(len(data.y), recipe.batch))
     steps = min(recipe.steps, planned) if recipe.steps else planned
     generator = torch.Generator().manual_seed(seed)
-    moving = [p for name, p in net.named_parameters() if name not in recipe.frozen]
+    parameters = [p for name, p in net.named_parameters() if name not in recipe.frozen]
     labels = tuple(data.labels)
-    return Session(net, submodel, recipe, data.x, data.y, labels, generator, steps, moving)
+    return Session(net, submodel, recipe, data.x, data.y, labels, generator, steps, parameters)
 
 
 def train(
@@ -73,8 +77,10 @@ def train(
     *,
     seed: int,
     on_step: Step | None = None,
-) -> Trained:
-    """Train in place, without hooks, on the device where `net` is. Raises DataError, Diverged."""
+) -> TrainingResult:
+    """Train in place, without hooks, on the device of `net`. DataError: there are no examples.
+    Diverged: the loss is not finite.
+    """
     return descend(open_session(net, submodel, recipe, data, seed=seed), on_step=on_step)
 
 
@@ -84,14 +90,16 @@ def descend(
     *,
     on_step: Step | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Trained:
-    """Takes all steps of a session. Raises Stopped, Diverged, and whatever hooks raise."""
+) -> TrainingResult:
+    """Take all steps of a session. Stopped: `stop` returned True. Diverged: the loss is not finite.
+    Hooks can raise anything.
+    """
     hooks, recipe, session.stop = hooks or Hooks(""), session.recipe, stop
     set_norm(session.net, recipe.norm)
     session.net.train()
     if hooks.open is not None:
         hooks.open(session)
-    correction, optimiser, loss = Correction.of(session), prepared(session), 0.0
+    correction, optimiser, loss = Correction.create(session), make_optimiser(session), 0.0
     while session.step < session.steps:
         summed, seen = 0.0, 0
         for x, truth in itertools.islice(batches(session), session.steps - session.step):
@@ -115,8 +123,8 @@ def descend(
             value = float(found.detach())
             if not math.isfinite(value):
                 raise Diverged(
-                    f"the loss is {value} after {session.step} of {session.steps} "
-                    f"steps; a smaller learning rate than {recipe.lr:g} may help"
+                    f"the loss is {value} after {session.step} of {session.steps} steps: try a "
+                    f"learning rate below {recipe.lr:g}"
                 )
             summed, seen = summed + value * len(x), seen + len(x)
             if on_step is not None:
@@ -125,11 +133,11 @@ def descend(
     correction.close(session)
     if hooks.close is not None:
         hooks.close(session)
-    return Trained(loss, session.step)
+    return TrainingResult(loss, session.step)
 
 
-def prepared(session: Session) -> torch.optim.Optimizer:
-    """The recipe's optimiser over the session's parameters, without state."""
+def make_optimiser(session: Session) -> torch.optim.Optimizer:
+    """Return the recipe's optimiser over the session's parameters, without state."""
     recipe = session.recipe
     made: Callable[..., torch.optim.Optimizer] = OPTIMISERS[recipe.optimiser]
     own = {"momentum": recipe.momentum} if recipe.optimiser == "sgd" else {}
@@ -138,17 +146,22 @@ def prepared(session: Session) -> torch.optim.Optimizer:
 
 
 def batches(session: Session) -> Iterator[tuple[Tensor, Tensor]]:
-    """One pass over the data in random order, as the network is shown it, with what it should say,
-    where the network lies.
+    """Yield one pass over the data in random order: the inputs of the network and their truth, on
+    its device.
     """
-    for chosen in shuffled(len(session.y), session.recipe.batch, session.generator):
-        x, y = moved(session.x[chosen], session.device), moved(session.y[chosen], session.device)
-        yield objective.pose(session.submodel.network, session.recipe.hide, x, y, session.generator)
+    for chosen in shuffle(len(session.y), session.recipe.batch, session.generator):
+        x, y = (
+            to_device(session.x[chosen], session.device),
+            to_device(session.y[chosen], session.device),
+        )
+        yield objective.prepare_batch(
+            session.submodel.network, session.recipe.hide, x, y, session.generator
+        )
 
 
 def plain_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
-    """The recipe's own loss of a batch: the mean over exits, where there are several."""
-    outs = objective.answers(session.net, session.submodel, x)
+    """Return the recipe's own loss of a batch: the mean over exits, if there are several."""
+    outs = objective.run_exits(session.net, session.submodel, x)
     losses = [
         objective.masked_loss(
             session.submodel.network, out, truth, session.labels if session.recipe.masked else None
@@ -158,15 +171,15 @@ def plain_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
 
-def shuffled(examples: int, batch: int, generator: torch.Generator) -> Iterator[NDArray[np.int64]]:
-    """One pass over the examples in random order, as indices batch by batch."""
+def shuffle(examples: int, batch: int, generator: torch.Generator) -> Iterator[NDArray[np.int64]]:
+    """Yield one pass over the examples in random order, as indices batch by batch."""
     order: NDArray[np.int64] = torch.randperm(examples, generator=generator).numpy()
-    return (order[start:end] for start, end in cuts(examples, batch))
+    return (order[start:end] for start, end in batch_bounds(examples, batch))
 
 
-def cuts(examples: int, batch: int) -> list[tuple[int, int]]:
-    """(start, end) of each batch. A last batch of one example joins the one before it: batch norm
-    needs two to see a spread.
+def batch_bounds(examples: int, batch: int) -> list[tuple[int, int]]:
+    """Return (start, end) of each batch. A last batch of one example joins the one before it, since
+    batch norm needs two.
     """
     edges = [*range(0, examples, batch), examples]
     if len(edges) > 2 and edges[-1] - edges[-2] == 1:
@@ -174,11 +187,13 @@ def cuts(examples: int, batch: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
-def moved(values: Array, device: torch.device) -> Tensor:
+def to_device(values: Array, device: torch.device) -> Tensor:
+    """Return values as a tensor on a device."""
     return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
 
-def check(x: Array, y: Array) -> None:
+def check_examples(x: Array, y: Array) -> None:
+    """Raise DataError without examples, or without a label for each."""
     if not len(y) or len(x) != len(y):
         raise DataError(
             "training data: expected at least 1 example and as many labels, found "

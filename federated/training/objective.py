@@ -1,9 +1,8 @@
-"""What a network learns, as arithmetic: how a batch is posed, what is lost, what is counted. One
-place for classes, values and tokens.
+"""Objectives for classes, values and tokens: preparation of a batch, its loss, and its tally.
 
-A masked network reads a text in which each token is hidden with probability `Recipe.hide` (the id
-after the vocabulary stands for it) and says all of them, hidden or not (HeteroFL, arXiv 2010.01264,
-section 4; the authors' code). A causal one says at each place the next token.
+A masked network reads a text in which each token is hidden with probability `Recipe.hide` (replaced
+by the id after the vocabulary) and predicts all of them, hidden or not (HeteroFL, arXiv 2010.01264,
+section 4; the authors' code). A causal one predicts the next token at each position.
 """
 
 from __future__ import annotations
@@ -17,14 +16,15 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from federated.engine.tallies import fields
 from models.submodel import Network, Submodel
 
-__all__ = ["answers", "loss", "masked", "masked_loss", "pose", "tally"]
+__all__ = ["loss", "mask_logits", "masked_loss", "prepare_batch", "run_exits", "tally"]
 
 
-def pose(
+def prepare_batch(
     network: Network, hide: float, x: Tensor, y: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """What the network is shown and what it should say, of raw examples and what comes with them.
-    hide: of tokens, the share to hide.
+    """Return the inputs of the network and their truth, from raw examples and labels.
+
+    hide: fraction of the tokens to hide
     """
     if network.objective == "masked":
         hidden = torch.rand(x.shape, generator=generator) < hide
@@ -34,15 +34,16 @@ def pose(
     return x, y
 
 
-def answers(net: nn.Module, submodel: Submodel, x: Tensor) -> list[Tensor]:
-    """What each exit says, the shallowest first; of a network without exits, the one answer."""
+def run_exits(net: nn.Module, submodel: Submodel, x: Tensor) -> list[Tensor]:
+    """Return the output of each exit, the shallowest first, or the one output of a network without
+    exits.
+    """
     exits = any(name.startswith("exits") for name in submodel.features)
-    # a method, which Module's type forgets
     return net.exits(x) if exits else [net(x)]  # type: ignore[operator]
 
 
-def masked(logits: Tensor, labels: Collection[int]) -> Tensor:
-    """Logits [N, classes, ...] with those of absent classes set to 0, not to minus infinity
+def mask_logits(logits: Tensor, labels: Collection[int]) -> Tensor:
+    """Return logits [N, classes, ...] with those of absent classes set to 0, not to minus infinity
     (HeteroFL, section 3; the authors' code).
     """
     held = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
@@ -51,28 +52,26 @@ def masked(logits: Tensor, labels: Collection[int]) -> Tensor:
 
 
 def loss(network: Network, out: Tensor, truth: Tensor) -> Tensor:
-    """Mean over examples (and over tokens, or values): cross-entropy, or the squared error of
-    standardised values.
+    """Return the mean over examples (and over tokens, or values) of the cross-entropy, or of the
+    squared error of standardised values.
     """
     return (
         F.mse_loss(out, truth)
         if network.objective == "value"
-        else F.cross_entropy(*rows(out, truth))
+        else F.cross_entropy(*flatten_places(out, truth))
     )
 
 
 def masked_loss(
     network: Network, out: Tensor, truth: Tensor, labels: Collection[int] | None
 ) -> Tensor:
-    """The loss, with the logits of classes that are not among `labels` set to 0, where labels are
-    given.
-    """
-    return loss(network, out if labels is None else masked(out, labels), truth)
+    """Return the loss; with `labels`, the logits of all other classes are set to 0."""
+    return loss(network, out if labels is None else mask_logits(out, labels), truth)
 
 
-def rows(out: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [N, classes, ...] as [M, classes], and truth as [M]: of a text no copy is made, where
-    the network's last axis was the classes.
+def flatten_places(out: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits [N, classes, ...] as [M, classes], and truth as [M]. Text is not copied if the
+    network's last axis was the classes.
     """
     return out.movedim(1, -1).reshape(-1, out.shape[1]), truth.reshape(-1)
 
@@ -80,7 +79,7 @@ def rows(out: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
 def tally(
     network: Network, out: Tensor, truth: Tensor, *, per_class: bool
 ) -> dict[str, list[float]]:
-    """The sums of one batch, as `federated.engine.tallies` names them."""
+    """Return the sums of one batch, as `federated.engine.tallies` names them."""
     if network.objective == "value":
         errors = (out - truth).square()
         sums = {"errors": errors.sum(0), "sum": truth.sum(0), "squares": truth.square().sum(0)}
@@ -89,7 +88,7 @@ def tally(
             "loss": [float(errors.mean(1).sum())],
             **{name: value.tolist() for name, value in sums.items()},
         }
-    out, truth = rows(out, truth)
+    out, truth = flatten_places(out, truth)
     guess = out.argmax(1)
     found = {
         "count": [float(truth.numel())],

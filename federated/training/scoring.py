@@ -1,4 +1,4 @@
-"""Passes over examples without a training step: batch norm statistics, and scores."""
+"""Passes over examples without training: batch norm statistics, and scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from federated.engine.tallies import Tallies, add
 from federated.task import Recipe
 from federated.training import objective
 from federated.training.execution import Array, Stopped, TrainingData
-from federated.training.loop import check, moved, shuffled
+from federated.training.loop import check_examples, shuffle, to_device
 from models.layers.batch_norm import calibrate as measure
 from models.submodel import Submodel
 
@@ -21,19 +21,20 @@ __all__ = ["calibrate", "evaluate"]
 def calibrate(
     net: nn.Module, x: Array, batch: int, seed: int, stop: Callable[[], bool] | None = None
 ) -> tuple[dict[str, Tensor], int]:
-    """Batch norm statistics over one shuffled pass through x, and the number of batches; they stay
-    in `net` too.
+    """Return the batch norm statistics of one shuffled pass through x, and the number of batches.
+    Also store them in `net`.
 
-    Shuffled, since batches of one class each would give the norms another spread than training saw.
+    Batches of one class each would have another spread than those of training, so the pass is
+    shuffled.
     """
-    check(x, x)
+    check_examples(x, x)
     device = next(net.parameters()).device
 
     def batches() -> Iterator[Tensor]:
-        for chosen in shuffled(len(x), batch, torch.Generator().manual_seed(seed)):
+        for chosen in shuffle(len(x), batch, torch.Generator().manual_seed(seed)):
             if stop is not None and stop():
                 raise Stopped
-            yield moved(x[chosen], device)
+            yield to_device(x[chosen], device)
 
     return measure(net, batches())
 
@@ -45,13 +46,12 @@ def evaluate(
     data: TrainingData,
     stop: Callable[[], bool] | None = None,
 ) -> Tallies:
-    """Tallies of raw examples, in evaluation mode, by view; empty without an example.
+    """Return the tallies of raw examples in evaluation mode, by view; empty without examples.
 
-    "all": every class may be answered.
-    "exit0" and on: of each exit, if there are several.
-    "ensemble": the mean of the exits' logits (DepthFL, Kim et al., ICLR 2023).
-    "labels": if the data name labels, with the logits of other classes set to 0 (HeteroFL's local
-        accuracy).
+    "all": with all classes "exit0" and on: of each exit, if there are several "ensemble": the mean
+    of the exits' logits (DepthFL, Kim et al., ICLR 2023) "labels": with the logits of classes that
+    the data lack set to 0, if the data have labels (HeteroFL's
+        local accuracy)
     """
     net.eval()
     device = next(net.parameters()).device
@@ -60,12 +60,12 @@ def evaluate(
         for start in range(0, len(data.y), recipe.batch):
             if stop is not None and stop():
                 raise Stopped
-            there = slice(start, start + recipe.batch)
-            x, y = moved(data.x[there], device), moved(data.y[there], device)
-            # the same tokens are hidden from everyone
+            chosen = slice(start, start + recipe.batch)
+            x, y = to_device(data.x[chosen], device), to_device(data.y[chosen], device)
+            # every submodel and device hides the same tokens
             hiding = torch.Generator().manual_seed(start)
-            shown, truth = objective.pose(network, recipe.hide, x, y, hiding)
-            outs = objective.answers(net, submodel, shown)
+            shown, truth = objective.prepare_batch(network, recipe.hide, x, y, hiding)
+            outs = objective.run_exits(net, submodel, shown)
             views = {"all": outs[-1]}
             if len(outs) > 1:
                 views |= {
@@ -73,7 +73,7 @@ def evaluate(
                     **{f"exit{i}": out for i, out in enumerate(outs)},
                 }
             if data.labels:
-                views["labels"] = objective.masked(outs[-1], data.labels)
+                views["labels"] = objective.mask_logits(outs[-1], data.labels)
             for view, out in views.items():
                 found.setdefault(view, []).append(
                     objective.tally(network, out, truth, per_class=recipe.per_class)

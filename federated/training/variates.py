@@ -1,23 +1,23 @@
-"""What a device adds to each step from what it keeps between rounds: SCAFFOLD's variates and
-FedDyn's last gradient, which are one thing.
+"""Corrections of the steps of a device from its memory: SCAFFOLD's variates and FedDyn's last
+gradient, in one form.
 
     gradient + pull * (w - w_0) + c - c_i
 
-with w_0 the received weights and c_i of the device. FedDyn's goes into the gradient; SCAFFOLD's c -
-c_i into the step, w - eta (d + c - c_i), as in NIID-Bench (arXiv 2102.02079). Under plain SGD that
-is the same; under momentum, Adam or clipping c_i is the mean of the directions d that were taken,
-which is no gradient: added to one under a momentum of 0.9 it would be ten times too large, and
-diverge. After K steps of rate eta,
+with w_0 the received weights and c_i of the device. FedDyn adds to the gradient; SCAFFOLD adds c -
+c_i to the step, w - eta (d + c - c_i), as in NIID-Bench (arXiv 2102.02079). Under plain SGD both
+are equal. Under momentum, Adam or clipping, c_i is the mean of the directions d taken, which is not
+a gradient: added to one under a momentum of 0.9 it would be ten times too large, and diverge. After
+K steps of rate eta,
 
     scaffold:  c_i+ = c_i - c + (w_0 - w) / (K eta),  c received
                (Karimireddy et al., arXiv 1910.06378, Algorithm 1, option II)
     feddyn:    c_i+ = c_i + pull (w_0 - w),           c = 0
                (Acar et al., arXiv 2111.04263, Algorithm 1; c_i is their gradient)
 
-Of trainable parameters only. A device keeps c_i for every coordinate that it ever trained, 0 at
-first (`federated.training.device_memory`). A round with another submodel reads and replaces the c_i
-of that submodel's corner, so that the rest is as it was when a larger submodel comes again. Where
-the devices of each submodel have a c of their own, a device keeps a c_i for each submodel.
+Only trainable parameters are corrected. A device keeps c_i for every coordinate that it ever
+trained, initially 0 (`federated.training.device_memory`). A round with another submodel reads and
+replaces the c_i of that submodel's corner; the rest waits for a larger submodel. If the devices of
+each submodel have a c of their own, a device keeps a c_i for each submodel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from federated.training.device_memory import PREFIX, kept_name
+from federated.training.device_memory import PREFIX, variate_name
 from federated.training.hooks import Session
 
 __all__ = ["Correction"]
@@ -36,8 +36,12 @@ __all__ = ["Correction"]
 
 @dataclass
 class Correction:
-    """What is added to the gradients of one training, the constant to its steps if `stepwise`;
-    nothing, where the recipe asks for nothing.
+    """Correction of one training; empty unless the recipe asks for one.
+
+    pull: weight of w - w_0
+    start: w_0 by name
+    constant: c - c_i by name
+    stepwise: True: add the constant to steps; False: to gradients
     """
 
     pull: float = 0.0
@@ -46,15 +50,17 @@ class Correction:
     stepwise: bool = False
 
     @classmethod
-    def of(cls, session: Session) -> Correction:
-        """From what a device received and kept. KeyError: SCAFFOLD without a received variate."""
+    def create(cls, session: Session) -> Correction:
+        """Return the correction from what a device received and kept. KeyError: SCAFFOLD without a
+        received variate.
+        """
         recipe = session.recipe
         if not recipe.pull and not recipe.variate:
             return cls()
         start = {name: p.detach().clone() for name, p in session.net.named_parameters()}
         if not recipe.variate:
             return cls(recipe.pull, start)
-        ours = {name: kept(session, name, value) for name, value in start.items()}
+        ours = {name: read_variate(session, name, value) for name, value in start.items()}
         if recipe.variate == "feddyn":
             return cls(recipe.pull, start, {name: -value for name, value in ours.items()})
         theirs = {
@@ -68,22 +74,22 @@ class Correction:
         )
 
     def add(self, session: Session) -> None:
-        """To the gradients as they are after a backward pass."""
+        """Correct the gradients after a backward pass."""
         with torch.no_grad():
-            for name, p, grad in self.reached(session):
+            for name, p, grad in self.gradients(session):
                 grad.add_(p - self.start[name], alpha=self.pull)
                 if self.constant and not self.stepwise:
                     grad.add_(self.constant[name])
 
     def move(self, session: Session) -> None:
-        """The weights as they are after the optimiser's step."""
+        """Correct the weights after the optimiser's step."""
         if self.stepwise:
             with torch.no_grad():
-                for name, p, _ in self.reached(session):
+                for name, p, _ in self.gradients(session):
                     p.sub_(self.constant[name], alpha=session.recipe.lr)
 
-    def reached(self, session: Session) -> list[tuple[str, nn.Parameter, Tensor]]:
-        """Of what is corrected, the parameters that the last backward pass reached, with their
+    def gradients(self, session: Session) -> list[tuple[str, nn.Parameter, Tensor]]:
+        """Return the corrected parameters that the last backward pass reached, with their
         gradients.
         """
         return (
@@ -93,7 +99,7 @@ class Correction:
         )
 
     def close(self, session: Session) -> None:
-        """Keeps the new c_i, and has its change sent where it is a variate of the coordinator's."""
+        """Store the new c_i, and send its change if the coordinator has a variate."""
         if not self.constant:
             return
         scaffold = session.recipe.variate == "scaffold"
@@ -102,11 +108,11 @@ class Correction:
             for name, p in session.net.named_parameters():
                 new = (self.start[name] - p) * rate - self.constant[name]
                 if scaffold:
-                    session.sent[PREFIX + name] = new - kept(session, name, p)
-                session.memory[kept_name(session.recipe, session.submodel, name)] = new
+                    session.sent[PREFIX + name] = new - read_variate(session, name, p)
+                session.memory[variate_name(session.recipe, session.submodel, name)] = new
 
 
-def kept(session: Session, name: str, like: Tensor) -> Tensor:
-    """The c_i of a parameter; zeros where the device never trained it."""
-    known = session.memory.get(kept_name(session.recipe, session.submodel, name))
+def read_variate(session: Session, name: str, like: Tensor) -> Tensor:
+    """Return the c_i of a parameter; zeros if the device never trained it."""
+    known = session.memory.get(variate_name(session.recipe, session.submodel, name))
     return torch.zeros_like(like) if known is None else known

@@ -1,14 +1,14 @@
 """ZiCo: Li, Yang, Bhardwaj and Marculescu, Zero-Shot NAS via Inverse Coefficient of Variation on
 Gradients (arXiv 2301.11300).
 
-    score = sum over layers of log( sum over weights i of the layer with s_i > 0 of  mean_b |g_i,b|
-    / s_i )
+    score = sum over layers of log( sum over weights i of the layer with s_i > 0 of
+        mean_b |g_i,b| / s_i )
 
-g_i,b the gradient of weight i on minibatch b, s_i its standard deviation over the minibatches (of
-the population, divided by their number). Layers are convolutions and linears. The network stays as
-it is initialised: forward and backward passes, and no step. A device's own data score the submodels
-of a run when it joins. FedFA (arXiv 2406.09877) speaks of forward passes alone, but there is no
-gradient without a backward pass.
+with g_i,b the gradient of weight i on minibatch b, and s_i its standard deviation over the
+minibatches (of the population, divided by their number). Layers are convolutions and linear layers.
+The network stays at its initial weights: there are forward and backward passes, but no step. A
+device scores the submodels of a run on its own data when it joins. FedFA (arXiv 2406.09877)
+mentions forward passes only, but gradients need a backward pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from federated.training import objective
 from federated.training.hooks import Survey
-from federated.training.loop import moved, shuffled
+from federated.training.loop import shuffle, to_device
 from models.cost import cost
 from models.families.catalogue import build
 from models.layers.batch_norm import NORMS
@@ -31,15 +31,15 @@ from models.submodel import Submodel
 __all__ = ["score", "survey", "zico"]
 
 BATCHES = 2
-LEAST = 2  # examples in one: batch norm needs two to see a spread
+LEAST = 2  # examples in a minibatch, since batch norm needs two
 
 Batch = tuple[Tensor, Tensor]
-"""Examples as the network is shown them, and the truth."""
+"""Inputs of the network, and their truth."""
 
 
 def zico(gradients: Mapping[str, Tensor]) -> float:
-    """The score of gradients [minibatches, ...] by layer; a layer of which no gradient varies adds
-    nothing.
+    """Return the score of gradients [minibatches, ...] by layer. A layer whose gradients do not
+    vary adds nothing.
     """
     total = 0.0
     for gradient in gradients.values():
@@ -51,8 +51,8 @@ def zico(gradients: Mapping[str, Tensor]) -> float:
 
 
 def score(submodel: Submodel, batches: Sequence[Batch], seed: int) -> float:
-    """The score of a submodel as it is initialised from a seed, where the batches lie; torch's
-    random state stays as it was.
+    """Return the score of a submodel with initial weights from a seed, on the device of the
+    batches. Torch's random state does not change.
     """
     device = batches[0][0].device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -61,7 +61,9 @@ def score(submodel: Submodel, batches: Sequence[Batch], seed: int) -> float:
         weights = layers(net)
         found = []
         for x, truth in batches:
-            loss = objective.loss(submodel.network, objective.answers(net, submodel, x)[-1], truth)
+            loss = objective.loss(
+                submodel.network, objective.run_exits(net, submodel, x)[-1], truth
+            )
             found.append(
                 torch.autograd.grad(
                     loss, list(weights.values()), allow_unused=True, materialize_grads=True
@@ -76,8 +78,8 @@ def score(submodel: Submodel, batches: Sequence[Batch], seed: int) -> float:
 
 
 def layers(net: nn.Module) -> dict[str, nn.Parameter]:
-    """Weights of convolutions and linears by module; those of norms and embeddings are no such
-    layers, nor are tokens and positions.
+    """Return the weights of convolutions and linear layers by module, without norms, embeddings,
+    tokens and positions.
     """
     weights = {
         name: getattr(m, "weight", None)
@@ -92,17 +94,15 @@ def layers(net: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def survey(asked: Survey) -> dict[str, Any]:
-    """{"zico": score by submodel's name} of every submodel that the device's memory can hold, where
-    the settings ask for this choice; else nothing.
-
-    Nothing as well with too few examples for two minibatches. A score that is not finite is left
-    out.
+    """Return {"zico": score by submodel name} for every submodel that fits the device's memory, if
+    the settings ask for this choice and there are enough examples for two minibatches; else
+    nothing. Leave out scores that are not finite.
     """
     size = min(int(asked.settings["batch"]), len(asked.y) // BATCHES)
     if asked.settings["choice"] != "zico" or size < LEAST:
         return {}
     seed = int(asked.settings["seed"])
-    batches = drawn(asked, size, torch.Generator().manual_seed(seed))
+    batches = draw_batches(asked, size, torch.Generator().manual_seed(seed))
     fitting = [
         s for s in asked.menu if cost(s, int(asked.settings["batch"])).memory <= asked.memory
     ]
@@ -110,10 +110,12 @@ def survey(asked: Survey) -> dict[str, Any]:
     return {"zico": {name: value for name, value in scores.items() if math.isfinite(value)}}
 
 
-def drawn(asked: Survey, size: int, generator: torch.Generator) -> list[Batch]:
-    """Two disjoint minibatches of a device's examples."""
+def draw_batches(asked: Survey, size: int, generator: torch.Generator) -> list[Batch]:
+    """Return two disjoint minibatches of a device's examples."""
     found = []
-    for chosen, _ in zip(shuffled(len(asked.y), size, generator), range(BATCHES), strict=False):
-        x, y = moved(asked.x[chosen], asked.device), moved(asked.y[chosen], asked.device)
-        found.append(objective.pose(asked.network, float(asked.settings["hide"]), x, y, generator))
+    for chosen, _ in zip(shuffle(len(asked.y), size, generator), range(BATCHES), strict=False):
+        x, y = to_device(asked.x[chosen], asked.device), to_device(asked.y[chosen], asked.device)
+        found.append(
+            objective.prepare_batch(asked.network, float(asked.settings["hide"]), x, y, generator)
+        )
     return found

@@ -1,3 +1,3 @@
-"""What travels between agents and coordinator, and how: tensors, messages, topics, chunks and
-links. No torch anywhere.
+"""Communication between agents and coordinator: tensors, messages, topics, chunks and links.
+Torch-free.
 """

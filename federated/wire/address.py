@@ -1,7 +1,7 @@
-"""How a person names a broker: `HOST`, `HOST:PORT`, `mqtt://[user:password@]host[:port]` or
+"""Addresses of brokers: `HOST`, `HOST:PORT`, `mqtt://[user:password@]host[:port]` or
 `mqtts://...[?ca=FILE&cert=FILE&key=FILE]`.
 
-IPv6 in brackets. Every part of a file's name that a URL would read otherwise is quoted as in URLs.
+IPv6 addresses are in brackets. Special characters in file names are percent-encoded.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 from federated.errors import UsageError
 from federated.runtime.logs import conceal
 
-__all__ = ["PORTS", "Address", "identified", "parse_address", "scheme_of", "url"]
+__all__ = ["PORTS", "Address", "add_credentials", "format_url", "get_scheme", "parse_address"]
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 FILES = ("ca", "cert", "key")
-QUOTED = "a '/', '?', '#' or '@' of a password is written %2F, %3F, %23, %40"
+QUOTED = "in a password, write '/', '?', '#' and '@' as %2F, %3F, %23 and %40"
 EXPECTED = (
     "expected HOST, HOST:PORT, mqtt://[user:password@]host[:port] or "
     "mqtts://...[?ca=FILE&cert=FILE&key=FILE]"
@@ -25,11 +25,14 @@ EXPECTED = (
 
 @dataclass(frozen=True)
 class Address:
-    """Where a broker is. ca: file of the certificate authority to trust, in place of the system's;
-    the password shows nowhere.
+    """The address of a broker.
 
-    cert: file of the certificate that this client shows, with what leads from it to its authority;
-    key: of its key, empty where `cert` holds both.
+    host, port: of the broker.
+    tls: whether to use TLS.
+    user, password: for the broker; the password is never shown.
+    ca: file of the certificate authority to trust instead of the system's.
+    cert: file of the client's certificate chain.
+    key: file of its key; None if `cert` contains both.
     """
 
     host: str
@@ -46,40 +49,40 @@ class Address:
         return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
 
 
-def scheme_of(text: str) -> str:
-    """The scheme of a broker's address; `mqtt` where the address names none."""
+def get_scheme(text: str) -> str:
+    """Return the scheme of a broker's address; `mqtt` by default."""
     scheme, separator, _ = text.partition("://")
     return scheme if separator else "mqtt"
 
 
 def parse_address(text: str) -> Address:
-    """Read the address of an MQTT broker. Raises UsageError, saying what is wrong."""
+    """Parse the address of an MQTT broker. Raises UsageError."""
     if "://" not in text:
         text = f"mqtt://{text}"
     scheme, rest = text.split("://", 1)
     if scheme not in PORTS:
-        raise _wrong(text, f"the scheme '{scheme}' is neither mqtt nor mqtts")
+        raise _error(text, f"the scheme '{scheme}' is neither mqtt nor mqtts")
     if rest.split("?")[0].split("@")[-1].count(":") > 1 and "[" not in rest:
-        raise _wrong(text, "an IPv6 address goes in brackets, as in [::1]:1883")
+        raise _error(text, "write an IPv6 address in brackets, as in [::1]:1883")
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise _wrong(
-            text, f"the host or port is none; {QUOTED}" if "@" in rest else str(error)
-        ) from None  # its words may hold a piece of the password
+        raise _error(
+            text, f"the host or port is invalid; {QUOTED}" if "@" in rest else str(error)
+        ) from None  # its text may contain a piece of the password
     if "#" in rest:
-        raise _wrong(text, f"'#' belongs to no address; {QUOTED}")
+        raise _error(text, f"'#' is not allowed; {QUOTED}")
     if not host or port == 0:
-        raise _wrong(text, "a host is missing" if not host else "port 0 is no broker's")
+        raise _error(text, "the host is missing" if not host else "port 0 is invalid")
     options = parse_qs(parts.query, keep_blank_values=True)
     if parts.path not in ("", "/") or options.keys() - set(FILES) or (options and scheme == "mqtt"):
-        raise _wrong(
-            text, "only '?ca=FILE', 'cert=FILE' and 'key=FILE' may follow, and only with mqtts://"
+        raise _error(
+            text, "after the port, only mqtts:// takes options: 'ca=FILE', 'cert=FILE', 'key=FILE'"
         )
     files = {name: found[0] for name, found in options.items()}
     if "key" in files and "cert" not in files:
-        raise _wrong(text, "a key is of use only with its certificate: give cert=FILE too")
+        raise _error(text, "key=FILE requires cert=FILE")
     user, password = (
         None if part is None else unquote(part) for part in (parts.username, parts.password)
     )
@@ -89,14 +92,14 @@ def parse_address(text: str) -> Address:
     )
 
 
-def identified(address: Address, ca: str, cert: str) -> Address:
-    """The same broker for who shows this certificate; what the address names itself stays."""
+def add_credentials(address: Address, ca: str, cert: str) -> Address:
+    """Return the address with these files, except those that it already names."""
     return replace(address, ca=address.ca or ca, cert=address.cert or cert)
 
 
-def url(address: Address) -> str:
-    """The text that `parse_address` reads as this address, its password included: not to be
-    shown.
+def format_url(address: Address) -> str:
+    """Return the text that `parse_address` reads as this address. It contains the password, so do
+    not show it.
     """
     user = (
         ""
@@ -110,6 +113,6 @@ def url(address: Address) -> str:
     return f"{scheme}://{user}{where}{f'?{urlencode(files)}' if files else ''}"
 
 
-def _wrong(text: str, why: str) -> UsageError:
+def _error(text: str, why: str) -> UsageError:
     shown = text if "@" not in text else f"{text.split('://')[0]}://...@{text.rsplit('@', 1)[1]}"
     return UsageError(f"broker address '{shown}': {why}; {EXPECTED}")

@@ -1,15 +1,14 @@
-"""A blob in pieces: a sender and a receiver that know neither links nor clocks (`now`, in seconds,
-is passed in).
+"""Transfers of a blob in chunks: a sender and a receiver without links or clocks.
 
-A broker acknowledges that it has a message, never that the receiver has it. So the receiver says by
-a bitmap which
-chunks it holds; the sender stays at most 16 chunks ahead of that bitmap, and sends again what is
-missing from it.
+Callers pass the time as `now`, in seconds. A broker acknowledges that it has a message, never that
+the receiver has it. So the receiver reports the chunks that it has in a bitmap. The sender stays at
+most 16 chunks ahead of that bitmap and repeats the chunks that it lacks.
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import zlib
 from collections.abc import Iterator
 
@@ -21,59 +20,59 @@ from federated.wire.messages import Chunk, Manifest
 
 __all__ = ["WINDOW", "Receiver", "Sender", "slices", "split"]
 
-WINDOW = 16  # chunks that may be under way
+WINDOW = 16  # largest number of chunks in flight
 EAGER = 8  # chunks after which the receiver acknowledges,
 LAZY = 1.0  # or seconds after the first of fewer
 STALL = 5.0  # seconds without progress before the sender asks for the bitmap
 SLOWEST = 60.0  # longest wait between two such questions
-# bytes: what the tensor codec aligns to, so that a received blob decodes into aligned arrays
-ALIGNMENT = 64
 
 
 def split(data: memoryview | bytes | bytearray, chunk: int, transfer: str) -> Manifest:
-    """The manifest of `data` in chunks of `chunk` bytes, under a name."""
+    """Return the manifest of a transfer of `data` in chunks of `chunk` bytes."""
     return Manifest(transfer, len(data), chunk, hashlib.sha256(data).hexdigest())
 
 
 def slices(manifest: Manifest, data: memoryview | bytes | bytearray) -> Iterator[Chunk]:
-    """All chunks in order."""
-    return (_piece(manifest, memoryview(data), index) for index in range(manifest.total))
+    """Return all chunks in order."""
+    return (_slice(manifest, memoryview(data), index) for index in range(manifest.total))
 
 
 class Sender:
-    """Sends a blob as the receiver's bitmap allows; nothing flows before the first grant, which an
-    offer asks for.
-
-    A sender that was interrupted is made anew: the first grant tells it what is there already.
+    """Sends a blob as the receiver's bitmap allows. Nothing is sent before the first grant, which
+    an offer asks for.
     """
 
     def __init__(
         self, manifest: Manifest, data: memoryview | bytes | bytearray, now: float | None = None
     ) -> None:
-        """`now`: when it was offered; by default when `stalled` is first asked. Raises ValueError
-        for data of another size.
-        """
+        """Raise ValueError if `data` has another size. now: see `restart`."""
         if len(data) != manifest.size:
             raise ValueError(f"{len(data)} bytes for a transfer of {manifest.size}")
-        self.manifest = manifest
-        self._data = memoryview(data)
-        self._have = np.zeros(manifest.total, bool)
-        self._sent = np.zeros(manifest.total, bool)
+        self.manifest, self._data = manifest, memoryview(data)
+        self.restart(now)
+
+    def restart(self, now: float | None = None) -> None:
+        """Start over. The next grant tells which chunks the receiver already has.
+
+        now: when the transfer was offered; None: at the first call of `check_stall`.
+        """
+        self._have = np.zeros(self.manifest.total, bool)
+        self._sent = self._have.copy()
         self._open = self._asked = False
         self._since, self._wait = now, STALL
 
     @property
-    def done(self) -> bool:
-        """Whether the receiver has every chunk."""
+    def complete(self) -> bool:
+        """True if the receiver has every chunk."""
         return bool(self._have.all())
 
-    def granted(self, have: bytes, open: bool, now: float) -> None:
-        """Takes the receiver's bitmap; `open`: whether it wants chunks now (an empty bitmap then
-        means that it has none, else it says nothing).
+    def take_grant(self, have: bytes, open: bool, now: float) -> None:
+        """Update the receiver's bitmap. open: whether it accepts chunks now. An empty bitmap then
+        means that it has none, otherwise that it says nothing about them.
 
-        What was sent and is not in the bitmap counts as under way, unless the sender had to ask or
-        the receiver lost chunks that
-        it had: then it is sent again. Raises Refused for a bitmap of another size.
+        A chunk that was sent and is not in the bitmap counts as in flight. It is sent again only if
+        the sender had to ask, or if the receiver lost chunks that it had. Raises Refused for a
+        bitmap of another size.
         """
         bits = _bits(have, self.manifest) if open else self._have
         gained, lost = bool((bits & ~self._have).any()), bool((self._have & ~bits).any())
@@ -84,26 +83,26 @@ class Sender:
         self._have, self._open, self._asked = bits, open, False
 
     @property
-    def under_way(self) -> int:
-        """Chunks that were sent, and that the receiver is not known to have."""
+    def in_flight(self) -> int:
+        """Number of chunks that were sent and are not in the receiver's bitmap."""
         return int((self._sent & ~self._have).sum())
 
-    def due(self, now: float, most: int = WINDOW) -> Iterator[Chunk]:
-        """The chunks to send now, at most WINDOW beyond what the receiver is known to have, and no
-        more than `most`.
+    def next_chunks(self, most: int = WINDOW) -> Iterator[Chunk]:
+        """Yield the chunks to send now: at most `most`, and at most WINDOW beyond the receiver's
+        bitmap.
         """
         if not self._open or self._asked:
             return
-        room = min(most, WINDOW - self.under_way)
+        room = min(most, WINDOW - self.in_flight)
         for index in np.flatnonzero(~self._have & ~self._sent)[: max(0, room)]:
             self._sent[index] = True
-            yield _piece(self.manifest, self._data, int(index))
+            yield _slice(self.manifest, self._data, int(index))
 
-    def stalled(self, now: float) -> bool:
-        """Whether to offer again, and so ask for the bitmap: once after 5 s without progress, then
-        after 10 s, 20 s, ... 60 s.
+    def check_stall(self, now: float) -> bool:
+        """Return whether to repeat the offer, which asks for the bitmap: after 5 s without
+        progress, then after 10 s, 20 s, ... 60 s.
 
-        Also where the receiver has every chunk: what it then says may have been lost.
+        This includes a receiver that has every chunk, because its receipt may have been lost.
         """
         if self._since is None:
             self._since = now
@@ -114,55 +113,42 @@ class Sender:
 
 
 class Receiver:
-    """Puts each chunk where it belongs, once, in `buffer`: a mapped file of the caller, or memory
-    that is made here.
+    """Collects the chunks of a blob in memory; `PartialFile` collects them in a file."""
 
-    have: a bitmap of what `buffer` holds already, after a restart.
-    """
-
-    def __init__(
-        self, manifest: Manifest, *, limit: int, buffer: memoryview | None = None, have: bytes = b""
-    ) -> None:
-        """Raises Refused for a manifest over `limit` bytes, before anything is allocated;
-        ValueError for a buffer of another size.
-        """
+    def __init__(self, manifest: Manifest, *, limit: int) -> None:
+        """Raise Refused for a manifest over `limit` bytes, before anything is allocated."""
         if manifest.size > limit:
             raise Refused(
                 f"transfer {manifest.transfer}: expected at most {limit} bytes, found "
                 f"{manifest.size}"
             )
-        if buffer is not None and len(buffer) != manifest.size:
-            raise ValueError(f"a buffer of {len(buffer)} bytes for a transfer of {manifest.size}")
         self.manifest = manifest
-        self._buffer = _allocate(manifest.size) if buffer is None else buffer
-        self._have = _bits(have, manifest)
-        self._unsaid = 0  # chunks since the bitmap was last told
-        self._first: float | None = None  # when the first of them came
+        self._unacknowledged = 0  # chunks since the last acknowledgement
+        self._first: float | None = None  # when the first of them arrived
+        self._map, have = self._open()
+        self._buffer, self._have = memoryview(self._map)[: manifest.size], _bits(have, manifest)
 
-    @property
-    def have(self) -> bytes:
-        """The bitmap, to be sent: chunk i is bit i % 8, from the least, of byte i // 8. Reading it
-        counts as an acknowledgement.
-        """
-        self._unsaid, self._first = 0, None
-        return np.packbits(self._have, bitorder="little").tobytes()
+    def _open(self) -> tuple[mmap.mmap, bytes]:
+        """Return the memory for the blob, and the bitmap of the chunks that it already holds."""
+        return mmap.mmap(-1, max(1, self.manifest.size)), b""
 
     @property
     def complete(self) -> bool:
         return bool(self._have.all())
 
     @property
-    def got(self) -> int:
-        """Chunks that are here."""
+    def received(self) -> int:
+        """Number of chunks received."""
         return int(self._have.sum())
 
-    def missing(self, most: int) -> list[int]:
-        """The first `most` chunks that are not here."""
-        return [int(i) for i in np.flatnonzero(~self._have)[:most]]
+    @property
+    def missing(self) -> list[int]:
+        """Indices of the chunks that are missing."""
+        return [int(index) for index in np.flatnonzero(~self._have)]
 
     def take(self, chunk: Chunk, now: float) -> bool:
-        """Stores a chunk; False for one that is here already. Raises Refused for one that is
-        foreign or damaged.
+        """Store a chunk, and return whether it is new. Raises Refused for a chunk that is damaged
+        or belongs to another transfer.
         """
         start, length = self._locate(chunk)
         if zlib.crc32(chunk.data) != chunk.crc32:
@@ -170,7 +156,7 @@ class Receiver:
                 f"transfer {chunk.transfer}: chunk {chunk.index} is damaged, its crc32 "
                 f"is not {chunk.crc32:08x}"
             )
-        self._unsaid += 1  # a repeated one too: its sender has not heard that it is here
+        self._unacknowledged += 1  # a repeated one too: its acknowledgement may have been lost
         self._first = now if self._first is None else self._first
         if self._have[chunk.index]:
             return False
@@ -178,46 +164,47 @@ class Receiver:
         self._have[chunk.index] = True
         return True
 
-    def wants_grant(self, now: float) -> bool:
-        """Whether the bitmap should be told: after 8 chunks, or 1 s after the first of fewer."""
-        return self._unsaid >= EAGER or (self._first is not None and now - self._first >= LAZY)
+    def is_grant_due(self, now: float) -> bool:
+        """Return whether to acknowledge: after 8 chunks, or 1 s after the first of fewer."""
+        return self._unacknowledged >= EAGER or (
+            self._first is not None and now - self._first >= LAZY
+        )
 
-    def finish(self) -> memoryview:
-        """The whole blob, read-only. Raises Refused where its digest is not the promised one, and
-        has nothing then.
+    def acknowledge(self) -> bytes:
+        """Return the bitmap to send: chunk i is bit i % 8, from the least significant, of byte
+        i // 8.
+        """
+        self._unacknowledged, self._first = 0, None
+        return np.packbits(self._have, bitorder="little").tobytes()
+
+    def verify(self) -> memoryview:
+        """Return the whole blob, read-only. If its digest is wrong, discard all chunks and raise
+        Refused. Also raises Refused if chunks are missing.
         """
         if not self.complete:
             raise Refused(
-                f"transfer {self.manifest.transfer}: "
-                f"{len(self.missing(self.manifest.total))} of {self.manifest.total} "
-                "chunks are missing"
+                f"transfer {self.manifest.transfer}: {len(self.missing)} of "
+                f"{self.manifest.total} chunks are missing"
             )
         digest = hashlib.sha256(self._buffer).hexdigest()
         if digest != self.manifest.sha256:
             self._have[:] = False
             raise Refused(
                 f"transfer {self.manifest.transfer}: expected sha256 "
-                f"{self.manifest.sha256[:16]}, found {digest[:16]}: it starts over"
+                f"{self.manifest.sha256[:16]}, found {digest[:16]}; the transfer starts over"
             )
         return self._buffer.toreadonly()
 
-    def release(self) -> None:
-        """Lets go of the buffer, so that a mapped file can be closed; views of `finish` must be
-        gone.
-        """
-        self._buffer.release()
-
     def _locate(self, chunk: Chunk) -> tuple[int, int]:
-        """Where a chunk belongs and how long it is, in bytes."""
+        """Return the offset and the length of a chunk, in bytes."""
         wanted, found = self.manifest, (chunk.transfer, chunk.total, chunk.size)
         if (
             found != (wanted.transfer, wanted.total, wanted.size)
             or not 0 <= chunk.index < wanted.total
         ):
-            expected = f"expected one of {wanted.total} chunks of {wanted.size} bytes"
             raise Refused(
-                f"transfer {wanted.transfer}: {expected}, found {chunk.index} of "
-                f"{chunk.total} of {chunk.transfer}"
+                f"transfer {wanted.transfer}: expected one of {wanted.total} chunks of "
+                f"{wanted.size} bytes, found {chunk.index} of {chunk.total} of {chunk.transfer}"
             )
         start = chunk.index * wanted.chunk
         length = min(wanted.chunk, wanted.size - start)
@@ -229,7 +216,7 @@ class Receiver:
         return start, length
 
 
-def _piece(manifest: Manifest, data: memoryview, index: int) -> Chunk:
+def _slice(manifest: Manifest, data: memoryview, index: int) -> Chunk:
     part = data[index * manifest.chunk : (index + 1) * manifest.chunk]
     return Chunk(
         manifest.transfer, index, manifest.total, manifest.size, zlib.crc32(part), bytes(part)
@@ -237,6 +224,7 @@ def _piece(manifest: Manifest, data: memoryview, index: int) -> Chunk:
 
 
 def _bits(have: bytes, manifest: Manifest) -> NDArray[np.bool_]:
+    """Decode a bitmap; an empty one means that no chunk is there."""
     if not have:
         return np.zeros(manifest.total, bool)
     if len(have) != -(-manifest.total // 8):
@@ -247,10 +235,3 @@ def _bits(have: bytes, manifest: Manifest) -> NDArray[np.bool_]:
     return np.unpackbits(
         np.frombuffer(have, np.uint8), count=manifest.total, bitorder="little"
     ).astype(bool)
-
-
-def _allocate(size: int) -> memoryview:
-    """`size` bytes of memory that start at a multiple of ALIGNMENT."""
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    offset = -raw.ctypes.data % ALIGNMENT
-    return memoryview(raw[offset : offset + size])  # type: ignore[arg-type]

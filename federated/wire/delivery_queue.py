@@ -1,6 +1,4 @@
-"""A bounded queue of deliveries between the thread that hears the network and the one that handles
-them.
-"""
+"""A bounded queue of deliveries between the network's thread and the one that handles them."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["LINK_DOWN", "LINK_UP", "Delivery", "Inbox"]
+__all__ = ["LINK_DOWN", "LINK_UP", "Delivery", "DeliveryQueue"]
 
 LINK_UP = "$link/up"
 LINK_DOWN = "$link/down"
@@ -16,10 +14,10 @@ LINK_DOWN = "$link/down"
 
 @dataclass(frozen=True)
 class Delivery:
-    """A message that came, or an event of the link itself: LINK_DOWN with the reason as payload,
-    LINK_UP when it is back (not at first).
+    """A message, or an event of the link itself: LINK_DOWN with the reason as payload, or LINK_UP
+    after a reconnection.
 
-    retained: it was kept by the broker and came because of a subscription.
+    retained: whether the broker had retained the message.
     """
 
     topic: str
@@ -27,9 +25,11 @@ class Delivery:
     retained: bool = False
 
 
-class Inbox:
-    """Deliveries in order; `put` waits for room, which slows the sender down instead of filling the
-    memory.
+class DeliveryQueue:
+    """Deliveries in order. `put` waits for room, which slows the sender down and bounds the memory.
+
+    deliveries: largest number of deliveries.
+    size: largest number of bytes of their payloads.
     """
 
     def __init__(self, *, deliveries: float = 10_000, size: float = 64 << 20) -> None:
@@ -40,16 +40,16 @@ class Inbox:
         self._closed = False
 
     def __len__(self) -> int:
-        """Deliveries that wait."""
+        """Number of deliveries."""
         return len(self._queue)
 
     def put(self, delivery: Delivery, timeout: float = 0.0, *, force: bool = False) -> bool:
-        """Adds a delivery, waiting up to `timeout` seconds for room (`force`: regardless of room);
-        False if there was none.
+        """Add a delivery, waiting up to `timeout` seconds for room, and return whether there was
+        room. force: add it even without room.
         """
         with self._changed:
             room = force or self._changed.wait_for(
-                lambda: self._closed or self._room(len(delivery.payload)), timeout
+                lambda: self._closed or self._has_room(len(delivery.payload)), timeout
             )
             if not room or self._closed:
                 return False
@@ -59,7 +59,7 @@ class Inbox:
             return True
 
     def get(self, timeout: float) -> Delivery | None:
-        """The oldest delivery, waiting up to `timeout` seconds for one."""
+        """Remove and return the oldest delivery, waiting up to `timeout` seconds for one."""
         with self._changed:
             if (
                 not self._changed.wait_for(lambda: self._queue or self._closed, max(0.0, timeout))
@@ -72,13 +72,13 @@ class Inbox:
             return delivery
 
     def close(self) -> None:
-        """Takes nothing more in; what is there can still be had."""
+        """Reject further deliveries. Those in the queue can still be read."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    def _room(self, size: int) -> bool:
-        """One delivery larger than the whole inbox passes alone: it has arrived already."""
+    def _has_room(self, size: int) -> bool:
+        """A single delivery may be larger than the whole queue, since it has already arrived."""
         return not self._queue or (
             len(self._queue) < self._deliveries and self._held + size <= self._size
         )

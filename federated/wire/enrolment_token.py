@@ -1,11 +1,10 @@
-"""What a device and a coordinator say to each other when a device is let in: the token, and JSON
-over HTTPS.
+"""Enrolment of a device: the token, and the JSON messages over HTTPS.
 
     pi-kitchen@192.168.1.5:8884/1-SECRET-FINGERPRINT-CHECK
 
-The token names the device, where its coordinator enrols, a secret that works once, and the sha256
-of the certificate of the authority: so the device trusts nobody before it has seen that very
-authority. Base32 in small letters, which can be read out and typed.
+The token contains the device's name, the address of the coordinator's enrolment, a secret for one
+use, and the sha256 of the authority's certificate, so that the device trusts only that authority.
+Its base32 in lower case can be read out and typed.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = [
 
 PORT = 8884
 AUTHORITY, ENROL, RENEW = "/authority", "/enrol", "/renew"  # paths
-LARGEST = 16 << 10  # bytes of anything that is said
+LARGEST = 16 << 10  # bytes of the largest message
 VERSION = "1"
 SECRET, FINGERPRINT, CHECK = 16, 32, 4  # bytes
 
@@ -47,8 +46,10 @@ _Pem = Annotated[str, Meta(max_length=8 << 10)]
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """To ENROL: the token's secret, hexadecimal, and a request for a certificate (PKCS #10, PEM) of
-    the token's name.
+    """A request to ENROL.
+
+    secret: of the token, hexadecimal.
+    request: for a certificate of the token's name (PKCS #10, PEM).
     """
 
     secret: Annotated[str, Meta(pattern=rf"^[0-9a-f]{{{2 * SECRET}}}\Z")]
@@ -56,14 +57,19 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Renewal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """To RENEW, by who shows the certificate that is to be followed by another."""
+    """A request to RENEW, over TLS with the certificate to renew.
+
+    request: for the next certificate (PKCS #10, PEM).
+    """
 
     request: _Pem
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """certificate: PEM. broker: the port of the coordinator's broker at the same host, or the
-    address of another.
+    """The answer to both requests.
+
+    certificate: PEM.
+    broker: port of the coordinator's broker on the same host, or address of another broker.
     """
 
     certificate: _Pem
@@ -72,8 +78,12 @@ class Answer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Token:
-    """What `coordinator enroll` prints. secret: 16 bytes; fingerprint: 32, the sha256 of the
-    authority's certificate (DER).
+    """A token, as `coordinator enroll` prints it.
+
+    name: of the device.
+    host, port: of the coordinator's enrolment.
+    secret: 16 bytes.
+    fingerprint: sha256 of the authority's certificate (DER), 32 bytes.
     """
 
     name: str
@@ -90,39 +100,37 @@ class Token:
 
 
 def parse_token(text: str) -> Token:
-    """Reads a token, in whatever case and with blanks around it. Raises UsageError, which does not
-    repeat the secret.
-    """
+    """Parse a token, ignoring case and white space. Raises UsageError without the secret."""
     text = "".join(text.split())
     found = re.fullmatch(
         r"([^@/]+)@(\[[^\]/]+\]|[^:/@]+):([0-9]{1,5})/([0-9]+)-(\w+)-(\w+)-(\w+)", text
     )
     if found is None:
         raise UsageError(
-            "token: expected NAME@HOST:PORT/1-... as coordinator enroll prints it, "
-            f"found {len(text)} characters of another form"
+            "token: expected NAME@HOST:PORT/1-... as printed by coordinator enroll, "
+            f"found {len(text)} characters in another form"
         )
     name, host, port, version, *letters = found.groups()
     conceal(letters[0])
     if version != VERSION:
         raise UsageError(
-            f"token: expected version {VERSION}, found {version}: install the same "
-            "version here and at the coordinator"
+            f"token: expected version {VERSION}, found {version}; install the same "
+            "version here and on the coordinator"
         )
     try:
         secret, fingerprint, check = (
             base64.b32decode(part.upper() + "=" * (-len(part) % 8)) for part in letters
         )
-    except ValueError:  # binascii's, and that of letters beyond ASCII
+    except ValueError:  # of binascii, or for letters beyond ASCII
         raise UsageError(
-            "token: expected letters and the digits 2 to 7 after the '/': is it whole?"
+            "token: expected letters and the digits 2 to 7 after the '/'; copy the whole token"
         ) from None
     token = Token(name, host.strip("[]"), int(port), secret, fingerprint)
     whole = (len(secret), len(fingerprint), len(check)) == (SECRET, FINGERPRINT, CHECK) and str(
         token
     ).lower() == text.lower()
     if not whole or not re.match(topics.AGENT, name) or not 0 < token.port < 65536:
-        raise UsageError("token: its check does not fit the rest: a character is missing or wrong")
+        raise UsageError("token: its check is wrong: a character is missing or mistyped")
     return token
 
 

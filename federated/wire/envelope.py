@@ -1,10 +1,8 @@
-"""How messages travel: in a msgpack envelope `{"v": protocol, "kind": name, "body": fields}`.
+"""Encoding of messages in a msgpack envelope `{"v": protocol, "kind": name, "body": fields}`.
 
-A message is checked field by field before anyone sees it. Fields that this version does not know
-are ignored, so
-that a later version may add some; a change of meaning raises `PROTOCOL`, and peers of another
-version are refused
-with a reason instead of a decoding error.
+Decoding checks every field. Unknown fields are ignored, so that a later version may add some. A
+change of meaning increments `PROTOCOL`, and peers with another version are rejected with that
+reason.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ from typing import Any, get_type_hints
 import msgpack
 import msgspec
 
-from federated.errors import Malformed, ProtocolMismatch, brief
+from federated.errors import Malformed, ProtocolMismatch
+from federated.safe_text import make_safe
 from federated.task import Profile, Task, Update
 from federated.wire import topics
 from federated.wire.fields import Text
@@ -43,8 +42,8 @@ from models.submodel import Submodel
 __all__ = ["MAX_MESSAGE", "MESSAGES", "PROTOCOL", "decode", "encode"]
 
 PROTOCOL = 2
-# bytes of any but a chunk (a release for 4,000 agents of the longest names): read, it takes up to
-# 80 times that
+# bytes of any message but a chunk (a release for 4,000 agents with the longest names); decoded, it
+# takes up to 80 times as many
 MAX_MESSAGE = 1 << 20
 
 MESSAGES: dict[str, type[Message]] = {
@@ -68,14 +67,14 @@ MESSAGES: dict[str, type[Message]] = {
 }
 
 for _type in (*MESSAGES.values(), Update):
-    # msgspec learns a type when it first converts one, and crashes where two threads do so at once
-    # (0.22)
+    # msgspec 0.22 prepares a type when it first converts one, and crashes if two threads do so at
+    # once
     msgspec.msgpack.Decoder(_type)
 
 
 class _Envelope(msgspec.Struct):
-    """Seen through without making anything of what is inside; every length is that of what is
-    there.
+    """An envelope whose parts are not decoded yet. All lengths in it are checked against the
+    payload.
     """
 
     v: msgspec.Raw
@@ -91,8 +90,7 @@ _TEXTS = {
     ]
     for type_ in _KINDS
 }
-# The largest of each msgpack type that a message may hold; a length beyond it is refused before
-# anything is allocated.
+# Largest values of each msgpack type; larger ones are rejected before anything is allocated.
 _LIMITS = {
     "max_str_len": 1 << 20,
     "max_bin_len": MAX_CHUNK,
@@ -100,14 +98,16 @@ _LIMITS = {
     "max_map_len": 1 << 16,
     "max_ext_len": 0,
 }
-_SIZE = 1 << 62  # bytes of a memory or chunk, as of every `Natural`
-_OUTSIDE = 256  # bytes of a version and a kind, whoever's
+_SIZE = 1 << 62  # bytes of a memory or chunk, the limit of `Natural`
+_OUTSIDE = 256  # bytes of a version and a kind
+_UNSEEN = {"options", "settings", "survey"}  # fields with a method's plain values
 
 
 def encode(message: Message) -> bytes:
-    """The payload of a message. Texts are cut to what `decode` takes."""
+    """Return the payload of a message. Texts are made safe to show, and cut to the length
+    that `decode` accepts."""
     body = msgspec.to_builtins(message, builtin_types=(bytes,))
-    body |= {name: brief(body[name]) for name in _TEXTS[type(message)]}
+    body |= {name: make_safe(body[name]) for name in _TEXTS[type(message)]}
     payload: bytes = msgpack.packb(
         {"v": PROTOCOL, "kind": _KINDS[type(message)], "body": body}, use_bin_type=True
     )
@@ -115,19 +115,19 @@ def encode(message: Message) -> bytes:
 
 
 def decode(payload: bytes | bytearray | memoryview) -> Message:
-    """The message of a payload. Raises ProtocolMismatch for another version, Malformed for
-    everything else that is wrong.
+    """Return the message of a payload, its text made safe to show. Raises ProtocolMismatch for
+    another version, and Malformed for any other problem.
     """
-    envelope = _opened(payload)
+    envelope = _open(payload)
     if (v := _unpack(envelope.v)) != PROTOCOL or isinstance(v, bool):
         raise ProtocolMismatch(
-            f"the peer speaks protocol {_glimpse(v)}, this side {PROTOCOL}: install the "
+            f"the peer speaks protocol {_excerpt(v)}, this side {PROTOCOL}: install the "
             "same version on both"
         )
     kind = _unpack(envelope.kind)
     if not isinstance(kind, str) or kind not in MESSAGES:
         raise Malformed(
-            f"message: expected a kind among {', '.join(MESSAGES)}, found {_glimpse(kind)}"
+            f"message: expected a kind among {', '.join(MESSAGES)}, found {_excerpt(kind)}"
         )
     if kind != "chunk" and len(payload) > MAX_MESSAGE:
         raise Malformed(
@@ -139,7 +139,10 @@ def decode(payload: bytes | bytearray | memoryview) -> Message:
             message = _CHUNK.decode(envelope.body)
         else:
             message = msgspec.convert(
-                _unpack(envelope.body), MESSAGES[kind], strict=True, builtin_types=(bytes,)
+                _make_safe(_unpack(envelope.body)),
+                MESSAGES[kind],
+                strict=True,
+                builtin_types=(bytes,),
             )
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise Malformed(f"message '{kind}': {error}") from None
@@ -147,7 +150,7 @@ def decode(payload: bytes | bytearray | memoryview) -> Message:
     return message
 
 
-def _opened(payload: bytes | bytearray | memoryview) -> _Envelope:
+def _open(payload: bytes | bytearray | memoryview) -> _Envelope:
     try:
         envelope = _ENVELOPE.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -175,9 +178,24 @@ def _unpack(part: msgspec.Raw) -> Any:
         ) from None
 
 
+def _make_safe(part: Any) -> Any:
+    """Return a part of a message with every string safe to show, except those that only methods
+    read.
+    """
+    match part:
+        case str():
+            return make_safe(part, None)
+        case list():
+            return [_make_safe(item) for item in part]
+        case dict():
+            return {key: item if key in _UNSEEN else _make_safe(item) for key, item in part.items()}
+        case _:
+            return part
+
+
 def _check(kind: str, message: Message) -> None:
-    """What the types of records that are not ours to annotate leave open: names that become topic
-    levels and files, sizes, times.
+    """Check what the types of records cannot express: names that become topic levels and files,
+    sizes, times.
     """
     match message:
         case Task():
@@ -229,8 +247,7 @@ def _check(kind: str, message: Message) -> None:
             )
     if wrong:
         raise Malformed(
-            f"message '{kind}': expected sizes, times and digests that can be, found "
-            f"{_glimpse(message)}"
+            f"message '{kind}': expected valid sizes, times and digests, found {_excerpt(message)}"
         )
 
 
@@ -240,11 +257,11 @@ _SHA256 = r"^[0-9a-f]{64}\Z"
 def _submodel_name(kind: str, submodel: Submodel) -> str:
     if not 0 < submodel.width <= 1 or submodel.branches < 1:
         raise Malformed(
-            f"message '{kind}': expected a submodel of a width in (0, 1] and at least "
-            f"one branch, found {_glimpse(submodel)}"
+            f"message '{kind}': expected a submodel with a width in (0, 1] and at least "
+            f"one branch, found {_excerpt(submodel)}"
         )
     return submodel.name
 
 
-def _glimpse(value: object) -> str:
+def _excerpt(value: object) -> str:
     return repr(value)[:120]

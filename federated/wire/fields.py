@@ -1,6 +1,4 @@
-"""The types of the fields of messages: what their names, numbers and texts may be, checked before
-anyone sees a message.
-"""
+"""Types of message fields, which limit names, numbers and texts when a message is decoded."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from federated.errors import REASON
+from federated.safe_text import MAX_TEXT
 from federated.wire import topics
 
 __all__ = [
@@ -34,7 +32,7 @@ Transfer = Annotated[str, Meta(pattern=topics.TRANSFER)]
 VersionName = Annotated[str, Meta(pattern=topics.VERSION)]
 VersionOrNone = Annotated[str, Meta(pattern=rf"^\Z|{topics.VERSION}")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Text = Annotated[str, Meta(max_length=REASON)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Word = Annotated[str, Meta(max_length=128)]
 Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Crc = Annotated[int, Meta(ge=0, lt=1 << 32)]

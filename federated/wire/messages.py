@@ -1,8 +1,8 @@
-"""What a coordinator and its agents say to each other: frozen records, each field of a type that is
-checked (`federated.wire.fields`).
+"""The messages between a coordinator and its agents: frozen records with checked fields
+(`federated.wire.fields`).
 
-A profile and a task are messages too (`federated.task`), and so is what is said of releases
-(`federated.wire.release_files`); how they all travel is in `federated.wire.envelope`.
+Further messages are in `federated.task` and `federated.wire.release_files`.
+`federated.wire.envelope` encodes them.
 """
 
 from __future__ import annotations
@@ -50,18 +50,21 @@ __all__ = [
     "Status",
 ]
 
-JOINING = "joining"  # what a Refusal is about if it turns an agent away
+JOINING = "joining"  # `about` of a Refusal that rejects an agent
 MIN_CHUNK = 1 << 10
 MAX_CHUNK = 64 << 20
-NAMES = 1 << 15  # bytes of a profile's texts and labels, which have lengths of their own
-# bytes of a number and of what says how long the name beside it is: 9 and 3 at the most
-NUMBER = 16
+NAMES = 1 << 15  # bytes of a profile's texts and labels, whose lengths are limited
+NUMBER = 16  # bytes of a number and of the length of its name: at most 9 and 3
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a transfer holds: `size` bytes in chunks of `chunk` bytes (the last may be shorter),
-    with a sha256 over all.
+    """The content of a transfer.
+
+    transfer: its name.
+    size: bytes in all.
+    chunk: bytes per chunk; the last one may be shorter.
+    sha256: digest of all bytes, hexadecimal.
     """
 
     transfer: Transfer
@@ -77,7 +80,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Chunk `index` of `total` of a transfer of `size` bytes; crc32 over `data`."""
+    """Chunk `index` of `total` in a transfer of `size` bytes. crc32: of `data`."""
 
     transfer: Transfer
     index: Natural
@@ -89,8 +92,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Grant:
-    """The receiver's bitmap of a transfer (bit i % 8 of byte i // 8, from the least), and whether
-    the sender may send now.
+    """The state of a receiver.
+
+    have: bitmap of its chunks: chunk i is bit i % 8, from the least significant, of byte i // 8.
+    open: whether the sender may send now.
     """
 
     transfer: Transfer
@@ -100,7 +105,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Receipt:
-    """The end of a transfer: spooled and accepted, or not and why."""
+    """The end of a transfer: accepted, or rejected with a reason."""
 
     transfer: Transfer
     accepted: bool
@@ -109,13 +114,17 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Run:
-    """Retained card of a run, by which an agent measures itself before it joins.
+    """Retained card of a run, which an agent needs to measure its device before it joins.
 
-    session: of the coordinator's process; a new one means that it came back, and goes on with the
-    tasks of before.
-    calibration: submodels to time at `batch` examples; data: what a device's data must look like.
-    settings, menu: of the method, where it surveys the devices that join; empty otherwise.
-    codec: by which the tensors of trained updates are encoded.
+    run: name of the run.
+    method, model: their names.
+    network: the whole network; None before it is known.
+    calibration: submodels to time with `batch` examples.
+    session: identifies the coordinator's process; a new one means that it restarted, and that
+        earlier tasks continue.
+    data: required form of a device's data.
+    settings, menu: of a method that surveys the devices at join; otherwise empty.
+    codec: encodes the tensors of trained updates.
     """
 
     run: Name
@@ -132,18 +141,16 @@ class Run:
 
     @property
     def survey_limit(self) -> int:
-        """Bytes that a device's survey may take, in msgpack: a number of each class and one of each
-        submodel by its name, and 1 KiB beside them.
+        """Largest size of a device's survey in msgpack, bytes: a number per class, a named number
+        per submodel, and 1 KiB.
         """
         classes = self.network.outputs if self.network is not None else 0
         return 1024 + NUMBER * classes + (UNOWNED + NUMBER) * len(self.menu)
 
     @property
     def profile_limit(self) -> int:
-        """Bytes that a profile may take without its timings: its survey, two moments of each
-        channel and of each value, and its names.
-
-        Before the network is known, they are as many as fit a message.
+        """Largest size of a profile without its timings, bytes: its survey, two moments per channel
+        and per value, and its names. Before the network is known, the largest size of a message.
         """
         known = self.network
         moments = (
@@ -156,8 +163,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Status:
-    """Retained birth and last will of an agent; session: of the agent's process. paused: why it
-    takes no task at present; empty where it does.
+    """Retained status of an agent, published at join, and as its last will.
+
+    session: identifies its process.
+    paused: why it accepts no task now; empty if it does.
     """
 
     agent: AgentName
@@ -168,7 +177,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What an agent does at this moment; loss: of the present work, NaN where there is none."""
+    """The current activity of an agent. loss: of the current work; NaN if there is none."""
 
     agent: AgentName
     session: Name
@@ -182,7 +191,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Offer:
-    """An update that is ready to be sent; asked again, it asks for the bitmap."""
+    """An update that is ready to be sent. A repeated offer asks for the bitmap."""
 
     manifest: Manifest
     run: Name
@@ -194,8 +203,8 @@ class Offer:
 
 @dataclass(frozen=True)
 class Failure:
-    """A task that came to nothing, and why. paused: the device may not work now, or has no room;
-    another try may succeed.
+    """A failed task. paused: another attempt may succeed, because the device may not work now or
+    has no room.
     """
 
     run: Name
@@ -209,7 +218,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Abort:
-    """Tasks up to this round and attempt are no longer wanted."""
+    """Tasks up to this round and attempt are aborted."""
 
     round: Natural
     attempt: Natural
@@ -218,8 +227,10 @@ class Abort:
 
 @dataclass(frozen=True)
 class Echo:
-    """A device's question whether anyone hears it, at `sent` by its clock; the coordinator says it
-    back, with its own time. Seconds since 1970.
+    """A connection test, which the coordinator returns with its own time.
+
+    sent: time of the device's clock, seconds since 1970.
+    time: time of the coordinator's clock, seconds since 1970.
     """
 
     agent: AgentName
@@ -236,7 +247,7 @@ class Goodbye:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An agent, or what it said `about` something, is turned away."""
+    """An agent, or its message `about` something, is rejected."""
 
     reason: Text
     about: Text = ""

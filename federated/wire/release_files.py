@@ -1,4 +1,4 @@
-"""What is said of releases: which version is for whom, and what each agent answers with."""
+"""Messages about releases: the assigned versions, and the reports of serving agents."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from federated.wire.fields import (
     Word,
 )
 
-__all__ = ["UNTRAINED", "Release", "Serving", "Version", "marked"]
+__all__ = ["UNTRAINED", "Release", "Serving", "Version", "label_submodel"]
 
-UNTRAINED = "not trained"  # the mark of a submodel that no update of its run trained
+UNTRAINED = "not trained"  # label of a submodel that no update of its run trained
 
 
-def marked(submodel: str, *, untrained: bool) -> str:
-    """The name of a submodel for a person, with the mark where no update trained it."""
+def label_submodel(submodel: str, *, untrained: bool) -> str:
+    """Return the display name of a submodel."""
     return f"{submodel} ({UNTRAINED})" if untrained else submodel
 
 
 @dataclass(frozen=True)
 class Version:
-    """A released folder of files, told by its manifest: name: the first digits of that file's
-    sha256; size: its bytes.
+    """A released folder of files, identified by its manifest file.
 
-    round: of the run that the networks are of. submodels: that it holds. assignment: which of them
-    each agent is to use.
-    untrained: those of them that no update of the run trained.
+    name: the first 12 digits of `sha256`.
+    round: round of the run that trained the networks.
+    sha256: digest of the manifest file, hexadecimal.
+    size: bytes of the manifest file.
+    submodels: submodels in the folder.
+    assignment: the submodel of each agent.
+    untrained: submodels that no update of the run trained.
     """
 
     name: VersionName
@@ -48,8 +51,10 @@ class Version:
 
 @dataclass(frozen=True)
 class Release:
-    """Retained card of what a run released: stable is for all, canary for these agents first. None:
-    there is no such version.
+    """Retained card of the released versions of a run.
+
+    stable: for all agents; None: no version.
+    canary: for `agents` only; None: no version.
     """
 
     run: Name
@@ -60,13 +65,17 @@ class Release:
 
 @dataclass(frozen=True)
 class Serving:
-    """Retained report of an agent that answers. session: of its process.
+    """Retained report of a serving agent.
 
-    version, submodel, variant, provider: what it answers with; empty while it has nothing. p50,
-    p90: seconds of one answer, measured on this device as it took the version up. accuracy: on
-    `examples` held-out ones of its own; None without. answered, failed: requests since its start.
-    p90_before, accuracy_before: the same of the version `before`, measured in the same minute.
-    refused: a later version that it did not take up, and goes on without, for this reason.
+    session: identifies its process.
+    version, submodel, variant, provider: in use; empty before the first version.
+    p50, p90: seconds per request, measured on the device when it installed the version.
+    accuracy: on `examples` held-out examples of its own; None without examples.
+    before: the previous version.
+    p90_before, accuracy_before: of the previous version, measured in the same minute.
+    answered, failed: number of requests since the process started.
+    refused: a later version that the agent rejected.
+    reason: why it rejected that version.
     """
 
     agent: AgentName

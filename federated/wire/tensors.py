@@ -1,12 +1,10 @@
-"""Tensors as one blob: a header that says what is where, then the raw values, each tensor aligned
-to 64 bytes.
+"""Encoding of tensors as one blob: a header, then the raw values, each tensor aligned to 64 bytes.
 
     b"ESPL" | version u16 | 0 u16 | header bytes u64 | header (msgpack: meta, tensors) | padding |
     tensor | padding | tensor ...
 
-Offsets count from the start of the aligned data. Decoding copies nothing: the arrays are views of
-what was received.
-Values are little-endian; nothing of a blob is used before it was checked.
+Offsets count from the start of the aligned data. Values are little-endian. Decoding checks the
+whole header, and copies nothing: the arrays are views of the blob.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ from numpy.typing import NDArray
 
 from federated.errors import Malformed, Refused
 
-__all__ = ["ALIGNMENT", "check", "decode", "encode", "layout", "locate"]
+__all__ = ["ALIGNMENT", "DTYPES", "check", "decode", "encode", "layout", "locate"]
 
 Array = NDArray[Any]
 
 MAGIC, VERSION = b"ESPL", 1
 PREFIX = struct.Struct("<4sHHQ")
 ALIGNMENT = 64
-MAX_HEADER = 4 * 2**20  # bytes, which take up to 80 times as many once they are read
+MAX_HEADER = 4 * 2**20  # bytes; decoded, they take up to 80 times as many
 MAX_AXES = 8
 DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 
@@ -39,13 +37,12 @@ DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "ui
 def encode(
     meta: Mapping[str, Any], tensors: Mapping[str, Any], into: bytearray | None = None
 ) -> memoryview:
-    """The blob of plain values `meta` and of named arrays (numpy, or torch tensors on a CPU), in
-    order.
+    """Return the blob of plain values `meta` and of named arrays (numpy, or torch tensors on a
+    CPU), in order.
 
-    into: a buffer to use again, which saves the page faults of a fresh one; it grows where it is
-    too small, for which
-    no view of an earlier blob may be alive. ValueError: a dtype that does not travel, or more axes
-    than 8.
+    into: a buffer to reuse, which saves page faults. To let it grow, no view of an earlier blob may
+        exist.
+    Raises ValueError for an unsupported dtype, or more than 8 axes.
     """
     arrays = {name: _numpy(value) for name, value in tensors.items()}
     header, starts, size = layout(
@@ -65,11 +62,11 @@ def encode(
 def layout(
     meta: Mapping[str, Any], entries: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> tuple[bytes, dict[str, int], int]:
-    """Where a blob holds what, for a writer that streams it.
+    """Return the layout of a blob, for a writer that streams it: all bytes before the data, the
+    offset of each tensor in the data, and the size of the data in bytes.
 
-    entries: name -> (dtype, shape), in order. Returns all bytes before the data, the offset in the
-    data at which each tensor starts, and the size of the data in bytes. ValueError: a dtype that
-    does not travel, or more axes than 8.
+    entries: name -> (dtype, shape), in order.
+    Raises ValueError for an unsupported dtype, or more than 8 axes.
     """
     starts, end, rows = dict[str, int](), 0, list[list[Any]]()
     for name, (dtype, shape) in entries.items():
@@ -78,57 +75,57 @@ def layout(
                 f"tensor {name}: expected one of {', '.join(DTYPES)} with at most "
                 f"{MAX_AXES} axes, found {dtype} with {len(shape)}"
             )
-        starts[name] = _aligned(end)
+        starts[name] = _align(end)
         end = starts[name] + math.prod(shape) * np.dtype(dtype).itemsize
         rows.append([name, dtype, list(shape), starts[name]])
     header = msgpack.packb({"meta": dict(meta), "tensors": rows})
     packed: bytes = PREFIX.pack(MAGIC, VERSION, 0, len(header)) + header
-    return packed.ljust(_aligned(len(packed)), b"\0"), starts, end
+    return packed.ljust(_align(len(packed)), b"\0"), starts, end
 
 
 def decode(
     buffer: bytes | bytearray | memoryview, *, limit: int | None = None
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """meta and read-only views of the tensors of a blob. Raises Malformed, naming what is wrong.
+    """Return meta and read-only views of the tensors of a blob. Raises Malformed.
 
-    limit: bytes beyond which a blob is refused unread.
+    limit: largest acceptable size of the blob, bytes.
     """
     view = memoryview(buffer).cast("B").toreadonly()
     if limit is not None and len(view) > limit:
-        raise Malformed(f"tensors: at most {limit} bytes expected, found {len(view)}")
+        raise Malformed(f"tensors: expected at most {limit} bytes, found {len(view)}")
     length = _length(view[: PREFIX.size], len(view))
     meta, entries = _header(view[PREFIX.size : PREFIX.size + length])
-    return meta, _views(view[min(_aligned(PREFIX.size + length), len(view)) :], entries)
+    return meta, _views(view[min(_align(PREFIX.size + length), len(view)) :], entries)
 
 
-def locate(file: BinaryIO) -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """The tensors of a blob in a file, none of whose values is read: name -> (dtype, shape, offset
-    in the file). Raises Malformed, OSError.
+def locate(file: BinaryIO, after: int = 0) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    """Return the dtype, the shape and the offset in the file of each tensor of a blob, without
+    reading values. Raises Malformed, OSError.
+
+    after: number of bytes in the file after the blob.
     """
-    size = os.fstat(file.fileno()).st_size
+    size = os.fstat(file.fileno()).st_size - after
     length = _length(memoryview(file.read(PREFIX.size)), size)
     _, entries = _header(memoryview(file.read(length)))
-    base = min(_aligned(PREFIX.size + length), size)
+    base = min(_align(PREFIX.size + length), size)
     return {
         name: (dtype, shape, base + start)
-        for name, dtype, shape, start, _ in _placed(entries, size - base)
+        for name, dtype, shape, start, _ in _place(entries, size - base)
     }
 
 
 def check(
     tensors: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]], dtype: str = "float32"
 ) -> None:
-    """Raises Refused unless exactly the expected tensors are there, of these shapes and this dtype,
-    all values finite.
+    """Raise Refused unless exactly the expected tensors are there, with these shapes, this dtype
+    and finite values.
     """
     if missing := sorted(expected.keys() - tensors.keys()):
         raise Refused(
-            f"tensors missing: {', '.join(missing[:4])} ({len(missing)} of {len(expected)})"
+            f"missing tensors: {', '.join(missing[:4])} ({len(missing)} of {len(expected)})"
         )
     if foreign := sorted(tensors.keys() - expected.keys()):
-        raise Refused(
-            f"tensors that do not belong here: {', '.join(foreign[:4])} ({len(foreign)} in all)"
-        )
+        raise Refused(f"unexpected tensors: {', '.join(foreign[:4])} ({len(foreign)} in all)")
     for name, array in tensors.items():
         if tuple(array.shape) != tuple(expected[name]):
             raise Refused(
@@ -136,7 +133,7 @@ def check(
             )
         if array.dtype.name != dtype:
             raise Refused(f"tensor {name}: expected {dtype}, found {array.dtype.name}")
-        if not _finite(array):
+        if not _is_finite(array):
             raise Refused(
                 f"tensor {name}: expected finite values, found "
                 f"{int((~np.isfinite(array)).sum())} NaN or infinite ones"
@@ -144,7 +141,7 @@ def check(
 
 
 def _numpy(value: Any) -> Array:
-    """The array of a value, in the byte order that travels."""
+    """Return a value as a little-endian array."""
     array = (
         value
         if isinstance(value, np.ndarray)
@@ -154,41 +151,39 @@ def _numpy(value: Any) -> Array:
 
 
 def _put(view: memoryview, start: int, array: Array) -> None:
-    """Copies an array, contiguous or not, once; the gap before the next is zeroed, so that equal
-    tensors make equal blobs.
+    """Copy an array, contiguous or not. The gap after it is zeroed, so that equal tensors make
+    equal blobs.
     """
     np.copyto(np.frombuffer(view, array.dtype, array.size, start).reshape(array.shape), array)
     end = start + array.nbytes
-    gap = min(_aligned(end), len(view)) - end
+    gap = min(_align(end), len(view)) - end
     view[end : end + gap] = bytes(gap)
 
 
-def _finite(array: Array) -> bool:
-    """Whether there is neither NaN nor infinity: both show in the least or the greatest value, and
-    finding those allocates nothing.
+def _is_finite(array: Array) -> bool:
+    """Return whether all values are finite. NaN and infinity show in the smallest or the largest
+    value, which are found without allocating memory.
     """
     return array.size == 0 or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
 
 
-def _aligned(offset: int) -> int:
+def _align(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-class _Seen(msgspec.Struct):
-    """A header seen through without making anything of it; every length in it is that of what is
-    there.
-    """
+class _Header(msgspec.Struct):
+    """A header whose parts are not decoded yet. All lengths in it are checked against the blob."""
 
     meta: msgspec.Raw
     tensors: msgspec.Raw
 
 
-_SEEN = msgspec.msgpack.Decoder(_Seen)
+_HEADER = msgspec.msgpack.Decoder(_Header)
 
 
 def _header(raw: memoryview) -> tuple[dict[str, Any], list[Any]]:
     try:
-        _SEEN.decode(raw)
+        _HEADER.decode(raw)
         header = msgpack.unpackb(raw, raw=False, strict_map_key=True, max_ext_len=0)
     except (
         ValueError,
@@ -198,7 +193,7 @@ def _header(raw: memoryview) -> tuple[dict[str, Any], list[Any]]:
         RecursionError,
     ) as error:
         raise Malformed(
-            f"tensors: the header is no msgpack: {type(error).__name__}: {str(error)[:200]}"
+            f"tensors: the header is not msgpack: {type(error).__name__}: {str(error)[:200]}"
         ) from error
     if (
         not isinstance(header, dict)
@@ -210,7 +205,7 @@ def _header(raw: memoryview) -> tuple[dict[str, Any], list[Any]]:
 
 
 def _length(head: memoryview, size: int) -> int:
-    """Bytes of the header of a blob of `size` bytes that starts with `head`."""
+    """Return the bytes of the header of a blob of `size` bytes that starts with `head`."""
     if len(head) < PREFIX.size:
         raise Malformed(f"tensors: expected at least {PREFIX.size} bytes, found {len(head)}")
     magic, version, reserved, length = PREFIX.unpack(head)
@@ -220,23 +215,23 @@ def _length(head: memoryview, size: int) -> int:
             f"{version} ({reserved})"
         )
     if length > min(MAX_HEADER, size - PREFIX.size):
-        raise Malformed(f"tensors: a header of {length} bytes in a blob of {size}")
+        raise Malformed(f"tensors: expected a smaller header in {size} bytes, found {length} bytes")
     return int(length)
 
 
-def _placed(entries: list[Any], size: int) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
-    """name, dtype, shape, start and end of each tensor in `size` bytes of data.
+def _place(entries: list[Any], size: int) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
+    """Yield the name, dtype, shape, start and end of each tensor in `size` bytes of data.
 
-    Each starts where the one before it ended, aligned, so none overlap, and none lie outside.
+    Each must start at the aligned end of the previous one, so none overlap or lie outside.
     """
     names, end = set[str](), 0
     for entry in entries:
         name, dtype, shape, start = _entry(entry)
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-        if name in names or start != _aligned(end) or start + nbytes > size:
+        if name in names or start != _align(end) or start + nbytes > size:
             raise Malformed(
-                f"tensor {name[:100]!r}: {nbytes} bytes at {start} of {size}; expected "
-                f"a new name, at {_aligned(end)}"
+                f"tensor {name[:100]!r}: expected a new name at offset {_align(end)} of {size}, "
+                f"found {nbytes} bytes at {start}"
             )
         names.add(name)
         end = start + nbytes
@@ -247,7 +242,7 @@ def _placed(entries: list[Any], size: int) -> Iterator[tuple[str, str, tuple[int
 
 def _views(data: memoryview, entries: list[Any]) -> dict[str, Array]:
     views: dict[str, Array] = {}
-    for name, dtype, shape, start, end in _placed(entries, len(data)):
+    for name, dtype, shape, start, end in _place(entries, len(data)):
         views[name] = np.frombuffer(data[start:end], np.dtype(dtype).newbyteorder("<")).reshape(
             shape
         )
@@ -256,7 +251,7 @@ def _views(data: memoryview, entries: list[Any]) -> dict[str, Array]:
             and data[start:end].nbytes
             and np.frombuffer(data[start:end], np.uint8).max() > 1
         ):
-            raise Malformed(f"tensor {name[:100]!r}: expected bytes of 0 and 1, as bool has")
+            raise Malformed(f"tensor {name[:100]!r}: expected bool values of 0 and 1")
     return views
 
 
@@ -266,7 +261,7 @@ def _entry(entry: Any) -> tuple[str, str, tuple[int, ...], int]:
             dtype in DTYPES
             and len(shape) <= MAX_AXES
             and all(type(n) is int and 0 <= n < 2**40 for n in (*shape, start))
-            # numpy takes no larger shape, not even where one side of it is 0
+            # the largest shape of numpy, even if one side is 0
             and math.prod(n or 1 for n in shape) < 2**40
         ):
             return name, dtype, tuple(shape), start

@@ -1,8 +1,8 @@
-"""TLS of a link: what a client trusts and shows, and what a refusal means to a person.
+"""TLS of a link: contexts with certificates, and explanations of failures.
 
-Never below TLS 1.2, never without the broker's name being in its certificate. Under TLS 1.3 a
-broker refuses a client's certificate only after the client believes to be connected: `refusal` asks
-once more and waits for that word.
+TLS is at least 1.2, and the broker's certificate must contain its name. Under TLS 1.3 a broker
+rejects a client's certificate only after the handshake, so `find_refusal` connects again and waits
+for the alert.
 """
 
 from __future__ import annotations
@@ -18,44 +18,40 @@ from pathlib import Path
 from federated.errors import ConfigError
 from federated.wire.address import Address
 
-__all__ = ["REVOKED", "context", "explain", "private_name", "refusal", "reload"]
+__all__ = ["REVOKED", "explain", "find_refusal", "make_context", "make_private_name", "reload"]
 
-# OpenSSL's numbers of what does not match: X509_V_ERR_HOSTNAME_MISMATCH,
-# X509_V_ERR_IP_ADDRESS_MISMATCH
+# X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 HOSTNAMES = (62, 64)
 TIMES = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
-STRETCHING = 20_000  # rounds of PBKDF2, as in the file of passwords
-WORD = 1.5  # seconds that a broker's word about a certificate may take after the handshake
+STRETCHING = 20_000  # rounds of PBKDF2, as in the password file
+ALERT = 1.5  # seconds to wait after the handshake for an alert about a certificate
 
 REVOKED = (
-    "this client's certificate was revoked: who runs the coordinator can give a token for a new "
-    "one (coordinator enroll NAME)"
+    "this client's certificate was revoked; to enrol again, get a token from the operator of the "
+    "coordinator (coordinator enroll NAME)"
 )
-ALERTS = {  # what the broker's TLS answers -> what that means here
+ALERTS = {  # TLS alert of the broker -> its meaning and remedy
     "CERTIFICATE_REVOKED": REVOKED,
-    "CERTIFICATE_REQUIRED": "it wants a certificate: enrol this device by edge-agent join --token, "
-    "or give ?ca=FILE&cert=FILE",
-    "HANDSHAKE_FAILURE": "it and this client agree on no way to speak; does it want a certificate? "
-    "Enrol this device by edge-agent join --token",
-    "CERTIFICATE_EXPIRED": "by the broker's clock this client's certificate has ended, or the "
-    "broker's own list of revoked ones has: where the "
-    "certificate is good yet (edge-agent doctor says), the coordinator makes the list "
-    "anew when it starts (for a broker of one's own: coordinator "
-    "authority --for-broker DIR); else enrol this device anew (edge-agent join --token)",
-    "UNKNOWN_CA": "this client's certificate is of an authority that the broker does not know: "
-    "enrol this device with the broker's own coordinator",
-    "BAD_CERTIFICATE": "the broker takes this client's certificate for none: enrol this device "
-    "anew (edge-agent join --token)",
-    "CERTIFICATE_UNKNOWN": "the broker finds this client's certificate unacceptable: its log says "
-    "why (its list of revoked ones is out of date?)",
-    "PROTOCOL_VERSION": "it speaks no TLS that is new enough: 1.2 is the least",
+    "CERTIFICATE_REQUIRED": "it requires a certificate: enrol this device with edge-agent join "
+    "--token, or add ?ca=FILE&cert=FILE",
+    "HANDSHAKE_FAILURE": "it and this client support no common TLS settings; if it requires a "
+    "certificate, enrol this device with edge-agent join --token",
+    "CERTIFICATE_EXPIRED": "according to the broker's clock, this client's certificate or the "
+    "broker's revocation list has expired; if edge-agent doctor finds the certificate valid, "
+    "restart the coordinator, which renews the list (with your own broker: coordinator authority "
+    "--for-broker DIR); otherwise enrol this device again (edge-agent join --token)",
+    "UNKNOWN_CA": "the broker does not know the authority that signed this client's certificate; "
+    "enrol this device with the coordinator of that broker",
+    "BAD_CERTIFICATE": "the broker rejected this client's certificate as malformed; enrol this "
+    "device again (edge-agent join --token)",
+    "CERTIFICATE_UNKNOWN": "the broker rejected this client's certificate; the broker's log states "
+    "the reason, for example an expired revocation list",
+    "PROTOCOL_VERSION": "it supports only old versions of TLS; at least 1.2 is required",
 }
 
 
-class Closing(ssl.SSLSocket):
-    """A socket that does not outlive a failed handshake: the MQTT library forgets it then without
-    closing it.
-    """
+class ClosingSocket(ssl.SSLSocket):
+    """A socket that closes itself after a failed handshake, because the MQTT library does not."""
 
     def do_handshake(self, block: bool = False) -> None:
         try:
@@ -67,108 +63,105 @@ class Closing(ssl.SSLSocket):
             raise
 
 
-def context(address: Address) -> ssl.SSLContext:
-    """What a link to `address` trusts and shows. Raises ConfigError for files that are missing or
-    hold something else.
+def make_context(address: Address) -> ssl.SSLContext:
+    """Return the TLS context of a link to `address`. Raises ConfigError for missing or invalid
+    files.
     """
     if address.ca is not None and not Path(address.ca).is_file():
         raise ConfigError(f"{address}: the CA file {address.ca} does not exist")
     try:
-        made = ssl.create_default_context(cafile=address.ca)
+        context = ssl.create_default_context(cafile=address.ca)
     except ssl.SSLError as error:
-        raise ConfigError(f"{address}: {address.ca} holds no certificates: {error}") from error
-    made.minimum_version, made.sslsocket_class = ssl.TLSVersion.TLSv1_2, Closing
+        raise ConfigError(
+            f"{address}: expected certificates in the CA file {address.ca}: {error}"
+        ) from error
+    context.minimum_version, context.sslsocket_class = ssl.TLSVersion.TLSv1_2, ClosingSocket
     if address.cert is not None:
         try:
-            reload(made, address)
+            reload(context, address)
         except (ssl.SSLError, OSError) as error:
             raise ConfigError(
                 f"{address}: expected a certificate and its key in {address.cert} "
                 f"{address.key or ''}: {error}"
             ) from error
-    return made
+    return context
 
 
-def reload(made: ssl.SSLContext, address: Address) -> None:
-    """Has the next connection show the certificate that lies there by now. Raises OSError, of which
-    SSLError is one.
-    """
+def reload(context: ssl.SSLContext, address: Address) -> None:
+    """Load the current certificate for the next connection. Raises OSError, including SSLError."""
     if address.cert is not None:
-        made.load_cert_chain(address.cert, address.key)
+        context.load_cert_chain(address.cert, address.key)
 
 
-def private_name(address: Address, name: str) -> str:
-    """A client id that only the holder of the certificate's key, or of the password, can know;
-    without either, the name itself.
+def make_private_name(address: Address, name: str) -> str:
+    """Return a client id that only the holder of the certificate's key or of the password can
+    compute; without either, the name itself.
 
-    A broker throws a client out where another connects by its id, whoever that is: an id that
-    others can guess would let any enrolled device keep any other from its work.
+    A broker disconnects a client if another connects with the same id. With an id that others can
+    guess, any enrolled device could keep any other offline.
     """
     if address.cert is not None:
         with contextlib.suppress(OSError):
             key = Path(address.key or address.cert).read_bytes()
             return f"{name}-{hashlib.sha256(key + name.encode()).hexdigest()[:16]}"
     elif address.password:
-        return f"{name}-{_stretched(address.password, f'{address.user} {name}')}"
+        return f"{name}-{_stretch(address.password, f'{address.user} {name}')}"
     return name
 
 
 @functools.cache
-def _stretched(password: str, salt: str) -> str:
-    """Brokers write ids into logs: who reads one is not to guess the password from it."""
+def _stretch(password: str, salt: str) -> str:
+    """Hash a password slowly, since brokers log client ids, which must not reveal it."""
     return hashlib.pbkdf2_hmac(
         "sha512", password.encode(), f"espalier client {salt}".encode(), STRETCHING, 8
     ).hex()
 
 
 def explain(address: Address, error: ssl.SSLError) -> str:
-    """What a failed handshake means, and what to do."""
+    """Explain a failed handshake, with the remedy."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in HOSTNAMES:
             return (
-                f"its certificate is for {_names(address)}, not for '{address.host}': use one of "
-                "these, or add it (coordinator authority --host)"
+                f"its certificate is for {_list_names(address)}, not for '{address.host}': use one "
+                "of these, or add it (coordinator authority --host)"
             )
         if error.verify_code in TIMES:
             return (
                 f"its {error.verify_message}; this device's clock says "
-                f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC: set it where it "
-                "is "
-                "wrong, else start the coordinator anew, which renews the certificate "
-                "(a broker of one's own: coordinator authority --for-broker DIR)"
+                f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC: set the clock if it is "
+                "wrong, otherwise restart the coordinator, which renews the certificate (with your "
+                "own broker: coordinator authority --for-broker DIR)"
             )
         return (
             f"its certificate is not trusted ({error.verify_message}): enrol this device "
-            "(edge-agent join --token), or give its authority as mqtts://...?ca=FILE"
+            "(edge-agent join --token), or name its authority as mqtts://...?ca=FILE"
         )
     reason = error.reason or ""
     for alert, meaning in ALERTS.items():
         if reason.endswith(alert):
             return meaning
-    return "it does not speak TLS at this port: use mqtt://, or the port that does"
+    return "this port does not use TLS: use mqtt://, or the port for TLS"
 
 
-def refusal(address: Address, timeout: float = 5.0) -> str:
-    """Why a broker's TLS refuses this client; empty where it does not, or nobody answers."""
+def find_refusal(address: Address, timeout: float = 5.0) -> str:
+    """Return why a broker's TLS rejects this client; empty if it does not, or does not answer."""
     try:
         with (
             socket.create_connection((address.host, address.port), timeout) as plain,
-            context(address).wrap_socket(plain, server_hostname=address.host) as secure,
+            make_context(address).wrap_socket(plain, server_hostname=address.host) as secure,
         ):
-            secure.settimeout(WORD)
+            secure.settimeout(ALERT)
             secure.recv(1)
-    except ssl.SSLEOFError:
-        return ""
     except ssl.SSLError as error:
-        return explain(address, error)
+        return "" if isinstance(error, ssl.SSLEOFError) else explain(address, error)
     except OSError:
-        return ""
+        pass
     return ""
 
 
-def _names(address: Address) -> str:
-    """The names in a broker's certificate, trusted but for its name."""
-    trusting = context(address)
+def _list_names(address: Address) -> str:
+    """Return the names in a broker's certificate, which is trusted except for its name."""
+    trusting = make_context(address)
     trusting.check_hostname = False
     try:
         with (

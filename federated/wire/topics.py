@@ -1,20 +1,19 @@
-"""The only file that spells topics. All live under `fl/v1/{run}/`:
+"""The MQTT topics. No other file builds topic names. All are below `fl/v1/{run}/`:
 
-run                                  retained    the run's card
-agent/{id}/status                    retained    birth, and the last will
-agent/{id}/profile                   retained    what the agent measured of itself
-agent/{id}/release                   retained    what the agent answers with, and how well
-agent/{id}/hb                        QoS 0       heartbeat
-agent/{id}/say                                   offers and failures of the agent
-agent/{id}/probe                                 an agent's echo to itself, to measure its link
-agent/{id}/up/{transfer}/c/{i}                   an update's chunks
-infer/{id}/ask/{question}                        JSON: what anyone asks of what an agent serves
-infer/{id}/answer/{question}                     JSON: what it answers
-cmd/{id}, cmd/all                                what the coordinator says to one agent, or to all
-model/{slot}/{submodel}/manifest, /c/{i}         retained    weights, until no task needs them; a
-later version reuses the slot release/card                                     retained    which
-version is for all, which for a few release/{version}/{file}/manifest, /c/{i}        retained    the
-files of a release
+run                                       retained  the run's card
+agent/{id}/status                         retained  status, also as the last will
+agent/{id}/profile                        retained  the agent's measurements of its device
+agent/{id}/release                        retained  report of a serving agent
+agent/{id}/hb                             QoS 0     heartbeat
+agent/{id}/say                                      offers and failures of the agent
+agent/{id}/probe                                    an agent's messages to itself, to measure a link
+agent/{id}/up/{transfer}/c/{i}                      chunks of an update
+infer/{id}/ask/{question}                           request to a serving agent, JSON
+infer/{id}/answer/{question}                        its answer, JSON
+cmd/{id}, cmd/all                                   from the coordinator to one agent, or to all
+model/{slot}/{submodel}/manifest, /c/{i}  retained  weights, while a task needs them
+release/card                              retained  released versions and their agents
+release/{version}/{file}/manifest, /c/{i} retained  files of a release
 """
 
 from __future__ import annotations
@@ -66,16 +65,16 @@ __all__ = [
 ]
 
 ROOT = "fl/v1"
-ALL = "all"  # the command topic that every agent hears, hence no agent's name
+ALL = "all"  # command topic of all agents, so no agent may have this name
 NAME = r"^(?!\.\.?\Z)[A-Za-z0-9_.-]{1,64}\Z"  # never a path: runs and agents have folders
-# characters of a submodel's name without its owner: found at the start of a run, so that all that
-# it becomes part of has room
+# characters of a submodel's name without its owner, checked at the start of a run, so that names
+# which contain it are short enough
 UNOWNED = 128
-SUBMODEL = r"^(?!\.\.?\Z)[A-Za-z0-9_.@-]{1,193}\Z"  # that, `@`, and an agent
-# that of a submodel, a round, an attempt and a work; with what is added to it, the name of a file
+SUBMODEL = r"^(?!\.\.?\Z)[A-Za-z0-9_.@-]{1,193}\Z"  # such a name, `@`, and an agent
+# a submodel, a round, an attempt and a work; with a suffix, the name of a file
 TRANSFER = r"^(?!\.\.?\Z)[A-Za-z0-9_.-]{1,225}\Z"
 VERSION = r"^[0-9a-f]{12}\Z"  # of a release: the first digits of its manifest's sha256
-# the name of a submodel and what kind of file it is; never a path
+# a submodel and a kind of file; never a path
 FILE = r"^(?![.])[A-Za-z0-9_.@-]{1,200}\Z"
 AGENT = r"^(?!all\Z|\.\.?\Z)[A-Za-z0-9_.-]{1,64}\Z"
 
@@ -98,11 +97,15 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Place:
-    """What a topic says. `agent` is None where it names none, "all" for the shared command topic;
-    `index` is that of a chunk, else -1.
+    """A parsed topic.
 
-    way: which transfer a manifest or a chunk belongs to. question: names one to an agent that
-    serves, and its answer.
+    kind: of the message.
+    run: name of the run.
+    agent: "all" for the shared command topic; None without an agent.
+    transfer, version, submodel, file: of a manifest or a chunk.
+    index: of a chunk; otherwise -1.
+    way: kind of transfer that a manifest or a chunk belongs to.
+    question: name of a request to a serving agent, and of its answer.
     """
 
     kind: Kind
@@ -118,14 +121,14 @@ class Place:
 
 
 def run(name: str) -> str:
-    """The retained card of a run. Every function here raises UsageError for a name that is no topic
-    level.
+    """Return the topic of a run's retained card. All functions here raise UsageError for a name
+    that cannot be a topic level.
     """
     return f"{ROOT}/{_name('run', name)}/run"
 
 
 def any_run() -> str:
-    """The pattern of the cards of all runs that a broker knows."""
+    """Return the pattern of the cards of all runs."""
     return f"{ROOT}/+/run"
 
 
@@ -150,57 +153,57 @@ def probe(run: str, agent: str) -> str:
 
 
 def ask(run: str, agent: str, question: str) -> str:
-    """Where anyone asks what an agent serves; `+` for any question."""
+    """Return the topic of a request to a serving agent; `+` for any question."""
     return _question(run, agent, "ask", question)
 
 
 def answer(run: str, agent: str, question: str) -> str:
-    """Where the agent answers."""
+    """Return the topic of its answer."""
     return _question(run, agent, "answer", question)
 
 
 def command(run: str, agent: str) -> str:
-    """Where one agent hears the coordinator."""
+    """Return the topic of the coordinator's messages to one agent."""
     return f"{ROOT}/{_name('run', run)}/cmd/{_name('agent', agent, AGENT)}"
 
 
 def everyone(run: str) -> str:
-    """Where all agents hear the coordinator."""
+    """Return the topic of the coordinator's messages to all agents."""
     return f"{ROOT}/{_name('run', run)}/cmd/{ALL}"
 
 
 def upload(run: str, agent: str, transfer: str) -> str:
-    """Base of an update's chunks."""
+    """Return the base of an update's chunks."""
     return _agent(run, agent, f"up/{_name('transfer', transfer, TRANSFER)}")
 
 
 def model(run: str, slot: str, submodel: str) -> str:
-    """Where a submodel's weights are published. Slots are few and reused, since some brokers never
-    forget a topic or a pattern.
+    """Return the base of a submodel's weights. Slots are few and reused, since some brokers never
+    free the memory of a topic.
     """
     place = f"{_name('slot', slot)}/{_name('submodel', submodel, SUBMODEL)}"
     return f"{ROOT}/{_name('run', run)}/model/{place}"
 
 
 def release(run: str, version: str, file: str) -> str:
-    """Base of a file of a release."""
+    """Return the base of a file of a release."""
     if not re.match(VERSION, version):
         raise UsageError(f"version: expected 12 hexadecimal digits, found {version!r}")
     return f"{ROOT}/{_name('run', run)}/release/{version}/{_name('file', file, FILE)}"
 
 
 def release_card(run: str) -> str:
-    """Which versions a run released, and for whom; `+` for any run."""
+    """Return the topic of a run's released versions; `+` for any run."""
     return f"{ROOT}/{run if run == '+' else _name('run', run)}/release/card"
 
 
 def release_manifests(run: str) -> str:
-    """The pattern of the manifests of all files that a run released."""
+    """Return the pattern of the manifests of all files that a run released."""
     return f"{ROOT}/{_name('run', run)}/release/+/+/manifest"
 
 
 def serving(run: str, agent: str) -> str:
-    """What an agent answers with; `+` for any agent."""
+    """Return the topic of a serving agent's report; `+` for any agent."""
     return (
         f"{ROOT}/{_name('run', run)}/agent/+/release"
         if agent == "+"
@@ -213,56 +216,54 @@ def manifest(base: str) -> str:
 
 
 def chunk(base: str, index: int | Literal["+"]) -> str:
-    """One chunk below a base, or the pattern of them all."""
+    """Return the topic of a chunk below a base, or the pattern of all of them."""
     return f"{base}/c/{index}"
 
 
 def agent_patterns(run: str, agent: str) -> tuple[str, ...]:
-    """What an agent listens to, its own status included: it shows a second agent of the same
-    name.
+    """Return the patterns that an agent subscribes to. Its own status
+    reveals another agent with its name.
     """
     return globals()["run"](run), command(run, agent), everyone(run), status(run, agent)
 
 
 def agent_rights() -> tuple[tuple[Literal["read", "write"], str], ...]:
-    """What a broker is to let an agent do, in any run, and nothing else; `%u` is the name that the
-    broker knows it by.
-    """
+    """Return all rights of an agent at a broker, in any run; `%u` is its authenticated name."""
     own = f"{ROOT}/+/agent/%u"
-    heard = (
+    readable = (
         f"{ROOT}/+/{what}"
         for what in ("run", "cmd/%u", f"cmd/{ALL}", "model/#", "release/#", "infer/%u/ask/+")
     )
     return (
         ("write", f"{own}/#"),
         ("write", f"{ROOT}/+/infer/%u/answer/+"),
-        *(("read", pattern) for pattern in (*heard, f"{own}/status", f"{own}/probe")),
+        *(("read", pattern) for pattern in (*readable, f"{own}/status", f"{own}/probe")),
     )
 
 
 def all_topics() -> str:
-    """The pattern of everything of ours."""
+    """Return the pattern of all topics of this project."""
     return f"{ROOT}/#"
 
 
 def all_commands() -> str:
-    """The pattern of what coordinators say to agents."""
+    """Return the pattern of all messages from coordinators to agents."""
     return f"{ROOT}/+/cmd/#"
 
 
 def retained_patterns() -> tuple[str, ...]:
-    """The patterns of weights and releases, whose chunks stay retained."""
+    """Return the patterns of retained weights and releases."""
     return f"{ROOT}/+/model/#", f"{ROOT}/+/release/#"
 
 
 def coordinator_patterns(run: str) -> tuple[str, ...]:
-    """What a coordinator listens to."""
+    """Return the patterns that a coordinator subscribes to."""
     base = f"{ROOT}/{_name('run', run)}/agent/+"
     return tuple(f"{base}/{what}" for what in ("status", "profile", "hb", "say", "up/+/c/+"))
 
 
 def parse(topic: str) -> Place | None:
-    """What a topic says, or None where it is none of ours."""
+    """Parse a topic; None if it is not one of this project."""
     if not topic.startswith(ROOT + "/"):
         return None
     match topic[len(ROOT) + 1 :].split("/"):
@@ -288,12 +289,12 @@ def parse(topic: str) -> Place | None:
             place = Place("chunk", r, version=v, file=f, index=_index(i), way="release")
         case _:
             return None
-    return place if _sound(place) else None
+    return place if _is_valid(place) else None
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Whether a subscription to `pattern` hears `topic` (MQTT 5, section 4.7): `+` is one level, a
-    last `#` all the rest and its parent.
+    """Return whether a subscription to `pattern` covers `topic` (MQTT 5, section 4.7): `+` is one
+    level, a last `#` all further levels and their parent.
     """
     want, have = pattern.split("/"), topic.split("/")
     if topic.startswith("$") and want[0] in ("+", "#"):
@@ -345,16 +346,14 @@ def _name(what: str, name: str, pattern: str = NAME) -> str:
 
 
 def _index(level: str) -> int:
-    """A chunk's index as this file spells it, or -1: neither `+1` nor `01` nor digits of other
-    scripts.
+    """Return a chunk's index, or -1 if it is not spelled as here, such as `+1`, `01` or digits of
+    other scripts.
     """
     return int(level) if re.match(r"^(0|[1-9][0-9]{0,9})\Z", level) else -1
 
 
-def _sound(place: Place) -> bool:
-    """Whether every level is a name that this file would have written. Levels that a kind does not
-    have keep their defaults.
-    """
+def _is_valid(place: Place) -> bool:
+    """Return whether every level is a name that the functions here accept."""
     wanted = [(place.run, NAME)]
     if place.agent is not None:
         wanted.append((place.agent, NAME if place.kind == "cmd" else AGENT))

@@ -19,7 +19,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from models.extensions import Kind, imported, known_names, loaded, lookup
+from models.extensions import Kind, import_member, known_names, load_all, lookup
 from models.families.densenet import DENSENET
 from models.families.efficientnet import EFFICIENTNET
 from models.families.lenet import LENET
@@ -44,10 +44,10 @@ __all__ = [
     "build",
     "example",
     "family",
+    "find_labelled",
     "full",
     "has_family",
     "initial",
-    "labelled",
     "menu",
     "network",
     "normalising",
@@ -59,7 +59,7 @@ __all__ = [
 
 
 def projecting(known: Family) -> Family:
-    """A family whose head is one `nn.Linear`, its `linear`, before which `build` can put a
+    """Return a family whose head is one `nn.Linear`, its `linear`, before which `build` can put a
     projection head (MOON).
     """
     return replace(known, features=known.features | {"projection"})
@@ -119,14 +119,14 @@ def network(
 
 
 def parse(model: str) -> tuple[str, str]:
-    """The family and the preset that a name means, which the owner of this machine wrote.
+    """Return the family and the preset of a name that the owner of this machine wrote.
     LookupError(model, known names), ValueError: see the module.
     """
     module, colon, attribute = model.rpartition(":")
     name, _, preset = attribute.partition("-")
     if colon:
         name = f"{module}:{name}"
-        known = imported_family(name)
+        known = import_family(name)
         if known is None:
             return model, ""
     elif name in FAMILIES or name in known_names(KIND, FAMILIES):
@@ -134,24 +134,26 @@ def parse(model: str) -> tuple[str, str]:
     else:
         raise LookupError(model, model_names())
     if preset not in {"", *known.presets}:
-        raise LookupError(model, tuple(spelled(name, known)) if colon else model_names())
+        raise LookupError(model, tuple(list_spellings(name, known)) if colon else model_names())
     return name, preset or known.default
 
 
 def model_names() -> tuple[str, ...]:
-    """Every family, and each with its presets."""
-    return tuple(f for name, known in loaded(KIND, FAMILIES).items() for f in spelled(name, known))
+    """Return every family, alone and with each of its presets."""
+    return tuple(
+        f for name, known in load_all(KIND, FAMILIES).items() for f in list_spellings(name, known)
+    )
 
 
-def spelled(name: str, known: Family) -> tuple[str, ...]:
+def list_spellings(name: str, known: Family) -> tuple[str, ...]:
     return (name, *(f"{name}-{preset}" for preset in known.presets))
 
 
 @lru_cache(maxsize=64)
-def imported_family(name: str) -> Family | None:
-    """The family that `module:attribute` names; None if it is something else, or not there."""
+def import_family(name: str) -> Family | None:
+    """Import the family "module:attribute"; None if it is something else or cannot be imported."""
     try:
-        found = imported(name, object)
+        found = import_member(name, object)
     except ValueError:
         return None
     return found if isinstance(found, Family) else None
@@ -185,8 +187,8 @@ def check(made: Network, known: Family, target: Target) -> None:
 
 
 def check_values(made: Network, target: Target) -> None:
-    """The raw units of values: neither shift nor scale, or one finite number per value of both,
-    scales above 0.
+    """Check the raw units of values: neither shift nor scale, or one finite number per value of
+    both, scales above 0.
     """
     if len(made.shift) != len(made.scale):
         raise ValueError(
@@ -207,7 +209,7 @@ def check_values(made: Network, target: Target) -> None:
 
 
 def check_flow(made: Network) -> None:
-    """Whether examples pass through the whole network; on the meta device, where nothing is
+    """Check that examples pass through the whole network, on the meta device, where nothing is
     computed.
     """
     net = build(full(made), "meta").eval()
@@ -232,40 +234,40 @@ def check_flow(made: Network) -> None:
 
 
 def example(made: Network, batch: int, device: str = "cpu") -> Tensor:
-    """A batch of empty raw examples: zeros, token ids where the network reads a text."""
+    """Return a batch of empty raw examples: zeros, and token ids if the network reads texts."""
     dtype = torch.float32 if made.objective in {"class", "value"} else torch.int64
     return torch.zeros((batch, *made.inputs), dtype=dtype, device=device)
 
 
 def has_family(name: str) -> bool:
-    """Whether a family of a name from a message can be built without importing anything for it."""
-    return name in FAMILIES or name in loaded(KIND, FAMILIES)
+    """Return True if a family that a message names can be built without importing anything."""
+    return name in FAMILIES or name in load_all(KIND, FAMILIES)
 
 
 def family(made: Network) -> Family:
-    """The family of a network. ValueError: there is none of its name."""
+    """Return the family of a network. ValueError: there is none of its name."""
     name = made.family
     if name in FAMILIES:
         return FAMILIES[name]
     if ":" in name:
-        return imported_family(name) or own(made)
+        return import_family(name) or own(made)
     if not has_family(name):
         raise ValueError(
             f"model '{name}' is not on this machine: install the package that adds it "
             f"(entry points {KIND.group})"
         )
-    return loaded(KIND, FAMILIES)[name]
+    return load_all(KIND, FAMILIES)[name]
 
 
 def full(made: Network, features: Iterable[str] = ()) -> Submodel:
-    """The whole network as a submodel: width 1, every block, with what a method asks for."""
+    """Return the whole network as a submodel: width 1, all blocks, with a method's features."""
     depths = family(made).presets[made.preset].depths
     return Submodel(made, 1.0, tuple((1,) * depth for depth in depths), tuple(sorted(features)))
 
 
 def build(submodel: Submodel, device: str = "cpu") -> nn.Module:
-    """The module of a submodel on a device ("meta" allocates nothing), initialised from torch's
-    current random state.
+    """Return the module of a submodel on a device ("meta" allocates nothing), initialised from
+    torch's current random state.
 
     ValueError: a mask or a feature that the family does not know.
     """
@@ -286,9 +288,11 @@ def build(submodel: Submodel, device: str = "cpu") -> nn.Module:
 
 
 @lru_cache(maxsize=1024)
-def measured(submodel: Submodel) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """Shapes of the parameters and of the running statistics; a weight used twice counts once, by
-    its first name.
+def measure_shapes(
+    submodel: Submodel,
+) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """Return the shapes of the parameters and of the running statistics; a weight used twice counts
+    once, by its first name.
     """
     net = build(submodel, "meta")
     parameters = {name: tuple(value.shape) for name, value in net.named_parameters()}
@@ -299,24 +303,24 @@ def measured(submodel: Submodel) -> tuple[dict[str, tuple[int, ...]], dict[str, 
 
 def shapes(submodel: Submodel) -> dict[str, tuple[int, ...]]:
     """Shape of every parameter of a submodel, by name: what travels."""
-    return dict(measured(submodel)[0])
+    return dict(measure_shapes(submodel)[0])
 
 
 def parameters(submodel: Submodel) -> int:
-    """How many numbers the parameters of a submodel are."""
-    return sum(map(math.prod, measured(submodel)[0].values()))
+    """Return the number of parameters of a submodel."""
+    return sum(map(math.prod, measure_shapes(submodel)[0].values()))
 
 
 def statistics(submodel: Submodel) -> dict[str, tuple[int, ...]]:
     """Shape of every running mean and variance of a submodel, by name: what travels as well under
     `norm = "tracked"`.
     """
-    return dict(measured(submodel)[1])
+    return dict(measure_shapes(submodel)[1])
 
 
 def initial(made: Network, seed: int, features: Iterable[str] = ()) -> dict[str, Tensor]:
-    """Parameters and running statistics of the whole network, initialised from a seed; torch's
-    global random state stays as it was.
+    """Return the parameters and running statistics of the whole network, initialised from a seed.
+    The global random state of torch does not change.
     """
     whole = full(made, features)
     with torch.random.fork_rng(devices=[]):
@@ -327,15 +331,15 @@ def initial(made: Network, seed: int, features: Iterable[str] = ()) -> dict[str,
 
 
 @lru_cache(maxsize=1024)
-def labelled(submodel: Submodel) -> frozenset[str]:
-    """Names of the tensors whose axis 0 is the classes, or the values."""
+def find_labelled(submodel: Submodel) -> frozenset[str]:
+    """Return the names of the tensors whose axis 0 is the classes or values."""
     return family(submodel.network).labelled(submodel)
 
 
 @lru_cache(maxsize=1024)
 def normalising(submodel: Submodel) -> frozenset[str]:
-    """Names of the parameters and running statistics of normalising layers: batch, instance, layer,
-    group and RMS norm.
+    """Return the names of the parameters and running statistics of normalising layers: batch,
+    instance, layer, group and RMS norm.
     """
     layers = {
         name: m for name, m in build(submodel, "meta").named_modules() if isinstance(m, NORMS)
@@ -350,7 +354,7 @@ def normalising(submodel: Submodel) -> frozenset[str]:
 
 
 def address(made: Network, name: str) -> Address | None:
-    """Section, block and rest of a tensor's name, or None outside the sections."""
+    """Return section, block and rest of a tensor's name, or None outside the sections."""
     return family(made).address(name)
 
 
@@ -360,10 +364,10 @@ def menu(
     depths: Iterable[int | Sequence[int]],
     features: Iterable[str] = (),
 ) -> tuple[Submodel, ...]:
-    """Every width with every depth, smallest first by parameters, each once.
+    """Return the submodels of every width with every depth, each once, by number of parameters.
 
-    widths: kept shares in (0, 1]. depths: blocks kept per section, from the front, one number for
-    all or one per section; a section with fewer keeps all of its own. ValueError: there are none,
+    widths: kept fractions in (0, 1]. depths: blocks kept per section, from the front, one number
+    for all or one per section; a section with fewer blocks keeps all. ValueError: there are none,
     or they are out of range.
     """
     sizes = family(made).presets[made.preset].depths
@@ -378,9 +382,9 @@ def menu(
         or not known
     ):
         raise ValueError(
-            f"a menu of widths {widths} and depths {rows}; expected widths above 0 and "
-            "up to 1, depths of at least 1, "
-            f"each one number or one for each of {len(sizes)} sections"
+            "submodels: expected widths above 0 and at most 1, and depths of at least 1, each one "
+            f"number or one for each of {len(sizes)} sections; found widths {list(widths)} and "
+            f"depths {rows}"
         )
     unique = {
         Submodel(
@@ -397,11 +401,11 @@ def menu(
 def probes(
     made: Network, depths: Iterable[int], features: Iterable[str] = ()
 ) -> tuple[Submodel, ...]:
-    """Submodels to time, smallest first: they cost little, and differ in what they ask of a
-    machine, so that its prices show in them.
+    """Return submodels to time, smallest first: cheap ones that differ in their use of a machine,
+    so that its costs can be fitted.
 
-    depths: the least and the greatest of the submodels to be predicted. Where a network of the
-    user's own cannot be narrowed, whole at both.
+    depths: the least and the greatest of the submodels to be predicted. A user's network that
+    cannot be narrowed is whole at both.
     """
     features, depths = tuple(features), tuple(depths)
     least, most = min(depths), max(depths)

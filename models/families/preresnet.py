@@ -149,18 +149,21 @@ class PreResNet(nn.Module):
             nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.answer(len(self.places) - 1, self.seen(x)[-1])
+        return self.answer(len(self.places) - 1, self.features_before_exits(x)[-1])
 
     def answers(self, x: Tensor) -> list[Tensor]:
         """Return the outputs of every exit, shallowest first."""
-        return [self.answer(index, feature) for index, feature in enumerate(self.seen(x))]
+        return [
+            self.answer(index, feature)
+            for index, feature in enumerate(self.features_before_exits(x))
+        ]
 
     def answer(self, index: int, feature: Tensor) -> Tensor:
         if self.norm is None or self.linear is None or index < len(self.places) - 1:
             return self.exits[str(index)](F.relu(self.norms[str(index)](feature)))  # type: ignore[no-any-return]
         return self.linear(F.relu(self.norm(feature)).mean((2, 3)))  # type: ignore[no-any-return]
 
-    def seen(self, x: Tensor) -> list[Tensor]:
+    def features_before_exits(self, x: Tensor) -> list[Tensor]:
         """Return the feature before each exit, not activated."""
         x = self.stem(self.standardise(x))  # [N, w0, H, W]
         return features_at(x, self.sections, self.depths, self.places)

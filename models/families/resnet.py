@@ -232,18 +232,21 @@ class ResNet(nn.Module):
             initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.answer(len(self.places) - 1, self.seen(x)[-1])
+        return self.answer(len(self.places) - 1, self.features_before_exits(x)[-1])
 
     def answers(self, x: Tensor) -> list[Tensor]:
         """Return the outputs of every exit, shallowest first."""
-        return [self.answer(index, feature) for index, feature in enumerate(self.seen(x))]
+        return [
+            self.answer(index, feature)
+            for index, feature in enumerate(self.features_before_exits(x))
+        ]
 
     def answer(self, index: int, feature: Tensor) -> Tensor:
         if self.linear is None or index < len(self.places) - 1:
             return self.exits[str(index)](feature)  # type: ignore[no-any-return]
         return self.linear(feature.mean((2, 3)))  # type: ignore[no-any-return]
 
-    def seen(self, x: Tensor) -> list[Tensor]:
+    def features_before_exits(self, x: Tensor) -> list[Tensor]:
         """Return the feature before each exit."""
         x = F.relu(self.norm(self.stem(self.standardise(x))))  # [N, w0, H, W], or half of each
         return features_at(self.pool(x), self.sections, self.depths, self.places)

@@ -52,9 +52,9 @@ class Scaler(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x / self.rate if self.training or self.always else x
 
-    def scaled(self, eps: float) -> float:
-        """The eps by which a batch norm of x is that of self(x): norm(x / rate) with eps is norm(x)
-        with eps * rate^2.
+    def scale_eps(self, eps: float) -> float:
+        """Return the eps with which a batch norm of self(x) equals one of x: norm(x / rate) with
+        eps is norm(x) with eps * rate^2.
 
         So a norm's running statistics stay those of x, which is what it meets in evaluation.
         """
@@ -80,7 +80,11 @@ class Norm(_BatchNorm):
             momentum = 1 / float(self.num_batches_tracked) if momentum is None else momentum  # type: ignore[arg-type]
         # views: training writes through them
         mean, var = self.running_mean.flatten(), self.running_var.flatten()  # type: ignore[union-attr]
-        weight, bias, eps = self.weight.flatten(), self.bias.flatten(), self.scaler.scaled(self.eps)
+        weight, bias, eps = (
+            self.weight.flatten(),
+            self.bias.flatten(),
+            self.scaler.scale_eps(self.eps),
+        )
         return F.batch_norm(input, mean, var, weight, bias, self.training, momentum or 0.0, eps)
 
 

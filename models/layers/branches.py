@@ -75,8 +75,8 @@ class Branch:
 
 
 def spatial(layer: nn.Module) -> bool:
-    """Whether a layer is a convolution with overlapping windows. A kernel whose stride is its own
-    size (patches, 1x1) is a linear layer of each window.
+    """Return True if a layer is a convolution with overlapping windows. A kernel whose stride is
+    its own size (patches, 1x1) is a linear layer of each window.
     """
     return isinstance(layer, nn.Conv1d | nn.Conv2d) and any(
         k > s for k, s in zip(layer.kernel_size, layer.stride, strict=True)
@@ -168,7 +168,7 @@ def sum_branches(
 
 
 def merge(branches: Sequence[Branch], origin: Tensor, values: Sequence[Tensor]) -> Tensor:
-    """W = origin + sum_i pad(b_i): eqs. 14, 16 and 18."""
+    """Merge branches: W = origin + sum_i pad(b_i), eqs. 14, 16 and 18."""
     total = sum_branches(branches, values, origin.shape)
     return origin if total is None else origin + total
 

@@ -57,7 +57,7 @@ def values(*given: Any) -> list[Value]:
 def elementwise(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels:
-    """Elementwise operations with broadcasting: join the axes that meet."""
+    """Join the axes that meet in elementwise operations with broadcasting."""
     out: list[Label | None] = []
     for axis in range(-len(shape), 0):
         met = [
@@ -72,7 +72,7 @@ def elementwise(
 def spatial(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels | None:
-    """Operations on each channel separately, over axes 2 and later: pooling, padding,
+    """Label operations on each channel separately, over axes 2 and later: pooling, padding,
     interpolation.
     """
     x = args[0]
@@ -83,7 +83,7 @@ def spatial(
 def reduce_axes(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels | None:
-    """Means and other reductions over axes, channels included."""
+    """Label means and other reductions over axes, channels included."""
     x, *rest = args
     axes = kwargs.get("dim", kwargs.get("axis", rest[0] if rest else tuple(range(len(x.shape)))))
     axes = (axes,) if type(axes) is int else axes
@@ -101,7 +101,7 @@ def reduce_axes(
 def reshape(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels | None:
-    """view and reshape: channels may go only to an axis whose size is -1 or computed, since a
+    """Label view and reshape: channels may go only to an axis whose size is -1 or computed, since a
     literal size does not follow the width.
     """
     x, sizes = args[0], as_sequence(args[1:])
@@ -178,7 +178,7 @@ def permute(
 def getitem(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels | None:
-    """x[...] with whole numbers, slices and None: only a full slice keeps channels."""
+    """Label x[...] with whole numbers, slices and None: only a full slice keeps channels."""
     x, index = args
     index = index if isinstance(index, tuple) else (index,)
     if not isinstance(x, Value) or not all(
@@ -213,7 +213,7 @@ def concatenate(
 def pad(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels | None:
-    """F.pad: an axis that grows no longer holds channels."""
+    """Label F.pad: an axis that grows no longer holds channels."""
     x = args[0]
     changed = [label for label, a, b in zip(x.labels, x.shape, shape, strict=True) if a != b]
     groups.freeze(changed)

@@ -48,8 +48,8 @@ def runs(
 
 
 def is_block(module: nn.Module, calls: Sequence[Call]) -> bool:
-    """Whether a module has layers, is not a mere `nn.Sequential`, and is called once with one
-    tensor in and out.
+    """Return True if a module has layers, is not a mere `nn.Sequential`, and is called once with
+    one tensor in and out.
     """
     return (
         not isinstance(module, nn.Sequential)
@@ -60,7 +60,7 @@ def is_block(module: nn.Module, calls: Sequence[Call]) -> bool:
 
 
 def follows(net: nn.Module, last: str, name: str, calls: Calls, found: Tensors) -> bool:
-    """Whether a block has the class of the last one, takes its output, and keeps the shape."""
+    """Return True if a block has the last one's class, takes its output and keeps the shape."""
     one, other = calls[last][0], calls[name][0]
     assert one is not None
     assert other is not None

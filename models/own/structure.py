@@ -21,7 +21,7 @@ __all__ = ["Structure", "cut", "find_structure", "first_line", "with_scalers"]
 
 @dataclass(frozen=True)
 class Structure:
-    """How to cut a network.
+    """Plan for cutting a network.
 
     axes: axes of each tensor that scales, by its name
     fields: attributes of layers that hold sizes of those axes, by (layer, attribute)
@@ -149,7 +149,9 @@ def with_scalers(net: nn.Module, how: Structure, rate: float) -> nn.Module:
         layer.add_module("scaler", Scaler(rate))
         if norms:
             layer.register_forward_pre_hook(
-                lambda layer, args, eps=layer.eps: setattr(layer, "eps", layer.scaler.scaled(eps))
+                lambda layer, args, eps=layer.eps: setattr(
+                    layer, "eps", layer.scaler.scale_eps(eps)
+                )
             )
         else:
             layer.register_forward_hook(lambda layer, args, out: layer.scaler(out))

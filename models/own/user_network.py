@@ -42,7 +42,7 @@ import torch
 from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from models.extensions import imported, needed
+from models.extensions import import_member, list_required
 from models.family import Address, Family, check_mask, parse_address
 from models.layers.basic import Standardise
 from models.own.structure import Structure, cut, find_structure, first_line, with_scalers
@@ -86,7 +86,7 @@ def own(network: Network) -> Family:
 
 def function_of(network: Network) -> Callable[..., Any]:
     try:
-        function: Callable[..., Any] = imported(network.family)
+        function: Callable[..., Any] = import_member(network.family)
     except ValueError as error:
         raise ValueError(f"model {error}") from error
     return function
@@ -100,7 +100,7 @@ def call_function(submodel: Submodel) -> nn.Module:
     """
     name = submodel.network.family
     function = function_of(submodel.network)
-    inputs = needed(function)
+    inputs = list_required(function)
     if len(inputs) > 1:
         raise ValueError(
             f"model '{name}' requires the arguments {', '.join(inputs)}; expected a function of "
@@ -132,7 +132,7 @@ def call_function(submodel: Submodel) -> nn.Module:
 
 @lru_cache(maxsize=64)
 def scales_itself(network: Network) -> bool:
-    """Whether the function itself follows the width or mask of a submodel."""
+    """Return True if the function itself follows the width or mask of a submodel."""
     if hasattr(function_of(network), "depths"):
         return True
     whole, half = (build_on_meta(network, width).state_dict() for width in (1.0, 0.5))

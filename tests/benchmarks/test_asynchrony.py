@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import asynchrony
-from benchmarks.asynchrony import Course, compared, when
+from benchmarks.asynchrony import Course, compare, time_to
 
 
 def test_the_first_second_at_which_a_mark_is_high_enough_counts() -> None:
-    assert when((0.1, 0.5, 0.4, 0.6), (1.0, 2.0, 3.0, 4.0), 0.5) == 2.0
-    assert when((0.1, 0.2), (1.0, 2.0), 0.5) is None
+    assert time_to((0.1, 0.5, 0.4, 0.6), (1.0, 2.0, 3.0, 4.0), 0.5) == 2.0
+    assert time_to((0.1, 0.2), (1.0, 2.0), 0.5) is None
 
 
 def test_runs_are_compared_at_what_both_reached() -> None:
@@ -23,7 +23,7 @@ def test_runs_are_compared_at_what_both_reached() -> None:
         Course((4.0, 8.0), (6, 12), (0.7, 0.8)),
         Course((1.0, 2.0, 3.0), (5, 10, 15), (0.6, 0.85, 0.9)),
     )
-    first, second = compared({"sync": (slow, 0.0), "buffered": (quick, 0.5)})
+    first, second = compare({"sync": (slow, 0.0), "buffered": (quick, 0.5)})
     assert (first.updates, first.seconds, first.accuracy, first.to_accuracy) == (12, 8.0, 0.8, 8.0)
     assert (second.updates, second.seconds, second.accuracy, second.to_accuracy, second.late) == (
         12,
@@ -34,6 +34,7 @@ def test_runs_are_compared_at_what_both_reached() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_buffered_rounds_do_not_wait_for_the_slowest_tier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -43,11 +44,11 @@ def test_buffered_rounds_do_not_wait_for_the_slowest_tier(
     """
     monkeypatch.setattr(asynchrony, "ROUNDS", 3)
     runs = {
-        mode: asynchrony.course(mode, 0.004, 0, tmp_path, lambda text: None)
+        mode: asynchrony.run_mode(mode, 0.004, 0, tmp_path, lambda text: None)
         for mode in ("sync", "buffered")
     }
     (waiting, never), (_, often) = runs["sync"], runs["buffered"]
     assert waiting.seconds[-1] >= 3 * 1.6
     assert (never, often > 0.2) == (0.0, True)
-    sync, quick = compared(runs)
+    sync, quick = compare(runs)
     assert quick.seconds < sync.seconds

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.command import seed_of, summary
+from benchmarks.faults.command import derive_seed, summarise
 from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, damaged
-from benchmarks.faults.trial import Outcome, turn
+from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, damage
+from benchmarks.faults.trial import Outcome, run_trial
 from coordinator.broker import local as brokers
 
 QUICK = ("coordinator during a fold", "upload cut", "chunks damaged")
@@ -50,7 +50,7 @@ def test_a_fuse_kills_its_process_at_the_instant_that_was_drawn(when: str, last:
 
 @contextlib.contextmanager
 def echo() -> object:
-    """A server that counts what comes, and says it back."""
+    """Run a server that counts what it receives and returns it."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -91,14 +91,14 @@ def test_a_proxy_passes_everything_until_it_cuts() -> None:
 
 
 def test_damage_is_one_bit() -> None:
-    (made,) = damaged(bytes(100), random.Random(1))
+    (made,) = damage(bytes(100), random.Random(1))
     assert sum(byte.bit_count() for byte in made) == 1
 
 
 def test_a_run_that_did_not_recover_counts_as_lost() -> None:
     good = Outcome("s", 1, 2, True, 0, 0, True, (1.0, 3.0), 9.0)
     bad = Outcome("s", 2, 1, False, 12, 0, False, (), 150.0, "not over")
-    found = summary("s", [good, bad])
+    found = summarise("s", [good, bad])
     assert (found.runs, found.injected, found.survived, found.lost_updates, found.equal) == (
         2,
         3,
@@ -113,7 +113,7 @@ def test_a_run_that_did_not_recover_counts_as_lost() -> None:
 def test_every_run_has_a_seed_of_its_own() -> None:
     assert len(
         {
-            seed_of(seed, name, number)
+            derive_seed(seed, name, number)
             for seed in range(3)
             for name in SCENARIOS
             for number in range(10)
@@ -140,8 +140,9 @@ def scenario(name: str) -> object:
     return pytest.param(name, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [scenario(name) for name in SCENARIOS])
 def test_nothing_is_lost_and_nothing_is_folded_twice(tmp_path: Path, name: str) -> None:
-    found = turn(name, SCENARIOS[name], tmp_path / "run", 7)
+    found = run_trial(name, SCENARIOS[name], tmp_path / "run", 7)
     assert found.injected, found.why
     assert (found.survived, found.lost, found.doubled, found.equal) == (True, 0, 0, True), found.why

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from benchmarks.fuzz import fuzz, shares
 from benchmarks.fuzzing import samples
 from benchmarks.fuzzing.decoders import NAMES, Decoder, decoders
-from benchmarks.fuzzing.mutation import bent
+from benchmarks.fuzzing.mutation import mutate
 from federated.wire import envelope
 
 KNOWN = decoders()
@@ -54,7 +54,7 @@ def test_what_is_bent_is_decoded_or_refused_by_a_declared_error(
 ) -> None:
     decoder = KNOWN[name]
     raw = data.draw(st.one_of(st.sampled_from(list(decoder.seeds)), st.binary(max_size=200)))
-    raw = bent(raw, decoder.shape, random.Random(data.draw(st.integers(0, 2**32)))) or raw
+    raw = mutate(raw, decoder.shape, random.Random(data.draw(st.integers(0, 2**32)))) or raw
     changed = bytearray(raw)
     for at in data.draw(st.lists(st.integers(0, max(0, len(raw) - 1)), max_size=3)) if raw else []:
         changed[at] = data.draw(st.integers(0, 255))
@@ -70,13 +70,13 @@ def test_what_is_bent_is_decoded_or_refused_by_a_declared_error(
 
 def test_a_bent_message_is_another_one_that_is_still_msgpack() -> None:
     whole = envelope.encode(samples.TASK)
-    made = [bent(whole, "msgpack", random.Random(seed)) for seed in range(50)]
+    made = [mutate(whole, "msgpack", random.Random(seed)) for seed in range(50)]
     assert all(made)
     assert len(set(made)) > 30
 
 
 def test_frames_are_what_was_framed() -> None:
-    assert list(samples.frames(samples.framed([b"", b"ab", b"c"]))) == [b"", b"ab", b"c"]
+    assert list(samples.frames(samples.join_frames([b"", b"ab", b"c"]))) == [b"", b"ab", b"c"]
 
 
 def test_inputs_are_shared_out_as_the_decoders_want_and_none_are_missing() -> None:

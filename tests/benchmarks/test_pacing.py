@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pacing import CPUS, Parts, Turn, judged, pacing, ratio, width
+from benchmarks.pacing import CPUS, Parts, Turn, pacing, ratio, summarise, width
 from federated.errors import FleetError
 
 
@@ -38,7 +38,7 @@ def test_the_rounds_in_which_the_slowed_agent_moved_are_found() -> None:
         for n in widths
         for agent in CPUS
     ]
-    made = judged(turns, Parts(3, 3, 2), 0.0)
+    made = summarise(turns, Parts(3, 3, 2), 0.0)
     assert (made.slowed_after, made.moved, made.released_after, made.returned) == (3, 5, 6, 8)
     assert made.submodels == ("w1-d1", "w0.5-d1", "w1-d1", "w1-d1")
 
@@ -63,5 +63,5 @@ def test_four_agents_keep_pace_and_the_slowed_one_is_moved_down_while_the_run_go
     assert 5 < made.moved <= 8
     why = next(t.reason for t in made.turns if (t.round, t.agent) == (made.moved, "a1"))
     assert why.startswith("moved down from ")
-    assert "times what its profile says" in why
+    assert "times as long as profiled" in why
     assert made.longest < 60

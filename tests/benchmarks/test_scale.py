@@ -13,42 +13,43 @@ import pytest
 
 from benchmarks import scale
 from benchmarks.fuzzing.samples import SUBMODEL
-from benchmarks.raw.updates import learned, unsent
+from benchmarks.raw.updates import empty_update, learn
 from benchmarks.replay import replay
 from coordinator.broker import local as brokers
 
 
 def test_memory_is_flat_within_three_models() -> None:
-    assert scale.flat(100, [110, 130], 10)
-    assert not scale.flat(100, [131, 110], 10)
+    assert scale.is_flat(100, [110, 130], 10)
+    assert not scale.is_flat(100, [131, 110], 10)
 
 
 def test_values_are_spelled_as_toml() -> None:
     assert (
-        scale.spelled({"a*": "w1", "b": [1, 0.5], "c": True})
+        scale.to_toml({"a*": "w1", "b": [1, 0.5], "c": True})
         == '{"a*" = "w1", "b" = [1, 0.5], "c" = true}'
     )
 
 
 def test_what_a_raw_agent_learns_depends_on_weights_agent_and_round_alone() -> None:
     weights = {"w": np.ones((2, 3), np.float32), "b": np.zeros(2, np.float32)}
-    once, again = learned(weights, "a", 1), learned(weights, "a", 1)
+    once, again = learn(weights, "a", 1), learn(weights, "a", 1)
     assert all(
         np.array_equal(once[name], again[name]) and once[name].dtype == np.float32
         for name in weights
     )
-    assert not np.array_equal(once["w"], learned(weights, "b", 1)["w"])
-    assert not np.array_equal(once["w"], learned(weights, "a", 2)["w"])
+    assert not np.array_equal(once["w"], learn(weights, "b", 1)["w"])
+    assert not np.array_equal(once["w"], learn(weights, "a", 2)["w"])
     assert np.abs(once["w"] - 1).max() < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.processes
 @pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed")
 def test_twenty_agents_lose_nothing_and_a_record_that_was_changed_is_noticed(
     tmp_path: Path,
 ) -> None:
-    made = scale.course(tmp_path / "runs", 20, 2, lambda line: None)
+    made = scale.run_fleet(tmp_path / "runs", 20, 2, lambda line: None)
     assert [turn.folded for turn in made.turns] == [20, 20]
     assert made.connected == 20
     found = replay(tmp_path / "runs", scale.RUN, 1)
@@ -71,4 +72,6 @@ def test_twenty_agents_lose_nothing_and_a_record_that_was_changed_is_noticed(
 
 
 def test_what_a_raw_agent_says_of_itself_repeats() -> None:
-    assert unsent("r", 1, 1, "a", SUBMODEL, "r0") == unsent("r", 1, 1, "a", SUBMODEL, "r0")
+    assert empty_update("r", 1, 1, "a", SUBMODEL, "r0") == empty_update(
+        "r", 1, 1, "a", SUBMODEL, "r0"
+    )

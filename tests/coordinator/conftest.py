@@ -25,7 +25,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def published() -> list[Event]:
-    """The events of `fleet`."""
+    """Return the events of `fleet`."""
     return []
 
 

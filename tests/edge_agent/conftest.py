@@ -1,5 +1,5 @@
-"""A device that has a token of an office (`tests.support.office`). Nothing of cryptography at
-import: tests beside do without it.
+"""A device with a token for `tests.support.office`. Imports no cryptography: other tests do not
+need it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty state of a device."""
+    """Return the folder of a device's state, empty."""
     monkeypatch.setenv("ESPALIER_STATE", str(tmp_path / "state"))
     return tmp_path / "state"
 

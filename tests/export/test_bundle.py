@@ -48,6 +48,7 @@ def copy(release: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_release_contains_files_and_description_of_each_submodel(release: Path) -> None:
     read = bundle.read(release)
     assert (read.run, read.round, read.inputs, read.dtype, read.objective, read.outputs) == (
@@ -104,7 +105,7 @@ def test_a_device_needs_the_files_of_its_submodel_and_the_check(release: Path) -
         *graphs,
         "w0.25-d1.1.1.tensors",
     ]
-    with pytest.raises(Unknown, match=r"unknown submodel 'w1'; known: w0\.25-d1\.1\.1"):
+    with pytest.raises(Unknown, match=r"unknown submodel 'w1'; "):
         bundle.read(release, "w1")
 
 
@@ -146,6 +147,7 @@ def test_without_labels_graphs_are_compared_with_pytorch(tmp_path: Path) -> None
     ] == [(None, 1.0), (None, pytest.approx(wanted))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("int8", "absent"), [(True, 2), (False, 0)])
 def test_int8_requires_calibration_examples(int8: bool, absent: int, tmp_path: Path) -> None:
     submodel = catalogue.menu(NETWORK, [0.125], [1])[0]
@@ -186,6 +188,7 @@ def test_version_is_the_digest_of_the_manifest(copy: Path) -> None:
     assert bundle.version(copy) != before
 
 
+@pytest.mark.slow
 def test_a_graph_that_disagrees_with_its_network_is_not_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def counted(submodel: Submodel, folder: Path) -> tuple[Count, nn.Module]:
     ), net
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [0.5, 1.0])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_file_has_the_weights_and_multiply_adds_of_its_network(

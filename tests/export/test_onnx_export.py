@@ -77,6 +77,7 @@ def test_a_submodel_of_the_real_network_keeps_its_logits_at_every_batch_size(
     assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8
 
 
+@pytest.mark.slow
 def test_the_graph_takes_raw_data_of_the_type_of_the_example(tmp_path: Path) -> None:
     for dtype in (np.uint8, np.float32):
         path = export(Toy(), TOY, np.zeros((2, 2), dtype), tmp_path / "toy.onnx", ORIGIN)
@@ -139,6 +140,7 @@ def test_weights_digest_depends_on_names_and_values_only() -> None:
     assert weights_digest(Toy()) == weights_digest(Toy()) != weights_digest(changed)
 
 
+@pytest.mark.slow
 def test_export_is_deterministic_and_contains_no_local_path(
     tmp_path: Path,
 ) -> None:

@@ -17,7 +17,7 @@ import torch  # noqa: E402
 from export import onnx_export, verify  # noqa: E402
 from export.bundle import Kind  # noqa: E402
 from export.quantize import available_kinds, quantize  # noqa: E402
-from federated.data.catalogue import central  # noqa: E402
+from federated.data.catalogue import load_central  # noqa: E402
 from federated.errors import DataError, ExportError  # noqa: E402
 from federated.task import Recipe  # noqa: E402
 from federated.training.loop import train  # noqa: E402
@@ -43,8 +43,8 @@ def exported(submodel: Submodel, net: torch.nn.Module, x: np.ndarray, folder: Pa
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ResNet trained to read digits."""
-    whole = central("digits")
+    """Return a ResNet trained to recognise digits."""
+    whole = load_central("digits")
     card = whole.card()
     submodel = full(network("resnet-small", card.inputs, card.outputs, card))
     torch.manual_seed(0)
@@ -59,12 +59,13 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return exported(submodel, net, whole.x, tmp_path_factory.mktemp("digits"))
 
 
+@pytest.mark.slow
 @exact_int8
 @pytest.mark.parametrize("kind", STATIC)
 def test_int8_reads_digits_as_well_and_is_a_third_of_the_size(
     digits: Path, kind: Kind, tmp_path: Path
 ) -> None:
-    whole = central("digits")
+    whole = load_central("digits")
     calibration, x, y = whole.x_held[:128], whole.x_held[128:], whole.y_held[128:]
     made = quantize(digits, kind, calibration, tmp_path / "int8.onnx")
     wanted, found = verify.load(digits).predict(x), verify.load(made).predict(x)
@@ -76,7 +77,7 @@ def test_int8_reads_digits_as_well_and_is_a_third_of_the_size(
 
 
 def test_properties_are_kept_and_record_the_quantisation(digits: Path, tmp_path: Path) -> None:
-    made = quantize(digits, "int8-u8s8", central("digits").x_held[:40], tmp_path / "int8.onnx")
+    made = quantize(digits, "int8-u8s8", load_central("digits").x_held[:40], tmp_path / "int8.onnx")
     before, after = dict(verify.load(digits).metadata), dict(verify.load(made).metadata)
     done = json.loads(after.pop("quantisation"))
     assert (done["kind"], done["examples"]) == ("int8-u8s8", 40)
@@ -88,7 +89,7 @@ def test_properties_are_kept_and_record_the_quantisation(digits: Path, tmp_path:
 def test_normalisation_stays_in_float32(digits: Path, tmp_path: Path) -> None:
     """The first quantisation comes after the normalisation."""
     nodes = onnx.load(
-        quantize(digits, "int8-s8s8", central("digits").x_held[:40], tmp_path / "int8.onnx")
+        quantize(digits, "int8-s8s8", load_central("digits").x_held[:40], tmp_path / "int8.onnx")
     ).graph.node
     assert [node.op_type for node in nodes if node.op_type != "DequantizeLinear"][:4] == [
         "Cast",
@@ -102,7 +103,7 @@ def test_normalisation_stays_in_float32(digits: Path, tmp_path: Path) -> None:
 def test_signed_and_unsigned_activations_give_the_same_answers(
     digits: Path, tmp_path: Path
 ) -> None:
-    x = central("digits").x_held
+    x = load_central("digits").x_held
     one, other = (
         verify.load(quantize(digits, kind, x[:40], tmp_path / f"{kind}.onnx")).predict(x[40:])
         for kind in STATIC
@@ -110,6 +111,7 @@ def test_signed_and_unsigned_activations_give_the_same_answers(
     assert (one.argmax(1) == other.argmax(1)).mean() > 0.99
 
 
+@pytest.mark.slow
 @exact_int8
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_can_be_int8(family: str, tmp_path: Path) -> None:
@@ -131,7 +133,7 @@ def test_every_family_can_be_int8(family: str, tmp_path: Path) -> None:
 
 def test_dynamic_int8_is_for_graphs_with_attention(digits: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"net\.onnx: int8-dynamic .* without attention"):
-        quantize(digits, "int8-dynamic", central("digits").x_held[:4], tmp_path / "int8.onnx")
+        quantize(digits, "int8-dynamic", load_central("digits").x_held[:4], tmp_path / "int8.onnx")
 
 
 @pytest.mark.parametrize(

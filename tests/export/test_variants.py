@@ -18,7 +18,7 @@ from export import quantize as quantize_module
 from export import variants
 from export.variants import Examples, split, write_graphs
 from federated.errors import ExportError
-from federated.training.objective import pose
+from federated.training.objective import prepare_batch
 from models.families.catalogue import build, full, network
 from models.submodel import Moments, Submodel
 from tests.models.test_every_family import batch
@@ -42,9 +42,10 @@ def test_calibration_uses_at_most_half_of_the_examples(n: int, calibrated: int) 
     assert found.truth.tolist() == found.x[:, 0].tolist()
 
 
+@pytest.mark.slow
 @exact_int8
 def test_values_are_scored_by_r2_in_raw_units(tmp_path: Path) -> None:
-    """If the labels are the network's outputs, R2 is 1; at twice the distance from the mean it
+    """R2 is 1 if the labels are the network's outputs; at twice the distance from the mean it
     is 1 - 1/4 of the variance.
     """
     submodel = full(
@@ -66,12 +67,13 @@ def test_values_are_scored_by_r2_in_raw_units(tmp_path: Path) -> None:
         assert absent == ()
 
 
+@pytest.mark.slow
 def test_texts_are_scored_by_token_and_may_be_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submodel = full(small("transformer"))
     net, raw = drawn(submodel), batch(submodel.network, 12)
-    shown, truth = pose(submodel.network, 0.3, raw, raw, torch.Generator().manual_seed(0))
+    shown, truth = prepare_batch(submodel.network, 0.3, raw, raw, torch.Generator().manual_seed(0))
     x, y = shown.numpy(), truth.numpy()
     # five texts at a time
     monkeypatch.setattr(

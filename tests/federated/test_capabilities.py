@@ -1,10 +1,10 @@
-"""What recipes require of a trainer."""
+"""The capabilities that recipes require of a trainer."""
 
 from __future__ import annotations
 
 import pytest
 
-from federated.capabilities import CAPABILITIES, hook, missing, required
+from federated.capabilities import CAPABILITIES, describe_missing, list_required, name_hook
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Recipe
@@ -26,13 +26,13 @@ from tests.support.tasks import PYTORCH
     ],
 )
 def test_a_recipe_requires_what_plain_sgd_does_not_do(recipe: Recipe, needed: set[str]) -> None:
-    assert required(recipe) == needed
+    assert list_required(recipe) == needed
 
 
 def test_what_is_missing_is_explained() -> None:
-    said = missing({"clip", "hook:moon", "pull"}, {"pull"})
+    said = describe_missing({"clip", "hook:moon", "pull"}, {"pull"})
     assert said == f"clip ({CAPABILITIES['clip']}), hook:moon"
-    assert missing({"pull"}, CAPABILITIES) == ""
+    assert describe_missing({"pull"}, CAPABILITIES) == ""
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -43,5 +43,5 @@ def test_pytorch_can_follow_the_recipes_of_every_method(name: str) -> None:
     state = chosen.start(initial(net, 0, chosen.features), menu, settings)
     for submodel in menu:
         recipe = chosen.recipe(state, submodel)
-        assert not missing(required(recipe), PYTORCH.capabilities)
-        assert not recipe.hook or hook(recipe.hook) in required(recipe)
+        assert not describe_missing(list_required(recipe), PYTORCH.capabilities)
+        assert not recipe.hook or name_hook(recipe.hook) in list_required(recipe)

@@ -33,7 +33,7 @@ CHECKS = {
 
 @pytest.fixture
 def toy(monkeypatch):
-    """toy(shapes of a submodel, blocks per section) -> the whole as a submodel."""
+    """Yield toy(shapes of a submodel, blocks per section) -> the whole as a submodel."""
     return registered(monkeypatch)
 
 

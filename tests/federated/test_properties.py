@@ -1,9 +1,12 @@
-"""What holds for a method whatever the updates are: its laws, each tried on two families, and each
-exception shown to be one.
+"""Laws of each method for arbitrary updates, on two families, and a counterexample for each
+exception.
+
+TRY_METHOD=module:function tries a method of your own instead of the built-in ones.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
@@ -20,7 +23,9 @@ from federated.task import Card, Profile, Update
 from federated.training.device_memory import PREFIX
 from models.families.catalogue import initial, menu, network
 from models.slicing import as_slices, corners
+from tests.support.tried import tried
 
+TRIED = tried("method", METHODS)
 NETS = {
     "preresnet": partial(network, "preresnet", (1, 4, 4), 3),
     "mlp": partial(network, "mlp", (6,), 3),
@@ -37,7 +42,7 @@ NO_JUMP = {"fedyogi": {"tau": 0.99}}
 
 @cache
 def families(name):
-    """The first two families that a method serves."""
+    """Return the first two families that a method serves."""
     able = []
     for family, make in NETS.items():
         try:
@@ -48,7 +53,7 @@ def families(name):
     return able[:2]
 
 
-EACH = [(name, index) for name in METHODS for index in range(2)]
+EACH = [(name, index) for name in TRIED for index in range(2)]
 each = pytest.mark.parametrize(
     ("name", "index"), EACH, ids=[f"{name}-{index}" for name, index in EACH]
 )
@@ -74,13 +79,7 @@ class Trial:
 
     def fleet_of(self, fleet, state):
         counts = {s: sum(other == s for other, *_ in fleet) for s, *_ in fleet}
-        return type(state)(
-            state.round,
-            state.tensors,
-            state.settings,
-            counts,
-            {f"a{i}": {} for i in range(len(fleet))},
-        )
+        return replace(state, fleet=counts, agents={f"a{i}": {} for i in range(len(fleet))})
 
     def submodel(self, submodel, agent):
         card = Card("d", submodel.network.inputs, "float32", 3, 9, 0, (0.0,), (1.0,))
@@ -110,7 +109,7 @@ class Trial:
         return self.method.dispatch(self.state, self.method.place(self.state, submodel))
 
     def learned(self, submodel, seed):
-        """What a device might send: what it received, moved by noise; variances stay positive."""
+        """Return an update: the received weights moved by noise; variances stay positive."""
         generator = torch.Generator().manual_seed(seed)
         return {
             name: (v + 0.1 * torch.randn(v.shape, generator=generator)).abs() + 0.01
@@ -118,7 +117,7 @@ class Trial:
         }
 
     def untrained(self, submodel):
-        """What a device sends that took no step: of variates, no change."""
+        """Return the update of a device that took no step: variates do not change."""
         return {
             name: torch.zeros_like(v) if name.startswith(PREFIX) else v
             for name, v in self.received(submodel).items()
@@ -153,14 +152,14 @@ trial = cache(Trial)
 
 
 def fleets(trial, data):
-    """Some agents: submodel, examples, seed of what they learn."""
+    """Draw some agents: submodel, examples, seed of their update."""
     one = st.tuples(st.sampled_from(trial.menu), st.integers(1, 50), st.integers(0, 2**20))
     return data.draw(st.lists(one, min_size=1, max_size=4))
 
 
 def held(trial, after, submodel):
-    """A submodel's own tensors as a device would receive them of a state, from where the round
-    before it placed them.
+    """Return a submodel's own tensors as a device would receive them, from the places of the last
+    round.
     """
     plan = trial.method.place(trial.state, submodel)
     return {
@@ -180,7 +179,7 @@ def order(trial, fleet):
 
 
 def uncovered(trial, fleet):
-    """Outside the union of what the agents hold nothing moves, and inside it all does."""
+    """Check that nothing changes outside the agents' submodels, and everything inside."""
     updates = trial.updates(fleet)
     after = trial.combined(updates).tensors
     covered = {
@@ -216,7 +215,7 @@ def identity(trial, fleet):
 
 
 def fedavg(trial, fleet):
-    """Of agents that all have the largest submodel, the mean by examples."""
+    """Check that agents with the largest submodel give the mean by examples."""
     updates = trial.updates([(trial.menu[-1], n, seed) for _, n, seed in fleet])
     after, every = trial.combined(updates), sum(u.samples for u in updates)
     for local, value in held(trial, after, updates[0].submodel).items():
@@ -234,24 +233,24 @@ CHECKS = {
 
 
 def under(name, index, law):
-    """The trial on which a law is tried."""
+    """Return the trial for a law."""
     return trial(name, index, **(SAME_WEIGHTS if law == "fedavg" else {}))
 
 
 KEPT = [
     (name, index, law) for name, index in EACH for law in LAWS if law not in method(name).breaks
 ]
-BROKEN = [(name, law) for name in METHODS for law in method(name).breaks]
+BROKEN = [(name, law) for name in TRIED for law in method(name).breaks]
 
 
 def test_there_is_a_check_of_every_law():
     assert CHECKS.keys() == LAWS.keys()
     assert all(
-        law in LAWS and reason for name in METHODS for law, reason in method(name).breaks.items()
+        law in LAWS and reason for name in TRIED for law, reason in method(name).breaks.items()
     )
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", TRIED)
 def test_every_method_serves_two_families(name):
     assert len(families(name)) == 2
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from models.cost import cost
 from models.families.catalogue import full, menu, network
-from models.work import work
+from models.pass_work import work
 
 
 @pytest.fixture
 def layers(monkeypatch):
-    """Two linear layers, 4 to 3 to 2, with a ReLU between."""
+    """Return two linear layers, 4 to 3 to 2, with a ReLU between."""
     module = ModuleType("two_layers")
     module.make = lambda submodel: nn.Sequential(
         nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)

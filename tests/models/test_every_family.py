@@ -12,9 +12,9 @@ from models.families.catalogue import (
     address,
     build,
     example,
+    find_labelled,
     full,
     initial,
-    labelled,
     menu,
     network,
     normalising,
@@ -29,7 +29,7 @@ PRESETS = [(name, preset) for name, known in FAMILIES.items() for preset in know
 
 
 def batch(made: Network, n: int) -> torch.Tensor:
-    """Random raw examples."""
+    """Return random raw examples."""
     generator = torch.Generator().manual_seed(0)
     if example(made, 1).dtype == torch.int64:
         return torch.randint(0, made.outputs, (n, *made.inputs), generator=generator)
@@ -91,8 +91,8 @@ def test_every_parameter_learns(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_labelled_tensors_have_the_classes_first(family):
     submodel = menu(small(family), (0.5,), (1,))[0]
-    assert labelled(submodel)
-    for name in labelled(submodel):
+    assert find_labelled(submodel)
+    for name in find_labelled(submodel):
         # a text has a token for what is hidden
         assert shapes(submodel)[name][0] in {submodel.network.outputs, submodel.network.outputs + 1}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from models.extensions import Kind, imported, known_names, lookup
+from models.extensions import Kind, import_member, known_names, lookup
 from tests.support.plugins import install
 
 COLOUR = Kind("colour", "toy.colours", str)
@@ -21,7 +21,7 @@ def test_a_module_in_the_current_folder_is_found(
     (tmp_path / "beside_the_caller.py").write_text("def three():\n    return 3\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [part for part in sys.path if part])
-    assert imported("beside_the_caller:three")() == 3
+    assert import_member("beside_the_caller:three")() == 3
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_what_cannot_be_imported_says_why(
     (tmp_path / "broken_own_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match=f"'{name}' .*{why}"):
-        imported(name)
+        import_member(name)
     with pytest.raises(ValueError, match=f"^shape '{name}' .*{why}"):
         lookup(SHAPE, name, {})
 

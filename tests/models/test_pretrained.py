@@ -13,9 +13,9 @@ from torch import Tensor
 
 from models.families.catalogue import initial, network
 from models.families.mobilenet import convert
+from models.optional_torchvision import import_torchvision
 from models.pretrained import load
 from models.submodel import Network
-from models.torchvision_import import import_torchvision
 from tests.support.pretrained import original
 
 IMAGES = (3, 32, 32)

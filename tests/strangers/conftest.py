@@ -25,7 +25,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 
 @pytest.fixture
 def hearing(door: Door) -> Iterator[MqttLink]:
-    """The coordinator, which may hear everything."""
+    """Yield the coordinator, which may receive everything."""
     link = coordinator_link(door)
     link.subscribe(topics.all_topics())
     heard(link, 0.2)  # what is retained

@@ -1,4 +1,4 @@
-"""What the real coordinator answers to who was let in and says what it should not."""
+"""Answers of the real coordinator to authenticated clients that send invalid messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fleet(door: Door, tmp_path: Path) -> Iterator[Fleet]:
 
 
 def answered(fleet: Fleet, link: MqttLink, topic: str, payload: bytes) -> list[messages.Message]:
-    """What an agent hears in answer."""
+    """Return the messages that an agent receives in answer."""
     link.subscribe(topics.command("r", "h"))
     link.publish(topic, payload)
     until = time.monotonic() + 60

@@ -12,12 +12,12 @@ import pytest
 from coordinator.broker.mosquitto import COORDINATOR, format_acl
 from federated.wire import topics
 from federated.wire.links.mqtt import MqttLink
-from federated.wire.links.paho_client import ClientSetup, connect, part
+from federated.wire.links.paho_client import ClientSetup, connect, disconnect
 from tests.support.authority import SHIPPED, Door, member
 from tests.support.brokers import needs_mosquitto
 from tests.support.strangers import failing, heard
 
-pytestmark = [pytest.mark.broker, needs_mosquitto]
+pytestmark = [pytest.mark.broker, pytest.mark.beside, needs_mosquitto]
 
 
 def test_an_agent_speaks_on_its_own_topics_alone(
@@ -51,7 +51,7 @@ def test_under_mqtt_3_too_nothing_arrives_of_what_is_said_for_another(
 
 
 def every_topic(agent: str) -> dict[str, str]:
-    """All that topics.py can spell, for one agent. Whether it may write each is said in `OWN`."""
+    """Return all topics of topics.py for one agent. `OWN` says which of them it may write to."""
     version = "0" * 12
     model, release = topics.model("r", "v", "s"), topics.release("r", version, "f")
     return {
@@ -95,7 +95,7 @@ def test_what_is_retained_is_replaced_or_taken_away_by_nobody_else(
         link.publish(topic, b"", qos=1, retain=True)
         link.publish(topic, b"mine", qos=0, retain=True)
         time.sleep(0.05)
-        part(link, version)
+        disconnect(link, version)
     touched = {topic for topic, _ in heard(hearing, 0.5)}
     for topic in wanted.values():
         hearing.publish(topic, b"", retain=True)

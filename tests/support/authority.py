@@ -16,7 +16,7 @@ from coordinator.access.authority import Authority
 from coordinator.access.broker_files import write_broker_files
 from coordinator.broker.addresses import free_port
 from coordinator.broker.mosquitto import find_mosquitto
-from edge_agent.access.enrol import request, text_of
+from edge_agent.access.enrolment import encode_key, sign_request
 from federated.wire.address import Address
 
 __all__ = ["SHIPPED", "Door", "member", "shipped"]
@@ -25,11 +25,13 @@ SHIPPED = Path(__file__).parents[2] / "deploy" / "mosquitto"
 
 
 def member(authority: Authority, name: str, folder: Path) -> Path:
-    """The certificate and key of an agent that was enrolled now."""
+    """Return the certificate and key of a newly enrolled agent."""
     token = authority.invite(name, "localhost", 8884, 60)
     key = ec.generate_private_key(ec.SECP256R1())
     path = folder / f"{name}-{secrets.token_hex(3)}.pem"
-    path.write_bytes(authority.enrol(token.secret, request(name, key)).encode() + text_of(key))
+    path.write_bytes(
+        authority.enrol(token.secret, sign_request(name, key)).encode() + encode_key(key)
+    )
     return path
 
 
@@ -42,7 +44,7 @@ class Door:
         self.authority, self.port, self.files, self.process = authority, port, files, process
 
     def restart(self) -> None:
-        """Kills it, and starts it again."""
+        """Kill and restart it."""
         self.process.kill()
         self.process.wait()
         self.process = subprocess.Popen(
@@ -61,9 +63,7 @@ class Door:
 
 @contextmanager
 def shipped(name: str, authority: Authority, folder: Path) -> Iterator[Door]:
-    """Starts mosquitto with a file of deploy/mosquitto, of which only the places of files, the
-    address and the port are others.
-    """
+    """Start mosquitto with a file of deploy/mosquitto, with other paths, address and port."""
     program, port, files = find_mosquitto(), free_port("127.0.0.1", 0), folder / "broker"
     assert program is not None
     write_broker_files(authority, files)

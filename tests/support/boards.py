@@ -33,18 +33,18 @@ class Recorded:
         )
 
     def write(self, name: str, content: str) -> None:
-        """Changes, or adds, a file of a copy."""
+        """Change or add a file of a copy."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
 
 
 def recorded(name: str) -> Recorded:
-    """A board as it was recorded; not to be written to."""
+    """Return a recorded board; read-only."""
     assert (BOARDS / name).is_dir(), name
     return Recorded(BOARDS / name)
 
 
 def copied(name: str, folder: Path) -> Recorded:
-    """A board to change."""
+    """Return a copy of a board to change."""
     return Recorded(Path(shutil.copytree(BOARDS / name, folder / name)))

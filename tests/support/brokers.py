@@ -1,4 +1,4 @@
-"""Which brokers tests want, where one listens, and whether one does."""
+"""Brokers of tests, and their ports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def port_of(broker: Broker) -> int:
 
 
 def listens(address: str) -> bool:
-    """Whether anything does, at host:port."""
+    """Return True if a process listens at host:port."""
     host, port = address.rsplit(":", 1)
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0

@@ -14,7 +14,7 @@ __all__ = ["certificate"]
 
 
 def certificate(names: list[str], days: tuple[float, float], folder: Path, label: str) -> Path:
-    """A self-signed one that is valid from and until so many days from now, with its key."""
+    """Return a self-signed certificate with its key, valid between these days from now."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, label)])
     alternatives = [

@@ -13,7 +13,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.chunks import Receiver, split
 from federated.wire.delivery_queue import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from federated.wire.transfer import publish
+from federated.wire.retained_blobs import publish
 from models.families.catalogue import menu, network
 from tests.support.clock import Clock
 
@@ -111,7 +111,7 @@ class Clerk:
         self.link.publish(topics.command(RUN, AGENT), envelope.encode(message))
 
     def hear(self) -> list[messages.Message]:
-        """What the agent said since."""
+        """Return the agent's messages since the last call."""
         new: list[messages.Message] = []
         while (delivery := self.link.receive(0)) is not None:
             new += self._heard(delivery)
@@ -119,11 +119,11 @@ class Clerk:
         return new
 
     def grant(self, offer: messages.Offer) -> None:
-        """Lets the agent send."""
+        """Allow the agent to send."""
         receiver = self.receivers.setdefault(
             offer.manifest.transfer, Receiver(offer.manifest, limit=1 << 20)
         )
-        self.tell(messages.Grant(offer.manifest.transfer, receiver.have, True))
+        self.tell(messages.Grant(offer.manifest.transfer, receiver.acknowledge(), True))
 
     def receipt(self, of: Task, reason: str = "") -> None:
         self.tell(messages.Receipt(of.transfer, not reason, reason))
@@ -182,7 +182,7 @@ class Agent:
         return profile(run)
 
     def turn(self) -> list[messages.Message]:
-        """Handles all that came; what it said."""
+        """Handle all deliveries. Return the agent's messages."""
         for _ in range(50):
             self.participant.turn(0)
         return self.clerk.hear()
@@ -192,14 +192,14 @@ class Agent:
         return self.turn()
 
     def work(self, of: Task, update: bytes = b"u" * 3000) -> list[messages.Message]:
-        """Does a task, up to its offer."""
+        """Perform a task up to its offer."""
         self.clerk.shelve(bytes(3000))
         self.ask(of)
         self.hand.end(update)
         return self.turn()
 
     def stop(self) -> Clerk:
-        """Ends as a process that is killed; its coordinator."""
+        """End as a killed process. Return its coordinator."""
         self.link.kill()
         self.spool.close()
         return self.clerk

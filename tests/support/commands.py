@@ -29,7 +29,7 @@ main()
 
 @dataclass(frozen=True)
 class Cost:
-    """What a command printed and used.
+    """Output and usage of a command.
 
     out: its standard output.
     modules: all that it imported.

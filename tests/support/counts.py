@@ -20,7 +20,9 @@ NOTES = Path(__file__).resolve().parents[2].parent / "shared" / "design" / "arch
 
 
 def published(key: str) -> tuple[int, int]:
-    """Parameters and multiply-adds under a key of the notes. Skips where there are none."""
+    """Return parameters and multiply-adds under a key of the notes. Skip the test if there are
+    none.
+    """
     if not NOTES.exists():
         pytest.skip("the notes with the sizes of published networks are not beside this checkout")
     found = json.loads(NOTES.read_text())[key]
@@ -28,8 +30,8 @@ def published(key: str) -> tuple[int, int]:
 
 
 def counted(submodel: Submodel) -> tuple[int, int]:
-    """Parameters, and multiply-adds of one example on its way to every exit, as papers count;
-    `models.cost` tells the deepest exit from training.
+    """Count parameters, and multiply-adds of one example on its way to every exit, as papers do;
+    `models.cost` counts the deepest exit and training separately.
     """
     net = build(submodel, "meta")
     answers = net.exits if hasattr(net, "exits") else net

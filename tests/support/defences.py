@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from coordinator import row_digests
 from coordinator.settings.config import load
 from coordinator.trust import trust_tables
 from coordinator.trust.defences import Defences
@@ -30,7 +31,7 @@ def config(**given):
 
 def database() -> sqlite3.Connection:
     made = sqlite3.connect(":memory:")
-    made.executescript(trust_tables.SCHEMA)
+    made.executescript(trust_tables.SCHEMA + row_digests.SCHEMA)
     return made
 
 

@@ -13,7 +13,7 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
-    """Mounts one there, and takes it away again; skips where that cannot be done."""
+    """Mount a small disk there within the context. Skip the test if that is impossible."""
     if os.getuid() != 0:
         pytest.skip("only root can mount a small disk")
     made = subprocess.run(

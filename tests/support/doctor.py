@@ -1,4 +1,4 @@
-"""What the doctor finds out about a way to a broker, and a coordinator at its end."""
+"""Run the doctor's checks of a connection, and a coordinator to check."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from federated.wire.address import Address
 from models.families.catalogue import network, probes
 from tests.support.links import connected
 
-__all__ = ["CARD", "coordinating", "states", "tried"]
+__all__ = ["CARD", "check_broker", "coordinating", "states"]
 
 NETWORK = network("preresnet", (1, 8, 8), 10)
 CARD = messages.Run("r", "fedavg", "preresnet", NETWORK, probes(NETWORK, [2]), 32, "s")
 
 
-def tried(broker: str, name: str = "pi", run: str | None = None) -> dict[str, Check]:
-    """What was found, by the names of the checks; nothing is waited for longer than 2 s."""
-    with pytest.MonkeyPatch.context() as hasty:
-        hasty.setattr(broker_checks, "PATIENCE", 2.0)
+def check_broker(broker: str, name: str = "pi", run: str | None = None) -> dict[str, Check]:
+    """Return the checks by name, with timeouts of 2 s."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(broker_checks, "TIMEOUT", 2.0)
         return {
             one.name: one
-            for one in connection_checks.wire(broker, run, name)
+            for one in connection_checks.check_connection(broker, run, name)
             if isinstance(one, Check)
         }
 
@@ -40,7 +40,7 @@ def states(found: dict[str, Check]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def coordinating(url: str | Address, folder: Path) -> Iterator[None]:
-    """A coordinator's half of the protocol, for a run that nobody has joined."""
+    """Run the coordinator's half of the protocol for a run without agents."""
     link = connected(url, "coordinator")
     fleet, over = Fleet(link, CARD, folder / "spool"), threading.Event()
     fleet.endpoint.announce()
@@ -56,5 +56,5 @@ def coordinating(url: str | Address, folder: Path) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        assert not fleet.agents, "who only tries the way is no agent"
+        assert not fleet.agents, "a doctor does not count as an agent"
         link.close()

@@ -24,6 +24,6 @@ SMALL = {
 
 
 def small(family: str, preset: str = "") -> Network:
-    """The family's small network, or another preset for the same data."""
+    """Return the family's small network, or another preset for the same data."""
     name, inputs, outputs, target = SMALL[family]
     return network(f"{family}-{preset}" if preset else name, inputs, outputs, target=target)

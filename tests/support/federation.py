@@ -17,9 +17,9 @@ import torch
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Publish, publish_to
-from coordinator.observe.readers.terminal import Lines
+from coordinator.observe.readers.terminal import LinePrinter
 from coordinator.phases.patience import PATIENCE
-from coordinator.run import start
+from coordinator.run import runner
 from coordinator.run.preparation import make_weights, prepare
 from coordinator.run.rounds import Result
 from coordinator.settings.config import Config, load
@@ -150,13 +150,13 @@ class Member:
 
 
 def digits(index: int, of: int, partition: str = "dirichlet:1.0", seed: int = 0) -> Dataset:
-    return catalogue.device(
+    return catalogue.load_device(
         "digits", name=f"a{index}", shard=f"{index}/{of}", partition=partition, seed=seed
     )
 
 
 def link_of(broker: MemoryBroker | str, member: Member) -> Link:
-    """An agent's link: in memory, or over MQTT to a broker's address."""
+    """Open an agent's link: in memory, or over MQTT to a broker's address."""
     will = (
         topics.status(RUN, member.name),
         envelope.encode(messages.Status(member.name, "s1", False)),
@@ -169,8 +169,8 @@ def link_of(broker: MemoryBroker | str, member: Member) -> Link:
 
 
 def configured(settings: Mapping[str, Any], agents: int = 1) -> Config:
-    """The configuration of a run of one round that waits for so many agents, unless the settings,
-    by its keys, say otherwise.
+    """Return the configuration of a run of one round that waits for this number of agents. settings
+    override it, by key.
     """
     given = {
         "name": RUN,
@@ -184,7 +184,7 @@ def configured(settings: Mapping[str, Any], agents: int = 1) -> Config:
 
 
 def alone(make: Callable[..., Made]) -> Callable[..., Made]:
-    """The same function, called by one thread at a time."""
+    """Return the same function, called by one thread at a time."""
 
     def made(*given: object) -> Made:
         with ALONE:
@@ -195,7 +195,7 @@ def alone(make: Callable[..., Made]) -> Callable[..., Made]:
 
 @contextmanager
 def living(members: Sequence[Member], broker: MemoryBroker | str, folder: Path) -> Iterator[None]:
-    """Agents in threads, which have ten seconds to end when the run is over."""
+    """Run agents in threads, which have ten seconds to end when the run is over."""
     torch.set_num_threads(1)
     threads = [
         threading.Thread(target=m.live, args=(link_of(broker, m), folder), daemon=True)
@@ -204,7 +204,7 @@ def living(members: Sequence[Member], broker: MemoryBroker | str, folder: Path) 
     for thread in threads:
         thread.start()
     try:
-        with mock.patch("coordinator.run.start.make_weights", alone(make_weights)):
+        with mock.patch("coordinator.run.runner.make_weights", alone(make_weights)):
             yield
     except BaseException:
         for member in members:
@@ -216,9 +216,7 @@ def living(members: Sequence[Member], broker: MemoryBroker | str, folder: Path) 
 
 @dataclass
 class Federation:
-    """What a finished run left. lines: what a person was told; fleet: the coordinator's view at the
-    end.
-    """
+    """Result of a finished run. lines: its output; fleet: the coordinator's view at the end."""
 
     result: Result
     lines: list[str]
@@ -237,7 +235,7 @@ def federate(
     patience: float = PATIENCE,
     read: Publish = lambda event: None,
 ) -> Federation:
-    """Runs members and a coordinator to the end of the run; settings are keys of the configuration.
+    """Run members and a coordinator to the end of the run; settings are keys of the configuration.
 
     broker: one in memory, or an address. read: is given the events of the run.
     """
@@ -252,12 +250,12 @@ def federate(
     )
     with living(members, broker, folder):
         try:
-            result = start.run(
+            result = runner.run(
                 prepared,
                 link,
-                publish_to(Lines(lines.append).read, read),
+                publish_to(LinePrinter(lines.append).read, read),
                 lambda fleet: (fleets.append(fleet), watch(fleet))[0],
-                start.RunOptions(patience=patience),
+                runner.RunOptions(patience=patience),
             )
         finally:
             prepared.close()

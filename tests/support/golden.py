@@ -1,5 +1,5 @@
-"""What the checks of golden files share: the files, toy networks of any tensors, and one round of a
-method over given updates.
+"""Shared parts of the checks of golden files: the files, toy networks of any tensors, and one round
+of a method over given updates.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def close(found, expected):
 
 
 def holder(tensors):
-    """A module with parameters of these shapes under these dotted names."""
+    """Return a module with parameters of these shapes under these dotted names."""
     root = nn.Module()
     for name, shape in tensors.items():
         module = root
@@ -54,11 +54,11 @@ def holder(tensors):
 
 
 def registered(monkeypatch):
-    """What the fixture `toy` of the tests is: it registers a family of any tensors."""
+    """Yield the fixture `toy`, which registers a family of any tensors."""
 
     def make(function, depths=()):
-        """The whole, as a submodel. function: (submodel) -> shapes of its tensors; depths: blocks
-        per section.
+        """Return the whole as a submodel. function: (submodel) -> shapes of its tensors; depths:
+        blocks per section.
         """
         preset = f"p{next(COUNTER)}"  # shapes are cached by submodel, so every toy is another one
         family = Family(
@@ -76,7 +76,7 @@ def registered(monkeypatch):
 
 
 def owned(whole, owner):
-    """The toy's submodel for one owner, whose tensors the toy's function looks up."""
+    """Return the toy's submodel for one owner, whose tensors the toy's function looks up."""
     return Submodel(whole.network, 1.0, whole.mask, owner=owner)
 
 
@@ -85,8 +85,8 @@ def shapes_of(tensors):
 
 
 def played(chosen, before, updates, **given):
-    """The tensors after one round: `before` are the whole's, an update is (submodel, tensors,
-    samples, notes).
+    """Return the tensors after one round: `before` are the whole's, an update is (submodel,
+    tensors, samples, notes).
     """
     submodels = [u[0] for u in updates]
     state = chosen.start(before, submodels, configure(chosen, {"norm": "static", **given}))
@@ -100,7 +100,7 @@ def played(chosen, before, updates, **given):
 
 
 def by_owner(toy, before, locals_):
-    """A toy whose owner "i" has the tensors of locals_[i]."""
+    """Return a toy whose owner "i" has the tensors of locals_[i]."""
     table = {"": shapes_of(before), **{str(i): shapes_of(t) for i, t in enumerate(locals_)}}
     whole = toy(lambda submodel: table[submodel.owner])
     return [owned(whole, str(i)) for i in range(len(locals_))]

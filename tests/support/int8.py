@@ -1,4 +1,4 @@
-"""Whether this machine computes int8 graphs exactly."""
+"""Check that this machine computes int8 graphs exactly."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["exact_int8"]
 
 
 def has_exact_int8() -> bool:
-    """Without VNNI, x86 processors add pairs of int8 products in 16 bits, which saturates: ONNX
-    Runtime then gives other answers for the same graph.
+    """Return True if int8 is exact. Without VNNI, x86 processors add pairs of int8 products in 16
+    bits, which saturates: ONNX Runtime then gives other answers for the same graph.
     """
     cpu = Path("/proc/cpuinfo")
     if platform.machine() not in ("x86_64", "AMD64") or not cpu.exists():

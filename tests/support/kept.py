@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from federated.engine.aggregate import Part, mean
-from federated.engine.kept_parts import Kept
+from federated.engine.part_store import PartStore
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
 
@@ -26,7 +26,7 @@ def part(value, where=None, shape=None, weight=1.0, home="w"):
 
 
 def kept_of(folder, *updates):
-    kept = Kept(folder)
+    kept = PartStore(folder)
     for index, parts in enumerate(updates):
         kept.fold(parts if isinstance(parts, list) else [parts], (f"a{index}", 1))
     return kept

@@ -15,7 +15,7 @@ __all__ = ["connected", "hear", "linked", "listen"]
 
 
 def connected(address: str | Address, client: str, seconds: float = 60.0) -> MqttLink:
-    """A link to a broker that may only be starting."""
+    """Connect to a broker that may still be starting."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -36,7 +36,7 @@ def linked(address: str, *names: str, **options: object) -> Iterator[list[MqttLi
 
 
 def hear(link: MqttLink, topic: str, timeout: float = 60.0) -> Delivery:
-    """The next delivery on a topic; what comes before it is passed over."""
+    """Return the next delivery on a topic; skip earlier ones on other topics."""
     until = time.monotonic() + timeout
     while time.monotonic() < until:
         delivery = link.receive(0.1)
@@ -46,7 +46,7 @@ def hear(link: MqttLink, topic: str, timeout: float = 60.0) -> Delivery:
 
 
 def listen(link: MqttLink, *patterns: str) -> None:
-    """Subscribes, and waits until the broker knows: others may publish at once."""
+    """Subscribe, and wait until the broker has processed it: others may publish at once."""
     for pattern in (*patterns, f"sync/{link.client_id}"):
         link.subscribe(pattern)
     link.publish(f"sync/{link.client_id}", b"1")

@@ -6,10 +6,10 @@ import math
 
 from msgspec.structs import replace
 
-from coordinator.round import actions as do
+from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
-from coordinator.round.round import Round, Rules, entries
-from coordinator.round.step import step
+from coordinator.round.round import Round, Rules, phase_tasks
+from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned, TaskState
 from federated.task import Key, Recipe, Task
 from models.families.catalogue import menu, network
@@ -34,7 +34,7 @@ class Machine:
             self.see(on.ProfileCame(0.0, name, PROFILE))
 
     def see(self, event: on.RoundEvent) -> list[do.Action]:
-        """The actions that follow from an event, those of its folds included."""
+        """Return the actions that follow from an event, including those of its folds."""
         self.now = max(self.now, event.now)
         self.round, out = step(self.round, event)
         found = list(out)
@@ -45,10 +45,12 @@ class Machine:
         self.actions += out
         return found
 
-    def begin(self, agents: str, seconds: float = 0.0, **settings: object) -> list[do.Action]:
+    def begin(self, agents: str, seconds: float = 0.0, **settings: object) -> Machine:
+        """Begin a training. Return this machine."""
         planned = tuple(Planned(task(name), seconds) for name in agents)
         began = on.PhaseBegan(self.now, "train", 1, planned, 600.0, len(planned))
-        return self.see(replace(began, **settings))
+        self.see(replace(began, **settings))
+        return self
 
     def arrive(self, agents: str, round: int = 1) -> None:
         for name in agents:
@@ -72,7 +74,7 @@ class Machine:
         return found
 
     def of(self, agent: str) -> TaskState:
-        return next(state for state in entries(self.round) if state.task.agent == agent)
+        return next(state for state in phase_tasks(self.round) if state.task.agent == agent)
 
     @property
     def closing(self) -> str:

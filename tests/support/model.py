@@ -10,7 +10,7 @@ from models.submodel import Submodel
 
 
 def small(submodel: Submodel) -> nn.Module:
-    """Two linear layers; the hidden one scales with the width."""
+    """Return two linear layers; the hidden one scales with the width."""
     network = submodel.network
     return nn.Sequential(
         nn.Flatten(),
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 def residual() -> nn.Module:
-    """A small CNN for digits."""
+    """Return a small CNN for digits."""
     stem = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
     return nn.Sequential(
         stem, Block(), Block(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * 4 * 4, 10)

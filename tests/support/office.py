@@ -28,6 +28,6 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
 def office(authority: Authority) -> Iterator[EnrolmentServer]:
     from coordinator.access.enrolment_server import EnrolmentServer
 
-    made = EnrolmentServer(authority, "127.0.0.1", 0, lambda: "8883")
+    made = EnrolmentServer(authority, ("127.0.0.1", 0), "8883")
     yield made
     made.close()

@@ -21,7 +21,7 @@ def at(made: Network, width: float, depth: int = 1) -> Submodel:
 
 
 def sizes(made: Network, width: float = 0.5) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights of a narrow network, biases left out."""
+    """Return the shapes of the weights of a narrow network, without biases."""
     return {
         name.removeprefix("net."): shape
         for name, shape in shapes(at(made, width)).items()
@@ -30,8 +30,8 @@ def sizes(made: Network, width: float = 0.5) -> dict[str, tuple[int, ...]]:
 
 
 def passes(submodel: Submodel) -> Tensor:
-    """What the network of a submodel gives with the extracted corner of the whole; it also
-    trains.
+    """Return the outputs of a submodel's network with the extracted corner of the whole, and train
+    it.
     """
     local = shapes(submodel) | statistics(submodel)
     tensors = initial(submodel.network, 0)

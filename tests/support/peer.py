@@ -68,7 +68,7 @@ class Peer:
     def send(
         self, task: Task, values: dict[str, np.ndarray], transfer: str = "t", **fields: object
     ) -> None:
-        """A whole update: the offer and all chunks, without waiting for a grant."""
+        """Send a whole update: the offer and all chunks, without waiting for a grant."""
         made = Update(
             "r",
             task.round,
@@ -98,7 +98,7 @@ def listen(fleet: Fleet) -> None:
 
 
 def turning(fleet: Fleet, steps: list[Callable[[], None]]) -> None:
-    """Has something happen in each of the coordinator's turns, one after the other."""
+    """Perform one action in each of the coordinator's turns."""
     original = fleet.turn
 
     def turn(timeout: float) -> None:
@@ -146,7 +146,7 @@ class Folding:
 
 
 def began(fleet: Fleet, tasks: Sequence[Task | Planned], **settings: object) -> PhaseBegan:
-    """A phase of ten minutes that waits for all of its tasks, unless the settings say otherwise."""
+    """Begin a phase of ten minutes that waits for all of its tasks, unless the settings differ."""
     planned = tuple(one if isinstance(one, Planned) else Planned(one) for one in tasks)
     work, round = planned[0].task.work, max(one.task.round for one in planned)
     made = PhaseBegan(fleet.clock(), work, round, planned, 600.0, len(planned))
@@ -159,19 +159,19 @@ def collect(
     collector: Folding | None = None,
     **settings: object,
 ) -> list[Update]:
-    """Runs a phase; the updates in the order in which they were folded."""
+    """Run a phase. Return the updates in the order in which they were folded."""
     collector = collector or Folding()
     fleet.run_phase(began(fleet, tasks, **settings), collector)
     return collector.updates
 
 
 def states(fleet: Fleet) -> dict[str, TaskState]:
-    """The present phase's tasks by agent."""
+    """Return the present phase's tasks by agent."""
     return {state.task.agent: state for state in fleet.tasks}
 
 
 def forget_profile(fleet: Fleet) -> None:
-    """As if no agent had said yet what it measured."""
+    """Forget the profiles of all agents."""
     fleet.driver.handle(CardChanged(fleet.clock()))
 
 

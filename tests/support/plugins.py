@@ -18,7 +18,7 @@ def forgotten_extensions() -> Iterator[None]:
 
     def forget() -> None:
         extensions.NAMED.clear()
-        extensions.packaged.cache_clear()
+        extensions.load_packaged.cache_clear()
 
     forget()
     yield
@@ -26,7 +26,7 @@ def forgotten_extensions() -> Iterator[None]:
 
 
 def install(folder: Path, name: str, points: Mapping[str, Mapping[str, str]]) -> None:
-    """Writes the metadata of a package into a folder. points: group -> name -> module:attribute."""
+    """Write the metadata of a package into a folder. points: group -> name -> module:attribute."""
     info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")

@@ -1,4 +1,4 @@
-"""Whether a family's network with torchvision's weights says what torchvision's network says."""
+"""Comparison of a family's network with torchvision's weights to torchvision's network."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from models.families.catalogue import FAMILIES, build, full, network, shapes, statistics
+from models.optional_torchvision import import_torchvision
 from models.submodel import Network
-from models.torchvision_import import import_torchvision
 
 __all__ = ["assert_equals_torchvision", "original"]
 
@@ -18,8 +18,8 @@ TOLERANCE = 1e-6  # of the spread of the outputs, in float64
 
 
 def original(made: Network, **arguments: Any) -> nn.Module:
-    """torchvision's network of a preset in evaluation mode, every parameter and every running
-    statistic random. arguments: for its function.
+    """Return torchvision's network of a preset in evaluation mode, every parameter and every
+    running statistic random. arguments: for its function.
     """
     known = FAMILIES[made.family].torchvision
     assert known is not None
@@ -40,7 +40,7 @@ def original(made: Network, **arguments: Any) -> nn.Module:
 def assert_equals_torchvision(
     model: str, inputs: Sequence[int] = (3, 64, 64), outputs: int = 10, **arguments: Any
 ) -> None:
-    """Converts a random network of torchvision, strictly, and compares both networks' outputs for
+    """Convert a random network of torchvision, strictly, and compares both networks' outputs for
     three images.
 
     In float64, and against how far the images' outputs are apart: a deep random network says much

@@ -42,7 +42,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[str]:
-    """The address of a real broker, the best that this machine has."""
+    """Yield the address of a real broker, the best on this machine."""
     from coordinator.broker import local as brokers
 
     with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
@@ -51,8 +51,8 @@ def broker(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a command in the test's folder, where its words for people go to NUMBER.err, counted
-    from 0; all are gone afterwards.
+    """Start a command in the test's folder, with its messages in NUMBER.err, counted from 0. All
+    processes end with the test.
     """
     started: list[subprocess.Popen[str]] = []
     environment = {
@@ -83,7 +83,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def result(process: subprocess.Popen[str], timeout: float = 120) -> dict[str, Any]:
-    """What a command that went well says as JSON, on its last line."""
+    """Return the JSON result of a successful command, from its last line."""
     out, _ = process.communicate(timeout=timeout)
     assert process.returncode == 0, out
     answer: dict[str, Any] = json.loads(out.splitlines()[-1])
@@ -91,13 +91,13 @@ def result(process: subprocess.Popen[str], timeout: float = 120) -> dict[str, An
 
 
 def said(process: subprocess.Popen[str], log: Path, words: str, seconds: float = 90.0) -> bool:
-    """Whether a process says these words, on standard error, before it ends."""
+    """Return True if a process writes these words to standard error before it ends."""
     ended = eventually(lambda: words in log.read_text() or process.poll() is not None, seconds)
     return ended and words in log.read_text()
 
 
 def listening(log: Path) -> str:
-    """Where an agent says that it listens."""
+    """Return the address at which an agent reports to listen."""
     line = eventually(
         lambda: next(
             (line for line in log.read_text().splitlines() if line.startswith("listening at ")), ""

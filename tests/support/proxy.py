@@ -36,7 +36,7 @@ class Proxy:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def cut(self) -> None:
-        """Ends all connections; others are taken and ended until it is mended."""
+        """End all connections; later ones are accepted and ended until it is mended."""
         self._open = False
         for end in self._ends:
             shut(end)
@@ -87,7 +87,7 @@ class Proxy:
 
 
 def shut(end: socket.socket) -> None:
-    """Ends a connection for both sides. Closing would not: the kernel keeps it while another thread
+    """End a connection for both sides. Closing would not: the kernel keeps it while another thread
     reads from it.
     """
     with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ NET = network("mlp", (6,), 3)
 
 
 def begun(net=NET, **given):
-    """The menu, and the state before the first round."""
+    """Return the menu, and the state before the first round."""
     settings = configure(METHOD, {"hidden": 8, "batch": 8, **given})
     menu = METHOD.menu(net, settings)
     return menu, METHOD.start({}, menu, settings)
@@ -37,7 +37,7 @@ def examples(n=24):
 
 
 def trained(state, submodel, data=None):
-    """What a device sends after a round."""
+    """Return a device's update after a round."""
     received = {name: value.numpy() for name, value in sent(state, submodel).items()}
     task = Task(
         "r", 1, 0, "a0", "train", submodel, "v", "", 0, METHOD.recipe(state, submodel), 60.0

@@ -29,7 +29,8 @@ def toy(
     accuracy: float | None = None,
     untrained: Sequence[str] = (),
 ) -> Path:
-    """Writes a release. untrained: submodels that no update trained.
+    """Write a release. untrained: submodels that no update trained. padding: makes the graphs
+    longer, and the version another, by an unknown protobuf field that readers skip.
 
     padding: makes the graphs longer, and the version another, by an unknown protobuf field that
     readers skip.
@@ -53,7 +54,7 @@ def seal(
     accuracy: float | None = None,
     untrained: Sequence[str] = (),
 ) -> None:
-    """Writes the check and the manifest of the graphs that lie there."""
+    """Write the check and the manifest of the graphs in the folder."""
     said = {f"{name}.onnx": verify.load(folder / f"{name}.onnx").predict(X) for name in submodels}
     (folder / bundle.CHECK).write_bytes(tensors.encode({}, {"x": X, **said}))
     entries = [

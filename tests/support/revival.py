@@ -13,9 +13,9 @@ from msgspec import structs
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Publish
-from coordinator.observe.readers.terminal import Lines
-from coordinator.round.step import step
-from coordinator.run import start
+from coordinator.observe.readers.terminal import LinePrinter
+from coordinator.round.round_step import step
+from coordinator.run import runner
 from coordinator.run.preparation import prepare
 from coordinator.run.rounds import Result
 from coordinator.store.journal import Journal, pack
@@ -26,7 +26,7 @@ __all__ = ["Fuse", "Killed", "revived"]
 
 
 class Killed(BaseException):
-    """What stands for the end of a coordinator's process."""
+    """Stand-in for the end of a coordinator's process."""
 
 
 class Fuse:
@@ -50,8 +50,8 @@ class Fuse:
 
 
 def check_replay(folder: Path, died: Fleet) -> None:
-    """That a replay of the journal gives the value that died. This finds defects long before an
-    outcome does.
+    """Check that a replay of the journal gives the value that died. This finds defects long before
+    an outcome does.
     """
     found = Journal(folder).read(died.driver.checkpoint)
     if found is None:  # it died before it wrote anything, or between a checkpoint and its journal
@@ -75,12 +75,12 @@ def revived(
     read: Publish | None = None,
     durable: bool = True,
 ) -> tuple[Result, int]:
-    """Runs a coordinator again after each `Killed` until it comes to the end, beside members that
-    live through it all; how often it died.
+    """Run a coordinator again after each `Killed` until it ends, with members that live through it
+    all. Return the result and the number of deaths.
     """
     broker, deaths, config = MemoryBroker(), 0, configured(settings, len(members))
     fleets = list[Fleet]()
-    read = read or Lines(lambda line: None).read
+    read = read or LinePrinter(lambda line: None).read
     with living(members, broker, folder):
         while True:
             prepared, link = (
@@ -88,8 +88,8 @@ def revived(
                 MemoryLink(broker, "coordinator"),
             )
             try:
-                result = start.run(
-                    prepared, link, read, fleets.append, start.RunOptions(durable=durable)
+                result = runner.run(
+                    prepared, link, read, fleets.append, runner.RunOptions(durable=durable)
                 )
                 break
             except Killed as death:

@@ -18,7 +18,9 @@ NET = network("preresnet", (1, 8, 8), 10)
 def start(name, **given):
     chosen = method(name)
     settings_ = configure(chosen, given)
-    return chosen, chosen.start(initial(NET, 0), chosen.menu(NET, settings_), settings_)
+    return chosen, chosen.start(
+        initial(NET, 0, chosen.features), chosen.menu(NET, settings_), settings_
+    )
 
 
 def played(chosen, state, *updates):

@@ -13,7 +13,7 @@ NET = network("resnet-small", (1, 8, 8), 10)
 
 
 def trained(folder, name, rounds, **given):
-    """What two agents with the largest submodels make of the network in so many rounds."""
+    """Return the network after two agents with the largest submodels trained it."""
     chosen = method(name)
     largest = chosen.menu(NET, configure(chosen, given))[-1].name
     settings = {

@@ -17,14 +17,14 @@ def coordinator_link(door: Door) -> MqttLink:
 
 
 def heard(link: MqttLink, seconds: float) -> list[tuple[str, bytes]]:
-    """Everything that comes until nothing does for so long."""
+    """Return all deliveries until none arrives for this time."""
     return [
         (delivery.topic, delivery.payload) for delivery in iter(lambda: link.receive(seconds), None)
     ]
 
 
 def failing(link: MqttLink) -> str:
-    """Why a link ended, once it has."""
+    """Return the reason why a link ended, once it has."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         try:

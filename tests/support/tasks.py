@@ -41,7 +41,7 @@ ONE = TrainingSet(np.array([[2.0]], dtype=np.float32), np.array([0]), (0, 1))
 
 
 def examples(n=24, seed=0, classes=3):
-    """Images whose brightness is their class."""
+    """Return images whose brightness is their class."""
     rng = np.random.default_rng(seed)
     y = np.arange(n, dtype=np.int64) % classes
     x = (rng.integers(0, 4, (n, 1, 4, 4)) + 6 * y[:, None, None, None]).astype(np.uint8)
@@ -67,12 +67,12 @@ def task(work="train", submodel=SMALL, **recipe):
 
 
 def perform(task, tensors, data, kept=None, trainer=PYTORCH, **named):
-    """The update of a task, and what the device is to keep."""
+    """Perform a task. Return its update, and the memory that the device must keep."""
     return task_work.perform(trainer, task, tensors, data, kept, **named)
 
 
 def done(*given, **named):
-    """The update of a task; what the device is to keep is another test's."""
+    """Perform a task. Return its update."""
     return perform(*given, **named)[0]
 
 

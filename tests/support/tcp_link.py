@@ -8,12 +8,11 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgpack
 
 from federated.errors import LinkError
-from federated.wire.delivery_queue import Delivery, Inbox
+from federated.wire.delivery_queue import Delivery, DeliveryQueue
 from federated.wire.link import CHUNK, Payload, Probe, Will
 from federated.wire.topics import matches
 
@@ -21,7 +20,7 @@ __all__ = ["TcpHub", "TcpLink", "open_tcp_link"]
 
 
 def frames(there: socket.socket) -> Iterator[list[Any]]:
-    """Messages until the other end closes."""
+    """Yield messages until the other end closes."""
     unpacker = msgpack.Unpacker(max_buffer_size=1 << 30)
     with contextlib.suppress(OSError):
         while data := there.recv(1 << 16):
@@ -98,7 +97,7 @@ class TcpLink:
 
     def __init__(self, host: str, port: int, client_id: str, will: Will | None) -> None:
         self.sent_bytes = self.received_bytes = 0
-        self._inbox, self._lock = Inbox(), threading.Lock()
+        self._deliveries, self._lock = DeliveryQueue(), threading.Lock()
         try:
             self._socket = socket.create_connection((host, port), timeout=10)
         except OSError as error:
@@ -110,9 +109,11 @@ class TcpLink:
 
     @property
     def backlog(self) -> int:
-        return len(self._inbox)
+        return len(self._deliveries)
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
+        if len(payload) > self.max_payload:
+            raise LinkError(f"{topic}: the hub accepts {self.max_payload} bytes: lower wire.chunk")
         self.sent_bytes += len(topic) + len(payload)
         self._tell("publish", topic, bytes(payload), retain)
 
@@ -123,7 +124,7 @@ class TcpLink:
         self._tell("unsubscribe", pattern)
 
     def receive(self, timeout: float) -> Delivery | None:
-        delivery = self._inbox.get(timeout)
+        delivery = self._deliveries.get(timeout)
         if delivery is None and not self._thread.is_alive():
             raise LinkError("the hub closed the connection")
         return delivery
@@ -153,11 +154,11 @@ class TcpLink:
     def _hear(self) -> None:
         for topic, payload, retained in frames(self._socket):
             self.received_bytes += len(topic) + len(payload)
-            self._inbox.put(Delivery(topic, payload, retained), force=True)
-        self._inbox.close()
+            self._deliveries.put(Delivery(topic, payload, retained), force=True)
+        self._deliveries.close()
 
 
 def open_tcp_link(address: str, client_id: str, will: Will | None = None) -> TcpLink:
-    """Open a link to the hub at toytcp://HOST:PORT."""
-    parts = urlsplit(address)
-    return TcpLink(str(parts.hostname), int(parts.port or 0), client_id, will)
+    """Open a link to the hub at SCHEME://HOST:PORT, whatever the scheme is."""
+    host, _, port = address.partition("://")[2].partition(":")
+    return TcpLink(host, int(port), client_id, will)

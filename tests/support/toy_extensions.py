@@ -122,7 +122,7 @@ def open_toy_link(address: str, client_id: str, will: Will | None = None, /) -> 
 
 
 def count_events(context: ReaderContext) -> Publish:
-    """Counts events by type, and writes the counts at the end of the run."""
+    """Count events by type, and writes the counts at the end of the run."""
     counts = Counter[str]()
 
     def read(event: Event) -> None:
@@ -134,7 +134,7 @@ def count_events(context: ReaderContext) -> Publish:
 
 
 def fail_at_rounds(context: ReaderContext) -> Publish:
-    """Raises at the end of each round."""
+    """Raise at the end of each round."""
 
     def read(event: Event) -> None:
         if isinstance(event, RoundEnded):

@@ -29,8 +29,8 @@ def several(
     classes: tuple[str, ...] = (),
     padding: bytes = b"",
 ) -> Path:
-    """Writes it. off: how much more the check says than the graph does (the outputs' spread is
-    1.87); padding: makes the version another.
+    """Write the release. off: error of the check relative to the graph (the outputs' spread is
+    1.87). padding: makes the version another.
     """
     folder.mkdir(parents=True, exist_ok=True)
     said = {}

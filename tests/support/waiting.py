@@ -12,7 +12,7 @@ Found = TypeVar("Found")
 
 
 def eventually(what: Callable[[], Found], seconds: float = 90.0) -> Found:
-    """What a function gives as soon as it is true. Fails after so long."""
+    """Return a function's result as soon as it is true. Fail after a timeout."""
     until = time.monotonic() + seconds
     while not (found := what()) and time.monotonic() < until:
         time.sleep(0.02)

@@ -1,1 +1,1 @@
-"""Readers of a run's events, each a function `read(event)`."""
+"""Readers of a run's events: log, metrics, files and terminal."""

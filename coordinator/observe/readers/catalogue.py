@@ -1,44 +1,46 @@
-"""The readers of a run's events by name, and how a run publishes to them.
+"""The readers of a run's events by name, and their use by a run.
 
-Every run has the readers in ALWAYS. `observe.readers` names more of them: members of READERS, a
-`module:function` that makes a reader, or an entry point of the group `espalier.readers`.
+Every run has the readers in ALWAYS. `observe.readers` adds more: names in READERS, a
+`module:function` that makes a reader, or entry points of the group `espalier.readers`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from coordinator.fleet.fleet import Fleet
-from coordinator.observe.events import Event, Publish, RunEnded, Turned
+from coordinator.observe.events import Event, LoopTurned, Publish, RunEnded
 from coordinator.observe.readers.csv_files import write_csv
 from coordinator.observe.readers.log import write_log
 from coordinator.observe.readers.metrics import MetricsServer, count_metrics
-from coordinator.observe.readers.mlflow_tracker import track_by_mlflow
+from coordinator.observe.readers.mlflow_tracker import track_with_mlflow
 from coordinator.observe.readers.now import write_now
 from coordinator.observe.readers.reader import ReaderContext, ReaderFactory
 from coordinator.observe.readers.tensorboard import write_tensorboard
 from coordinator.settings.config import Config
 from coordinator.store.control import Control, Stopped
-from federated.runtime.clock_jumps import Jumps
-from federated.runtime.logs import EVENTS, recording
+from federated.errors import ConfigError, EspalierError
+from federated.runtime.clock_jumps import JumpDetector
+from federated.runtime.logs import EVENTS, record_log
 from federated.runtime.plugins import find
 from models.extensions import Kind
 
-__all__ = ["READERS", "Oversight", "find_readers", "oversee"]
+__all__ = ["READERS", "Oversight", "find_readers", "make_reader", "oversee"]
 
 log = logging.getLogger(__name__)
 
 
 def watch_clock(context: ReaderContext) -> Publish:
-    """Make a reader that logs a warning where the system's clock jumps."""
-    jumps = Jumps()
+    """Make a reader that logs a warning if the system's clock jumps."""
+    jumps = JumpDetector()
 
     def read(event: Event) -> None:
-        if isinstance(event, Turned) and (jumped := jumps.look()):
+        if isinstance(event, LoopTurned) and (jumped := jumps.check()):
             log.warning("%s", jumped)
 
     return read
@@ -50,7 +52,7 @@ READERS: Mapping[str, ReaderFactory] = {
     "csv": write_csv,
     "log": write_log,
     "metrics": count_metrics,
-    "mlflow": track_by_mlflow,
+    "mlflow": track_with_mlflow,
     "now": write_now,
     "tensorboard": write_tensorboard,
 }
@@ -59,11 +61,11 @@ ALWAYS = ("log", "now", "clock")
 
 @dataclass(frozen=True)
 class Oversight:
-    """What lets people see and steer a run.
+    """Observation and control of a run.
 
-    publish: hands an event to all readers of the run.
-    control: what people asked of the run.
-    context: what the readers know of the run.
+    publish: passes an event to all readers of the run.
+    control: requests to pause or stop the run.
+    context: facts for the readers.
     """
 
     publish: Publish
@@ -71,13 +73,13 @@ class Oversight:
     context: ReaderContext
 
     def follow(self, fleet: Fleet) -> None:
-        """Show the readers this fleet."""
+        """Give the readers access to this fleet."""
         self.context.fleet = fleet
 
 
 def find_readers(config: Config) -> dict[str, ReaderFactory]:
-    """The factories of a run's readers by name. Raises Unknown, and ConfigError for one that cannot
-    be imported.
+    """Return the factories of a run's readers by name. Raises Unknown, and ConfigError for one that
+    cannot be imported.
     """
     served = ("metrics",) if config.metrics.listen else ()
     names = dict.fromkeys((*ALWAYS, *served, *config.observe.readers))
@@ -92,26 +94,27 @@ def oversee(
     server: MetricsServer | None,
     clock: Callable[[], float],
 ) -> Iterator[Oversight]:
-    """Publish a run's events to its readers, for as long as the context lasts.
+    """Publish a run's events to its readers while the context lasts.
 
-    read: the caller's own reader. server: of metrics; None: nobody wants them. clock: gives
-    seconds of any origin. Raises StoreError, and what the factories of the readers raise.
+    read: the caller's own reader.
+    server: of metrics; None: no metrics.
+    clock: returns seconds of any origin.
+    Raises StoreError, and the errors of the readers' factories.
     """
     registry = None if server is None else server.registry
     fields = {"run": config.name, "round": 0}
     context = ReaderContext(folder, config, clock, registry, log_fields=fields)
     with ExitStack() as stack:
-        stack.enter_context(recording(folder / EVENTS, fields))
+        stack.enter_context(record_log(folder / EVENTS, fields))
         control = Control(folder, clock)
         stack.callback(control.close)
         if server is not None:
-            log.info(
-                "metrics at %s",
-                server.address,
-                extra={"event": "metrics", "address": server.address},
-            )
-        made = [(name, make(context)) for name, make in find_readers(config).items()]
-        publish = publish_safely([("of the caller", read), *made])
+            extra = {"event": "metrics", "address": server.address}
+            log.info("metrics at %s", server.address, extra=extra)
+        readers = {
+            name: make_reader(name, make, context) for name, make in find_readers(config).items()
+        }
+        publish = publish_safely({"of the caller": read, **readers})
         try:
             yield Oversight(publish, control, context)
         except (Stopped, KeyboardInterrupt) as why:
@@ -123,20 +126,37 @@ def oversee(
         publish(RunEnded("over", "the run is over"))
 
 
-def publish_safely(readers: Sequence[tuple[str, Publish]]) -> Publish:
-    """One function that hands an event to each reader, in this order. A reader that raises is
-    logged, and gets no more events.
+def make_reader(name: str, make: ReaderFactory, context: ReaderContext) -> Publish:
+    """Return the reader that a factory makes. Raises ConfigError if it makes none, and the errors
+    of the factory.
     """
-    kept = dict(readers)
+    try:
+        read: Any = make(context)
+    except EspalierError:
+        raise
+    except Exception as error:  # whatever a foreign function raises
+        raise ConfigError(f"event reader '{name}': {type(error).__name__}: {error}") from error
+    if not callable(read):
+        raise ConfigError(
+            f"event reader '{name}' returned a {type(read).__name__}, expected a function of an "
+            "event: name a function that takes a ReaderContext and returns the reader"
+        )
+    return cast(Publish, read)
+
+
+def publish_safely(readers: dict[str, Publish]) -> Publish:
+    """Return a function that passes an event to each reader, in this order. A reader that raises is
+    logged and removed.
+    """
 
     def publish(event: Event) -> None:
-        for name, read in list(kept.items()):
+        for name, read in list(readers.items()):
             try:
                 read(event)
-            except Exception:  # whatever it is, the run goes on
-                del kept[name]
+            except Exception:  # a reader must not end the run
+                del readers[name]
                 log.exception(
-                    "the event reader '%s' failed and gets no more events",
+                    "the event reader '%s' failed and gets no further events",
                     name,
                     extra={"event": "reader dropped", "reader": name},
                 )

@@ -1,8 +1,8 @@
 """Finished rounds and their scores as CSV files in the run's folder.
 
-rounds.csv has a line for each round. scores.csv has a line for each number: of which round,
-submodel, view and agent it is (empty: of all examples together), its name, and its value. A run
-that is resumed continues both files.
+rounds.csv has a line for each round. scores.csv has a line for each number: its round, submodel,
+view and agent (empty: all examples together), its name, and its value. A resumed run continues both
+files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write_csv(context: ReaderContext) -> Publish:
 
 
 def append(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Append rows to a CSV file; a new file begins with the names of the columns."""
+    """Append rows to a CSV file; a new file starts with the names of the columns."""
     with path.open("a", newline="") as file:
         lines = csv.writer(file)
         if file.tell() == 0:

@@ -1,196 +1,195 @@
-"""What Prometheus may ask of a coordinator, at `[metrics] listen`. By the library
-prometheus-client, which is imported only where it is wanted.
+"""Metrics for Prometheus, served at `[metrics] listen` (with the library prometheus-client).
 
-Labels are words from fixed lists (states, outcomes, kinds of refusal): no agent is named, and what
-agents say makes no new series. What is counted is counted since this coordinator started. Beyond
-loopback it answers only those who show a certificate of the authority that is named.
+Labels are words from fixed lists (states, outcomes, kinds of rejection). They name no agent, and no
+message of an agent creates a new series. Counters start with this coordinator. Beyond loopback, the
+server requires client certificates of the configured authority.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 import ssl
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from coordinator.observe import events
 from coordinator.observe.events import Publish
 from coordinator.observe.now_file import STATES, TASKS
-from coordinator.observe.readers.now import fleet_load
+from coordinator.observe.readers.now import measure_load
 from coordinator.observe.readers.reader import ReaderContext
 from coordinator.observe.records import RoundRecord
 from coordinator.settings.services import Metrics
-from federated.errors import ConfigError, LinkError, MissingExtra, UsageError
+from federated.errors import ConfigError, LinkError, MissingExtra
 from federated.runtime import files as disk
+from federated.runtime.listen_address import parse_listen_address
 
 if TYPE_CHECKING:
-    from wsgiref.simple_server import WSGIServer
-
     from prometheus_client import CollectorRegistry
-    from prometheus_client.core import Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+Family = TypeVar("Family", "CounterMetricFamily", "GaugeMetricFamily")
 
 __all__ = ["REFUSALS", "STAGES", "MetricsServer", "RunMeter", "count_metrics"]
 
 STAGES = ("fold", "snapshot", "finish", "evaluate", "save")
 REFUSALS = ("joining", "protocol", "malformed", "message", "unasked", "size", "update")
 OUTCOMES = tuple(word for word in TASKS if word not in ("open", "lost", "received"))
-# seconds, of what the coordinator computes
+# histogram buckets in seconds: computations of the coordinator
 SHORT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-# seconds, of what fleets need
+# histogram buckets in seconds: rounds and updates
 LONG = (1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 10800.0)
-LASTING = 10.0  # seconds that a client may be silent
-ENDING = 2.0  # seconds that ending the server may take
+MAX_CONNECTIONS, MAX_PER_ADDRESS = 32, 16
+MAX_REQUESTS = 10.0  # requests per second of a client: each takes time from the run
+CLIENT_TIMEOUT = 10.0  # seconds in which a request must begin
+CLOSE_TIMEOUT = 2.0  # seconds that requests in progress have when the server closes
 
 
 class RunMeter:
-    """Counts events into a server's registry, and looks at the fleet when the server is asked."""
+    """A counter of events in a server's registry, which also reports the fleet at each request."""
 
     def __init__(self, context: ReaderContext, registry: CollectorRegistry) -> None:
         from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
-        # a second series for each, which says no more than when the process started
+        # the library adds the process's start time to each counter as a second series
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._context = context
         self._epsilon: float | None = None
         self._rounds = Counter("espalier_rounds", "Finished rounds.", registry=registry)
         self._round = Gauge(
-            "espalier_round", "The round under way, or done last.", registry=registry
+            "espalier_round", "The round in progress, or finished last.", registry=registry
         )
         self._wanted = Gauge(
-            "espalier_rounds_wanted", "Rounds that the run is to have.", registry=registry
+            "espalier_rounds_wanted", "Number of rounds of the run.", registry=registry
         )
         self._seconds = Histogram(
-            "espalier_round_seconds", "How long rounds took.", buckets=LONG, registry=registry
+            "espalier_round_seconds", "Duration of rounds.", buckets=LONG, registry=registry
         )
         self._stages = Histogram(
             "espalier_stage_seconds",
-            "How long the coordinator computed.",
+            "Duration of the coordinator's computations.",
             ["stage"],
             buckets=SHORT,
             registry=registry,
         )
         self._waited = Histogram(
             "espalier_update_seconds",
-            "From a task to its accepted update.",
+            "Time from a task to its accepted update.",
             buckets=LONG,
             registry=registry,
         )
         self._updates = Counter(
             "espalier_updates",
-            "Tasks of finished rounds by what became of them.",
+            "Tasks of finished rounds, by outcome.",
             ["outcome"],
             registry=registry,
         )
         self._accuracy = Gauge(
             "espalier_accuracy_ratio",
-            "Of the submodels in the last evaluation.",
+            "Accuracy of submodels in the last evaluation.",
             ["of"],
             registry=registry,
         )
         self._rejects = Counter(
             "espalier_rejects",
-            "Messages and updates that were not accepted, by kind.",
+            "Rejected messages and updates, by kind.",
             ["reason"],
             registry=registry,
         )
-        for stage in STAGES:
-            self._stages.labels(stage)
-        for kind in REFUSALS:
-            self._rejects.labels(kind)
-        for outcome in OUTCOMES:
-            self._updates.labels(outcome)
+        for metric, words in (
+            (self._stages, STAGES),
+            (self._rejects, REFUSALS),
+            (self._updates, OUTCOMES),
+        ):
+            for word in words:
+                metric.labels(word)
         registry.register(self)
 
     def read(self, event: events.Event) -> None:
         match event:
-            case events.RoundBegan(number, rounds, _):
+            case events.RoundStarted(number, rounds, _):
                 self._round.set(number)
                 self._wanted.set(rounds)
             case events.UpdateFolded(entry):
                 self._waited.observe(entry.seconds)
             case events.PrivacySpent(epsilon):
                 self._epsilon = epsilon
-            case events.StageTook(stage, seconds):
+            case events.StageFinished(stage, seconds):
                 self._stages.labels(stage if stage in STAGES else "other").observe(seconds)
             case events.RoundEnded(done):
                 self._end(done)
             case events.Rejected(kind) if kind in REFUSALS:
                 self._rejects.labels(kind).inc()
-            case events.AgentTurnedAway():
+            case events.AgentRefused():
                 self._rejects.labels("joining").inc()
             case _:
                 pass
 
     def _end(self, done: RoundRecord) -> None:
-        from coordinator.observe.score_summary import overall
+        from coordinator.observe.score_summary import select_overall
 
         self._rounds.inc()
         self._seconds.observe(done.seconds)
         for entry in done.entries:
             word = entry.outcome.partition(":")[0]
             self._updates.labels(word if word in OUTCOMES else "other").inc()
-        if found := overall(done.scores):
+        if found := select_overall(done.scores):
             self._accuracy.labels("largest").set(found[-1].accuracy)
             self._accuracy.labels("worst").set(min(score.accuracy for score in found))
 
-    # ---- when asked, in the server's thread ------------------------------------------------------
-
     def collect(self) -> Iterator[Metric]:
+        """Yield the fleet's present state, for a request in the server's thread."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         if self._context.fleet is None:
             return
-        now = fleet_load(self._context.fleet)
-        agents = GaugeMetricFamily(
-            "espalier_agents", "Agents that the coordinator knows, by state.", labels=["state"]
+        now = measure_load(self._context.fleet)
+        agents = {state: now.agents.get(state, 0) for state in STATES}
+        yield label(
+            GaugeMetricFamily(
+                "espalier_agents", "Agents that the coordinator knows, by state.", labels=["state"]
+            ),
+            agents,
         )
-        for state in STATES:
-            agents.add_metric([state], now.agents.get(state, 0))
-        yield agents
-        tasks = GaugeMetricFamily(
-            "espalier_tasks", "Tasks of the round under way, by how they stand.", labels=["state"]
+        tasks = {state: now.tasks.get(state, 0) for state in TASKS}
+        yield label(
+            GaugeMetricFamily(
+                "espalier_tasks", "Tasks of the round in progress, by state.", labels=["state"]
+            ),
+            tasks,
         )
-        for state in TASKS:
-            tasks.add_metric([state], now.tasks.get(state, 0))
-        yield tasks
-        moved = CounterMetricFamily(
-            "espalier_link_bytes",
-            "Bytes through the coordinator's link, seen from the agents.",
-            labels=["direction"],
+        yield label(
+            CounterMetricFamily(
+                "espalier_link_bytes",
+                "Bytes through the coordinator's link, as seen from the agents.",
+                labels=["direction"],
+            ),
+            {"up": now.bytes_up, "down": now.bytes_down},
         )
-        moved.add_metric(["up"], now.bytes_up)
-        moved.add_metric(["down"], now.bytes_down)
-        yield moved
-        yield GaugeMetricFamily(
-            "espalier_transfers_receiving", "Updates that are coming in.", now.receiving
-        )
-        yield GaugeMetricFamily(
-            "espalier_transfers_waiting", "Updates that wait for a slot.", now.waiting
-        )
-        yield GaugeMetricFamily(
-            "espalier_link_queue_length",
-            "Deliveries that came and are not handled yet.",
-            now.queued,
-        )
-        yield GaugeMetricFamily(
-            "espalier_spool_files", "Files in the coordinator's spool.", now.spool_files
-        )
-        yield GaugeMetricFamily(
-            "espalier_spool_bytes", "Bytes in the coordinator's spool.", now.spool_bytes
-        )
+        for name, text, value in (
+            ("transfers_receiving", "Updates that are being received.", now.receiving),
+            ("transfers_waiting", "Updates that wait for a slot.", now.waiting),
+            ("link_queue_length", "Received messages that are not handled yet.", now.queued),
+            ("spool_files", "Files in the coordinator's spool.", now.spool_files),
+            ("spool_bytes", "Bytes in the coordinator's spool.", now.spool_bytes),
+        ):
+            yield GaugeMetricFamily(f"espalier_{name}", text, value)
         if self._epsilon is not None:
             yield GaugeMetricFamily(
                 "espalier_privacy_epsilon",
-                "Privacy spent so far, epsilon at the configured delta.",
+                "Privacy spent so far: epsilon at the configured delta.",
                 self._epsilon,
             )
 
 
+def label(family: Family, values: Mapping[str, float]) -> Family:
+    """Add a value for each label to a metric."""
+    for name, value in values.items():
+        family.add_metric([name], value)
+    return family
+
+
 def count_metrics(context: ReaderContext) -> Publish:
-    """Make a reader that counts for Prometheus. Raises ConfigError where no address is named."""
+    """Make a reader that counts for Prometheus. Raises ConfigError without an address."""
     if context.registry is None:
         raise ConfigError(
             "the reader 'metrics' has no address: set metrics.listen, such as 127.0.0.1:9464"
@@ -199,109 +198,78 @@ def count_metrics(context: ReaderContext) -> Publish:
 
 
 class MetricsServer:
-    """Answers at `wanted.listen`, in a thread of its own, until it is closed. It is there before
-    the run is: an address that cannot be had is said before anything else begins. registry: what it
-    serves. address: with the port that it got for port 0.
+    """A server at `wanted.listen`, in its own thread, until it is closed. It starts before the run,
+    so that a wrong address fails first.
+
+    registry: the metrics that it serves.
+    address: its URL, with the actual port for port 0.
     """
 
     def __init__(self, wanted: Metrics) -> None:
-        """Raises UsageError for an address that is none, ConfigError for one that others could
-        reach without a certificate or for unusable files, LinkError where the port is taken,
+        """Start the server. Raises UsageError for an invalid address, ConfigError for unusable
+        files or an address beyond loopback without certificates, LinkError for a port in use,
         MissingExtra.
         """
-        host, port, local = listening(wanted.listen)
-        options = secured(wanted, local=local)
+        listen = parse_listen_address(wanted.listen, "metrics.listen", "127.0.0.1:9464")
+        host, port = listen.host, listen.port
+        tls = make_tls_context(wanted, local=listen.local)
         try:
             from prometheus_client import (
                 CollectorRegistry,
                 PlatformCollector,
                 ProcessCollector,
-                start_http_server,
+                make_asgi_app,
             )
-        except ModuleNotFoundError:
-            raise MissingExtra("--metrics", "coordinator", "prometheus-client") from None
+
+            from federated.runtime.web_server import Limits, WebServer
+        except ModuleNotFoundError as error:
+            package = (error.name or "prometheus-client").replace("_", "-")
+            raise MissingExtra("--metrics", "coordinator", package) from None
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
+        limits = Limits(
+            MAX_CONNECTIONS,
+            CLOSE_TIMEOUT,
+            idle=CLIENT_TIMEOUT,
+            per_address=MAX_PER_ADDRESS,
+            requests=MAX_REQUESTS,
+        )
         try:
-            self._server, self._thread = start_http_server(port, host, self.registry, **options)
+            app = make_asgi_app(self.registry)
+            self._server = WebServer(app, (host, port), limits, tls=tls)
         except OSError as error:
             raise LinkError(
                 f"metrics cannot be served at {wanted.listen}: "
-                f"{error.strerror or error}; choose another port by --metrics"
+                f"{error.strerror or error}; choose another port with --metrics"
             ) from error
-        _be_brief(self._server)
-        shown, scheme = f"[{host}]" if ":" in host else host, "https" if options else "http"
-        self.address = f"{scheme}://{shown}:{self._server.server_port}/metrics"
+        shown, scheme = f"[{host}]" if ":" in host else host, "https" if tls else "http"
+        self.address = f"{scheme}://{shown}:{self._server.port}/metrics"
 
     def close(self) -> None:
-        # who connects and says nothing may hold it up: nobody waits for them
-        threading.Thread(target=self._server.shutdown, daemon=True).start()
-        self._thread.join(ENDING)
-        self._server.server_close()
+        self._server.close()
 
 
-def secured(wanted: Metrics, *, local: bool) -> dict[str, Any]:
-    """How the library is told of certificates; empty where none are asked for. Raises
-    ConfigError.
-    """
-    files = {"certfile": wanted.certificate, "keyfile": wanted.key, "client_cafile": wanted.ca}
-    if not local and not all(files.values()):
+def make_tls_context(wanted: Metrics, *, local: bool) -> ssl.SSLContext | None:
+    """Return the server's TLS context; None without certificates. Raises ConfigError."""
+    files = [wanted.certificate, wanted.key, wanted.ca]
+    if not local and not all(files):
         raise ConfigError(
-            f"metrics.listen = '{wanted.listen}' opens the metrics to the network: name "
-            "metrics.certificate, metrics.key and metrics.ca, and only "
-            "who shows a certificate of that authority is answered; or listen on "
-            "loopback and let a proxy or an SSH tunnel through"
+            f"metrics.listen = '{wanted.listen}' opens the metrics to the network: set "
+            "metrics.certificate, metrics.key and metrics.ca to require client certificates, or "
+            "listen on loopback behind a proxy or an SSH tunnel"
         )
-    if missing := [path for path in files.values() if path and not Path(path).is_file()]:
+    if missing := [path for path in files if path and not Path(path).is_file()]:
         raise ConfigError(f"metrics: the file {missing[0]} does not exist")
-    if not all(files.values()):
-        return {}
-    check_together(wanted)
-    disk.look_over(Path(wanted.key), "the key of the metrics' certificate")
-    return {**files, "client_auth_required": True}
-
-
-def _be_brief(server: WSGIServer) -> None:
-    """Who connects and says nothing keeps nobody waiting: TLS is spoken in a thread for each, as
-    all else, and none for long.
-    """
-    if isinstance(server.socket, ssl.SSLSocket):
-        # of the library, and missing in what is known of its types
-        server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
-    assert isinstance(server.RequestHandlerClass, type)
-    server.RequestHandlerClass = type("Brief", (server.RequestHandlerClass,), {"timeout": LASTING})
-
-
-def check_together(wanted: Metrics) -> None:
-    """Before a socket is bound, which the library would leave open. Raises ConfigError."""
+    if not all(files):
+        return None
     try:
-        made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=wanted.ca)
-        made.load_cert_chain(wanted.certificate, wanted.key)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=wanted.ca)
+        context.load_cert_chain(wanted.certificate, wanted.key)
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(
-            f"metrics: the certificate, its key and the authority do not go together: {error}"
+            f"metrics: the certificate, its key and the authority do not match: {error}"
         ) from error
-
-
-def listening(text: str) -> tuple[str, int, bool]:
-    """Host, port, and whether only this machine can reach it. Raises UsageError."""
-    host, _, port = text.rpartition(":")
-    host = host.strip("[]") or "127.0.0.1"
-    if not port.isdecimal() or int(port) > 65535:
-        raise UsageError(
-            f"metrics.listen: expected HOST:PORT, such as 127.0.0.1:9464, found '{text}'"
-        )
-    try:
-        found = {
-            str(info[4][0]) for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-        }
-    except OSError as error:
-        raise UsageError(
-            f"metrics.listen: expected an address of this machine, found '{host}': {error}"
-        ) from error
-    return (
-        host,
-        int(port),
-        all(ipaddress.ip_address(one.split("%")[0]).is_loopback for one in found),
-    )
+    context.verify_mode = ssl.CERT_REQUIRED
+    disk.warn_if_public(Path(wanted.key), "the key of the metrics' certificate")
+    return context

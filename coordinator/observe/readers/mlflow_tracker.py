@@ -1,7 +1,7 @@
-"""A run as a run of an MLflow server: its configuration as parameters, its rounds as metrics.
+"""Runs on an MLflow server: the configuration as parameters, the rounds as metrics.
 
-MLFLOW_TRACKING_URI names the server, MLFLOW_EXPERIMENT_NAME the experiment (`espalier` unless
-set). A run that is resumed continues its MLflow run, whose id lies in the run's folder.
+MLFLOW_TRACKING_URI names the server, MLFLOW_EXPERIMENT_NAME the experiment (default: `espalier`). A
+resumed run continues its MLflow run; the run's folder holds its id.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from federated.errors import ConfigError, MissingExtra
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["FILE", "track_by_mlflow"]
+__all__ = ["FILE", "track_with_mlflow"]
 
 log = logging.getLogger(__name__)
 
 FILE = "mlflow-run.txt"
 ADDRESS, EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
 STATUS = {"over": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-ENDING = 10.0  # seconds that the end of a run waits for the server
-LONGEST = 500  # characters of a parameter's value, the least that servers take
-PARAMETERS, METRICS = 100, 1000  # of one request
+END_TIMEOUT = 10.0  # seconds that the end of a run waits for the server
+MAX_VALUE = 500  # characters of a parameter's value that every server accepts
+MAX_PARAMETERS, MAX_METRICS = 100, 1000  # per request
 
 
-def track_by_mlflow(context: ReaderContext) -> Publish:
-    """Make a reader that sends what happens from a thread of its own: a server may be slow.
+def track_with_mlflow(context: ReaderContext) -> Publish:
+    """Make a reader that sends events from its own thread, since a server may be slow.
 
-    A server that fails is logged once, and hears no more of the run. Raises MissingExtra, and
-    ConfigError where no server is named.
+    If the server fails, an error is logged once and nothing more is sent. Raises MissingExtra, and
+    ConfigError if no server is named.
     """
     if not os.environ.get(ADDRESS):
         raise ConfigError(
@@ -59,7 +59,7 @@ def track_by_mlflow(context: ReaderContext) -> Publish:
         if isinstance(event, RoundEnded | RunEnded):
             events.put(event)
         if isinstance(event, RunEnded):
-            sender.join(ENDING)
+            sender.join(END_TIMEOUT)
 
     return read
 
@@ -72,21 +72,21 @@ def send(
 ) -> None:
     """Send events until the run ends or the server fails."""
     try:
-        run = open_run(client, config, file)
+        run = open_tracking_run(client, config, file)
         while isinstance(event := events.get(), RoundEnded):
             send_round(client, run, event.done)
         client.set_terminated(run, STATUS[event.phase])
     except Exception as error:  # whatever the library raises
         log.error(
-            "MLflow at %s failed and hears no more of this run: %s",
+            "MLflow at %s failed; no further rounds are sent: %s",
             os.environ.get(ADDRESS),
             error,
             extra={"event": "reader dropped", "reader": "mlflow"},
         )
 
 
-def open_run(client: MlflowClient, config: Config, file: Path) -> str:
-    """The id of the MLflow run: the one of this run's earlier processes, or a new one."""
+def open_tracking_run(client: MlflowClient, config: Config, file: Path) -> str:
+    """Return the id of the MLflow run: a resumed one, or a new one."""
     if file.is_file():
         run = file.read_text().strip()
         client.update_run(run, status="RUNNING")
@@ -98,17 +98,17 @@ def open_run(client: MlflowClient, config: Config, file: Path) -> str:
     experiment = client.create_experiment(name) if known is None else known.experiment_id
     run = client.create_run(experiment, run_name=config.name).info.run_id
     file.write_text(f"{run}\n")
-    parameters = [Param(key, value[:LONGEST]) for key, value in flat(to_json(config))]
-    for start in range(0, len(parameters), PARAMETERS):
-        client.log_batch(run, params=parameters[start : start + PARAMETERS])
+    parameters = [Param(key, value[:MAX_VALUE]) for key, value in flatten_settings(to_json(config))]
+    for start in range(0, len(parameters), MAX_PARAMETERS):
+        client.log_batch(run, params=parameters[start : start + MAX_PARAMETERS])
     return str(run)
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Settings by their dotted keys. Addresses and files of the broker are no parameters."""
+def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield settings by dotted key, without the broker's addresses and files."""
     for key, value in tree.items():
         if isinstance(value, dict) and not prefix and key != "broker":
-            yield from flat(value, f"{key}.")
+            yield from flatten_settings(value, f"{key}.")
         elif key != "broker":
             yield f"{prefix}{key}", str(value)
 
@@ -118,5 +118,5 @@ def send_round(client: MlflowClient, run: str, done: RoundRecord) -> None:
 
     now = int(time.time() * 1000)
     metrics = [Metric(key, value, now, done.round) for key, value in round_scalars(done).items()]
-    for start in range(0, len(metrics), METRICS):
-        client.log_batch(run, metrics=metrics[start : start + METRICS])
+    for start in range(0, len(metrics), MAX_METRICS):
+        client.log_batch(run, metrics=metrics[start : start + MAX_METRICS])

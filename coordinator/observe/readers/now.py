@@ -1,6 +1,4 @@
-"""Keeps a run's `now.json` up to date (see `coordinator.observe.now_file`), about once a second
-while the coordinator turns.
-"""
+"""Keep a run's `now.json` up to date, about once a second (see `coordinator.observe.now_file`)."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import contextlib
 import math
 import os
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,19 +15,19 @@ import msgspec
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe import events
 from coordinator.observe.events import Publish
-from coordinator.observe.now_file import FILE, STATES, TASKS, Member, Now
+from coordinator.observe.now_file import FILE, STATES, TASKS, FleetLoad, Member, Now
 from coordinator.observe.readers.reader import ReaderContext
 from coordinator.round.round import Agent
 from coordinator.round.task_state import TaskState
 
-__all__ = ["FleetLoad", "NowWriter", "fleet_load", "standing", "state_of", "write_now"]
+__all__ = ["NowWriter", "classify_agent", "classify_task", "measure_load", "write_now"]
 
-EVERY = 1.0  # seconds between two writings
-AGENTS = 1000  # at most so many are written one by one
+EVERY = 1.0  # seconds between two writes
+MAX_MEMBERS = 1000  # agents that are listed one by one
 
 
-def state_of(agent: Agent) -> str:
-    """How an agent is, in one of STATES."""
+def classify_agent(agent: Agent) -> str:
+    """Return an agent's state, one of STATES."""
     if agent.refused:
         return "refused"
     if not agent.online:
@@ -41,8 +39,8 @@ def state_of(agent: Agent) -> str:
     return agent.state if agent.state in STATES else "other"
 
 
-def standing(entry: TaskState) -> str:
-    """How a task stands, in one of TASKS."""
+def classify_task(entry: TaskState) -> str:
+    """Return a task's state, one of TASKS."""
     if entry.outcome:
         word = entry.outcome.partition(":")[0]
         return word if word in TASKS else "other"
@@ -57,14 +55,14 @@ def write_now(context: ReaderContext) -> Publish:
 
 
 class NowWriter:
-    """Keeps the file up to date, about once a second and at each round's start and end."""
+    """A writer of the file, about once a second and at each round's start and end."""
 
     def __init__(self, context: ReaderContext) -> None:
         self._context, self.rounds = context, context.config.rounds
         self.phase, self.round, self.wanted, self.reason = "between", 0, 0, ""
         self.epsilon: float | None = None
         self._started, self._began = _utc(), ""
-        self._written = -math.inf
+        self._written = -math.inf  # by the context's clock
 
     def read(self, event: events.Event) -> None:
         match event:
@@ -74,7 +72,7 @@ class NowWriter:
                 self.phase = "waiting"
             case events.RunPaused():
                 self.phase = "paused"
-            case events.RoundBegan(number, rounds, _):
+            case events.RoundStarted(number, rounds, _):
                 self.round, self.rounds, self.phase, self._began = number, rounds, "train", _utc()
             case events.PrivacySpent(epsilon):
                 self.epsilon = epsilon
@@ -84,63 +82,62 @@ class NowWriter:
                 self.phase, self.reason = phase, reason
             case _:
                 pass
-        self._write(now=isinstance(event, events.RoundBegan | events.RoundEnded | events.RunEnded))
+        self._write(
+            now=isinstance(event, events.RoundStarted | events.RoundEnded | events.RunEnded)
+        )
 
     # ---- the file --------------------------------------------------------------------------------
 
     def _write(self, *, now: bool) -> None:
-        """Write the file, if it is time to."""
+        """Write the file if it is due."""
         at, fleet, folder = self._context.clock(), self._context.fleet, self._context.folder
         if fleet is None or not (now or at - self._written >= EVERY):
             return
         self._written = at
         part = folder / f"{FILE}.part"
-        with contextlib.suppress(OSError):  # a full disk is said by those who must write
-            part.write_bytes(msgspec.json.encode(self.now(fleet)))
+        with contextlib.suppress(OSError):  # code that must write reports a full disk
+            part.write_bytes(msgspec.json.encode(self.describe(fleet)))
             part.replace(folder / FILE)
 
-    def now(self, fleet: Fleet) -> Now:
+    def describe(self, fleet: Fleet) -> Now:
+        """Return the state of the coordinator and its fleet."""
         entries = fleet.tasks
         phase = self.phase if self.phase != "train" or not entries else entries[0].task.work
-        agents = sorted(fleet.agents.values(), key=lambda agent: agent.name)
+        states = {entry.task.agent: classify_task(entry) for entry in entries}
+        agents = sorted(fleet.agents.values(), key=lambda agent: agent.name)[:MAX_MEMBERS]
         return Now(
-            self._context.config.name,
-            os.getpid(),
-            self._started,
-            _utc(),
-            phase,
-            self.round,
-            self.rounds,
-            self._began,
-            self.wanted,
-            members=tuple(members(agents[:AGENTS], entries)),
+            run=self._context.config.name,
+            pid=os.getpid(),
+            started=self._started,
+            updated=_utc(),
+            phase=phase,
+            round=self.round,
+            rounds=self.rounds,
+            began=self._began,
+            wanted=self.wanted,
+            members=tuple(
+                Member(
+                    a.name,
+                    classify_agent(a),
+                    a.submodel,
+                    states.get(a.name, ""),
+                    None if math.isnan(a.loss) else a.loss,
+                    a.absence[:200],
+                )
+                for a in agents
+            ),
             reason=self.reason[:1000],
             epsilon=self.epsilon,
-            **asdict(fleet_load(fleet)),
+            **asdict(measure_load(fleet)),
         )
 
 
-@dataclass(frozen=True)
-class FleetLoad:
-    """What a coordinator has to do, by the fields of the same names in `Now`."""
-
-    tasks: dict[str, int]
-    agents: dict[str, int]
-    bytes_up: int
-    bytes_down: int
-    receiving: int
-    waiting: int
-    queued: int
-    spool_files: int
-    spool_bytes: int
-
-
-def fleet_load(fleet: Fleet) -> FleetLoad:
-    """What the coordinator of a fleet has to do at this moment."""
-    (receiving, waiting), (files, size) = fleet.inbox.load, spooled(fleet.inbox.spool)
+def measure_load(fleet: Fleet) -> FleetLoad:
+    """Return the present load of a fleet's coordinator."""
+    (receiving, waiting), (files, size) = fleet.inbox.load, measure_spool(fleet.inbox.spool)
     return FleetLoad(
-        tasks=dict(Counter(map(standing, fleet.tasks))),
-        agents=dict(Counter(map(state_of, fleet.agents.values()))),
+        tasks=dict(Counter(map(classify_task, fleet.tasks))),
+        agents=dict(Counter(map(classify_agent, fleet.agents.values()))),
         bytes_up=fleet.link.received_bytes,
         bytes_down=fleet.link.sent_bytes,
         receiving=receiving,
@@ -151,28 +148,13 @@ def fleet_load(fleet: Fleet) -> FleetLoad:
     )
 
 
-def members(agents: list[Agent], entries: list[TaskState]) -> list[Member]:
-    tasks = {entry.task.agent: standing(entry) for entry in entries}
-    return [
-        Member(
-            a.name,
-            state_of(a),
-            a.submodel,
-            tasks.get(a.name, ""),
-            None if math.isnan(a.loss) else a.loss,
-            a.absence[:200],
-        )
-        for a in agents
-    ]
-
-
-def spooled(spool: Path) -> tuple[int, int]:
-    """Files in the spool, and their bytes together."""
+def measure_spool(spool: Path) -> tuple[int, int]:
+    """Return the number of files in the spool, and their bytes."""
     files, size = 0, 0
     for folder, _, names in os.walk(spool):
         for name in names:
-            with contextlib.suppress(OSError):  # gone meanwhile
-                # of a thousand files, each second
+            with contextlib.suppress(OSError):  # deleted meanwhile
+                # not pathlib, which is slow for a thousand files each second
                 size += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118
                 files += 1
     return files, size

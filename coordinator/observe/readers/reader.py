@@ -1,4 +1,4 @@
-"""What an event reader is, and what it may know of its run."""
+"""Interface of event readers, and the facts of a run that they may use."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["ReaderContext", "ReaderFactory", "round_scalars"]
 
 @dataclass
 class ReaderContext:
-    """What a reader may know of the run whose events it reads.
+    """The facts of a run that its readers may use.
 
-    folder: the run's folder, for the files that a reader writes.
+    folder: the run's folder, in which readers may write files.
     config: the run's configuration.
-    clock: gives seconds of any origin.
-    registry: what Prometheus is served; None where `metrics.listen` is empty.
+    clock: returns seconds of any origin.
+    registry: of Prometheus metrics; None if `metrics.listen` is empty.
     fleet: the connected agents; None until the run has them.
     log_fields: fields of each record in the run's log file.
     """
@@ -39,27 +39,30 @@ class ReaderContext:
 
 
 class ReaderFactory(Protocol):
-    """Makes the reader of one run: a function that is called with each event, in order.
+    """A factory that returns the reader of one run: a function that is called with each event.
+    `observe.readers` names the factory, not the reader.
 
-    The reader runs in the coordinator's loop, so it must not wait. Its last event is RunEnded,
-    where it closes what it opened. Raises ConfigError or MissingExtra where it cannot work.
+    The reader runs in the coordinator's loop, so it must not block. Some events come several times
+    a second: LoopTurned, FleetChanged, AgentsAwaited, RunPaused, RoundDelayed (see `skip_repeats`).
+    At the last event, RunEnded, it closes what it opened. The factory raises ConfigError or
+    MissingExtra if it cannot work.
     """
 
     def __call__(self, context: ReaderContext, /) -> Publish: ...
 
 
 def round_scalars(done: RoundRecord) -> Mapping[str, float]:
-    """The numbers of a finished round by name: of the round itself, and of each submodel's scores
-    over all examples, such as `central/w0.5-d2/accuracy`.
+    """Return the numbers of a finished round by name: of the round itself, and of each submodel's
+    scores over all examples, such as `central/w0.5-d2/accuracy`.
     """
-    rounds = {
+    numbers = {
         "round/seconds": done.seconds,
         "round/asked": float(len(done.entries)),
         "round/folded": float(sum(entry.outcome == "folded" for entry in done.entries)),
         "round/bytes_up": float(done.bytes_up),
         "round/bytes_down": float(done.bytes_down),
     }
-    return rounds | {
+    return numbers | {
         f"{score.view}/{score.submodel}/{name}": value
         for score in done.scores
         if not score.agent

@@ -1,6 +1,6 @@
 """Finished rounds as scalars for TensorBoard, in the folder `tensorboard` of the run's folder.
 
-They are written by tensorboardX, which needs neither TensorFlow nor TensorBoard itself.
+tensorboardX writes them; it needs neither TensorFlow nor TensorBoard.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What a person sees of a run: a table that is redrawn on a terminal, lines elsewhere; and the
-tables of scores.
-"""
+"""Terminal output of a run: a live table or lines, and tables of scores."""
 
 from __future__ import annotations
 
@@ -18,47 +16,45 @@ from rich.text import Text
 
 from coordinator.observe import events
 from coordinator.observe.records import RoundRecord, Score
-from coordinator.observe.score_summary import best_view, overall
-from coordinator.observe.score_text import headline_metrics, metric_text
+from coordinator.observe.score_summary import find_main_view, select_overall
+from coordinator.observe.score_text import format_metric, name_headline_metrics
 from federated.runtime.console import Say
 from federated.runtime.units import human_bytes
-from federated.wire.release_files import marked
+from federated.safe_table import SafeTable
+from federated.safe_text import make_safe
+from federated.wire.release_files import label_submodel
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
     from coordinator.round.round import Agent
 
-__all__ = ["Lines", "Screen", "closing_table", "score_table"]
+__all__ = ["LinePrinter", "Screen", "render_agents", "render_scores"]
 
-NAMED = 8  # agents up to which a line names each
-RECENT = 5  # rounds that the estimate of time left goes by
-REDRAW = 0.1  # seconds between two drawings, except where something new must be seen at once
+MAX_NAMED = 8  # agents that a line names one by one
+RECENT = 5  # rounds from which the time left is estimated
+REDRAW = 0.1  # seconds between two drawings of frequent events
 
 
-class Lines:
-    """One line per event, for pipes and log files."""
+class LinePrinter:
+    """A printer of one line per event, for pipes and log files."""
 
     def __init__(self, say: Say) -> None:
-        self._say = say
-        # how many agents there were when it was last said, and when that was
+        self._say, self.read = say, events.skip_repeats(self._read)
+        # number of ready agents when last printed, and the time of that
         self._waiting = (-1, -math.inf)
-        self._rounds, self._paused, self._delayed = 0, False, ""
-        self._ended: list[float] = []  # when rounds ended, by the monotonic clock
+        self._rounds = 0
+        self._ended: list[float] = []  # monotonic times at which rounds ended
 
-    def read(self, event: events.Event) -> None:
+    def _read(self, event: events.Event) -> None:
         match event:
             case events.AgentsAwaited(ready, wanted):
                 self._await(ready, wanted)
-            case events.RoundBegan(number, rounds, chosen):
+            case events.RoundStarted(number, rounds, chosen):
                 self._begin(number, rounds, chosen)
             case events.RoundDelayed(why):
-                if why != self._delayed:
-                    self._say(f"waiting: {why}")
-                self._delayed = why
+                self._say(f"waiting: {why}")
             case events.RunPaused():
-                if not self._paused:
-                    self._say("paused: no round begins until `coordinator pause --off`")
-                self._paused = True
+                self._say("paused; resume with `coordinator pause --off`")
             case events.RoundEnded(done):
                 self._end(done)
             case _:
@@ -70,18 +66,16 @@ class Lines:
             self._say(f"waiting: {ready} of {wanted} agents")
 
     def _begin(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
-        self._rounds, self._paused, self._delayed = rounds, False, ""
-        self._waiting = (-1, -math.inf)  # the next wait is news again
+        self._rounds = rounds
+        self._waiting = (-1, -math.inf)  # print the next wait, even if it is alike
         self._ended = self._ended or [time.monotonic()]
         names = [f"{agent} {submodel.unowned.name}" for agent, submodel in sorted(chosen.items())]
-        if len(names) > NAMED:
-            names = [
-                f"{count} x {submodel}"
-                for submodel, count in sorted(
-                    Counter(s.unowned.name for s in chosen.values()).items()
-                )
-            ]
-        self._say(f"round {number} of {rounds}: " + (", ".join(names) or "those at work go on"))
+        if len(names) > MAX_NAMED:
+            counts = Counter(submodel.unowned.name for submodel in chosen.values())
+            names = [f"{count} x {submodel}" for submodel, count in sorted(counts.items())]
+        self._say(
+            f"round {number} of {rounds}: " + (", ".join(names) or "agents continue their tasks")
+        )
 
     def _end(self, done: RoundRecord) -> None:
         missing = [f"{e.agent} {e.outcome}" for e in done.entries if e.outcome != "folded"]
@@ -93,30 +87,30 @@ class Lines:
             + (f"; {'; '.join(missing)}" if missing else "")
             + self._left(self._rounds - done.round)
         )
-        found = overall(done.scores)
-        for key, title in headline_metrics(found).items():
+        found = select_overall(done.scores)
+        for key, title in name_headline_metrics(found).items():
             self._say(
                 f"  {title} ({found[0].view}): "
-                + ", ".join(f"{s.label} {metric_text(s.metrics, key)}" for s in found)
+                + ", ".join(f"{s.label} {format_metric(s.metrics, key)}" for s in found)
             )
 
     def _left(self, rounds: int) -> str:
-        """An estimate of the time that so many rounds will take, from the last ones."""
+        """Return the estimated time of the remaining rounds, from the last ones."""
         self._ended = [*self._ended[-RECENT:], time.monotonic()]
         if rounds < 1 or len(self._ended) < 2:
             return ""
         seconds = rounds * (self._ended[-1] - self._ended[0]) / (len(self._ended) - 1)
-        return (
-            f"; about {seconds / 60:.0f} min left"
-            if seconds > 90
-            else f"; about {seconds:.0f} s left"
-        )
+        time_left = f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+        return f"; about {time_left} left"
 
 
 @dataclass
 class Screen:
-    """The same, redrawn in place: round, agents with submodel, state and loss, accuracy per
-    submodel.
+    """A live view of the run: the round, the agents with submodel, state and loss, and scores.
+
+    console: to draw on.
+    agents: returns the present agents.
+    title: of the view.
     """
 
     console: Console
@@ -142,14 +136,14 @@ class Screen:
         match event:
             case events.AgentsAwaited(ready, wanted):
                 self._note = f"waiting: {ready} of {wanted} agents"
-            case events.RoundBegan(number, rounds, chosen):
+            case events.RoundStarted(number, rounds, chosen):
                 self._round, self._note = (number, rounds), f"training on {len(chosen)} agents"
             case events.UpdateFolded(entry):
                 self._note = f"folded {entry.agent}"
             case events.RoundDelayed(why):
                 self._note = f"waiting: {why}"
             case events.RunPaused():
-                self._note = "paused: `coordinator pause --off` resumes it"
+                self._note = "paused; resume with `coordinator pause --off`"
             case events.RoundEnded(done):
                 self._bytes = [self._bytes[0] + done.bytes_up, self._bytes[1] + done.bytes_down]
                 self._scores = done.scores or self._scores
@@ -159,7 +153,7 @@ class Screen:
             case _:
                 return
         self._redraw(
-            now=isinstance(event, events.RoundBegan | events.UpdateFolded | events.RoundEnded)
+            now=isinstance(event, events.RoundStarted | events.UpdateFolded | events.RoundEnded)
         )
 
     def _redraw(self, *, now: bool) -> None:
@@ -172,32 +166,31 @@ class Screen:
         head = Text.assemble(
             (self.title, "bold"),
             f"   round {number} of {rounds}   " if rounds else "   ",
-            self._note,
+            make_safe(self._note),
             f"   {human_bytes(self._bytes[0])} up, {human_bytes(self._bytes[1])} down",
         )
-        table = Table(
+        table = SafeTable(
             "agent", "submodel", "state", "loss", box=None, pad_edge=False, header_style="dim"
         )
         for agent in self.agents():
-            said = Text(agent.absence or agent.state)  # another's words: text, never markup
             table.add_row(
                 agent.name,
                 agent.submodel,
-                said,
-                "" if agent.loss != agent.loss else f"{agent.loss:.3f}",
+                agent.absence or agent.state,
+                "" if math.isnan(agent.loss) else f"{agent.loss:.3f}",
             )
-        return Group(head, table, *([score_table(self._scores)] if self._scores else []))
+        return Group(head, table, *([render_scores(self._scores)] if self._scores else []))
 
 
-def score_table(scores: Sequence[Score]) -> Table:
-    """What there is to read of each submodel, one column per view."""
+def render_scores(scores: Sequence[Score]) -> Table:
+    """Return a table of the main metrics, with a row per submodel and a column per view."""
     scores = [s for s in scores if not s.agent]
     columns = [
         (key, title, view)
-        for key, title in headline_metrics(scores).items()
+        for key, title in name_headline_metrics(scores).items()
         for view in sorted({s.view for s in scores})
     ]
-    table = Table(
+    table = SafeTable(
         "submodel",
         *(f"{title} ({view})" for _, title, view in columns),
         box=None,
@@ -207,33 +200,28 @@ def score_table(scores: Sequence[Score]) -> Table:
     by_key = {(s.submodel, s.view): s.metrics for s in scores}
     for name, label in {s.submodel: s.label for s in scores}.items():
         table.add_row(
-            label, *(metric_text(by_key.get((name, view), {}), key) for key, _, view in columns)
+            label, *(format_metric(by_key.get((name, view), {}), key) for key, _, view in columns)
         )
     return table
 
 
-def closing_table(rows: Sequence[tuple[str, str, str, int, int]], scores: Sequence[Score]) -> Table:
-    """What each agent carried (name, submodel, the name under which that is scored, parameters,
-    MACs), with the accuracy of its submodel.
+def render_agents(rows: Sequence[tuple[str, str, str, int, int]], scores: Sequence[Score]) -> Table:
+    """Return a table of the agents' submodels with their accuracy. rows: agent, submodel, the name
+    under which it is scored, parameters, MACs.
     """
-    view, title = best_view(scores), headline_metrics(scores).get("accuracy", "accuracy")
-    found = {s.submodel: s for s in overall(scores)}
-    table = Table(
+    view, title = find_main_view(scores), name_headline_metrics(scores).get("accuracy", "accuracy")
+    found = {s.submodel: s for s in select_overall(scores)}
+    table = SafeTable(
         "agent",
         "submodel",
         "parameters",
         "MACs",
         f"{title} ({view})",
-        title="what each agent carried",
+        title="submodels of the agents",
     )
     for agent, submodel, scored, parameters, macs in rows:
         score = found.get(scored)
-        label = marked(submodel, untrained=score is not None and score.trained_updates == 0)
-        table.add_row(
-            agent,
-            label,
-            f"{parameters:,}",
-            f"{macs / 1e6:.2f} M",
-            metric_text(score.metrics if score else {}, "accuracy"),
-        )
+        label = label_submodel(submodel, untrained=score is not None and score.trained_updates == 0)
+        accuracy = format_metric(score.metrics if score else {}, "accuracy")
+        table.add_row(agent, label, f"{parameters:,}", f"{macs / 1e6:.2f} M", accuracy)
     return table

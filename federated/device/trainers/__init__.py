@@ -1,1 +1,1 @@
-"""Trainers: what computes for a task, one file each behind one protocol."""
+"""Trainers, which do the computing of a task: one file each behind one protocol."""

@@ -1,4 +1,4 @@
-"""The trainers by name. Nothing of a trainer is imported before it is chosen."""
+"""The trainers by name. A trainer is imported when it is chosen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrainerOpener(Protocol):
 
 
 def open_pytorch(device: str) -> Trainer:
-    """PyTorch. Raises MissingExtra, ConfigError."""
+    """Return the PyTorch trainer. Raises MissingExtra, ConfigError."""
     try:
         from federated.device.trainers.pytorch import PyTorchTrainer
     except ModuleNotFoundError as error:
@@ -42,10 +42,10 @@ TRAINERS: Mapping[str, TrainerOpener] = {
 
 
 def open_trainer(name: str, device: str = "cpu") -> Trainer:
-    """The trainer of a name that the owner of this machine chose: built in, of an installed package
-    (`espalier.trainers`), or `module:function`.
+    """Return the trainer that the owner of this machine named: a built-in one, one of an installed
+    package (`espalier.trainers`), or `module:function`.
 
-    Raises Unknown, nearest names first; ConfigError for one that cannot be imported or cannot use
-    the device; MissingExtra.
+    Raises Unknown with the nearest name; ConfigError if it cannot be imported or cannot use the
+    device; MissingExtra.
     """
     return find(KIND, name, TRAINERS)(device)

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from federated.capabilities import CAPABILITIES, hook
+from federated.capabilities import CAPABILITIES, name_hook
 from federated.device.trainers.trainer import Shapes, Start, TrainingResult
 from federated.engine.tallies import Tallies
 from federated.errors import ConfigError
 from federated.methods.catalogue import hooks, loaded_hooks, loaded_method
-from federated.settings import validated
+from federated.settings import validate
 from federated.task import Recipe
 from federated.training import scoring
 from federated.training.execution import Array, Examples, Execution, TrainingData, TrainingSet
@@ -32,7 +32,7 @@ __all__ = ["PyTorchTrainer"]
 
 
 class Cuda:
-    """The memory of the CUDA device; PyTorch touches it with the first use."""
+    """The memory of the CUDA device, which PyTorch initialises at the first use."""
 
     def free(self) -> int:
         return int(torch.cuda.mem_get_info()[0])
@@ -48,22 +48,22 @@ class Cuda:
 
 
 class PyTorchTrainer:
-    """A trainer for every recipe and hook. device: where PyTorch computes, "cpu" or "cuda".
+    """A trainer that supports every recipe and hook. device: "cpu" or "cuda".
 
     Raises ConfigError if PyTorch cannot use the device.
     """
 
     def __init__(self, device: str) -> None:
         if device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("--device cuda: this PyTorch sees no CUDA device; use --device cpu")
+            raise ConfigError("--device cuda: PyTorch finds no CUDA device; use --device cpu")
         self.device = device
         self.runtime = f"torch {torch.__version__} {device}"
         self.accelerator = Cuda() if device == "cuda" else None
 
-    @property  # not cached: the owner's methods may be loaded later
+    @property  # not cached, since the owner's methods may be loaded later
     def capabilities(self) -> frozenset[str]:
         able = (name for name, known in loaded_hooks().items() if known.train)
-        return frozenset(CAPABILITIES) | frozenset(map(hook, able))
+        return frozenset(CAPABILITIES) | frozenset(map(name_hook, able))
 
     def use_threads(self, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -74,7 +74,7 @@ class PyTorchTrainer:
     @contextmanager
     def load(self, start: Start) -> Iterator[PyTorchNetwork]:
         try:
-            net = filled(start).to(self.device)
+            net = build_network(start).to(self.device)
             with torch.random.fork_rng(devices=[self.device] if self.accelerator else []):
                 torch.manual_seed(start.seed)  # dropout draws from the global generator
                 yield PyTorchNetwork(net, start, self.device)
@@ -87,7 +87,7 @@ class PyTorchTrainer:
         chosen = loaded_method(run.method)
         if chosen.hooks is None or chosen.hooks.survey is None:
             return {}
-        settings = validated(chosen.record, run.settings, f"card of run '{run.run}': {chosen.name}")
+        settings = validate(chosen.record, run.settings, f"card of run '{run.run}': {chosen.name}")
         return chosen.hooks.survey(
             Survey(
                 run.network,
@@ -115,8 +115,8 @@ class PyTorchTrainer:
 
 @dataclass(frozen=True)
 class PyTorchNetwork:
-    """A module with the weights of a start, on a device. torch's global generator is seeded, and is
-    restored when the context that made this network ends.
+    """A module with the weights of a start, on a device. PyTorch's global random generator stays
+    seeded until the context of this network ends.
     """
 
     net: nn.Module
@@ -128,8 +128,8 @@ class PyTorchNetwork:
         session = open_session(self.net, start.submodel, recipe, data, seed=start.seed)
         session.round = start.round
         if recipe.hook or recipe.variate:
-            session.received = placed(start.received, self.device)
-        session.memory = placed(start.memory, self.device)
+            session.received = to_tensors(start.received, self.device)
+        session.memory = to_tensors(start.memory, self.device)
         done = descend(
             session,
             hooks(recipe.hook) if recipe.hook else None,
@@ -139,14 +139,14 @@ class PyTorchNetwork:
         names = [*shapes(start.submodel)]
         names += statistics(start.submodel) if recipe.norm == "tracked" else []
         state = self.net.state_dict()
-        # copies: calibration and further training write to the network's own
+        # copies, since calibration and further training write to the network's own tensors
         trained = {name: state[name].clone() for name in dict.fromkeys((*names, *recipe.keep))}
         return TrainingResult(
-            arrays(trained),
+            to_arrays(trained),
             done.loss,
             done.steps,
-            arrays(session.sent),
-            arrays(session.memory),
+            to_arrays(session.sent),
+            to_arrays(session.memory),
             session.notes,
         )
 
@@ -156,7 +156,7 @@ class PyTorchNetwork:
         found, batches = scoring.calibrate(
             self.net, x, self.start.recipe.batch, self.start.seed, stop
         )
-        return arrays(found), batches
+        return to_arrays(found), batches
 
     def evaluate(
         self, data: TrainingData, recipe: Recipe, stop: Callable[[], bool] | None = None
@@ -164,8 +164,8 @@ class PyTorchNetwork:
         return scoring.evaluate(self.net, self.start.submodel, recipe, data, stop)
 
 
-def filled(start: Start) -> nn.Module:
-    """The network of a start, on the CPU; torch's random state stays as it was."""
+def build_network(start: Start) -> nn.Module:
+    """Build the network of a start on the CPU, without changing PyTorch's random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(start.recipe.seed)
         net = build(start.submodel)
@@ -175,12 +175,12 @@ def filled(start: Start) -> nn.Module:
     return net
 
 
-def arrays(values: Mapping[str, Tensor]) -> dict[str, Array]:
+def to_arrays(values: Mapping[str, Tensor]) -> dict[str, Array]:
     return {
         name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in values.items()
     }
 
 
-def placed(values: Mapping[str, Array], device: str) -> dict[str, Tensor]:
-    """Copies: what was received may be read-only."""
+def to_tensors(values: Mapping[str, Array], device: str) -> dict[str, Tensor]:
+    """Copy arrays, which may be read-only, to a device."""
     return {name: torch.from_numpy(np.array(value)).to(device) for name, value in values.items()}

@@ -1,7 +1,7 @@
-"""What a trainer is: the computing part of a task, behind two protocols; torch-free.
+"""The protocols of a trainer, which does the computing of a task. Torch-free.
 
-The sequence of a task (`federated.device.task_work`) calls these. Weights cross as numpy arrays, by
-local name, so that a trainer needs no PyTorch.
+`federated.device.task_work` calls them. Weights are passed as numpy arrays by local name, so that a
+trainer needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Start:
-    """What a network is loaded from.
+    """The start of a task, from which a network is loaded.
 
     submodel: the network.
     recipe: how to train it.
     weights: its own tensors by local name, in the shapes of `Trainer.shapes`, perhaps read-only.
-    Those that are missing are initialised from `recipe.seed`.
-    seed: of every random choice but initialisation, 0 to 2^63 - 1.
-    round: of the coordinator, from 1; 0 without a run.
-    received: all tensors that came, perhaps read-only; names with a "/" are a variate's (`c/NAME`)
-    or a hook's.
-    memory: what the device kept from earlier rounds, by name there.
+        Missing ones are initialised from `recipe.seed`.
+    seed: of every random choice except initialisation, 0 to 2^63 - 1.
+    round: the coordinator's round, from 1; 0 without a run.
+    received: all tensors received, perhaps read-only; names with a "/" belong to a variate
+        (`c/NAME`) or a hook.
+    memory: arrays that the device kept from earlier rounds, by name there.
     """
 
     submodel: Submodel
@@ -68,14 +68,14 @@ class Start:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a training gave. All arrays are contiguous, and nobody else writes to them.
+    """The result of a training. All arrays are contiguous, and nobody else writes to them.
 
-    tensors: by local name, every parameter, running statistics under `norm = "tracked"`, and what
-    the recipe keeps.
+    tensors: by local name: every parameter, running statistics under `norm = "tracked"`, and the
+        tensors that the recipe keeps.
     loss: mean over the examples of the last epoch.
-    steps: of the optimiser.
-    sent: tensors of the update beside `tensors`, or in place of those with the same name.
-    memory: what the device keeps for its next round, by name.
+    steps: number of optimiser steps.
+    sent: tensors of the update in addition to `tensors`, or instead of those with the same name.
+    memory: arrays that the device keeps for its next round, by name.
     notes: plain values of the update.
     """
 
@@ -91,9 +91,9 @@ class LoadedNetwork(Protocol):
     """A submodel with weights. Each call leaves its weights and statistics for the next one."""
 
     def train(self, data: TrainingData, execution: Execution) -> TrainingResult:
-        """Train by the recipe that the network was loaded with.
+        """Train with the recipe that the network was loaded with.
 
-        Raises DataError without an example, Stopped, Diverged.
+        Raises DataError without examples, Stopped, Diverged.
         """
 
     def calibrate(
@@ -103,22 +103,22 @@ class LoadedNetwork(Protocol):
         `recipe.batch`, and the number of batches.
 
         Each statistic is the mean over batches of the batch's mean or unbiased variance. All other
-        layers behave as in evaluation. Raises DataError without an example, Stopped.
+        layers behave as in evaluation. Raises DataError without examples, Stopped.
         """
 
     def evaluate(
         self, data: TrainingData, recipe: Recipe, stop: Callable[[], bool] | None = None
     ) -> Tallies:
         """Return sums over the examples, by view (see `federated.training.scoring.evaluate`); empty
-        without an example.
+        without examples.
 
-        recipe: gives the batch size, the share of hidden tokens, and whether to count per class.
+        recipe: gives the batch size, the fraction of hidden tokens, and whether to count per class.
         Raises Stopped.
         """
 
 
 class Accelerator(Protocol):
-    """Memory of a trainer's own beside that of the process."""
+    """A trainer's own memory, separate from that of the process."""
 
     def free(self) -> int:
         """Return the free bytes."""
@@ -136,9 +136,10 @@ class Accelerator(Protocol):
 class Trainer(Protocol):
     """Trains, calibrates and evaluates submodels in this process.
 
-    runtime: name and version of what computes, and where, such as "torch 2.7.0 cpu".
-    capabilities: what it supports of `federated.capabilities`.
-    accelerator: its own memory; None if it computes in the memory of the process.
+    runtime: name and version of the computing library, and its device, such as
+        "torch 2.7.0 cpu".
+    capabilities: those of `federated.capabilities` that it supports.
+    accelerator: its own memory; None if it uses the memory of the process.
     """
 
     @property
@@ -152,30 +153,29 @@ class Trainer(Protocol):
         """Compute with this number of threads, at least 1, from now on."""
 
     def shapes(self, submodel: Submodel) -> Shapes:
-        """Return the shapes of a submodel's tensors. Raises ValueError for one that it cannot
-        build.
+        """Return the shapes of a submodel's tensors. Raises ValueError for a submodel that it
+        cannot build.
         """
 
     def load(self, start: Start) -> AbstractContextManager[LoadedNetwork]:
         """Return a network with weights, to use within the context. The weights are copied.
 
-        Within the context MemoryError means that memory ran out, of an accelerator too.
+        Within the context MemoryError means that memory ran out, including an accelerator's.
         """
 
     def survey(self, run: Run, data: Examples, memory: int) -> dict[str, Any]:
-        """Return what a run's method requires of a device that joins; empty where it requires
-        nothing. memory: bytes that training may take.
+        """Return the survey of the device that a run's method requires at join; empty if it
+        requires none. memory: bytes that training may use.
 
-        Raises Unknown for a method that is not installed, ConfigError for settings that it does not
-        accept.
+        Raises Unknown for a method that is not installed, ConfigError for settings that it rejects.
         """
 
     def training_memory(self, submodel: Submodel, batch: int) -> int:
-        """Return the bytes that training takes beyond the process itself, as predicted."""
+        """Return the predicted bytes that training uses beyond the process itself."""
 
     def stepper(
         self, submodel: Submodel, x: Array, y: Array, labels: Sequence[int]
     ) -> Callable[[], object]:
-        """Return a function that takes one training step (forward, backward, update) on a batch of
-        examples x [n, *inputs], y [n, ...], to be timed.
+        """Return a function that performs one training step (forward, backward, update) on a batch
+        of examples x [n, *inputs], y [n, ...]. Callers time it.
         """

@@ -1,1 +1,1 @@
-"""Robust rules: how to combine the updates of a round when some devices may send anything."""
+"""Robust rules: aggregation that withstands some arbitrary updates."""

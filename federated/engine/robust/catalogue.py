@@ -1,4 +1,4 @@
-"""The robust rules by name."""
+"""Robust rules by name."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ RULES: dict[str, Rule] = {
 
 
 def rule(name: str) -> Rule | None:
-    """The rule that a setting names: built in, of an installed package (`espalier.rules`), or
-    `module:attribute`; None for "none", with which updates combine as the method states.
+    """Return the rule that a setting names: a built-in one, one of an installed package
+    (`espalier.rules`), or `module:attribute`. Return None for "none", with which updates combine as
+    the method defines.
 
-    Raises Unknown, nearest names first; ConfigError for one that cannot be imported.
+    Unknown: no such rule; the the error names the nearest. ConfigError: it cannot be imported.
     """
     return find(KIND, name, {"none": None, **RULES})

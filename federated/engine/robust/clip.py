@@ -1,7 +1,7 @@
-"""Clipping: the mean of updates, each shortened to a norm; its direction stays.
+"""Clipping: the mean of all updates, each shortened to a norm.
 
-The norm is `robust.clip`, or the median of the submodel's updates in earlier rounds. In a round
-before which nothing is known, it is the median of the round's own updates.
+The norm is `robust.clip`, or the median of the submodel's updates in earlier rounds. In a first
+round it is the median of the round's own updates.
 """
 
 from __future__ import annotations
@@ -9,32 +9,33 @@ from __future__ import annotations
 import statistics
 
 from federated.engine.aggregate import Total, fold
-from federated.engine.kept_parts import Kept
+from federated.engine.part_store import PartStore
 from federated.engine.robust.arithmetic import groups
 from federated.engine.robust.rule import Rule
-from federated.engine.update_norms import clipped, length
+from federated.engine.update_norms import change_norm, clip_parts
 from federated.method import Tensors
 
 __all__ = ["CLIP"]
 
 
-def shortened(kept: Kept, tensors: Tensors, f: int) -> Total:
-    """The sum of all updates, none longer than the median of its group; of an even number, the
-    lower of the two in the middle. Of two updates, their mean would be half of what a liar likes.
+def combine_clipped(kept: PartStore, tensors: Tensors, f: int) -> Total:
+    """Return the sum of all updates, each shortened to the median norm of its group. With an even
+    number, that is the lower of the two middle norms: an attacker could set half of the mean of
+    two.
     """
     total = Total()
     for members in groups(kept):
-        bound = statistics.median_low(length(kept.parts(key), tensors) for key in members)
+        bound = statistics.median_low(change_norm(kept.parts(key), tensors) for key in members)
         for key in members:
-            fold(total, clipped(kept.parts(key), tensors, bound), key)
+            fold(total, clip_parts(kept.parts(key), tensors, bound), key)
     return total
 
 
 CLIP = Rule(
     name="clip",
-    help="the mean of the updates, each shortened to a norm",
+    help="the mean of the updates, each clipped to a norm",
     compares="update",
     needed=lambda f: 1,
     clips=True,
-    combine=shortened,
+    combine=combine_clipped,
 )

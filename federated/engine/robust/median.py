@@ -1,5 +1,5 @@
-"""Median: of the devices that hold a coordinate, the middle value, or the mean of the two in the
-middle (Yin et al., arXiv 1803.01498, Definition 1).
+"""Median: the middle value among the devices that hold a coordinate, or the mean of the two middle
+ones (Yin et al., arXiv 1803.01498, Definition 1).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ __all__ = ["MEDIAN", "median"]
 
 
 def median(ordered: Array, counts: NDArray[np.int64], f: int) -> NDArray[np.float64]:
-    """The middle of each row, or the mean of the two in the middle.
+    """Return the middle of each row, or the mean of the two middle values.
 
-    ordered: [coordinates, devices], rising. counts: how many values of each row are there, at its
-    start.
+    ordered: [coordinates, devices], ascending
+    counts: number of values at the start of each row
     """
     low, high = (
         np.take_along_axis(ordered, place[:, None], axis=1)[:, 0].astype(np.float64)
@@ -28,7 +28,7 @@ def median(ordered: Array, counts: NDArray[np.int64], f: int) -> NDArray[np.floa
 
 MEDIAN = Rule(
     name="median",
-    help="of each coordinate, the middle value",
+    help="the median of each coordinate",
     compares="coordinate",
     needed=majority,
     clips=False,

@@ -1,19 +1,21 @@
-"""Multi-Krum: the mean of the n - f - 2 updates of one submodel with the least sums that Krum
-compares; more than these are not proven safe (El Mhamdi et al., arXiv 1802.07927).
+"""Multi-Krum: the mean of the n - f - 2 updates of one submodel that have the least sums in Krum.
+Selecting more is not proven safe (El Mhamdi et al., arXiv 1802.07927).
 """
 
 from __future__ import annotations
 
-from federated.engine.robust.arithmetic import for_distances, selected
+from federated.engine.robust.arithmetic import least_for_krum, per_submodel, weigh_nearest
 from federated.engine.robust.rule import Rule
 
 __all__ = ["MULTIKRUM"]
 
 MULTIKRUM = Rule(
     name="multikrum",
-    help="of each submodel, the mean of the n - f - 2 updates that are nearest to the others",
+    help="the mean of the n - f - 2 updates of each submodel that are nearest to the others",
     compares="submodel",
-    needed=for_distances,
+    needed=least_for_krum,
     clips=False,
-    combine=lambda kept, tensors, f: selected(kept, tensors, f, lambda n: n - f - 2),
+    combine=lambda kept, tensors, f: per_submodel(
+        kept, tensors, f, least_for_krum, weigh_nearest(lambda n: n - f - 2)
+    ),
 )

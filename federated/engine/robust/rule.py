@@ -1,15 +1,15 @@
-"""What a robust rule is: a frozen record, and how a method and a round use it.
+"""Robust rules as records, and their use by a method and a round.
 
-The mean follows one liar as far as it wants (Blanchard et al., arXiv 1703.02757, Lemma 3.1). A rule
-looks at the updates beside each other instead, and up to f of them may be anything at all.
+One attacker can move a mean as far as it wants (Blanchard et al., arXiv 1703.02757, Lemma 3.1). A
+rule compares the updates instead, up to f of which may be arbitrary.
 
-All updates count the same, as in the papers: weights by examples are claims, and with them one liar
-could be the majority of a coordinate by itself. Each device counts once: if a late update of it
-came into the same round, its last one does. A row that a device does not have (of a class that it
-does not hold) is not covered by it.
+All updates have the same weight, as in the papers: numbers of examples are claims, and with them
+one attacker could be the majority of a coordinate. Each device counts once: if a late update of it
+arrives in the same round, its last update counts. An update does not cover rows that its device
+lacks (of classes that it does not hold).
 
-What comes out is an ordinary `Total` of which the mean is the rule's result, so that every method's
-`finish` works on as it does otherwise.
+The result is an ordinary `Total` with the rule's result as its mean, so that every method's
+`finish` works unchanged.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ from typing import Literal
 import numpy as np
 
 from federated.engine.aggregate import Part, Total
-from federated.engine.kept_parts import Kept
-from federated.engine.update_norms import counted, grounded
+from federated.engine.part_store import PartStore
+from federated.engine.update_norms import add_missing_homes, count_once
 from federated.errors import ConfigError
 from federated.method import Method, State, Tensors
 from federated.task import Update
 from models.slicing import Plan
 
-__all__ = ["Rule", "combine", "robust"]
+__all__ = ["Rule", "combine", "make_robust"]
 
 
 @dataclass(frozen=True)
 class Rule:
     """A robust rule.
 
-    name: as `robust.rule` takes it.
-    help: what it does, in one line of the table in SECURITY.md.
-    compares: which updates it looks at beside each other: all that hold a coordinate, all of a
-    submodel, or each update alone.
-    needed: how many of these it needs to withstand f liars. What fewer hold stays as it is.
-    clips: whether updates are added up as they come, each shortened to the norm that earlier rounds
-    tell or `robust.clip` states. `combine` then serves rounds before any norm is known.
-    Otherwise every update of a round is kept on disk until the round is over.
-    combine: from the kept updates, the state's tensors by home and f, a total of which the mean is
-    the result.
+    name: value of `robust.rule`
+    help: one line for the table in SECURITY.md
+    compares: updates that it compares: all that hold a coordinate, all of a submodel, or each alone
+    needed: number of these that it needs to withstand f attackers; values held by fewer do not
+        change
+    clips: True: updates are summed as they arrive, each shortened to the norm known from earlier
+        rounds or to `robust.clip`, and `combine` serves rounds before any norm is known. False: all
+        updates of a round stay on disk until the round is over.
+    combine: returns a total with the result as its mean, from the stored updates, the state's
+        tensors by home, and f. `federated.engine.robust.arithmetic` has `per_coordinate` for rules
+        that compare a coordinate, and `per_submodel` for rules that weigh whole updates by their
+        distances. Values as large as 1e30 must not spoil the result.
     """
 
     name: str
@@ -52,34 +54,36 @@ class Rule:
     compares: Literal["coordinate", "submodel", "update"]
     needed: Callable[[int], int]
     clips: bool
-    combine: Callable[[Kept, Tensors, int], Total]
+    combine: Callable[[PartStore, Tensors, int], Total]
 
 
-def combine(rule: Rule, kept: Kept, tensors: Tensors, f: int) -> Total:
-    """The total of which the mean is the rule's result; all updates are in it as seen, whether the
-    rule used them or not.
+def combine(rule: Rule, kept: PartStore, tensors: Tensors, f: int) -> Total:
+    """Return a total with the rule's result as its mean. All updates are in `seen`, used by the
+    rule or not.
 
-    tensors: the state's, by home. f: how many devices may be liars. OSError: the files cannot be
-    read.
+    tensors: the state's, by home
+    f: number of devices that may be attackers
+    OSError: the files cannot be read.
     """
-    kept.newest()
+    kept.keep_newest()
     total = rule.combine(kept, tensors, f)
     total.seen.clear()
     total.seen.update(kept.seen)
     return total
 
 
-def robust(method: Method) -> Method:
-    """The method with updates that all count the same, which finishes what `combine` returns.
-    ConfigError: it forbids robust rules.
+def make_robust(method: Method) -> Method:
+    """Return the method with equal weights for all updates, ready to finish what `combine` returns.
+
+    ConfigError: the method does not support robust rules.
     """
     if why := method.forbids.get("robust"):
-        raise ConfigError(f"method {method.name} cannot be used with a robust rule: {why}")
+        raise ConfigError(f"method {method.name} does not support robust rules: {why}")
 
     def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
-        return map(counted, method.parts(state, plan, update))
+        return map(count_once, method.parts(state, plan, update))
 
     def finish(state: State, total: Total, rng: np.random.Generator) -> State:
-        return method.finish(grounded(state, total.sums), total, rng)
+        return method.finish(add_missing_homes(state, total.sums), total, rng)
 
     return replace(method, parts=parts, finish=finish)

@@ -1,5 +1,5 @@
-"""Trimmed mean: of the devices that hold a coordinate, the mean without the f largest and the f
-smallest values (Yin et al., arXiv 1803.01498, Definition 2).
+"""Trimmed mean: the mean of the values of all devices that hold a coordinate, without the f largest
+and the f smallest (Yin et al., arXiv 1803.01498, Definition 2).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from federated.engine.robust.arithmetic import Array, majority, per_coordinate
 from federated.engine.robust.rule import Rule
 
-__all__ = ["TRIMMED", "trimmed"]
+__all__ = ["TRIMMED", "trimmed_mean"]
 
 
-def trimmed(ordered: Array, counts: NDArray[np.int64], f: int) -> NDArray[np.float64]:
-    """The mean of each row without f values at either end.
+def trimmed_mean(ordered: Array, counts: NDArray[np.int64], f: int) -> NDArray[np.float64]:
+    """Return the mean of each row without f values at either end.
 
-    ordered: [coordinates, devices], rising. counts: how many values of each row are there, at its
-    start.
+    ordered: [coordinates, devices], ascending
+    counts: number of values at the start of each row
     """
     places = np.arange(ordered.shape[1])
     middle = (places >= f) & (places < (counts - f)[:, None])
@@ -29,9 +29,9 @@ def trimmed(ordered: Array, counts: NDArray[np.int64], f: int) -> NDArray[np.flo
 
 TRIMMED = Rule(
     name="trimmed",
-    help="of each coordinate, the mean without the f largest and the f smallest values",
+    help="the mean of each coordinate without the f largest and the f smallest values",
     compares="coordinate",
     needed=majority,
     clips=False,
-    combine=lambda kept, tensors, f: per_coordinate(kept, tensors, f, trimmed),
+    combine=lambda kept, tensors, f: per_coordinate(kept, tensors, f, trimmed_mean),
 )

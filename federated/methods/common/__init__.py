@@ -1,3 +1,1 @@
-"""What several methods build on, and parts that would make a method's own file too long: arithmetic
-and sizes. No method of the catalogue is here.
-"""
+"""Arithmetic and menus that several methods share, or that are too long for a method's own file."""

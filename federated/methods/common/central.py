@@ -1,5 +1,5 @@
-"""The norm of a layer without its largest entries (FedFA, Park and Joe-Wong, arXiv 2406.09877,
-Algorithm 1, line 12), by one partition.
+"""Norm of a layer without its largest entries (FedFA, Park and Joe-Wong, arXiv 2406.09877,
+Algorithm 1, line 12), with one partition.
 """
 
 from __future__ import annotations
@@ -12,22 +12,24 @@ from torch import Tensor
 
 __all__ = ["central_norm"]
 
-SHARE = 0.95  # of the entries, by size, that count for the norm
-# where the upper entries are taken to begin, from so many entries, in tensors from this size on
+FRACTION = 0.95  # of the entries, smallest first, that count
+# guessed rank of the upper entries, sample size of the guess, least size of a tensor for it
 GUESS, SAMPLE, LARGE = 0.93, 1 << 12, 1 << 16
 BLOCK = 1 << 16  # entries summed in float32
 
 
 def central_norm(tensor: Tensor, scaling: str) -> float:
-    """Norm of the entries up to the 95th percentile of the absolute values, linearly interpolated,
-    inclusive.
+    """Return the norm of the entries up to the 95th percentile of the absolute values (linear
+    interpolation, inclusive).
 
-    scaling: "l2", or "rms" to divide by the square root of the number of entries. The value at the
-    percentile's lower rank decides: above it the percentile takes in ties of that value only, so
-    that one partition does and nothing need be interpolated.
+    scaling: "l2", or "rms" to divide by the square root of the number of entries
+
+    No interpolation is needed: above the value at the percentile's lower rank, only ties of that
+        value
+    count, so one partition suffices.
     """
     sizes: NDArray[np.float32] = np.abs(tensor.detach().numpy().reshape(-1))
-    rank = math.floor(round(SHARE * (sizes.size - 1), 9))
+    rank = math.floor(round(FRACTION * (sizes.size - 1), 9))
     top, sure = split(sizes, rank)
     rank -= sizes.size - top.size
     top.partition(rank)
@@ -41,11 +43,11 @@ def central_norm(tensor: Tensor, scaling: str) -> float:
 
 
 def split(sizes: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32], float]:
-    """The upper entries, among them surely that of this rank, and the energy of those below; writes
-    over `sizes`.
+    """Return the upper entries, which include that of this rank, and the energy of the entries
+    below. Overwrite `sizes`.
 
-    A regular sample guesses where the upper ones begin, which spares the partition nine tenths of a
-    large tensor; a wrong guess spares nothing.
+    A regular sample guesses where the upper entries begin, which saves the partition nine tenths of
+    a large tensor. If the guess is wrong, return all entries.
     """
     if sizes.size >= LARGE:
         sample = sizes[:: sizes.size // SAMPLE]
@@ -59,8 +61,8 @@ def split(sizes: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32], f
 
 
 def energy(values: NDArray[np.float32]) -> float:
-    """Sum of squares, by blocks in float32 and over blocks in float64; in float64 throughout where
-    a block would overflow.
+    """Return the sum of squares, in float32 per block and float64 over blocks, or in float64
+    throughout if a block would overflow.
     """
     with np.errstate(over="ignore"):
         total = sum(

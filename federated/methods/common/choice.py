@@ -1,11 +1,11 @@
-"""Which size a FedFA device gets (Park and Joe-Wong, arXiv 2406.09877): the largest that it
-affords, or the one that suits its data.
+"""Choice of a FedFA device's size (Park and Joe-Wong, arXiv 2406.09877): the largest that it can
+afford, or the one that suits its data.
 
-In the paper's search half of the devices take the smallest size, which `assign.submodels` of a run
-can pin, and the others look for the one of highest ZiCo score on their own data, before any
-training (see `federated.training.zico`). A menu is small, so each device scores all of it when it
-joins. The score mostly rises with size: without a budget of multiply-adds the choice is nearly
-always the largest.
+In the paper's search, half of the devices take the smallest size (a run can pin them with
+`assign.submodels`). The others search for the size with the highest ZiCo score on their own data,
+before any training (`federated.training.zico`). A menu is small, so each device scores all of it
+when it joins. The score mostly rises with size: without a budget of multiply-adds, the choice is
+nearly always the largest.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ CHOICES: Mapping[str, Setting] = MappingProxyType(
     {
         "choice": Setting(
             "largest",
-            "of the sizes that a device affords: the largest, or the one of best score on its data",
+            "submodel among those a device can afford: the largest, or the best on its data",
             ("largest", "zico"),
         ),
         "mac_budget": Setting(
             0.0,
-            "most multiply-adds of a device's size, as a share of the whole network's; 0: any",
+            "maximum multiply-adds of a submodel, as a fraction of the network's; 0: no limit",
             least=0,
             most=1,
         ),
@@ -45,10 +45,10 @@ CHOICES: Mapping[str, Setting] = MappingProxyType(
 def choose(
     state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator
 ) -> Submodel:
-    """Within the budget, the best score, of equals the one with fewest multiply-adds; the largest,
-    where it is asked for or nothing was scored.
+    """Return the submodel with the best score within the budget; among equal ones, that with the
+    fewest multiply-adds. Return the largest if that is the setting or nothing was scored.
     """
-    within = allowed(affordable, state.settings["mac_budget"])
+    within = within_budget(affordable, state.settings["mac_budget"])
     found = (
         profile.survey.get("zico")
         if profile is not None and state.settings["choice"] == "zico"
@@ -67,9 +67,9 @@ def choose(
     )
 
 
-def allowed(affordable: Sequence[Submodel], budget: float) -> Sequence[Submodel]:
-    """The submodels of at most so large a share of the whole network's multiply-adds, all for 0;
-    the cheapest, where that allows none.
+def within_budget(affordable: Sequence[Submodel], budget: float) -> Sequence[Submodel]:
+    """Return the submodels with at most this fraction of the whole network's multiply-adds; all for
+    0, the cheapest if none fits.
     """
     if budget <= 0:
         return affordable

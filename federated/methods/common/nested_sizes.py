@@ -1,13 +1,14 @@
-"""NeFL's submodels (Kang, Cha, Shin, Lee and Kang, arXiv 2308.07761): the published tables for four
-ResNets, and a rule for every other network.
+"""Submodels of NeFL (Kang, Cha, Shin, Lee and Kang, arXiv 2308.07761): the published tables for
+four ResNets, and a rule for every other network.
 
-A submodel keeps a share gamma = gamma_W x gamma_D of the parameters, gamma_W by narrower layers and
-gamma_D by fewer blocks. The ratio of channels is sqrt(gamma_W), as in the authors' code: gamma_W is
-a share of parameters, and those of a layer go with the square of its channels.
+A submodel keeps a fraction gamma = gamma_W x gamma_D of the parameters, gamma_W by narrower layers
+and gamma_D by fewer blocks. The ratio of channels is sqrt(gamma_W), as in the authors' code, since
+the parameters of a layer grow with the square of its channels.
 
-Where there is no table, blocks are dropped from the ends of the sections, of the section that is
-fullest still and of the deepest of those, as long as each brings the parameters nearer to their
-goal. Only residual blocks can go; the projection of a first block stays.
+Without a table, blocks are dropped from the ends of sections as long as each brings the number of
+parameters closer to its goal: first from the section that has the largest fraction of its blocks
+left, and the deepest of those. Only residual blocks can be dropped; the projection of a first block
+stays.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from models.submodel import Network, Submodel
 __all__ = ["FEATURES", "GAMMAS", "is_step", "sizes"]
 
 FEATURES = ("steps",)
-GAMMAS = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the tables, whose last row is the whole
+GAMMAS = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the tables; the last row is the whole network
 
 Row = tuple[float, str | tuple[int, ...]]
-"""gamma_W, and the blocks kept: their mask by section, or how many from the front of each
-section.
+"""gamma_W, and the kept blocks: a mask by section, or the number of blocks kept at the front of
+each section.
 """
 
 PUBLISHED: Mapping[tuple[str, str], tuple[Row, ...]] = MappingProxyType(
-    # Tables XII to XVII; the second row of ResNet18 in depth is the code's, which alone gives the
-    # sizes that the paper prints
+    # Tables XII to XVII; the second row of ResNet18 by depth is from the code, since only that row
+    # gives the sizes that the paper prints
     {
         ("18", "d"): (
             (1, "11 00 11 00"),
@@ -78,27 +79,29 @@ PUBLISHED: Mapping[tuple[str, str], tuple[Row, ...]] = MappingProxyType(
 
 
 def is_step(name: str) -> bool:
-    """Whether a tensor is the learnable step of a residual function."""
+    """Return True for the learnable step of a residual function."""
     return name.rpartition(".")[2] == "step"
 
 
 @lru_cache(maxsize=64)
 def sizes(network: Network, gammas: tuple[float, ...], scaling: str) -> tuple[Submodel, ...]:
-    """A submodel per gamma, smallest first by parameters, each once. scaling: "w", "d" or "wd".
+    """Return one submodel per gamma, smallest first by parameters, without duplicates.
+
+    scaling: "w", "d" or "wd"
     ValueError: the network has no steps.
     """
     whole = full(network, FEATURES)
-    made = published(whole, scaling) if gammas == GAMMAS else ()
+    made = published_submodels(whole, scaling) if gammas == GAMMAS else ()
     return tuple(
         sorted(
-            set(made or (scaled(whole, gamma, scaling) for gamma in gammas)),
+            set(made or (scale_whole(whole, gamma, scaling) for gamma in gammas)),
             key=lambda s: (parameters(s), s.width, s.name),
         )
     )
 
 
-def published(whole: Submodel, scaling: str) -> tuple[Submodel, ...]:
-    """The submodels of the tables; none where there is no table. A ResNet's blocks are the same
+def published_submodels(whole: Submodel, scaling: str) -> tuple[Submodel, ...]:
+    """Return the submodels of the tables; empty without a table. A ResNet's blocks are the same
     behind each of its stems.
     """
     network, depths = whole.network, tuple(map(len, whole.mask))
@@ -108,12 +111,16 @@ def published(whole: Submodel, scaling: str) -> tuple[Submodel, ...]:
         else ()
     )
     made = tuple(
-        replace(whole, width=math.sqrt(width), mask=mask(blocks, depths)) for width, blocks in rows
+        replace(whole, width=math.sqrt(width), mask=make_mask(blocks, depths))
+        for width, blocks in rows
     )
     return (*made, whole) if made else ()
 
 
-def mask(blocks: str | tuple[int, ...], depths: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def make_mask(
+    blocks: str | tuple[int, ...], depths: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the mask of kept blocks by section."""
     if isinstance(blocks, str):
         return tuple(tuple(map(int, section)) for section in blocks.split())
     return tuple(
@@ -121,11 +128,11 @@ def mask(blocks: str | tuple[int, ...], depths: tuple[int, ...]) -> tuple[tuple[
     )
 
 
-def scaled(whole: Submodel, gamma: float, scaling: str) -> Submodel:
-    """A share of gamma in width, in depth, or sqrt(gamma) in depth and what is then left to do in
-    width.
+def scale_whole(whole: Submodel, gamma: float, scaling: str) -> Submodel:
+    """Return a fraction gamma of the network: by width, by depth, or sqrt(gamma) by depth and the
+    rest by width.
     """
-    shallow = shortened(whole, {"w": 1.0, "d": gamma, "wd": math.sqrt(gamma)}[scaling])
+    shallow = drop_blocks(whole, {"w": 1.0, "d": gamma, "wd": math.sqrt(gamma)}[scaling])
     if scaling == "d":
         return shallow
     return replace(
@@ -133,11 +140,11 @@ def scaled(whole: Submodel, gamma: float, scaling: str) -> Submodel:
     )
 
 
-def shortened(whole: Submodel, share: float) -> Submodel:
-    """The submodel of full width whose parameters are about this share of the whole's; at least one
-    block stays.
+def drop_blocks(whole: Submodel, share: float) -> Submodel:
+    """Return the full-width submodel with about this fraction of the parameters; at least one block
+    stays.
     """
-    sizes, excess = removable(whole), (1 - share) * parameters(whole)
+    sizes, excess = removable_blocks(whole), (1 - share) * parameters(whole)
     depths = [len(section) for section in whole.mask]
     while sum(depths) > 1:
         ends = [
@@ -152,12 +159,12 @@ def shortened(whole: Submodel, share: float) -> Submodel:
         )
         excess -= sizes[section, block]
         depths[section] = block
-    return replace(whole, mask=mask(tuple(depths), tuple(map(len, whole.mask))))
+    return replace(whole, mask=make_mask(tuple(depths), tuple(map(len, whole.mask))))
 
 
-def removable(whole: Submodel) -> dict[tuple[int, int], int]:
-    """Section and block of every block that may go, and the parameters that go with it."""
-    left, found = shapes(bare(whole)), dict[tuple[int, int], int]()
+def removable_blocks(whole: Submodel) -> dict[tuple[int, int], int]:
+    """Return the parameters of every block that can be dropped, by section and block."""
+    left, found = shapes(without_residual_blocks(whole)), dict[tuple[int, int], int]()
     for name, shape in shapes(whole).items():
         place = address(whole.network, name)
         if place is not None and name not in left:
@@ -165,9 +172,9 @@ def removable(whole: Submodel) -> dict[tuple[int, int], int]:
     return found
 
 
-def bare(whole: Submodel) -> Submodel:
-    """Without any residual block; with the first ones of the sections, where the family does not
-    let those go.
+def without_residual_blocks(whole: Submodel) -> Submodel:
+    """Return the network without residual blocks, or with the first one of each section if the
+    family needs it.
     """
     residual = {
         place[:2]

@@ -1,1 +1,1 @@
-"""A graph hypernetwork: one network that makes the weights of others from their graphs."""
+"""Graph hypernetwork of RecipFL."""

@@ -1,14 +1,12 @@
-"""From a node's features to its tensors: decoders, slices, tiles and the scale that weights begin
-with.
+"""Decoders from a node's features to its tensors: slices, tiles and the initial scale of weights.
 
 The decoder of RecipFL (Zhang et al., How Few Davids Improve One Goliath; the authors' code, which
 follows GHN-2, Knyazev et al., arXiv 2110.13100, section 3.2): one perceptron per kind of tensor
-makes the largest of the kind, smaller ones are its leading corner, larger ones repeat it.
+makes the largest of its kind. Smaller ones are its leading corner, larger ones repeat it.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -19,15 +17,14 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from federated.methods.hypernetwork.graph import Role
 from models.slicing import as_slices, corner
 
-__all__ = ["Decoder", "capped", "largest", "normalised", "tile"]
+__all__ = ["Decoder", "bounding_shape", "cap_shape", "normalise", "tile"]
 
 
 class Decoder(nn.Module):
-    """linear, relu, linear, [N, inputs] -> [N, *shape]: the tensors of N nodes. push: [hidden],
-    added before the relu.
+    """Linear, relu, linear, from [N, inputs] to [N, *shape]: the tensors of N nodes.
 
-    The last weight is [*shape, hidden] and the bias [*shape], so that a hypernetwork's tensors say
-    what it makes.
+    The last weight is [*shape, hidden] and the bias [*shape], so that the tensors of a hypernetwork
+    show the shapes that it makes. `push` is [hidden], added before the relu.
     """
 
     def __init__(self, inputs: int, hidden: int, shape: Sequence[int]) -> None:
@@ -44,8 +41,8 @@ class Decoder(nn.Module):
 
 
 def tile(value: Tensor, shape: Sequence[int]) -> Tensor:
-    """`value` in another shape of as many axes: its leading part where it is longer, repeated where
-    it is shorter.
+    """Return `value` in another shape with as many axes: cut where it is longer, repeated where it
+    is shorter.
     """
     value = value[as_slices(corner([min(a, b) for a, b in zip(value.shape, shape, strict=True)]))]
     if tuple(value.shape) == tuple(shape):
@@ -54,24 +51,24 @@ def tile(value: Tensor, shape: Sequence[int]) -> Tensor:
     return repeated[as_slices(corner(shape))]
 
 
-def normalised(value: Tensor, role: Role, factor: float) -> Tensor:
-    """weight: factor * value. scale, of a normalising layer: 2 sigmoid(value / 2), in (0, 2). bias:
-    tanh(value / 5).
+def normalise(value: Tensor, role: Role, factor: float) -> Tensor:
+    """Return factor * value for a weight, 2 sigmoid(value / 2) in (0, 2) for the scale of a
+    normalising layer, and tanh(value / 5) for a bias.
     """
     if role == "weight":
         return value * factor
     return 2 * torch.sigmoid(value / 2) if role == "scale" else torch.tanh(0.2 * value)
 
 
-def largest(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The smallest shape that holds each of these."""
+def bounding_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the smallest shape that holds each of these."""
     return tuple(max(axes) for axes in zip(*shapes, strict=True))
 
 
-def capped(shape: Sequence[int], most: int) -> tuple[int, ...]:
-    """A shape of at most so many numbers: its longest axis is halved until it fits."""
+def cap_shape(shape: Sequence[int], most: int) -> tuple[int, ...]:
+    """Return a shape with at most `most` numbers: its longest axis is halved until it fits."""
     found = list(shape)
-    for _ in itertools.takewhile(lambda _: math.prod(found) > most, itertools.count()):
+    while math.prod(found) > most:
         axis = found.index(max(found))
         found[axis] = -(-found[axis] // 2)
     return tuple(found)

@@ -1,10 +1,10 @@
-"""A submodel as a graph of operations, read off what autograd records of one example on the meta
-device, so no family needs a rule of its own.
+"""Graphs of operations, read from what autograd records of one example on the meta device, so that
+no family needs its own rule.
 
 Knyazev et al., Parameter Prediction for Unseen Deep Architectures (arXiv 2110.13100), section 3.1:
-nodes are operations, edges the flow of data, and virtual edges join each node to those further up,
-by the length of the shortest path. Activations and changes of shape are no nodes. A weight and a
-bias belong to the node of the operation that they first enter.
+nodes are operations, edges are the flow of data, and virtual edges connect each node to those
+further up, with the length of the shortest path. Activations and changes of shape are not nodes. A
+weight and a bias belong to the node of the operation that they enter first.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from federated.training.objective import answers
-from models.families.catalogue import build, example, labelled, normalising, shapes
+from federated.training.objective import run_exits
+from models.families.catalogue import build, example, find_labelled, normalising, shapes
 from models.submodel import Submodel
 
-__all__ = ["FAR", "OPERATIONS", "Graph", "Role", "Slot", "factor", "graph"]
+__all__ = ["FAR", "OPERATIONS", "Graph", "Role", "Slot", "read_graph", "scale_factor"]
 
-FAR = 50  # longest path that a virtual edge stands for
+FAR = 50  # longest path of a virtual edge
 
 RECORDS: Mapping[str, str] = {
     "Convolution": "conv",
@@ -47,24 +47,27 @@ RECORDS: Mapping[str, str] = {
     "Add": "sum",
     "Mul": "cse",
 }
-"""How autograd's names of operations begin, and what we call them."""
+"""Operations by the beginning of autograd's name for them."""
 
-# nodes only where two flows, or a flow and a tensor of the network's, come together
+# nodes only if two flows, or a flow and a tensor of the network, meet
 JOINING = {"sum", "cse"}
 OPERATIONS = ("input", "other", "pos_enc", "sep_conv", *sorted({*RECORDS.values()}))
-# their tensors of several axes are weights
-MULTIPLYING = {"conv", "embedding", "linear", "other", "sep_conv"}
+MULTIPLYING = {"conv", "embedding", "linear", "other", "sep_conv"}  # their matrices are weights
 
 Role = Literal["weight", "scale", "bias"]
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor that is to be made.
+    """One tensor that the hypernetwork makes.
 
-    node: its index. key: which decoder makes it, by operation, role and axes. factor: of a weight,
-    see `factor`.
-    head: it has a row per class, so it depends on the classes of the device.
+    name: of the tensor
+    node: index of its node
+    role: its kind, which decides its scale
+    key: name of its decoder, made of operation, role and number of axes
+    shape: of the tensor
+    factor: of a weight, see `scale_factor`
+    head: True if it has a row per class, so it depends on the classes of the device
     """
 
     name: str
@@ -78,12 +81,12 @@ class Slot:
 
 @dataclass(frozen=True)
 class Graph:
-    """operations: of each node, inputs before what they enter, as indices of `OPERATIONS`. sizes:
-    [nodes, 4], the axes of each node's largest tensor.
+    """Graph of a submodel.
 
-    paths: [nodes, nodes], the shortest path to v from u at [v, u]; 0 where there is none, or a
-    longer one than `FAR`.
-    slots: every tensor of the submodel, as its shapes are ordered.
+    operations: [nodes], indices of `OPERATIONS`; inputs come before the nodes that they enter
+    sizes: [nodes, 4], the axes of each node's largest tensor
+    paths: [nodes, nodes], the shortest path to v from u at [v, u]; 0 if none or longer than `FAR`
+    slots: every tensor of the submodel, in the order of its shapes
     """
 
     operations: Tensor
@@ -94,8 +97,11 @@ class Graph:
 
 @dataclass
 class Flow:
-    """What is found on the way from the inputs: operations and inputs of each node, and which node
-    a tensor belongs to.
+    """Nodes found on the way from the inputs.
+
+    operations: of each node
+    inputs: nodes that enter each node
+    owner: node of each tensor
     """
 
     operations: list[str] = field(default_factory=list)
@@ -103,35 +109,34 @@ class Flow:
     owner: dict[str, int] = field(default_factory=dict)
 
     def add(self, operation: str, inputs: Sequence[int] = (), tensors: Sequence[str] = ()) -> int:
+        """Add a node, and return its index."""
         self.operations.append(operation)
         self.inputs.append(list(inputs))
         for name in tensors:
-            # a tensor that is used twice belongs where it is used first
-            self.owner.setdefault(name, len(self.operations) - 1)
+            self.owner.setdefault(name, len(self.operations) - 1)  # the first use owns it
         return len(self.operations) - 1
 
 
 @lru_cache(maxsize=256)
-def graph(submodel: Submodel) -> Graph:
-    """The graph of a submodel in training. Whatever its forward pass raises on the meta device,
-    this raises.
-    """
+def read_graph(submodel: Submodel) -> Graph:
+    """Return the graph of a submodel in training. Raise whatever its forward pass raises."""
     if submodel.owner:
-        return graph(submodel.unowned)
-    flow = read(build(submodel, "meta").train(), submodel)
+        return read_graph(submodel.unowned)
+    flow = trace(build(submodel, "meta").train(), submodel)
     known = shapes(submodel)
-    # in no operation: it is never trained, and sent all the same
+    # tensors of no operation are never trained, but still sent
     for name in known.keys() - flow.owner.keys():
         flow.add("other", tensors=[name])
-    slots = tuple(slot(name, flow, submodel) for name in known)
+    slots = tuple(make_slot(name, flow, submodel) for name in known)
     sizes = torch.zeros(len(flow.operations), 4, dtype=torch.long)
-    for one in sorted(slots, key=lambda s: math.prod(s.shape)):  # the largest last: it stays
+    for one in sorted(slots, key=lambda s: math.prod(s.shape)):  # the largest overwrites
         sizes[one.node] = torch.tensor([*one.shape, 0, 0, 0, 0][:4])
     indices = torch.tensor([OPERATIONS.index(name) for name in flow.operations])
-    return Graph(indices, sizes, paths(flow.inputs), slots)
+    return Graph(indices, sizes, shortest_paths(flow.inputs), slots)
 
 
-def slot(name: str, flow: Flow, submodel: Submodel) -> Slot:
+def make_slot(name: str, flow: Flow, submodel: Submodel) -> Slot:
+    """Return the slot of one tensor."""
     known = shapes(submodel)
     shape, node = known[name], flow.owner[name]
     operation, bias = flow.operations[node], name.endswith("bias")
@@ -140,9 +145,9 @@ def slot(name: str, flow: Flow, submodel: Submodel) -> Slot:
         role = "bias" if bias else "scale"
     elif operation in MULTIPLYING and len(shape) > 1 and not bias:
         role = "weight"
-    # of attention, say, three axes are outputs
+    # attention has three output axes
     outputs = len(known.get(name.removesuffix("weight") + "bias", shape[:1]))
-    scale = factor(shape, outputs) if role == "weight" else 1.0
+    scale = scale_factor(shape, outputs) if role == "weight" else 1.0
     return Slot(
         name,
         node,
@@ -150,13 +155,15 @@ def slot(name: str, flow: Flow, submodel: Submodel) -> Slot:
         f"{operation}_{role}_{len(shape)}",
         shape,
         scale,
-        name in labelled(submodel),
+        name in find_labelled(submodel),
     )
 
 
-def factor(shape: Sequence[int], outputs: int = 1) -> float:
-    """sqrt(2 / fan-in), with 1 for 2 of depthwise and 1 x k convolutions, which no activation
-    follows. outputs: leading axes that are outputs.
+def scale_factor(shape: Sequence[int], outputs: int = 1) -> float:
+    """Return sqrt(2 / fan-in), or sqrt(1 / fan-in) for depthwise and 1 x k convolutions, which no
+    activation follows.
+
+    outputs: number of leading axes that are outputs
     """
     alone = (
         len(shape) > 2
@@ -166,16 +173,16 @@ def factor(shape: Sequence[int], outputs: int = 1) -> float:
     return math.sqrt((1 if alone else 2) / math.prod(shape[outputs:]))
 
 
-def read(net: nn.Module, submodel: Submodel) -> Flow:
-    """Follows autograd's record from the inputs to every exit."""
+def trace(net: nn.Module, submodel: Submodel) -> Flow:
+    """Follow autograd's records from the inputs to every exit."""
     x = example(submodel.network, 2, "meta")
     if x.is_floating_point():
         x.requires_grad_()
-    outs = answers(net, submodel, x)
+    outs = run_exits(net, submodel, x)
     names = {id(p): name for name, p in net.named_parameters()}
-    # per record: the nodes that reach it, and tensors that no node has taken yet
+    # per record: the nodes that reach it, and the tensors that no node owns yet
     flow, known = Flow(), dict[Any, tuple[list[int], list[str]]]()
-    for record in ordered([out.grad_fn for out in outs]):
+    for record in sort_records([out.grad_fn for out in outs]):
         leaf = getattr(record, "variable", None)
         if leaf is not None:
             known[record] = (
@@ -195,13 +202,14 @@ def read(net: nn.Module, submodel: Submodel) -> Flow:
 
 
 def operation_of(record: str, nodes: int, tensors: int, *, groups: int = 1) -> str:
-    """What a record is as a node, with so many flows and tensors of the network's coming in.
+    """Return the operation of a record as a node, given the number of flows and tensors that enter
+    it.
 
-    "" where it is none, but passes on what comes: activations, changes of shape, and what is done
-    to tensors alone.
+    Return "" for records that are not nodes: activations, changes of shape, and operations on
+    tensors alone.
     """
     operation = next((known for begin, known in RECORDS.items() if record.startswith(begin)), "")
-    if operation == "embedding":  # its input is no flow that autograd sees
+    if operation == "embedding":  # autograd does not record its input
         return operation
     if not nodes or (operation in JOINING and nodes + tensors < 2):
         return ""
@@ -214,8 +222,8 @@ def operation_of(record: str, nodes: int, tensors: int, *, groups: int = 1) -> s
     return operation or ("other" if tensors else "")
 
 
-def ordered(ends: Sequence[Any]) -> Iterator[Any]:
-    """Autograd's records, each after all that it came from."""
+def sort_records(ends: Sequence[Any]) -> Iterator[Any]:
+    """Yield autograd's records, each after all that it depends on."""
     done, stack = set[Any](), [(end, False) for end in reversed(ends)]
     while stack:
         record, ready = stack.pop()
@@ -229,8 +237,10 @@ def ordered(ends: Sequence[Any]) -> Iterator[Any]:
             stack.extend((other, False) for other, _ in reversed(record.next_functions))
 
 
-def paths(inputs: Sequence[Sequence[int]]) -> Tensor:
-    """Lengths of the shortest paths up to `FAR`, [nodes, nodes]: to v from u at [v, u]; 0: none."""
+def shortest_paths(inputs: Sequence[Sequence[int]]) -> Tensor:
+    """Return the lengths of shortest paths up to `FAR`, [nodes, nodes]: to v from u at [v, u]; 0:
+    none.
+    """
     count = len(inputs)
     found = torch.full((count, count), FAR + 1, dtype=torch.long)
     for v, direct in enumerate(inputs):

@@ -1,10 +1,11 @@
-"""The graph hypernetwork: from the graph of a submodel, its last weights and a device's classes to
-the submodel's weights.
+"""Graph hypernetwork: it makes the weights of a submodel from its graph, its last weights and a
+device's classes.
 
 RecipFL (Zhang et al., How Few Davids Improve One Goliath; the authors' code), after GHN-2 (Knyazev
-et al., arXiv 2110.13100): a node starts as the sum of what embeds its operation, the four axes of
-its tensor and its present weights; a gated graph network (Li et al., arXiv 1511.05493) passes once
-forward and once backward through the graph; decoders make the tensors. The hidden size is h below.
+et al., arXiv 2110.13100): a node starts as the sum of the embeddings of its operation, the four
+axes of its tensor and its present weights. A gated graph network (Li et al., arXiv 1511.05493)
+passes once forward and once backward through the graph, and decoders make the tensors. The hidden
+size is h below.
 """
 
 from __future__ import annotations
@@ -18,26 +19,40 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from federated.methods.hypernetwork.decoder import Decoder, capped, largest, normalised, tile
-from federated.methods.hypernetwork.graph import OPERATIONS, Graph, Slot, graph
+from federated.methods.hypernetwork.decoder import (
+    Decoder,
+    bounding_shape,
+    cap_shape,
+    normalise,
+    tile,
+)
+from federated.methods.hypernetwork.graph import OPERATIONS, Graph, Slot, read_graph
 from models.submodel import Submodel
 
-__all__ = ["Hypernetwork", "Layout", "generate", "head_key", "layout", "layout_of", "shares"]
+__all__ = [
+    "Hypernetwork",
+    "Layout",
+    "class_shares",
+    "generate",
+    "head_key",
+    "make_layout",
+    "read_layout",
+]
 
-# of axes, up to 16384; others count as the nearest
+# lengths of axes with an embedding, up to 16384; others use the nearest
 SIZES = torch.tensor(sorted({0, *(round(2 ** (k / 4)) for k in range(57))}))
 AXES = 4
-TOKENS = 128  # numbers that a tensor is pooled to before it is encoded
+TOKENS = 128  # length to which a tensor is pooled before it is encoded
 HEADS = 4
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 Layout = tuple[int, int, Shapes, Shapes]
-"""h, the number of classes, and what the decoders and the heads make, by key."""
+"""h, the number of classes, and the shapes of the decoders and of the heads, by key."""
 
 
 class Encoder(nn.Module):
-    """Present weights of the nodes, pooled, [nodes, TOKENS] -> [nodes, h]: one transformer layer
-    over the numbers of each, and their mean.
+    """One transformer layer over the pooled present weights of each node, and its mean, from
+    [nodes, TOKENS] to [nodes, h].
     """
 
     def __init__(self, hidden: int) -> None:
@@ -60,10 +75,10 @@ class Encoder(nn.Module):
 
 
 class Sweep(nn.Module):
-    """One pass forward and one backward through a graph, [nodes, h] -> [nodes, h].
+    """One pass forward and one backward through a graph, from [nodes, h] to [nodes, h].
 
-    A node takes in the messages of its inputs, and of nodes further up divided by the length of the
-    path.
+    A node receives the messages of its inputs, and those of nodes further up divided by the length
+    of the path.
     """
 
     def __init__(self, hidden: int) -> None:
@@ -77,11 +92,9 @@ class Sweep(nn.Module):
     def forward(self, x: Tensor, paths: Tensor) -> Tensor:
         states, nodes = list(x), list(range(len(x)))
         for lengths, order in ((paths, nodes), (paths.T, nodes[::-1])):
-            direct, virtual = (
-                (lengths == 1).to(x.dtype),
-                torch.where(lengths > 1, 1 / lengths.clamp(min=1), 0.0),
-            )
-            near, far = list[Tensor](), list[Tensor]()  # the messages of the nodes so far
+            direct = (lengths == 1).to(x.dtype)
+            virtual = torch.where(lengths > 1, 1 / lengths.clamp(min=1), 0.0)
+            near, far = list[Tensor](), list[Tensor]()  # messages of the nodes so far
             for place, node in enumerate(order):
                 before, taken = order[:place], torch.zeros_like(states[node])
                 if before:
@@ -95,7 +108,7 @@ class Sweep(nn.Module):
 
 
 class Hypernetwork(nn.Module):
-    """See the module."""
+    """Embeddings, sweep and decoders; see the module."""
 
     def __init__(self, form: Layout) -> None:
         super().__init__()
@@ -116,10 +129,11 @@ class Hypernetwork(nn.Module):
     def forward(
         self, what: Graph, pooled: Tensor, known: Tensor, classes: Tensor, dropout: float
     ) -> dict[str, Tensor]:
-        """Every tensor of a graph's submodel, by name.
+        """Return every tensor of a graph's submodel, by name.
 
-        pooled: [nodes, TOKENS], present weights; known: [nodes], where there are some. classes: the
-        device's share of examples by class.
+        pooled: [nodes, TOKENS], present weights
+        known: [nodes], True for nodes with present weights
+        classes: [classes], the device's fraction of examples by class
         """
         places = (what.sizes[..., None] - SIZES).abs().argmin(-1)  # [nodes, AXES]
         x = self.operation(what.operations) + torch.cat(
@@ -129,18 +143,18 @@ class Hypernetwork(nn.Module):
             x = x + torch.zeros_like(x).index_put((known,), self.encoder(pooled[known], dropout))
         x = self.norm(self.sweep(x, what.paths))
         push, made = self.client(classes), dict[str, Tensor]()
-        for (head, key), several in grouped(what.slots).items():
+        for (head, key), several in group_slots(what.slots).items():
             decoder = (self.heads if head else self.decoders)[key]
             values = decoder(x[[slot.node for slot in several]], push if head else None)
             made |= {
-                slot.name: normalised(tile(value, slot.shape), slot.role, slot.factor)
+                slot.name: normalise(tile(value, slot.shape), slot.role, slot.factor)
                 for slot, value in zip(several, values, strict=True)
             }
         return {slot.name: made[slot.name] for slot in what.slots}
 
 
-def grouped(slots: Sequence[Slot]) -> dict[tuple[bool, str], list[Slot]]:
-    """Slots by what makes them: all of one decoder are made at once."""
+def group_slots(slots: Sequence[Slot]) -> dict[tuple[bool, str], list[Slot]]:
+    """Return slots by decoder and head, so that each makes all of its tensors at once."""
     found = defaultdict[tuple[bool, str], list[Slot]](list)
     for slot in slots:
         found[slot.head, head_key(slot) if slot.head else slot.key].append(slot)
@@ -148,28 +162,29 @@ def grouped(slots: Sequence[Slot]) -> dict[tuple[bool, str], list[Slot]]:
 
 
 def head_key(slot: Slot) -> str:
-    """A decoder for each classifier of each size, whose shape is exact: `linear-weight-10x64`."""
+    """Return the key of a classifier's decoder, one per exact shape: `linear-weight-10x64`."""
     return slot.name.replace(".", "-") + "-" + "x".join(map(str, slot.shape))
 
 
-def layout(submodels: Sequence[Submodel], hidden: int, cap: int) -> Layout:
-    """A hypernetwork for all of these. cap: the most numbers that a decoder makes; larger tensors
-    repeat them.
+def make_layout(submodels: Sequence[Submodel], hidden: int, cap: int) -> Layout:
+    """Return the layout of a hypernetwork for these submodels.
+
+    cap: most numbers that a decoder makes; larger tensors repeat them
     """
-    slots = [slot for submodel in submodels for slot in graph(submodel).slots]
+    slots = [slot for submodel in submodels for slot in read_graph(submodel).slots]
     shapes = defaultdict[str, list[tuple[int, ...]]](list)
     for slot in slots:
         if not slot.head:
             shapes[slot.key].append(slot.shape)
     decoders = tuple(
-        (key, capped(largest(several), cap)) for key, several in sorted(shapes.items())
+        (key, cap_shape(bounding_shape(several), cap)) for key, several in sorted(shapes.items())
     )
     heads = {head_key(slot): slot.shape for slot in slots if slot.head}
     return hidden, submodels[0].network.outputs, decoders, tuple(sorted(heads.items()))
 
 
-def layout_of(phi: Mapping[str, Tensor]) -> Layout:
-    """The layout of a hypernetwork with these tensors: their shapes say it."""
+def read_layout(phi: Mapping[str, Tensor]) -> Layout:
+    """Return the layout of a hypernetwork from the shapes of its tensors."""
     made: dict[str, dict[str, tuple[int, ...]]] = {"decoders": {}, "heads": {}}
     for name, value in phi.items():
         kind, _, rest = name.partition(".")
@@ -185,8 +200,8 @@ def layout_of(phi: Mapping[str, Tensor]) -> Layout:
 
 
 @lru_cache(maxsize=16)
-def empty(form: Layout) -> Hypernetwork:
-    """The module without tensors of its own, which `generate` lends it."""
+def make_empty(form: Layout) -> Hypernetwork:
+    """Return the module on the meta device, for use with the tensors of `generate`."""
     with torch.device("meta"):
         return Hypernetwork(form)
 
@@ -198,16 +213,15 @@ def generate(
     classes: Tensor,
     dropout: float = 0.0,
 ) -> dict[str, Tensor]:
-    """The submodel's tensors by name, differentiable in phi, the hypernetwork's.
+    """Return the submodel's tensors by name, differentiable in phi, the tensors of the
+    hypernetwork.
 
-    present: its present weights by name, as far as they are known. dropout: of their encoding,
-    drawn from torch's global generator.
+    present: present weights of the submodel by name, as far as they are known
+    dropout: of their encoding, drawn from torch's global generator
     """
-    what = graph(submodel)
-    pooled, known = (
-        torch.zeros(len(what.operations), TOKENS),
-        torch.zeros(len(what.operations), dtype=torch.bool),
-    )
+    what = read_graph(submodel)
+    pooled = torch.zeros(len(what.operations), TOKENS)
+    known = torch.zeros(len(what.operations), dtype=torch.bool)
     for slot in what.slots:
         if slot.role == "weight" and slot.name in present:
             pooled[slot.node] = F.adaptive_avg_pool1d(
@@ -215,14 +229,14 @@ def generate(
             )[0]
             known[slot.node] = True
     found: dict[str, Tensor] = functional_call(
-        empty(layout_of(phi)), dict(phi), (what, pooled, known, classes, dropout)
+        make_empty(read_layout(phi)), dict(phi), (what, pooled, known, classes, dropout)
     )
     return found
 
 
-def shares(told: object, classes: int) -> Tensor:
-    """What a device told of its classes, [classes]; equal shares where it told nothing, or nothing
-    sound.
+def class_shares(told: object, classes: int) -> Tensor:
+    """Return a device's fractions per class, [classes]; equal ones if it sent none, or invalid
+    ones.
     """
     sound = (
         isinstance(told, list | tuple)

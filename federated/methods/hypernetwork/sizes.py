@@ -1,5 +1,5 @@
-"""The submodels of RecipFL: networks that are narrower, end after the first section, or are others
-altogether.
+"""Submodels of RecipFL: narrower networks, networks that end after the first section, or other
+networks.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from federated.errors import ConfigError
 from federated.method import Settings
-from federated.methods.common.endings import ordered
-from federated.methods.common.inactive import one_size
-from federated.methods.fedavg import proposal
-from federated.methods.hypernetwork.graph import graph
+from federated.methods.common.exit_submodels import sort_menu
+from federated.methods.common.inactive_mechanisms import one_size
+from federated.methods.fedavg import propose_sizes
+from federated.methods.hypernetwork.graph import read_graph
 from federated.runtime.plugins import unknown
 from models.cost import cost
 from models.families import catalogue
@@ -24,8 +24,9 @@ __all__ = ["inactive", "propose"]
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
-    """Smallest first, the run's whole network last. ConfigError: the network cannot be made smaller
-    so, or its graph cannot be read.
+    """Return the menu, smallest first and the run's whole network last.
+
+    ConfigError: the network has no such submodels, or its graph cannot be read.
     """
     if (
         settings["hidden"] < 4
@@ -35,36 +36,36 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     ):
         found = ", ".join(f"{key} = {settings[key]}" for key in ("hidden", "cap", "dropout"))
         raise ConfigError(
-            f"recipfl: {found}; expected a hidden size that is a multiple of 4, a cap "
-            "of at least 1, a dropout of at least 0 and below 1"
+            f"recipfl: expected hidden as a multiple of 4, cap of at least 1, and dropout of at "
+            f"least 0 and below 1, found {found}"
         )
     try:
         if settings["models"]:
-            menu = others(network, settings["models"])
+            menu = other_networks(network, settings["models"])
+        elif settings["shrink"] == "depth":
+            menu = split_sections(network)
         else:
-            menu = (
-                sections(network) if settings["shrink"] == "depth" else proposal(network, settings)
-            )
+            menu = propose_sizes(network, settings)
     except LookupError as error:
         raise unknown(KIND, error) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
     for submodel in menu:
         try:
-            graph(submodel)
-        except Exception as error:  # whatever a network of a user's own raises
+            read_graph(submodel)
+        except Exception as error:  # a custom network can raise anything
             raise ConfigError(
-                f"recipfl: the graph of {submodel.name} cannot be read ({error}); take "
-                "another model"
+                f"recipfl: cannot read the graph of {submodel.name} ({error}): use another model"
             ) from error
     return menu
 
 
 def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    """Yield the reasons why knowledge transfer or different sizes have no effect."""
     if not settings["transfer"]:
         yield (
-            "transfer = false lets no strong device teach the small network: set method.transfer "
-            "= true"
+            "transfer = false lets no strong device teach the small network: set "
+            "method.transfer = true"
         )
     yield from one_size(
         menu,
@@ -73,45 +74,40 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
     )
 
 
-def sections(network: Network) -> tuple[Submodel, ...]:
-    """The first section with an exit of its own, and the whole network. ValueError: there is one
-    section, or the family has no such exits.
+def split_sections(network: Network) -> tuple[Submodel, ...]:
+    """Return the first section with an exit of its own, and the whole network.
+
+    ValueError: the network has only one section, or its family has no such exits.
     """
     whole = full(network)
     if len(whole.mask) < 2:
         raise ValueError(
-            f"model '{network.family}' has no second section to leave out: take shrink = 'width'"
+            f"model '{network.family}' has no second section to leave out: set shrink = 'width'"
         )
     mask = (whole.mask[0], *((0,) * len(m) for m in whole.mask[1:]))
-    return ordered([replace(whole, mask=mask, features=("exits-adapter",)), whole])
+    return sort_menu([replace(whole, mask=mask, features=("exits-adapter",)), whole])
 
 
-def others(network: Network, models: Sequence[str]) -> tuple[Submodel, ...]:
-    """The networks of these names by parameters, each for the run's data, and last the run's own,
-    which is the strong devices'.
+def other_networks(network: Network, models: Sequence[str]) -> tuple[Submodel, ...]:
+    """Return the networks of these names by parameters, for the run's data, and last the run's own
+    network, which belongs to the strong devices.
 
-    Neither parameters nor multiply-adds alone say which network is larger: on 32x32 images VGG-16
-    has fewer parameters than ResNet-101 and takes twice its multiply-adds, and the poster has it as
-    the larger one. So a network is refused only if it exceeds the run's own in both.
+    Neither parameters nor multiply-adds alone show which network is larger: on 32x32 images VGG-16
+    has fewer parameters than ResNet-101 but twice its multiply-adds, and the poster calls it the
+    larger one. So a network is rejected only if it exceeds the run's own in both.
 
-    LookupError, ValueError: see `models.families.catalogue.network`; ValueError: a network is
-    larger than the run's own.
+    LookupError, ValueError: see `models.families.catalogue.network`
+    ValueError: a network is larger than the run's own
     """
     target: Target = "token" if network.objective in {"next", "masked"} else network.objective  # type: ignore[assignment]
     whole, made = full(network), list[Submodel]()
     for model in dict.fromkeys(models):
-        other = catalogue.network(
-            model,
-            network.inputs,
-            network.outputs,
-            network,
-            target,
-        )
+        other = catalogue.network(model, network.inputs, network.outputs, network, target)
         made.append(full(replace(other, label=re.sub(r"[^A-Za-z0-9_.-]", "_", model))))
         if parameters(made[-1]) > parameters(whole) and cost(made[-1]).macs > cost(whole).macs:
             raise ValueError(
-                f"model '{model}' has more parameters and takes more multiply-adds than "
-                "the run's own model, which must be the largest; "
-                f"set model.name={model} and name the present one in models"
+                f"model '{model}' has more parameters and multiply-adds than the run's own model, "
+                f"which must be the largest: set model.name={model} and list the present one in "
+                "models"
             )
-    return (*ordered(made), whole)
+    return (*sort_menu(made), whole)

@@ -1,1 +1,1 @@
-"""Codecs: how the tensors of a trained update become the arrays that are sent."""
+"""Codecs, which encode the tensors of a trained update as the arrays to send."""

@@ -7,7 +7,7 @@ from federated.runtime.plugins import find
 from federated.wire.codecs.codec import Codec
 from federated.wire.codecs.fp16 import FP16
 from federated.wire.codecs.raw import RAW
-from models.extensions import Kind, loaded
+from models.extensions import Kind, load_all
 
 __all__ = ["CODECS", "codec", "codec_names", "find_codec"]
 
@@ -20,24 +20,24 @@ CODECS: dict[str, Codec] = {
 
 
 def find_codec(name: str) -> Codec:
-    """The codec of a name that the owner of this machine wrote: built in, of an installed package
-    (`espalier.codecs`), or `module:attribute`. Raises Unknown, nearest names first; ConfigError for
-    one that cannot be imported.
+    """Return the codec that the owner of this machine named: a built-in one, one of an installed
+    package (`espalier.codecs`), or `module:attribute`. Raises Unknown with the nearest name;
+    ConfigError if it cannot be imported.
     """
     return find(KIND, name, CODECS)
 
 
 def codec(name: str) -> Codec:
-    """The codec of a name from a message: built in, of an installed package, or one that
-    `find_codec` was asked for before. Imports nothing for any other name. Raises Unknown.
+    """Return the codec that a message names: a built-in one, one of an installed package, or one
+    that `find_codec` returned before. Other names import nothing and raise Unknown.
     """
-    known = loaded(KIND, CODECS)
+    known = load_all(KIND, CODECS)
     if name not in known:
         raise Unknown(KIND.noun, name, known)
     return known[name]
 
 
 def codec_names() -> tuple[str, ...]:
-    """The names for which `codec` returns one; the built-in ones and the owner's own come first."""
-    known = loaded(KIND, CODECS)
+    """Return the names of the codecs that `codec` knows, the built-in and the owner's own first."""
+    known = load_all(KIND, CODECS)
     return tuple(sorted(known, key=lambda name: (name not in CODECS, ":" not in name, name)))

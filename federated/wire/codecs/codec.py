@@ -1,7 +1,7 @@
-"""What a codec is: a frozen record.
+"""The record of a codec, which encodes the tensors of trained updates.
 
-A codec applies to the updates of a training. Weights on their way to devices, batch norm statistics
-and scores are sent as they are: an error in weights would be in every update of the round.
+Weights for devices, batch norm statistics and scores are sent without a codec: an error in weights
+would be in every update of the round.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ Tensors = Mapping[str, NDArray[Any]]
 class Codec:
     """A codec. Both ends need it; the run's card names it.
 
-    name: as `wire.codec` takes it.
-    help: what it does and what it loses, in one line of the table in docs/operations.md.
-    encode: from float32 tensors to the arrays that are sent, of dtypes of `federated.wire.tensors`.
-    Raises Refused for values that it cannot represent; the task then fails with this reason.
-    decode: from the arrays that came to float32 tensors. They are another machine's claims: it
-    raises Malformed for what it did not make, before it allocates anything.
-    size: bytes that so many float32 values take when they are sent, without names and shapes; at
-    most four per value.
+    name: the value of `wire.codec`.
+    help: its effect and its loss, one line for the table in docs/operations.md.
+    encode: converts float32 tensors to arrays of any shape with a dtype of
+        `federated.wire.tensors.DTYPES`; for another one, return a view as uint8. Raises Refused for
+        values that it cannot represent; the task then fails with this reason.
+    decode: converts received arrays to float32 tensors with the names and shapes that `encode`
+        got. It must not trust them, and raises Malformed for invalid ones before it allocates
+        anything.
+    size: returns the encoded bytes of a number of float32 values, without names and shapes; at most
+        four per value.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Half precision (IEEE 754 binary16): half the bytes.
 
-A value comes back with an error of at most 2^-11 of itself, or of 2^-25 if it is below 2^-14.
+The relative error of a value is at most 2^-11; below 2^-14 the absolute error is at most 2^-25.
 Values beyond 65504 cannot be sent.
 """
 
@@ -39,7 +39,7 @@ def decode(tensors: Tensors) -> Tensors:
 
 FP16 = Codec(
     name="fp16",
-    help="half precision: an error of at most 2^-11 of a value, or 2^-25; none beyond 65504",
+    help="half precision: error of at most 2^-11 of a value, or 2^-25; no values above 65504",
     encode=encode,
     decode=decode,
     size=lambda count: 2 * count,

@@ -1,4 +1,4 @@
-"""Float32 values as they are."""
+"""Unchanged float32 values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["RAW"]
 
 RAW = Codec(
     name="raw",
-    help="values as they are",
+    help="unchanged values",
     encode=lambda tensors: tensors,
     decode=lambda tensors: tensors,
     size=lambda count: 4 * count,

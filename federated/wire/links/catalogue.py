@@ -1,4 +1,4 @@
-"""Opens a link from an address: the scheme of the address selects the kind of link.
+"""The kinds of links, selected by the scheme of an address.
 
 A scheme is a name in LINKS, or the name of an entry point in the group `espalier.links`.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from federated.runtime.plugins import find
-from federated.wire.address import scheme_of
+from federated.wire.address import get_scheme
 from federated.wire.link import Link, Will
 from federated.wire.links.memory import open_memory_link
 from federated.wire.links.mqtt import MqttLink
@@ -23,7 +23,7 @@ KIND = Kind("link scheme", "espalier.links")
 class LinkOpener(Protocol):
     """Connects to the broker at an address.
 
-    Raises UsageError for an address that it cannot read, LinkError where it cannot connect.
+    Raises UsageError for an invalid address, LinkError if it cannot connect.
     """
 
     def __call__(self, address: str, client_id: str, will: Will | None = None, /) -> Link: ...
@@ -39,9 +39,9 @@ LINKS: Mapping[str, LinkOpener] = {
 def open_link(address: str, client_id: str, will: Will | None = None) -> Link:
     """Open a link to the broker at an address such as `HOST`, `mqtts://HOST` or `memory://NAME`.
 
-    client_id: the name of this client at the broker, where it is unique. will: topic and payload
-    that the broker publishes, retained, when this link ends without `close`.
+    client_id: name of this client, unique at the broker.
+    will: topic and payload that the broker publishes, retained, if this link ends without `close`.
     Raises UsageError for an unknown scheme or an invalid address, ConfigError for a scheme whose
-    package cannot be loaded, LinkError where the link cannot be opened.
+    package cannot be loaded, LinkError if it cannot connect.
     """
-    return find(KIND, scheme_of(address), LINKS)(address, client_id, will)
+    return find(KIND, get_scheme(address), LINKS)(address, client_id, will)

@@ -1,10 +1,7 @@
-"""A broker and links in one process: a whole federation without a network, for tests and
-simulation.
+"""A broker and links within one process, for tests and simulation without a network.
 
-It does what MQTT promises (retained messages, wildcards, last wills, sessions that queue while
-their link is down)
-and, on request, what networks do to it: `MemoryBroker.tamper` drops, repeats or corrupts
-deliveries.
+It follows MQTT (retained messages, wildcards, last wills, sessions that queue while their link is
+down). `MemoryBroker.tamper` can simulate a network that drops, repeats or corrupts deliveries.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable
 
 from federated.errors import LinkError, UsageError
-from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery, Inbox
+from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery, DeliveryQueue
 from federated.wire.link import CHUNK, Payload, Probe, Will, chunk_within
 from federated.wire.topics import matches
 
@@ -27,9 +24,10 @@ Tamper = Callable[[Delivery], Iterable[Delivery]]
 
 
 class MemoryBroker:
-    """Routes messages between the links made on it. Thread-safe.
+    """Routes messages between its links. Thread-safe.
 
-    tamper: called for each delivery on its way to a link; what it returns arrives instead.
+    max_payload: bytes of the largest payload.
+    tamper: called for each delivery; the deliveries that it returns arrive instead.
     """
 
     def __init__(self, *, max_payload: int = 268_435_455, tamper: Tamper | None = None) -> None:
@@ -37,46 +35,46 @@ class MemoryBroker:
         self.tamper = tamper
         self.retained: dict[str, bytes] = {}
         self._links: dict[str, MemoryLink] = {}
-        # who hears a topic: found at once, however many links there are
+        # subscribed links by pattern; exact topics are found in constant time
         self._exact: dict[str, dict[MemoryLink, None]] = {}
         self._wild: dict[str, dict[MemoryLink, None]] = {}
         self._lock = threading.RLock()
 
     def publish(self, topic: str, payload: bytes, *, retain: bool, qos: int = 1) -> None:
-        """Hands a message to every link that hears its topic, once each, and keeps it if asked;
-        empty and retained, it forgets.
+        """Deliver a message once to every subscribed link. retain: also retain it, or remove the
+        retained message if the payload is empty.
         """
         with self._lock:
             if retain and payload:
                 self.retained[topic] = payload
             elif retain:
                 self.retained.pop(topic, None)
-            several = [
+            subscribers = [
                 self._exact.get(topic, {}),
                 *(links for pattern, links in self._wild.items() if matches(pattern, topic)),
             ]
-            for link in dict.fromkeys(link for links in several for link in links):
+            for link in dict.fromkeys(link for links in subscribers for link in links):
                 self._deliver(link, Delivery(topic, payload), qos)
 
-    def hear(self, link: MemoryLink, pattern: str) -> None:
-        """From now on, a link hears a pattern; first what is retained under it."""
+    def subscribe(self, link: MemoryLink, pattern: str) -> None:
+        """Subscribe a link to a pattern, and deliver the retained messages."""
         with self._lock:
-            self._hearing(pattern).setdefault(pattern, {})[link] = None
+            self._subscriptions(pattern).setdefault(pattern, {})[link] = None
             self.repeat(link, pattern)
 
-    def forget(self, link: MemoryLink, pattern: str) -> None:
+    def unsubscribe(self, link: MemoryLink, pattern: str) -> None:
         with self._lock:
-            hearing = self._hearing(pattern)
-            hearing.get(pattern, {}).pop(link, None)
-            if not hearing.get(pattern, True):
-                del hearing[pattern]
+            subscriptions = self._subscriptions(pattern)
+            subscriptions.get(pattern, {}).pop(link, None)
+            if not subscriptions.get(pattern, True):
+                del subscriptions[pattern]
 
-    def _hearing(self, pattern: str) -> dict[str, dict[MemoryLink, None]]:
+    def _subscriptions(self, pattern: str) -> dict[str, dict[MemoryLink, None]]:
         return self._wild if "+" in pattern or "#" in pattern else self._exact
 
     def attach(self, link: MemoryLink) -> None:
-        """Takes a link in; one of the same name is thrown out, as a broker does, and its will
-        published.
+        """Add a link. Another one with the same id is disconnected, as by a real broker, and its
+        will is published.
         """
         with self._lock:
             old = self._links.get(link.client_id)
@@ -89,19 +87,19 @@ class MemoryBroker:
             if self._links.get(link.client_id) is link:
                 del self._links[link.client_id]
                 for pattern in link.patterns:
-                    self.forget(link, pattern)
+                    self.unsubscribe(link, pattern)
                 if abruptly:
-                    self.bury(link)
+                    self.publish_will(link)
 
-    def bury(self, link: MemoryLink) -> None:
-        """Publishes a link's last will, retained."""
+    def publish_will(self, link: MemoryLink) -> None:
+        """Publish a link's last will, retained."""
         if link.will is not None:
             self.publish(*link.will, retain=True)
 
     def repeat(self, link: MemoryLink, pattern: str) -> None:
-        """Delivers what is retained under a pattern."""
+        """Deliver the retained messages of a pattern."""
         with self._lock:
-            wild = self._hearing(pattern) is self._wild
+            wild = self._subscriptions(pattern) is self._wild
             found = (
                 [topic for topic in self.retained if matches(pattern, topic)]
                 if wild
@@ -118,10 +116,9 @@ class MemoryBroker:
 
 
 class MemoryLink:
-    """A `Link` to a MemoryBroker. `kill` ends it as a crash would; `drop` and `mend` cut it for a
-    while.
+    """A `Link` to a MemoryBroker. `kill` simulates a crash; `drop` and `restore` an interruption.
 
-    arrived: called, by whoever publishes, after each delivery that can be received.
+    arrived: called in the publisher's thread after each delivery that can be received.
     """
 
     def __init__(
@@ -140,23 +137,22 @@ class MemoryLink:
         )
         self.sent_bytes = self.received_bytes = 0
         self.patterns: set[str] = set()
-        # only ever filled by force: sender and receiver may share a thread, and waiting would be
-        # for ever
-        self._inbox = Inbox()
+        # always filled with `force`: sender and receiver may share a thread, which must not wait
+        self._deliveries = DeliveryQueue()
         self._broker = broker
         self._down = self._closed = False
-        # what waits for the link to mend, on either side of it
-        self._going: list[tuple[str, bytes, bool]] = []
-        self._coming: list[Delivery] = []
+        # messages that wait while the link is down
+        self._outgoing: list[tuple[str, bytes, bool]] = []
+        self._incoming: list[Delivery] = []
         broker.attach(self)
 
     def arrive(self, delivery: Delivery, qos: int) -> None:
-        """Takes a delivery from the broker, which queues it while the link is down (QoS 1)."""
+        """Take a delivery from the broker, and queue it while the link is down (QoS 1)."""
         if not self._down:
-            self._inbox.put(delivery, force=True)
+            self._deliveries.put(delivery, force=True)
             self.arrived()
         elif qos > 0:
-            self._coming.append(delivery)
+            self._incoming.append(delivery)
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         self._check_open()
@@ -169,23 +165,23 @@ class MemoryLink:
         if not self._down:
             self._broker.publish(topic, bytes(payload), retain=retain, qos=qos)
         elif qos > 0:
-            self._going.append((topic, bytes(payload), retain))
+            self._outgoing.append((topic, bytes(payload), retain))
 
     def subscribe(self, pattern: str) -> None:
         self._check_open()
         self.patterns.add(pattern)
-        self._broker.hear(self, pattern)
+        self._broker.subscribe(self, pattern)
 
     def unsubscribe(self, pattern: str) -> None:
         self.patterns.discard(pattern)
-        self._broker.forget(self, pattern)
+        self._broker.unsubscribe(self, pattern)
 
     @property
     def backlog(self) -> int:
-        return len(self._inbox)
+        return len(self._deliveries)
 
     def receive(self, timeout: float) -> Delivery | None:
-        delivery = self._inbox.get(timeout)
+        delivery = self._deliveries.get(timeout)
         if delivery is None:
             self._check_open()
             return None
@@ -193,14 +189,14 @@ class MemoryLink:
         return delivery
 
     def flush(self, timeout: float) -> bool:
-        return not self._going
+        return not self._outgoing
 
     def probe(self, topic: str, sizes: tuple[int, ...] = (CHUNK,)) -> Probe:
-        """The largest of `sizes` within the broker's limit; the rate is that of one copy."""
+        """Return the largest of `sizes` within the broker's limit, and the rate of a copy."""
         passed = max((size for size in sizes if size <= self.max_payload), default=0)
         if not passed:
             raise LinkError(
-                f"no payload of {sizes} bytes passes the broker's limit of {self.max_payload}"
+                f"no payload of {sizes} bytes is within the broker's limit of {self.max_payload}"
             )
         start = time.perf_counter()
         self.publish(topic, bytearray(passed), qos=0)
@@ -210,40 +206,38 @@ class MemoryLink:
         self._end(abruptly=False)
 
     def kill(self) -> None:
-        """Ends as a crash would: the broker publishes the will."""
+        """End as a crash would: the broker publishes the will."""
         self._end(abruptly=True)
 
     def drop(self) -> None:
-        """Loses the connection for a while: the will is published, messages in both directions
-        wait.
-        """
+        """Interrupt the connection: the will is published, and messages in both directions wait."""
         self._check_open()
         if not self._down:
-            self._inbox.put(Delivery(LINK_DOWN, b"dropped"), force=True)
+            self._deliveries.put(Delivery(LINK_DOWN, b"dropped"), force=True)
             self._down = True
-            self._broker.bury(self)
+            self._broker.publish_will(self)
 
-    def mend(self) -> None:
-        """Connects again: what waited is sent, and comes."""
+    def restore(self) -> None:
+        """Reconnect, and send and deliver the waiting messages."""
         self._down = False
-        going, coming, self._going, self._coming = self._going, self._coming, [], []
-        for delivery in (Delivery(LINK_UP, b""), *coming):
-            self._inbox.put(delivery, force=True)
-        for topic, payload, retain in going:
+        outgoing, incoming, self._outgoing, self._incoming = self._outgoing, self._incoming, [], []
+        for delivery in (Delivery(LINK_UP, b""), *incoming):
+            self._deliveries.put(delivery, force=True)
+        for topic, payload, retain in outgoing:
             self._broker.publish(topic, payload, retain=retain)
 
     def _end(self, *, abruptly: bool) -> None:
         if not self._closed:
             self._closed = True
             self._broker.detach(self, abruptly=abruptly)
-            self._inbox.close()
+            self._deliveries.close()
 
     def _check_open(self) -> None:
         if self._closed:
             raise LinkError(f"the link of '{self.client_id}' is closed")
 
 
-# the brokers that `open_memory_link` made, by address; each lives as long as a link to it does
+# brokers of `open_memory_link` by address; each exists as long as a link to it
 BROKERS: weakref.WeakValueDictionary[str, MemoryBroker] = weakref.WeakValueDictionary()
 OPENING = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""The link that speaks MQTT."""
+"""The link over MQTT."""
 
 from __future__ import annotations
 
@@ -15,39 +15,44 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from federated.errors import LinkError
 from federated.wire import tls, topics
 from federated.wire.address import Address, parse_address
-from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery, Inbox
+from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery, DeliveryQueue
 from federated.wire.link import OVERHEAD, PROBES, Payload, Probe, Will, chunk_within
 from federated.wire.links.paho_client import (
     MAX_PACKET,
     ClientSetup,
     Handlers,
     connect,
+    disconnect,
     measure,
-    part,
 )
 
 __all__ = ["MqttLink"]
 
 log = logging.getLogger(__name__)
 
-STRIKES = 3  # connections lost in a row, each with a message under way and none acknowledged
-SHORT, SHORTS = 5.0, 5  # connections in a row that lasted less than so many seconds
-# connections in a row without a greeting (the first is the one that was lost), after which TLS is
-# asked why
+# connections lost in a row, each with messages in flight and none acknowledged, after which the
+# link fails
+STRIKES = 3
+SHORT, SHORTS = 5.0, 5  # a connection shorter than SHORT seconds; so many in a row fail the link
+# disconnections in a row without a successful connection, after which to look for a TLS error
 SHUT = 3
-# seconds that a full inbox holds the network up (less than half the keep-alive) before a delivery
-# is dropped
+# seconds that a full queue stops the network (less than half the keep-alive) before a delivery is
+# dropped
 HOLD = 20.0
 PATIENCE = 120.0  # seconds that `publish` waits for room in a full queue
 ANSWER = 2.0  # seconds that a repeated subscription waits for the broker's answer
-FAREWELL = 5.0  # seconds that closing waits for what is still to be sent
+FAREWELL = 5.0  # seconds that `close` waits for acknowledgements
 
 
 class MqttLink:
-    """A `Link` over MQTT, 5 or else 3.1.1. `protocol` is the version that the broker took.
+    """A `Link` over MQTT 5, or 3.1.1 if the broker does not support 5.
 
-    The network has a thread of its own, which only fills the inbox; when nobody empties it, the
-    network slows down.
+    A thread of its own reads the network into a queue. When the queue is full, the network slows
+    down.
+
+    address: of the broker.
+    client_id: name of this client.
+    protocol: MQTT protocol number in use.
     """
 
     def __init__(
@@ -61,33 +66,34 @@ class MqttLink:
     ) -> None:
         """Connect to a broker.
 
-        will: topic and payload that the broker publishes, retained, when this link vanishes.
-        timeout: seconds to connect. version: an MQTT protocol number; None: the newest that
-        the broker takes.
+        will: topic and payload that the broker publishes, retained, if this link ends without
+            `close`.
+        timeout: seconds to connect.
+        version: MQTT protocol number; None: the newest that the broker supports.
         Raises UsageError for an invalid address, ConfigError for an unusable CA file, LinkError.
         """
         self.address = parse_address(address) if isinstance(address, str) else address
         self.client_id, self.sent_bytes, self.received_bytes = client_id, 0, 0
-        self._inbox = Inbox()
+        self._deliveries = DeliveryQueue()
         self._patterns: dict[str, None] = {}
         self._asked: dict[int, str] = {}  # subscriptions by message id, until the broker answers
-        # published, perhaps not acknowledged: topic, bytes
-        self._flying: list[tuple[mqtt.MQTTMessageInfo, str, int]] = []
-        # never taken in the network's thread: it holds locks of its own when it calls
+        # published messages that may not be acknowledged yet: topic, bytes
+        self._in_flight: list[tuple[mqtt.MQTTMessageInfo, str, int]] = []
+        # not used in the network's thread, which holds locks of its own when it calls
         self._lock = threading.Lock()
-        self._revival = threading.Lock()
+        self._restarting = threading.Lock()
         self._acknowledged = threading.Event()
         self._fatal, self._closed, self._greeted, self._up = "", False, False, False
         self._strikes, self._shorts, self._acks, self._since = 0, 0, 0, time.monotonic()
-        self._shut = 0  # connections in a row that the broker cut before it greeted
+        self._shut = 0  # disconnections in a row without a successful connection
         handlers = Handlers(
-            self._on_connected,
-            self._on_disconnected,
+            self._on_connect,
+            self._on_disconnect,
             self._on_message,
-            self._on_published,
-            self._on_subscribed,
+            self._on_publish,
+            self._on_subscribe,
         )
-        own = tls.private_name(self.address, client_id)
+        own = tls.make_private_name(self.address, client_id)
         setup = ClientSetup(self.address, own, will, handlers)
         greeting = connect(setup, timeout=timeout, version=version)
         self._client, self.protocol = greeting.client, greeting.protocol
@@ -108,7 +114,7 @@ class MqttLink:
                 info = self._client.publish(topic, data, qos=qos, retain=retain)
                 if info.rc != mqtt.MQTT_ERR_QUEUE_SIZE:
                     if info.rc == mqtt.MQTT_ERR_NO_CONN and qos > 0:
-                        # it is queued all the same, and could not be asked about otherwise
+                        # the message is queued, but `is_published` raises with this code
                         info.rc = mqtt.MQTT_ERR_SUCCESS
                     break
                 if time.monotonic() > until:
@@ -120,15 +126,15 @@ class MqttLink:
                 self._check()
             self.sent_bytes += len(topic) + len(data)
             if qos > 0:
-                self._flying = [flight for flight in self._flying if not flight[0].is_published()]
-                self._flying.append((info, topic, len(data)))
+                self._in_flight = [one for one in self._in_flight if not one[0].is_published()]
+                self._in_flight.append((info, topic, len(data)))
 
     def subscribe(self, pattern: str) -> None:
         self._check()
         again = pattern in self._patterns and self.protocol != mqtt.MQTTv5
         with self._lock:
             if again:
-                # rumqttd repeats what is retained only for a new subscription
+                # rumqttd repeats retained messages only for a new subscription
                 self._client.unsubscribe(pattern)
             self._patterns[pattern] = None
             mid = self._ask(pattern, SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE)
@@ -139,8 +145,8 @@ class MqttLink:
             and self._client.is_connected()
             and time.monotonic() < until
         ):
-            # it reads what is retained only afterwards: what this link publishes next must not take
-            # its place
+            # The broker reads the retained messages afterwards; what this link publishes next must
+            # not replace them.
             time.sleep(0.002)
 
     def unsubscribe(self, pattern: str) -> None:
@@ -150,105 +156,103 @@ class MqttLink:
 
     @property
     def backlog(self) -> int:
-        return len(self._inbox)
+        return len(self._deliveries)
 
     def receive(self, timeout: float) -> Delivery | None:
-        delivery = self._inbox.get(timeout)
+        delivery = self._deliveries.get(timeout)
         if delivery is None:
             self._check()
         return delivery
 
     def flush(self, timeout: float) -> bool:
         until = time.monotonic() + timeout
-        with contextlib.suppress(LinkError):  # beyond mending: nothing more will be acknowledged
-            while self._under_way() and time.monotonic() < until:
+        with contextlib.suppress(LinkError):  # failed for good: no more acknowledgements
+            while self._list_unacknowledged() and time.monotonic() < until:
                 self._check()
                 self._acknowledged.clear()
                 self._acknowledged.wait(0.02)
-        return not self._under_way()
+        return not self._list_unacknowledged()
 
     def probe(self, topic: str, sizes: tuple[int, ...] = PROBES) -> Probe:
-        """Also lowers `max_payload` and `max_chunk` to what passed, where more did not."""
-        own = tls.private_name(self.address, f"{self.client_id}-probe")
+        """Also lower `max_payload` and `max_chunk` if the broker accepted less than the largest."""
+        own = tls.make_private_name(self.address, f"{self.client_id}-probe")
         setup = ClientSetup(self.address, own)
-        passed, rate = measure(
+        accepted, rate = measure(
             setup, topic, sizes, limit=self.max_payload, version=self.protocol, timeout=30.0
         )
-        if passed < max(sizes):
-            self._limit(passed)
-        return passed, rate
+        if accepted < max(sizes):
+            self._limit(accepted)
+        return accepted, rate
 
     def close(self) -> None:
-        """Wait up to FAREWELL seconds for acknowledgements, unless the link is down; log by kind
-        what the broker has not acknowledged by then.
+        """Wait up to FAREWELL seconds for acknowledgements, unless the link is down. Log the
+        messages that the broker has not acknowledged by then.
         """
         if self._closed:
             return
         if self._client.is_connected():
             self.flush(FAREWELL)
         self._closed = True
-        if lost := self._under_way():
+        if lost := self._list_unacknowledged():
             log.warning(
                 "%s: the link of '%s' closed before the broker acknowledged %s",
                 self.address,
                 self.client_id,
-                _counted(lost),
+                _describe(lost),
             )
         if self.protocol != mqtt.MQTTv5 and self._patterns and self._client.is_connected():
-            # a session of 3.1.1 outlives us: let it queue nothing
+            # a session of 3.1.1 outlives the link: let it queue nothing
             self._client.unsubscribe(list(self._patterns))
-        part(self._client, self.protocol)
-        self._inbox.close()
+        disconnect(self._client, self.protocol)
+        self._deliveries.close()
 
     def _limit(self, payload: int) -> None:
         self.max_payload, self.max_chunk = payload, chunk_within(payload)
 
-    def _under_way(self) -> list[tuple[str, int]]:
+    def _list_unacknowledged(self) -> list[tuple[str, int]]:
         return [
-            (topic, size) for info, topic, size in list(self._flying) if not info.is_published()
+            (topic, size) for info, topic, size in list(self._in_flight) if not info.is_published()
         ]
 
     def _check(self) -> None:
-        """Raises LinkError where the link is beyond mending; revives a network thread that died."""
+        """Raise LinkError if the link has failed for good. Restart a network thread that died."""
         if self._closed:
             raise LinkError(f"the link of '{self.client_id}' is closed")
         if self._shut >= SHUT and self.address.tls:
-            self._inquire()
+            self._check_tls()
         if self._fatal:
             raise LinkError(self._fatal)
         if self._client._thread is None:
-            self._revive()
+            self._restart()
 
-    def _inquire(self) -> None:
-        """Asks a broker's TLS why it does not let this client in again. Who was revoked need not
-        come back; whatever else it is may pass.
+    def _check_tls(self) -> None:
+        """Find out why the broker's TLS rejects this client. Only a revoked certificate ends the
+        link; other reasons may pass.
         """
         self._shut = 0
-        why = tls.refusal(self.address)
+        why = tls.find_refusal(self.address)
         if why == tls.REVOKED:
-            self._end(f"{self.address}: {why}")
+            self._fail(f"{self.address}: {why}")
         elif why:
-            log.warning("%s: no way back to the broker so far: %s", self.address, why)
+            log.warning("%s: cannot reconnect to the broker: %s", self.address, why)
 
-    def _revive(self) -> None:
-        """Starts the network's thread again. It ends by itself only where something in it raised,
-        and then says nothing.
-        """
-        with self._revival:
+    def _restart(self) -> None:
+        """Restart the network's thread, which ends silently if something in it raised."""
+        with self._restarting:
             if self._client._thread is not None or self._closed:
                 return
-            log.error("the network thread of '%s' died; starting another", self.client_id)
+            log.error("the network thread of '%s' died; restarting it", self.client_id)
             try:
                 self._client._reset_sockets(sockpair_only=True)
                 self._client.reconnect()
             except OSError as error:
-                log.warning("%s: %s; trying again", self.address, error)
+                log.warning("%s: %s; retrying", self.address, error)
                 time.sleep(1.0)
             else:
                 self._client.loop_start()
 
     def _ask(self, pattern: str, retained: int) -> int | None:
-        """Send a subscription; its message id."""
+        """Send a subscription, and return its message id."""
         if self.protocol == mqtt.MQTTv5:
             _, mid = self._client.subscribe(
                 pattern, options=SubscribeOptions(qos=1, retainHandling=retained)
@@ -261,98 +265,97 @@ class MqttLink:
 
     # ---- in the network's thread -----------------------------------------------------------------
 
-    def _on_connected(self, client: mqtt.Client, resumed: bool) -> None:
+    def _on_connect(self, client: mqtt.Client, resumed: bool) -> None:
         self._acks, self._since, self._shut, self._up = 0, time.monotonic(), 0, True
         if not self._greeted:
             self._greeted = True
             return
         for pattern in list(self._patterns):
             self._ask(pattern, SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
-        # then: rumqttd ignores a client that unsubscribes first
-        self._inbox.put(Delivery(LINK_UP, b"resumed" if resumed else b""), force=True)
+        # last, since rumqttd ignores a client that unsubscribes first
+        self._deliveries.put(Delivery(LINK_UP, b"resumed" if resumed else b""), force=True)
 
-    def _on_disconnected(self, client: mqtt.Client, reason: ReasonCode) -> None:
+    def _on_disconnect(self, client: mqtt.Client, reason: ReasonCode) -> None:
         if self._closed or not self._greeted:
             return
-        self._inbox.put(Delivery(LINK_DOWN, str(reason).encode()), force=True)
+        self._deliveries.put(Delivery(LINK_DOWN, str(reason).encode()), force=True)
         self._shut += 1
-        # an attempt that came to nothing says nothing of the broker's limits, nor of others of this
-        # name
+        # A failed attempt to reconnect is no evidence of limits, nor of other clients of this name.
         if not self._up:
             return
         self._up = False
         self._shorts = self._shorts + 1 if time.monotonic() - self._since < SHORT else 0
         if reason.getName() == "Session taken over":
-            self._end(
+            self._fail(
                 f"{self.address}: another client connected as '{self.client_id}' and "
-                "took its place: each needs a name of its own (--name)"
+                "replaced this one: give each client its own name (--name)"
             )
         elif self._shorts >= SHORTS:
             who = (
-                f"is another client connected as '{self.client_id}'? Each needs a name of its own "
+                f"if another client is connected as '{self.client_id}', give each its own name "
                 "(--name)"
             )
-            self._end(f"{self.address}: the broker keeps hanging up; {who}")
-        flights = self._under_way()
-        self._strikes = self._strikes + 1 if flights and not self._acks else 0
+            self._fail(f"{self.address}: the broker keeps closing the connection; {who}")
+        lost = self._list_unacknowledged()
+        self._strikes = self._strikes + 1 if lost and not self._acks else 0
         if self._strikes >= STRIKES:
-            topic, size = max(flights, key=lambda flight: flight[1])
-            self._end(
-                f"{self.address}: the broker hung up {STRIKES} times over a packet of "
-                f"{size} bytes ({topic}): it may take no packets of that size; "
+            topic, size = max(lost, key=lambda one: one[1])
+            self._fail(
+                f"{self.address}: the broker closed the connection {STRIKES} times at a packet of "
+                f"{size} bytes ({topic}): it may accept no packets of that size; "
                 "lower wire.chunk, or raise the broker's limit (mosquitto: max_packet_size)"
             )
 
-    def _end(self, why: str) -> None:
+    def _fail(self, why: str) -> None:
         self._fatal = why
         self._client.disconnect()
-        # else the library would connect once more, and throw out who took over
+        # otherwise the library would reconnect, and disconnect the client that took over
         self._client.loop_stop()
 
     def _on_message(self, message: mqtt.MQTTMessage) -> None:
         topic = message.topic  # decoded at each access
         self.received_bytes += len(topic) + len(message.payload)
-        if not self._subscribed(topic):
-            return
-        if not self._inbox.put(Delivery(topic, bytes(message.payload), message.retain), HOLD):
+        if self._is_subscribed(topic) and not self._deliveries.put(
+            Delivery(topic, bytes(message.payload), message.retain), HOLD
+        ):
             log.warning(
-                "dropped a delivery of %d bytes on %s: nobody took it for %.0f s",
+                "dropped a delivery of %d bytes on %s: the queue was full for %.0f s",
                 len(message.payload),
                 topic,
                 HOLD,
             )
 
-    def _subscribed(self, topic: str) -> bool:
-        """Whether a subscription covers a topic. A broker may deliver others: of an earlier
-        session, just unsubscribed, or (amqtt 0.12) anybody's.
+    def _is_subscribed(self, topic: str) -> bool:
+        """Return whether a subscription covers a topic. A broker may deliver others: of an earlier
+        session, just unsubscribed, or (amqtt 0.12) of other clients.
         """
         return topic in self._patterns or any(
             topics.matches(pattern, topic) for pattern in list(self._patterns)
         )
 
-    def _on_published(self, reason: ReasonCode) -> None:
+    def _on_publish(self, reason: ReasonCode) -> None:
         self._acks += 1
         self._strikes = 0
         if reason.is_failure:
-            self._shut = SHUT  # it may have been revoked meanwhile: the next call asks
+            self._shut = SHUT  # the certificate may have been revoked: the next call checks
             self._fatal = (
-                f"{self.address}: the broker refuses to take a message: {reason}; check what this "
-                "user may publish (its own topics?)"
+                f"{self.address}: the broker refuses a message: {reason}; check this user's rights "
+                "to publish (its own topics?)"
             )
         self._acknowledged.set()
 
-    def _on_subscribed(self, mid: int, reasons: list[ReasonCode]) -> None:
+    def _on_subscribe(self, mid: int, reasons: list[ReasonCode]) -> None:
         pattern = self._asked.pop(mid, "")
         if any(reason.is_failure for reason in reasons):
             self._fatal = (
                 f"{self.address}: the broker refuses a subscription to '{pattern}': {reasons[0]}; "
-                "check what this user may hear"
+                "check this user's rights to subscribe"
             )
 
 
-def _counted(flights: list[tuple[str, int]]) -> str:
-    """How many messages, and to which kinds of topic: '3 messages (2 chunk, 1 status)'."""
-    places = [topics.parse(topic) for topic, _ in flights]
+def _describe(lost: list[tuple[str, int]]) -> str:
+    """Return the number of messages by kind of topic: '3 messages (2 chunk, 1 status)'."""
+    places = [topics.parse(topic) for topic, _ in lost]
     kinds = Counter("other" if place is None else place.kind for place in places)
     listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    return f"{len(flights)} message{'s' * (len(flights) != 1)} ({listed})"
+    return f"{len(lost)} message{'s' * (len(lost) != 1)} ({listed})"

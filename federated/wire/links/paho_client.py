@@ -1,8 +1,7 @@
-"""The MQTT client library, set up: how to connect within a bounded time, and what to tell a person
-where that fails.
+"""Setup of the MQTT client library: connecting within a timeout, and explanations of failures.
 
-MQTT 5 is tried first, for the broker's packet limit and its sessions that expire; then 3.1.1, which
-everything works on.
+MQTT 5 is tried first, for the broker's packet limit and for sessions that expire; then 3.1.1, which
+all brokers support.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from federated.wire import tls
 from federated.wire.address import Address
 from federated.wire.link import Probe, Will
 
-__all__ = ["MAX_PACKET", "ClientSetup", "Greeting", "Handlers", "connect", "measure", "part"]
+__all__ = ["MAX_PACKET", "ClientSetup", "Greeting", "Handlers", "connect", "disconnect", "measure"]
 
 log = logging.getLogger(__name__)
 
 MAX_PACKET = 268_435_455  # bytes of an MQTT packet's body (MQTT 5, section 1.5.5)
-EXPIRY = 3600  # seconds that a broker keeps a session whose link is down (MQTT 5)
+EXPIRY = 3600  # seconds that a broker keeps the session of a lost connection (MQTT 5)
 KEEPALIVE = 60  # seconds
-INFLIGHT, QUEUED = 8, 64  # messages without acknowledgement, and waiting to be sent
+INFLIGHT, QUEUED = 8, 64  # largest numbers of unacknowledged messages, and of unsent ones
 UNKNOWN_USER = ("Bad user name or password", "Not authorized")
-HURRY = 2.0  # seconds that the newer protocol has, once there is a connection
-# what brokers took, by host and port, so that only the first link has to find out
-SPOKEN: dict[tuple[str, int], int] = {}
+HURRY = 2.0  # seconds to wait for an answer if another protocol version is left to try
+# protocol versions of known brokers, by host and port, so that only the first link has to try
+KNOWN_VERSIONS: dict[tuple[str, int], int] = {}
 PROTOCOLS = (mqtt.MQTTv5, mqtt.MQTTv311)
 
 Handler: TypeAlias = Callable[..., None]
@@ -48,13 +47,13 @@ Handler: TypeAlias = Callable[..., None]
 
 @dataclass(frozen=True)
 class Handlers:
-    """What to call, in the network's thread: nothing here may wait for that thread or raise."""
+    """Callbacks in the network's thread, which must not raise nor wait for that thread."""
 
-    connected: Callable[[mqtt.Client, bool], None]  # and whether the broker kept the session
-    disconnected: Callable[[mqtt.Client, ReasonCode], None]
-    message: Callable[[mqtt.MQTTMessage], None]
-    published: Callable[[ReasonCode], None]
-    subscribed: Callable[[int, list[ReasonCode]], None]
+    on_connect: Callable[[mqtt.Client, bool], None]  # with whether the broker kept the session
+    on_disconnect: Callable[[mqtt.Client, ReasonCode], None]
+    on_message: Callable[[mqtt.MQTTMessage], None]
+    on_publish: Callable[[ReasonCode], None]
+    on_subscribe: Callable[[int, list[ReasonCode]], None]
 
 
 NOTHING = Handlers(
@@ -64,12 +63,12 @@ NOTHING = Handlers(
 
 @dataclass(frozen=True)
 class ClientSetup:
-    """What a client needs before it connects.
+    """The settings of a client before it connects.
 
     address: of the broker.
     client_id: its name at the broker.
-    will: topic and payload that the broker publishes, retained, when the client vanishes.
-    handlers: what the network thread calls.
+    will: topic and payload that the broker publishes, retained, if the client is lost.
+    handlers: callbacks of the network thread.
     """
 
     address: Address
@@ -80,39 +79,45 @@ class ClientSetup:
 
 @dataclass
 class Greeting:
-    """How a broker received a client. max_packet: bytes, where it said so."""
+    """A connected client.
+
+    client: of the library.
+    protocol: MQTT protocol number in use.
+    max_packet: the broker's limit in bytes, if it announced one.
+    """
 
     client: mqtt.Client
     protocol: int
     max_packet: int = MAX_PACKET
 
 
-class _Door:
+class _FirstAnswer:
     """Waits for the first answer of a broker."""
 
     def __init__(self) -> None:
-        self.answered = threading.Event()
+        self.received = threading.Event()
         self.reason: ReasonCode | None = None
         self.max_packet = MAX_PACKET
 
-    def answer(self, reason: ReasonCode | None, properties: Properties | None) -> None:
-        if not self.answered.is_set():
+    def set(self, reason: ReasonCode | None, properties: Properties | None) -> None:
+        if not self.received.is_set():
             self.reason = reason
             self.max_packet = getattr(properties, "MaximumPacketSize", MAX_PACKET)
-            self.answered.set()
+            self.received.set()
 
 
 def connect(setup: ClientSetup, *, timeout: float = 10.0, version: int | None = None) -> Greeting:
     """Connect a client, start its network thread, and let it reconnect by itself.
 
-    version: an MQTT protocol number; None: the newest that the broker takes. Raises LinkError
-    within `timeout` seconds, saying what was tried and what to do; ConfigError for an unusable CA
-    file.
+    version: MQTT protocol number; None: the newest that the broker supports. Raises LinkError with
+    the remedy within `timeout` seconds; ConfigError for an invalid CA file.
     """
     until = time.monotonic() + timeout
     place = setup.address.host, setup.address.port
     protocols = (
-        [version] if version is not None else [p for p in PROTOCOLS if p <= SPOKEN.get(place, p)]
+        [version]
+        if version is not None
+        else [p for p in PROTOCOLS if p <= KNOWN_VERSIONS.get(place, p)]
     )
     while True:
         protocol = protocols.pop(0)
@@ -122,33 +127,34 @@ def connect(setup: ClientSetup, *, timeout: float = 10.0, version: int | None = 
             if not protocols:
                 raise LinkError(str(error)) from None
             continue
-        SPOKEN[place] = protocol
+        KNOWN_VERSIONS[place] = protocol
         return greeting
 
 
 class _ProtocolError(Exception):
-    """The broker does not take this version of the protocol, or shows no sign that it knows it."""
+    """The broker rejects this version of the protocol, or does not answer it."""
 
 
 def _try(setup: ClientSetup, protocol: int, until: float, *, hurry: bool) -> Greeting:
-    """Connect by one version of the protocol.
+    """Connect with one version of the protocol.
 
-    until: when to give up, in monotonic seconds. hurry: whether another version is left to try: a
-    broker that knows only that one may wait for the rest of what it cannot read.
+    until: deadline, in monotonic seconds.
+    hurry: whether another version is left to try. A broker that supports only the other one may
+        wait for the rest of a packet that it cannot parse.
     """
-    door = _Door()
-    client = _client(setup, protocol, door)
+    answer = _FirstAnswer()
+    client = _make_client(setup, protocol, answer)
     timeout = client.connect_timeout = max(0.1, until - time.monotonic())
     try:
         _dial(client, setup.address, protocol)
     except (OSError, ValueError) as error:
         raise LinkError(_explain(setup.address, error, timeout)) from error
     client.loop_start()
-    door.answered.wait(min(HURRY if hurry else timeout, max(0.1, until - time.monotonic())))
-    if door.reason is not None and not door.reason.is_failure:
-        return Greeting(client, protocol, door.max_packet)
-    part(client, protocol)
-    raise _refused(setup.address, door.reason)
+    answer.received.wait(min(HURRY if hurry else timeout, max(0.1, until - time.monotonic())))
+    if answer.reason is not None and not answer.reason.is_failure:
+        return Greeting(client, protocol, answer.max_packet)
+    disconnect(client, protocol)
+    raise _make_error(setup.address, answer.reason)
 
 
 def _dial(client: mqtt.Client, address: Address, protocol: int) -> None:
@@ -160,35 +166,35 @@ def _dial(client: mqtt.Client, address: Address, protocol: int) -> None:
         address.host,
         address.port,
         KEEPALIVE,
-        # The first connection drops what the broker queued for an earlier process of this name.
+        # The first connection discards what the broker queued for an earlier process.
         clean_start=mqtt.MQTT_CLEAN_START_FIRST_ONLY,
         properties=_expiry(PacketTypes.CONNECT, EXPIRY),
     )
 
 
-def _refused(address: Address, reason: ReasonCode | None) -> LinkError | _ProtocolError:
-    """Why a broker did not let a client in. reason: its answer; None: it gave none."""
-    where = f"no link to the broker at {address}{_resolved(address)}"
+def _make_error(address: Address, reason: ReasonCode | None) -> LinkError | _ProtocolError:
+    """Return the error of a failed connection. reason: the broker's answer; None: no answer."""
+    where = f"cannot connect to the broker at {address}{_resolve(address)}"
     if reason is None:
-        if address.tls and (why := tls.refusal(address)):
+        if address.tls and (why := tls.find_refusal(address)):
             return LinkError(f"{where}: {why}")
         return _ProtocolError(
-            f"{where}: something listens there, but does not answer as an MQTT broker: "
+            f"{where}: the port is open, but nothing answers there as an MQTT broker: "
             "try another port, or mqtts://"
         )
     name = reason.getName()
     if name == "Unsupported protocol version":
-        return _ProtocolError(f"{where}: it speaks neither MQTT 5 nor 3.1.1")
+        return _ProtocolError(f"{where}: it supports neither MQTT 5 nor 3.1.1")
     hint = (
-        ": give user and password as mqtt://user:password@host, or ask who runs it"
+        ": set user and password as mqtt://user:password@host, or ask its operator"
         if name in UNKNOWN_USER
         else ""
     )
-    return LinkError(f"{where}: it refuses this client: {name.lower()}{hint}")
+    return LinkError(f"{where}: it rejected this client: {name.lower()}{hint}")
 
 
-def _client(setup: ClientSetup, protocol: int, door: _Door) -> mqtt.Client:
-    """Make a client with every option set, as paho wants it before it connects."""
+def _make_client(setup: ClientSetup, protocol: int, answer: _FirstAnswer) -> mqtt.Client:
+    """Make a client with all options, which paho requires before it connects."""
     address, handlers = setup.address, setup.handlers
     options: dict[str, Any] = {} if protocol == mqtt.MQTTv5 else {"clean_session": False}
     client = mqtt.Client(
@@ -204,10 +210,10 @@ def _client(setup: ClientSetup, protocol: int, door: _Door) -> mqtt.Client:
     if setup.will is not None:
         client.will_set(*setup.will, qos=1, retain=True)
     if address.tls:
-        made = tls.context(address)
-        client.tls_set_context(made)
-        client.on_pre_connect = lambda c, _: _show_newest(made, address)
-    _jitter(client)
+        context = tls.make_context(address)
+        client.tls_set_context(context)
+        client.on_pre_connect = lambda c, _: _reload_certificate(context, address)
+    _draw_backoff(client)
 
     def on_connect(
         c: mqtt.Client,
@@ -217,8 +223,8 @@ def _client(setup: ClientSetup, protocol: int, door: _Door) -> mqtt.Client:
         properties: Properties | None,
     ) -> None:
         if not reason.is_failure:
-            handlers.connected(c, flags.session_present)
-        door.answer(reason, properties)
+            handlers.on_connect(c, flags.session_present)
+        answer.set(reason, properties)
 
     def on_disconnect(
         c: mqtt.Client,
@@ -227,33 +233,33 @@ def _client(setup: ClientSetup, protocol: int, door: _Door) -> mqtt.Client:
         reason: ReasonCode,
         properties: Properties | None,
     ) -> None:
-        _jitter(c)
-        door.answer(None, properties)
-        handlers.disconnected(c, reason)
+        _draw_backoff(c)
+        answer.set(None, properties)
+        handlers.on_disconnect(c, reason)
 
     client.on_connect = on_connect
     client.on_disconnect = on_disconnect
-    client.on_message = lambda c, _, message: handlers.message(message)
-    client.on_publish = lambda c, _, mid, reason, properties: handlers.published(reason)
-    client.on_subscribe = lambda c, _, mid, reasons, properties: handlers.subscribed(mid, reasons)
-    client.on_socket_open = _send_at_once
+    client.on_message = lambda c, _, message: handlers.on_message(message)
+    client.on_publish = lambda c, _, mid, reason, properties: handlers.on_publish(reason)
+    client.on_subscribe = lambda c, _, mid, reasons, properties: handlers.on_subscribe(mid, reasons)
+    client.on_socket_open = _disable_nagle
     return client
 
 
-def _show_newest(made: ssl.SSLContext, address: Address) -> None:
-    """A certificate that was renewed since the last connection is the one to show."""
+def _reload_certificate(context: ssl.SSLContext, address: Address) -> None:
+    """Load a certificate that was renewed since the last connection."""
     try:
-        tls.reload(made, address)
+        tls.reload(context, address)
     except OSError as error:
-        log.warning("%s: going on with the certificate of before: %s", address, error)
+        log.warning("%s: cannot reload the certificate, using the old one: %s", address, error)
 
 
-def _send_at_once(client: mqtt.Client, _: Any, sock: Any) -> None:
+def _disable_nagle(client: mqtt.Client, _: Any, sock: Any) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def part(client: mqtt.Client, protocol: int) -> None:
-    """Signs off, so that the broker forgets the session (MQTT 5) and drops the will, and ends the
+def disconnect(client: mqtt.Client, protocol: int) -> None:
+    """Disconnect without the will, so that the broker removes the session (MQTT 5), and stop the
     network thread.
     """
     if protocol == mqtt.MQTTv5:
@@ -272,33 +278,33 @@ def measure(
     version: int,
     timeout: float,
 ) -> Probe:
-    """Find the largest of `sizes` (bytes) that the broker acknowledges, and its bytes per second.
+    """Return the largest of `sizes` (bytes) that the broker acknowledges, and its bytes per second.
 
-    limit: bytes that the broker announced. A broker disconnects a client that sends too much, and
-    paho would send the same message again for ever, so each attempt uses a client of its own.
+    limit: bytes that the broker announced. A broker disconnects a client that exceeds its limit,
+    and paho would resend the message forever, so each attempt uses a client of its own.
     """
     for size in sorted(sizes, reverse=True):
-        rate = _acknowledged(setup, topic, size, version, timeout) if size <= limit else None
+        rate = _measure_rate(setup, topic, size, version, timeout) if size <= limit else None
         if rate is not None:
             return size, rate
-        log.info("a payload of %d bytes does not pass the broker", size)
+        log.info("the broker accepts no payload of %d bytes", size)
     raise LinkError(
-        f"{setup.address}: the broker takes no payload of {min(sizes)} bytes within "
+        f"{setup.address}: the broker accepts no payload of {min(sizes)} bytes within "
         f"{timeout:.0f} s: raise its packet limit (mosquitto: max_packet_size)"
     )
 
 
-def _acknowledged(
+def _measure_rate(
     setup: ClientSetup, topic: str, size: int, version: int, timeout: float
 ) -> float | None:
-    """Measure bytes per second over up to four messages; None where no acknowledgement comes."""
+    """Return the bytes per second over up to four messages; None without an acknowledgement."""
     cut = threading.Event()
     handlers = Handlers(
-        NOTHING.connected,
+        NOTHING.on_connect,
         lambda c, r: cut.set(),
-        NOTHING.message,
-        NOTHING.published,
-        NOTHING.subscribed,
+        NOTHING.on_message,
+        NOTHING.on_publish,
+        NOTHING.on_subscribe,
     )
     own = replace(setup, handlers=handlers)
     client = connect(own, timeout=timeout, version=version).client
@@ -312,15 +318,14 @@ def _acknowledged(
             sent += 1
         return sent * size / (time.perf_counter() - start)
     finally:
-        part(client, version)
+        disconnect(client, version)
 
 
-def _jitter(client: mqtt.Client) -> None:
-    """A fleet that lost its broker does not come back all at once: each waits from 1 to 2 s at
-    first, up to a minute later on.
+def _draw_backoff(client: mqtt.Client) -> None:
+    """Draw a first reconnect delay from 1 to 2 s, which grows up to a minute, so that a fleet does
+    not reconnect all at once.
     """
-
-    first = 1.0 + random.random()  # noqa: S311  # any number will do
+    first = 1.0 + random.random()  # noqa: S311  # not used for security
     client.reconnect_delay_set(first, 60.0)  # type: ignore[arg-type]
 
 
@@ -331,30 +336,41 @@ def _expiry(packet: int, seconds: int) -> Properties:
 
 
 def _explain(address: Address, error: Exception, timeout: float) -> str:
-    """What a failure to connect means, and what to do about it."""
+    """Explain a failure to connect, with the remedy."""
     match error:
         case socket.gaierror():
             why = f"the name '{address.host}' does not resolve: check it, or give an IP address"
         case ConnectionRefusedError():
             why = (
-                "refused, nothing listens there: start a broker (mosquitto, or coordinator "
-                "start), or check host and port"
+                "connection refused: start a broker (mosquitto, or coordinator start), or check "
+                "host and port"
             )
         case ssl.SSLError():
             why = tls.explain(address, error)
         case TimeoutError():
-            why = f"no answer within {timeout:.0f} s: wrong address, or a firewall between"
+            why = (
+                f"no answer within {timeout:.0f} s: check the address, and that no firewall blocks "
+                "the port"
+            )
         case OSError(errno=errno.ENETUNREACH | errno.EHOSTUNREACH):
-            why = "no route to it: is the network up, and the address right?"
+            why = "no route to the host: check the network and the address"
+        case OSError(errno=errno.ECONNRESET | errno.EPIPE) if address.tls:
+            why = (
+                "the connection was closed during the TLS handshake: if the port is without TLS, "
+                "use mqtt://; otherwise check that it is an MQTT broker's"
+            )
         case OSError(errno=errno.ECONNRESET | errno.EPIPE):
-            why = "it hung up: not an MQTT broker, or one that wants TLS (mqtts://)"
+            why = (
+                "the connection was closed: if the broker requires TLS, use mqtts://; otherwise "
+                "check that the port is an MQTT broker's"
+            )
         case _:
             why = f"{type(error).__name__}: {error}"
-    return f"no link to the broker at {address}{_resolved(address)}: {why}"
+    return f"cannot connect to the broker at {address}{_resolve(address)}: {why}"
 
 
-def _resolved(address: Address) -> str:
-    """The IP addresses of a name, in words."""
+def _resolve(address: Address) -> str:
+    """Return the IP addresses of a name as text."""
     try:
         found = sorted(
             {

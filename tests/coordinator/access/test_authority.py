@@ -18,7 +18,7 @@ from coordinator.access import authority as authorities
 from coordinator.access.authority import LIFE, Authority
 from coordinator.access.certificates import list_own_names, read_server_names
 from coordinator.broker.mosquitto import COORDINATOR
-from edge_agent.access.enrol import request
+from edge_agent.access.enrolment import sign_request
 from federated.errors import ConfigError, Refused, UsageError
 
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -91,7 +91,9 @@ def test_an_agent_certificate_is_for_clients_backdated_by_minutes_and_lasts_nine
     authority: Authority,
 ) -> None:
     token = authority.invite("a", "localhost", 8884, 60)
-    made = x509.load_pem_x509_certificate(authority.enrol(token.secret, request("a", KEY)).encode())
+    made = x509.load_pem_x509_certificate(
+        authority.enrol(token.secret, sign_request("a", KEY)).encode()
+    )
     now = datetime.now(UTC)
     assert made.subject.rfc4514_string() == "CN=a"
     assert made.public_key() == KEY.public_key()
@@ -107,10 +109,10 @@ def test_a_token_works_once_or_again_for_the_same_key(
     authority: Authority,
 ) -> None:
     token = authority.invite("a", "localhost", 8884, 60)
-    first = authority.enrol(token.secret, request("a", KEY))
-    assert authority.enrol(token.secret, request("a", KEY)) == first
+    first = authority.enrol(token.secret, sign_request("a", KEY))
+    assert authority.enrol(token.secret, sign_request("a", KEY)) == first
     with pytest.raises(Refused, match=r"already used.*coordinator revoke a"):
-        authority.enrol(token.secret, request("a", OTHER))
+        authority.enrol(token.secret, sign_request("a", OTHER))
 
 
 def test_a_token_expires_and_is_replaced_by_a_later_one(authority: Authority) -> None:
@@ -118,9 +120,9 @@ def test_a_token_expires_and_is_replaced_by_a_later_one(authority: Authority) ->
     first = authority.invite("a", "localhost", 8884, 60)
     second = authority.invite("a", "localhost", 8884, 60)
     with pytest.raises(Refused, match="unknown token"):
-        authority.enrol(first.secret, request("a", KEY))
+        authority.enrol(first.secret, sign_request("a", KEY))
     with pytest.raises(Refused, match=r"expired 40 s ago.*coordinator enroll a"):
-        authority.enrol(second.secret, request("a", KEY), now=now + 100.5)
+        authority.enrol(second.secret, sign_request("a", KEY), now=now + 100.5)
 
 
 def test_no_secret_is_stored(authority: Authority) -> None:
@@ -132,7 +134,7 @@ def test_no_secret_is_stored(authority: Authority) -> None:
 
 def test_a_name_with_a_valid_certificate_cannot_be_enrolled_again(authority: Authority) -> None:
     token = authority.invite("a", "localhost", 8884, 60)
-    authority.enrol(token.secret, request("a", KEY))
+    authority.enrol(token.secret, sign_request("a", KEY))
     with pytest.raises(ConfigError, match="first: coordinator revoke a"):
         authority.invite("a", "localhost", 8884, 60)
     authority.revoke("a")
@@ -145,7 +147,7 @@ def test_only_valid_agent_names_are_enrolled(authority: Authority, name: str) ->
         authority.invite(name, "localhost", 8884, 60)
     if name:
         with pytest.raises((Refused, ValueError)):
-            authority.enrol(b"x" * 16, request(name, KEY))
+            authority.enrol(b"x" * 16, sign_request(name, KEY))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_a_malformed_request_is_refused(authority: Authority, asked: str) -> Non
     token = authority.invite("a", "localhost", 8884, 60)
     with pytest.raises(Refused, match="certificate request in PEM"):
         authority.enrol(token.secret, asked)
-    authority.enrol(token.secret, request("a", KEY))  # the token is still unused
+    authority.enrol(token.secret, sign_request("a", KEY))  # the token is still unused
 
 
 def test_a_request_with_a_foreign_signature_or_another_kind_of_key_is_refused(
@@ -169,7 +171,7 @@ def test_a_request_with_a_foreign_signature_or_another_kind_of_key_is_refused(
         )
         for key in (KEY, OTHER)
     )
-    signed = x509.load_pem_x509_csr(request("a", KEY).encode()).public_bytes(
+    signed = x509.load_pem_x509_csr(sign_request("a", KEY).encode()).public_bytes(
         serialization.Encoding.DER
     )
     pem = (
@@ -193,31 +195,31 @@ def test_renewal_requires_a_known_unrevoked_certificate_of_the_same_name(
     authority: Authority, tmp_path: Path
 ) -> None:
     shown = der(
-        authority.enrol(authority.invite("a", "localhost", 8884, 60).secret, request("a", KEY))
+        authority.enrol(authority.invite("a", "localhost", 8884, 60).secret, sign_request("a", KEY))
     )
     assert (
         x509.load_pem_x509_certificate(
-            authority.renew(shown, request("a", OTHER)).encode()
+            authority.renew(shown, sign_request("a", OTHER)).encode()
         ).public_key()
         == OTHER.public_key()
     )
     with pytest.raises(Refused, match="belongs to 'a', but the request is for 'b'"):
-        authority.renew(shown, request("b", OTHER))
+        authority.renew(shown, sign_request("b", OTHER))
     with pytest.raises(Refused, match="does not belong to an agent"):
-        authority.renew(der(authority.coordinator.read_text()), request("a", OTHER))
+        authority.renew(der(authority.coordinator.read_text()), sign_request("a", OTHER))
     authority.revoke("a")
     with pytest.raises(Refused, match="was revoked"):
-        authority.renew(shown, request("a", OTHER))
+        authority.renew(shown, sign_request("a", OTHER))
 
 
 def test_revoking_lists_every_certificate_of_a_name_and_bars_it_until_it_enrols_again(
     authority: Authority,
 ) -> None:
     shown = der(
-        authority.enrol(authority.invite("a", "localhost", 8884, 60).secret, request("a", KEY))
+        authority.enrol(authority.invite("a", "localhost", 8884, 60).secret, sign_request("a", KEY))
     )
-    authority.renew(shown, request("a", OTHER))
-    authority.enrol(authority.invite("b", "localhost", 8884, 60).secret, request("b", KEY))
+    authority.renew(shown, sign_request("a", OTHER))
+    authority.enrol(authority.invite("b", "localhost", 8884, 60).secret, sign_request("b", KEY))
     assert authority.revoke("a") == 2
     listed = x509.load_pem_x509_crl(authority.crl.read_bytes())
     assert {f"{one.serial_number:x}" for one in listed} == {
@@ -228,7 +230,7 @@ def test_revoking_lists_every_certificate_of_a_name_and_bars_it_until_it_enrols_
     )  # type: ignore[arg-type]
     assert listed.next_update_utc is not None
     assert authority.registry.list_barred() == {"a"}
-    authority.enrol(authority.invite("a", "localhost", 8884, 60).secret, request("a", KEY))
+    authority.enrol(authority.invite("a", "localhost", 8884, 60).secret, sign_request("a", KEY))
     assert authority.registry.list_barred() == frozenset()
 
 
@@ -236,10 +238,10 @@ def test_an_agent_with_renewed_and_expired_certificates_is_barred_when_revoked(
     authority: Authority,
 ) -> None:
     token = authority.invite("a", "h", 1, 60)
-    first = authority.enrol(token.secret, request("a", KEY))
-    authority.renew(der(first), request("a", OTHER))
+    first = authority.enrol(token.secret, sign_request("a", KEY))
+    authority.renew(der(first), sign_request("a", OTHER))
     later = time.time() + LIFE.total_seconds() + 60
-    authority.renew(der(first), request("a", OTHER), life=2 * LIFE)
+    authority.renew(der(first), sign_request("a", OTHER), life=2 * LIFE)
     assert authority.revoke("a", later) == 1  # the earlier ones have expired
     assert authority.registry.list_barred() == {"a"}
 
@@ -248,11 +250,11 @@ def test_the_number_of_renewals_is_limited(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(authorities, "MOST", 3)
-    shown = der(authority.enrol(authority.invite("a", "h", 1, 60).secret, request("a", KEY)))
+    shown = der(authority.enrol(authority.invite("a", "h", 1, 60).secret, sign_request("a", KEY)))
     for _ in range(2):
-        authority.renew(shown, request("a", OTHER))
+        authority.renew(shown, sign_request("a", OTHER))
     with pytest.raises(Refused, match="'a' already has 3 valid certificates"):
-        authority.renew(shown, request("a", OTHER))
+        authority.renew(shown, sign_request("a", OTHER))
 
 
 def test_its_own_certificates_and_list_are_renewed_before_they_expire(

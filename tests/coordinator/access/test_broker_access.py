@@ -29,10 +29,10 @@ from coordinator.access.broker_access import (
 from coordinator.cli.main import main
 from coordinator.fleet.fleet import REVOKED, Fleet
 from coordinator.settings.services import Broker
-from edge_agent.access import enrol
-from edge_agent.access.admission import admitted, renew_when_due
-from edge_agent.access.credentials import stored
-from edge_agent.access.enrol import request, text_of
+from edge_agent.access import enrolment
+from edge_agent.access.admission import renew_if_due, resolve_broker
+from edge_agent.access.credentials import load_credentials
+from edge_agent.access.enrolment import encode_key, sign_request
 from federated.errors import ConfigError, LinkError, StoreError
 from federated.wire import envelope, messages, topics
 from federated.wire.address import parse_address
@@ -47,7 +47,7 @@ from tests.support.waiting import eventually
 
 @contextmanager
 def opened(folder: Path, **more: object) -> Iterator[tuple[BrokerAccess, list[str]]]:
-    """Broker access on free ports, and its messages."""
+    """Yield broker access on free ports, and its messages."""
     said: list[str] = []
     wanted = Broker(**{"port": 0, "tls": True, "enrol": 0, "pki": str(folder / "pki"), **more})  # type: ignore[arg-type]
     with open_broker_access(wanted, folder, said.append) as gate:
@@ -64,6 +64,7 @@ def token_for(folder: Path, name: str) -> str:
     return run(folder, "enroll", name, "--host", "localhost").strip()
 
 
+@pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
 def test_an_agent_revoked_during_a_run_is_disconnected_and_the_others_reconnect(
@@ -77,7 +78,9 @@ def test_an_agent_revoked_during_a_run_is_disconnected_and_the_others_reconnect(
         fleet.follow(gate=gate)
         fleet.endpoint.announce()
         links = {
-            name: open_link(str(admitted(None, None, token_for(tmp_path, name))[0]), f"r-{name}")
+            name: open_link(
+                str(resolve_broker(None, None, token_for(tmp_path, name))[0]), f"r-{name}"
+            )
             for name in ("good", "lost")
         }
         for name, one in links.items():
@@ -120,6 +123,7 @@ def test_an_agent_revoked_during_a_run_is_disconnected_and_the_others_reconnect(
             one.close()
 
 
+@pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
 @pytest.mark.parametrize("tls", [False, True])
@@ -148,11 +152,8 @@ def test_a_failed_poll_is_repeated(tmp_path: Path) -> None:
 
         def restart(self) -> None: ...
 
-    class Office:
-        def reload(self) -> None: ...
-
     authority, gate = Authority(tmp_path / "pki"), BrokerAccess("h")
-    watcher = AuthorityWatcher(authority, gate, Full(), Office())  # type: ignore[arg-type]
+    watcher = AuthorityWatcher(authority, gate, Full())  # type: ignore[arg-type]
     member(authority, "a", tmp_path)
     authority.revoke("a")
     with pytest.raises(OSError, match="no space"):
@@ -166,6 +167,7 @@ def test_a_failed_poll_is_repeated(tmp_path: Path) -> None:
         watcher.poll()
 
 
+@pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
 def test_a_certificate_renewed_during_a_connection_is_used_at_the_next_one(
@@ -176,33 +178,34 @@ def test_a_certificate_renewed_during_a_connection_is_used_at_the_next_one(
         token = authority.invite("a", "localhost", 8884, 60)
         key = ec.generate_private_key(ec.SECP256R1())
         pem = tmp_path / "agent.pem"
-        first = authority.enrol(token.secret, request("a", key))
-        certificate = enrol.x509.load_pem_x509_certificate(first.encode()).public_bytes(
-            enrol.serialization.Encoding.DER
+        first = authority.enrol(token.secret, sign_request("a", key))
+        certificate = enrolment.x509.load_pem_x509_certificate(first.encode()).public_bytes(
+            enrolment.serialization.Encoding.DER
         )
         pem.write_bytes(
-            authority.renew(certificate, request("a", key), life=timedelta(seconds=4)).encode()
-            + text_of(key)
+            authority.renew(certificate, sign_request("a", key), life=timedelta(seconds=4)).encode()
+            + encode_key(key)
         )
         link = connected(door.address(pem), "r-a")
         time.sleep(4)  # the certificate of the first connection has expired
-        pem.write_bytes(first.encode() + text_of(key))
+        pem.write_bytes(first.encode() + encode_key(key))
         door.restart()
         eventually(lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP)
         link.close()
     authority.close()
 
 
+@pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
 def test_tls_needs_only_the_flag_and_a_token(tmp_path: Path) -> None:
     with opened(tmp_path, listen="0.0.0.0") as (gate, said):
         assert "mqtts://" in said[0]
         assert "devices enrol at port" in said[0]
-        broker, name = admitted(None, None, token_for(tmp_path, "pi-kitchen"))
+        broker, name = resolve_broker(None, None, token_for(tmp_path, "pi-kitchen"))
         assert name == "pi-kitchen"
         open_link(str(broker), "r-pi-kitchen").close()
-        assert not renew_when_due(stored()[0])
+        assert not renew_if_due(load_credentials()[0])
         assert parse_address(gate.address).cert == str(tmp_path / "pki" / "coordinator.pem")
         listing = json.loads(run(tmp_path, "authority", "--format", "json"))
         assert [(agent["name"], agent["state"]) for agent in listing["agents"]] == [
@@ -210,6 +213,7 @@ def test_tls_needs_only_the_flag_and_a_token(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
 def test_a_broker_certificate_with_a_new_name_is_used_without_a_restart(tmp_path: Path) -> None:
@@ -230,6 +234,7 @@ def test_a_broker_certificate_with_a_new_name_is_used_without_a_restart(tmp_path
         eventually(lambda: "new.example" in names())
 
 
+@pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
 def test_an_external_broker_works_with_the_coordinators_certificate_and_enrolment(
@@ -242,7 +247,7 @@ def test_an_external_broker_works_with_the_coordinators_certificate_and_enrolmen
     ):
         assert "using the broker at mqtts://localhost" in said[0]
         eventually(lambda: lets_in(gate.address))
-        broker, _ = admitted(None, None, token_for(tmp_path, "a"))
+        broker, _ = resolve_broker(None, None, token_for(tmp_path, "a"))
         open_link(str(broker), "r-a").close()
     authority.close()
 
@@ -258,7 +263,7 @@ def lets_in(address: str) -> bool:
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"passwords": "users"}, "exclude each other"),
+        ({"passwords": "users"}, "cannot be combined"),
         ({"url": "mqtt://h"}, "mqtts://HOST, found mqtt://h:1883"),
         ({"listen": "my-host"}, "expected an IP address or localhost"),
         ({"hosts": ("a b",)}, "--host: expected"),

@@ -60,7 +60,7 @@ def test_slow_clients_are_disconnected_and_block_no_others(
 ) -> None:
     monkeypatch.setattr(enrolment_server, "CONNECTION_TIMEOUT", 1.0)
     monkeypatch.setattr(enrolment_server, "MAX_CONNECTIONS", 4)
-    office = EnrolmentServer(authority, "127.0.0.1", 0, lambda: "8883")
+    office = EnrolmentServer(authority, ("127.0.0.1", 0), "8883")
     context = ssl.create_default_context(cafile=str(authority.ca))
     try:
         slow = [
@@ -84,7 +84,7 @@ def test_clients_that_never_start_tls_are_disconnected_and_block_no_others(
 ) -> None:
     monkeypatch.setattr(enrolment_server, "MAX_CONNECTIONS", 4)
     monkeypatch.setattr(enrolment_server, "CONNECTION_TIMEOUT", 2.0)
-    office = EnrolmentServer(authority, "127.0.0.1", 0, lambda: "8883")
+    office = EnrolmentServer(authority, ("127.0.0.1", 0), "8883")
     try:
         silent = [
             socket.create_connection(("127.0.0.1", office.port), timeout=60) for _ in range(10)

@@ -9,14 +9,14 @@ import pytest
 from coordinator.assign.decisions import (
     Candidate,
     Verdict,
-    absent,
     decide,
+    decide_absent,
     human_seconds,
+    mark_undrawn,
     megabytes,
-    undrawn,
 )
-from coordinator.assign.offers import MARGIN, offers
-from coordinator.assign.standing import Standing, failed, late
+from coordinator.assign.offers import MARGIN, make_offers
+from coordinator.assign.standing import Standing, record_failure, record_late
 from coordinator.settings.config import Config
 from coordinator.settings.tables import Assign, Fleet
 from federated.task import Profile, Recipe, Timing
@@ -29,8 +29,8 @@ NAMES = [submodel.name for submodel in MENU]
 
 
 def device(name: str, speed: float = 1.0, memory: int = 10**9) -> Profile:
-    """Every submodel of the menu timed: in proportion to its parameters, the largest in a
-    second.
+    """Return a device on which each submodel was timed: in proportion to its parameters, the
+    largest in a second.
     """
     timings = tuple(
         Timing(s, 32, cost(s).parameters / cost(MENU[-1]).parameters / speed) for s in MENU
@@ -57,105 +57,111 @@ def reason(*candidates: Candidate, deadline: float = 0, slack: float = 1.0) -> s
 QUICK = Candidate("quick", device("quick"))
 
 
-def test_the_largest_of_all() -> None:
+def test_reason_for_the_largest_submodel() -> None:
     made = judged(QUICK)[0].decision
     assert (made.submodel, made.asked, made.step, made.seconds) == (NAMES[-1], True, 1.0, 10.0)
-    assert made.reason == "the largest of all: 10 s a round of 10 s allowed"
+    assert made.reason == "the largest submodel: 10 s per round (limit 10 s)"
 
 
-def test_the_pace_and_the_deadline() -> None:
+def test_reasons_name_the_pace_or_the_deadline() -> None:
     slow = Candidate("slow", device("slow", 0.5))
-    own = offers(slow.profile, MENU, RECIPE, 0.6)
+    own = make_offers(slow.profile, MENU, RECIPE, 0.6)
     fits, next_one = (
         [o for o in own if o.seconds <= 10.0][-1],
         next(o for o in own if o.seconds > 10.0),
     )
     told = (
-        f"{human_seconds(fits.seconds)} a round of 10 s allowed; {next_one.submodel.name} would "
-        f"take {human_seconds(next_one.seconds)} a round"
+        f"{human_seconds(fits.seconds)} per round (limit 10 s); {next_one.submodel.name} would "
+        f"take {human_seconds(next_one.seconds)} per round"
     )
     assert reason(slow, QUICK) == f"the largest that keeps the pace: {told}"
-    assert reason(slow, deadline=10.0) == f"the largest that ends before the deadline: {told}"
+    assert reason(slow, deadline=10.0) == f"the largest that meets the deadline: {told}"
     steps = decide(MENU, Recipe(batch=32), [slow, QUICK], configured(), largest)[0].decision.reason
     assert steps.startswith(
-        f"the largest that keeps the pace: {human_seconds(fits.step)} a step of 1 s allowed; "
+        f"the largest that keeps the pace: {human_seconds(fits.step)} per step (limit 1 s); "
     )
 
 
-def test_nothing_is_quick_enough() -> None:
+def test_smallest_submodel_when_none_is_quick_enough() -> None:
     assert reason(Candidate("slow", device("slow", 0.01)), deadline=1.0).startswith(
-        "the smallest that fits, though "
+        "the smallest that fits, though it takes "
     )
 
 
-def test_memory() -> None:
+def test_reasons_name_the_memory() -> None:
     room = int(cost(MENU[3], 32).memory / 0.6) + 1
     little = Candidate("little", device("little", memory=room))
     found = judged(little, QUICK)[0]
     following = MENU[NAMES.index(found.decision.submodel) + 1]
     assert (
-        found.decision.reason == f"the largest that fits memory: {following.name} would take "
+        found.decision.reason == f"the largest that fits memory: {following.name} needs "
         f"{megabytes(cost(following, 32).memory)}"
     )
     nothing = reason(Candidate("none", device("none", memory=10**6)))
-    assert nothing.startswith(f"cannot hold any submodel: {NAMES[0]} would take ")
-    assert nothing.endswith(", 0.6 MB (60% of 1 MB) may be filled")
+    assert nothing.startswith(f"no submodel fits its memory: {NAMES[0]} needs ")
+    assert nothing.endswith(", and training may use 0.6 MB (60% of 1 MB)")
 
 
-def test_moving_after_a_setback_and_for_being_off() -> None:
+def test_reasons_name_setbacks_and_prediction_errors() -> None:
     was = {"previous": MENU[-1]}
-    late_one = Candidate("late", device("late"), late(Standing(), NAMES[-1], 4, 10.0, 10.0), **was)
+    late_one = Candidate(
+        "late", device("late"), record_late(Standing(), NAMES[-1], 4, 10.0, 10.0), **was
+    )
     assert (
         reason(late_one)
-        == f"moved down from {NAMES[-1]}: was late in round 4 with {NAMES[-1]}; it is tried "
-        "again after rounds in time"
+        == f"moved down from {NAMES[-1]}: was late in round 4 with {NAMES[-1]}; retried "
+        "after enough rounds in time"
     )
     off = Candidate("off", device("off"), Standing(step=3.0), **was)
-    assert reason(off, QUICK).endswith("; its steps take 3 times what its profile says")
+    assert reason(off, QUICK).endswith("; steps take 3 times as long as profiled")
     assert reason(off, QUICK).startswith(
         f"moved down from {NAMES[-1]}: the largest that keeps the pace: "
     )
-    left = Candidate("left", device("left"), failed(Standing(), NAMES[0], 2, "no room"))
+    left = Candidate("left", device("left"), record_failure(Standing(), NAMES[0], 2, "no room"))
     assert judged(left)[0].submodel is None
-    assert (
-        reason(left)
-        == f"left out for now: failed in round 2 with {NAMES[0]}: no room, and none is smaller"
+    assert reason(left) == (
+        f"excluded for now: failed in round 2 with {NAMES[0]}: no room, and there is no smaller "
+        "submodel"
     )
 
 
-def test_a_close_thing_is_called_so() -> None:
-    """With 1 % to spare for the largest, an agent that has the one before stays with it."""
+def test_reasons_name_close_cases() -> None:
+    """An agent with 1 % to spare for the largest submodel keeps the one before it."""
     careful = Candidate("careful", device("careful"), previous=MENU[-2])
     found = judged(careful, deadline=10.1)[0].decision
     assert MARGIN > 0.01
     assert found.submodel == NAMES[-2]
-    assert found.reason.endswith(f"; {NAMES[-1]} would take 10 s a round, too near to move")
+    assert found.reason.endswith(f"; {NAMES[-1]} would take 10 s per round, too close to change")
 
 
-def test_a_little_too_slow_is_kept() -> None:
-    """3 % beyond the pace that the other sets."""
+def test_agent_slightly_too_slow_keeps_its_submodel() -> None:
+    """The agent is 3 % slower than the pace that the other sets."""
     kept = Candidate("kept", device("kept", 1 / 1.03), previous=MENU[-1])
     assert (
-        reason(kept, QUICK) == "keeps what it has: 10.3 s a round of 10 s allowed, too near to move"
+        reason(kept, QUICK)
+        == "keeps its submodel: 10.3 s per round (limit 10 s), too close to change"
     )
 
 
-def test_pins_and_methods_are_named() -> None:
+def test_reasons_name_pins_and_the_choice_of_the_method() -> None:
     pinned = Candidate("pinned", device("pinned", 0.01), Standing(step=5.0), pinned=MENU[-1])
     assert judged(pinned)[0].decision.reason == "pinned by assign.submodels"
     own = decide(MENU, RECIPE, [QUICK], configured(1.15), lambda index, candidate, can: can[0])[
         0
     ].decision
-    assert own.reason == f"the method's choice of 9 that it can afford; the largest is {NAMES[-1]}"
+    assert (
+        own.reason
+        == f"chosen by the method from 9 affordable submodels; the largest is {NAMES[-1]}"
+    )
 
 
-def test_who_is_not_asked_is_told_why() -> None:
-    made = undrawn(judged(QUICK)[0].decision, "not drawn (fraction 0.25)")
+def test_reasons_of_agents_that_are_not_asked() -> None:
+    made = mark_undrawn(judged(QUICK)[0].decision, "not sampled (0.25)")
     assert not made.asked
     assert made.reason.startswith(
-        f"not drawn (fraction 0.25); it would get {NAMES[-1]}: the largest of all"
+        f"not sampled (0.25); it would get {NAMES[-1]}: the largest submodel"
     )
-    away = absent({"a": "paused: on battery"})["a"]
+    away = decide_absent({"a": "paused: on battery"})["a"]
     assert (away.submodel, away.asked, away.reason) == (
         "",
         False,
@@ -171,7 +177,7 @@ def test_seconds_for_people(seconds: float, words: str) -> None:
     assert human_seconds(seconds) == words
 
 
-def test_one_slow_round_of_the_quickest_moves_it_down_and_nobody_up() -> None:
+def test_one_slow_round_of_the_quickest_agent_moves_only_that_agent() -> None:
     slowed = Candidate("quick", device("quick"), Standing(trained=2, step=3.0, usual=1.2))
     other = Candidate("other", device("other", 0.5))
     before, after = judged(QUICK, other, slack=1.15), judged(slowed, other, slack=1.15)

@@ -1,13 +1,15 @@
-"""Which devices a run refuses, and what it tells them."""
+"""Devices that a run rejects, and the reasons."""
 
 from __future__ import annotations
 
-from coordinator.assign.eligibility import lacking, unable
+from dataclasses import replace
+
+from coordinator.assign.eligibility import explain_lacking_capabilities, explain_lacking_codec
 from federated.capabilities import CAPABILITIES
 from federated.data import catalogue
 from federated.task import Profile
 
-CARD = catalogue.central("digits").card()
+CARD = catalogue.load_central("digits").card()
 
 
 def profile(*capabilities: str) -> Profile:
@@ -17,7 +19,7 @@ def profile(*capabilities: str) -> Profile:
 
 
 def test_a_device_learns_what_its_trainer_lacks_and_how_to_join() -> None:
-    why = unable(profile(*CAPABILITIES), {"hook:moon", "clip"}, "moon")
+    why = explain_lacking_capabilities(profile(*CAPABILITIES), {"hook:moon", "clip"}, "moon")
     assert "hook:moon" in why
     assert "onnxruntime 1.31" in why
     assert "--trainer pytorch" in why
@@ -25,19 +27,25 @@ def test_a_device_learns_what_its_trainer_lacks_and_how_to_join() -> None:
     assert "method" not in why
 
 
-def test_a_device_learns_how_to_get_a_method_of_somebody_else() -> None:
-    own, packaged = (unable(profile(), {"hook:toy"}, name) for name in ("my:toy", "toy"))
+def test_a_device_learns_how_to_get_an_external_method() -> None:
+    own, packaged = (
+        explain_lacking_capabilities(profile(), {"hook:toy"}, name) for name in ("my:toy", "toy")
+    )
     assert "hook:toy" in own
     assert "--method my:toy if you trust" in own
     assert "install the package that adds the method 'toy'" in packaged
+    able = replace(profile(), runtime="torch 2.13 cpu")
+    why = explain_lacking_capabilities(able, {"hook:toy"}, "my:toy")
+    assert "--trainer" not in why, "it has PyTorch already"
+    assert "join with --method my:toy" in why
 
 
 def test_a_trainer_with_every_needed_capability_is_not_refused() -> None:
-    assert unable(profile("clip", "masked"), {"clip"}, "moon") == ""
-    assert unable(profile(), frozenset(), "moon") == ""
+    assert explain_lacking_capabilities(profile("clip", "masked"), {"clip"}, "moon") == ""
+    assert explain_lacking_capabilities(profile(), frozenset(), "moon") == ""
 
 
 def test_a_device_learns_how_to_get_a_codec() -> None:
-    assert lacking(profile(), "raw") == ""
-    assert "join with --codec my:CODEC if you trust" in lacking(profile(), "my:CODEC")
-    assert "package" in lacking(profile(), "toy")
+    assert explain_lacking_codec(profile(), "raw") == ""
+    assert "join with --codec my:CODEC if you trust" in explain_lacking_codec(profile(), "my:CODEC")
+    assert "package" in explain_lacking_codec(profile(), "toy")

@@ -1,4 +1,4 @@
-"""What an agent can afford follows from what it measured, and from what rounds have shown."""
+"""Submodels that an agent can afford, from its measurements and earlier rounds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.assign.offers import Bounds, affordable, bounds, offers, pinned
-from coordinator.assign.selection import generator, select
+from coordinator.assign.offers import Bounds, find_affordable, find_bounds, make_offers, match_pins
+from coordinator.assign.selection import draw_names, make_generator
 from coordinator.assign.standing import Setback, Standing
 from federated.device.prediction import step_seconds
 from federated.errors import ConfigError
@@ -27,7 +27,7 @@ RECIPE = Recipe(epochs=2, batch=32)
 
 
 def law(submodel: Submodel, speed: float = 1.0) -> float:
-    """Seconds of a step on a device of which we know how it works: arithmetic, memory, and a fixed
+    """Return the seconds of a step on a device with known costs: arithmetic, memory, and a fixed
     price per block.
     """
     what = cost(submodel, 32)
@@ -51,51 +51,54 @@ def test_the_time_of_a_step_is_predicted_from_small_submodels() -> None:
     )
 
 
-def test_a_round_is_its_steps_and_its_transfers() -> None:
-    offer = offers(profile(uplink=1e6), [TIMED[0]], RECIPE, 0.6)[0]
+def test_a_round_takes_its_steps_and_transfers() -> None:
+    offer = make_offers(profile(uplink=1e6), [TIMED[0]], RECIPE, 0.6)[0]
     assert offer.step == law(TIMED[0])
     assert offer.seconds == pytest.approx(2 * 10 * law(TIMED[0]) + 2 * cost(TIMED[0]).bytes / 1e6)
 
 
-def test_a_codec_shortens_the_upload_alone() -> None:
+def test_a_codec_shortens_only_the_upload() -> None:
     """Four bytes of each weight down and two up, at 1 MB/s."""
     raw, half = (
-        offers(profile(uplink=1e6), [TIMED[0]], RECIPE, 0.6, codec=one)[0] for one in (RAW, FP16)
+        make_offers(profile(uplink=1e6), [TIMED[0]], RECIPE, 0.6, codec=one)[0]
+        for one in (RAW, FP16)
     )
     assert raw.seconds - half.seconds == pytest.approx(2 * cost(TIMED[0]).parameters / 1e6)
 
 
 def test_slower_devices_get_smaller_submodels() -> None:
-    fleet = [offers(profile(speed), MENU, RECIPE, 0.6) for speed in (1.0, 0.7, 0.5, 0.2)]
-    allowed = bounds(fleet, RECIPE, 1.15, 0)
-    largest = [affordable(menu, allowed)[-1] for menu in fleet]
+    fleet = [make_offers(profile(speed), MENU, RECIPE, 0.6) for speed in (1.0, 0.7, 0.5, 0.2)]
+    allowed = find_bounds(fleet, RECIPE, 1.15, 0)
+    largest = [find_affordable(menu, allowed)[-1] for menu in fleet]
     sizes = [cost(s).parameters for s in largest]
     assert largest[0] == MENU[-1]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) >= 3
-    equal = [offers(profile(1.0), MENU, RECIPE, 0.6) for _ in range(4)]
-    assert {affordable(menu, bounds(equal, RECIPE, 1.15, 0))[-1] for menu in equal} == {MENU[-1]}
+    equal = [make_offers(profile(1.0), MENU, RECIPE, 0.6) for _ in range(4)]
+    assert {find_affordable(menu, find_bounds(equal, RECIPE, 1.15, 0))[-1] for menu in equal} == {
+        MENU[-1]
+    }
 
 
 def test_a_deadline_counts_the_whole_round() -> None:
-    menu = offers(profile(), MENU, RECIPE, 0.6)
+    menu = make_offers(profile(), MENU, RECIPE, 0.6)
     limit = menu[4].seconds
-    assert bounds([menu], RECIPE, 1.15, limit) == Bounds(np.inf, limit, paced=False)
+    assert find_bounds([menu], RECIPE, 1.15, limit) == Bounds(np.inf, limit, paced=False)
     assert [o.submodel for o in menu if o.seconds <= limit] == list(
-        affordable(menu, Bounds(np.inf, limit))
+        find_affordable(menu, Bounds(np.inf, limit))
     )
 
 
-def test_the_smallest_is_given_where_none_is_quick_enough_and_none_where_none_fits() -> None:
-    menu = offers(profile(), MENU, RECIPE, 0.6)
-    assert affordable(menu, Bounds(0.0, 0.0)) == (MENU[0],)
-    tight = offers(profile(memory=1000), MENU, RECIPE, 0.6)
-    assert affordable(tight, Bounds()) == ()
+def test_the_smallest_is_affordable_if_none_is_quick_and_none_if_none_fits() -> None:
+    menu = make_offers(profile(), MENU, RECIPE, 0.6)
+    assert find_affordable(menu, Bounds(0.0, 0.0)) == (MENU[0],)
+    tight = make_offers(profile(memory=1000), MENU, RECIPE, 0.6)
+    assert find_affordable(tight, Bounds()) == ()
 
 
-def test_memory_bounds_what_is_given() -> None:
+def test_memory_limits_the_affordable_submodels() -> None:
     half = int(cost(MENU[3], 32).memory / 0.6) + 1
-    given = affordable(offers(profile(memory=half), MENU, RECIPE, 0.6), Bounds())
+    given = find_affordable(make_offers(profile(memory=half), MENU, RECIPE, 0.6), Bounds())
     assert MENU[3] in given
     assert all(cost(s, 32).memory <= cost(MENU[3], 32).memory for s in given)
 
@@ -103,16 +106,16 @@ def test_memory_bounds_what_is_given() -> None:
 def test_pace_is_per_step_with_epochs_and_per_round_with_fixed_steps() -> None:
     few = replace(CARD, examples=64)
     fleet = [
-        offers(profile(), MENU, RECIPE, 0.6),
-        offers(replace(profile(), data=few), MENU, RECIPE, 0.6),
+        make_offers(profile(), MENU, RECIPE, 0.6),
+        make_offers(replace(profile(), data=few), MENU, RECIPE, 0.6),
     ]
     full = fleet[0][-1]
-    assert bounds(fleet, RECIPE, 1.5, 0) == Bounds(step=pytest.approx(1.5 * full.step)), (
+    assert find_bounds(fleet, RECIPE, 1.5, 0) == Bounds(step=pytest.approx(1.5 * full.step)), (
         "who has few data does not hurry the other"
     )
     fixed = replace(RECIPE, steps=4)
-    fleet = [offers(profile(speed), MENU, fixed, 0.6) for speed in (1.0, 0.5)]
-    assert bounds(fleet, fixed, 1.5, 0) == Bounds(seconds=pytest.approx(1.5 * 4 * full.step))
+    fleet = [make_offers(profile(speed), MENU, fixed, 0.6) for speed in (1.0, 0.5)]
+    assert find_bounds(fleet, fixed, 1.5, 0) == Bounds(seconds=pytest.approx(1.5 * 4 * full.step))
 
 
 def test_a_quick_device_with_little_memory_does_not_set_the_pace() -> None:
@@ -121,21 +124,24 @@ def test_a_quick_device_with_little_memory_does_not_set_the_pace() -> None:
     """
     small = int(cost(MENU[0], 32).memory / 0.6) + 1
     fleet = [
-        offers(profile(4.0, memory=small), MENU, RECIPE, 0.6),
-        offers(profile(1.0), MENU, RECIPE, 0.6),
+        make_offers(profile(4.0, memory=small), MENU, RECIPE, 0.6),
+        make_offers(profile(1.0), MENU, RECIPE, 0.6),
     ]
     assert [o.fits for o in fleet[0]] == [True] + [False] * 8
-    allowed = bounds(fleet, RECIPE, 1.0, 0)
+    allowed = find_bounds(fleet, RECIPE, 1.0, 0)
     assert allowed == Bounds(step=fleet[1][-1].step)
-    assert [affordable(menu, allowed)[-1] for menu in fleet] == [MENU[0], MENU[-1]]
-    assert bounds([offers(profile(memory=1000), MENU, RECIPE, 0.6)], RECIPE, 1.0, 0) == Bounds()
+    assert [find_affordable(menu, allowed)[-1] for menu in fleet] == [MENU[0], MENU[-1]]
+    assert (
+        find_bounds([make_offers(profile(memory=1000), MENU, RECIPE, 0.6)], RECIPE, 1.0, 0)
+        == Bounds()
+    )
 
 
-def test_what_rounds_have_shown_corrects_time_transfer_and_memory() -> None:
+def test_earlier_rounds_correct_time_transfer_and_memory() -> None:
     shown = Standing(step=2.0, memory=1.5, rate=1e5, extra=0.25)
     before, after = (
-        offers(profile(uplink=1e6), MENU, RECIPE, 0.6)[0],
-        offers(profile(uplink=1e6), MENU, RECIPE, 0.6, shown)[0],
+        make_offers(profile(uplink=1e6), MENU, RECIPE, 0.6)[0],
+        make_offers(profile(uplink=1e6), MENU, RECIPE, 0.6, shown)[0],
     )
     assert after.step == 2 * before.step
     assert after.memory == pytest.approx(1.5 * before.memory, abs=1)
@@ -144,61 +150,63 @@ def test_what_rounds_have_shown_corrects_time_transfer_and_memory() -> None:
     )
 
 
-def test_what_ran_out_of_memory_bars_all_that_is_not_smaller() -> None:
+def test_running_out_of_memory_bars_submodels_as_large() -> None:
     shown = Standing(setbacks=(Setback(MENU[4].name, "memory", 3, "ran out of memory"),))
-    menu = offers(profile(), MENU, RECIPE, 0.6, shown)
+    menu = make_offers(profile(), MENU, RECIPE, 0.6, shown)
     barred = {o.submodel.name for o in menu if o.barred}
     assert barred == {o.submodel.name for o in menu if o.memory >= menu[4].memory}
     assert MENU[4].name in barred
-    assert affordable(menu, Bounds())[-1].name not in barred
+    assert find_affordable(menu, Bounds())[-1].name not in barred
     proved = replace(shown, setbacks=(replace(shown.setbacks[0], proofs=0),))
-    assert not any(o.barred for o in offers(profile(), MENU, RECIPE, 0.6, proved))
+    assert not any(o.barred for o in make_offers(profile(), MENU, RECIPE, 0.6, proved))
     nothing = Standing(setbacks=(Setback(MENU[0].name, "memory", 3, "ran out of memory"),))
-    assert affordable(offers(profile(), MENU, RECIPE, 0.6, nothing), Bounds()) == ()
+    assert find_affordable(make_offers(profile(), MENU, RECIPE, 0.6, nothing), Bounds()) == ()
 
 
-def test_what_came_too_late_bars_all_that_is_not_quicker_but_never_the_quickest() -> None:
+def test_a_late_update_bars_submodels_as_slow_but_never_the_quickest() -> None:
     shown = Standing(setbacks=(Setback(MENU[4].name, "late", 3, "was late"),))
-    menu = offers(profile(), MENU, RECIPE, 0.6, shown)
+    menu = make_offers(profile(), MENU, RECIPE, 0.6, shown)
     assert {o.submodel for o in menu if o.barred} == {
         o.submodel for o in menu if o.seconds >= menu[4].seconds
     }
     again = Standing(setbacks=(Setback(MENU[4].name, "late", 4, "was late", share=0.5),))
-    assert {o.submodel for o in offers(profile(), MENU, RECIPE, 0.6, again) if o.barred} > {
+    assert {o.submodel for o in make_offers(profile(), MENU, RECIPE, 0.6, again) if o.barred} > {
         o.submodel for o in menu if o.barred
     }
     hopeless = Standing(setbacks=(Setback(MENU[0].name, "late", 4, "was late", share=0.01),))
-    assert affordable(offers(profile(), MENU, RECIPE, 0.6, hopeless), Bounds()) == (MENU[0],)
+    assert find_affordable(make_offers(profile(), MENU, RECIPE, 0.6, hopeless), Bounds()) == (
+        MENU[0],
+    )
 
 
-def test_a_close_thing_moves_nobody() -> None:
-    menu = offers(profile(), MENU, RECIPE, 0.6)
+def test_agents_keep_their_submodel_in_close_cases() -> None:
+    menu = make_offers(profile(), MENU, RECIPE, 0.6)
     ordered = sorted(menu, key=lambda o: o.step)
     mine, next_one = ordered[4], ordered[5]
     slightly = Bounds(step=mine.step * 0.97)
-    assert mine.submodel not in affordable(menu, slightly)
-    assert mine.submodel in affordable(menu, slightly, mine), "3 % too slow"
-    assert mine.submodel not in affordable(menu, Bounds(step=mine.step * 0.9), mine)
+    assert mine.submodel not in find_affordable(menu, slightly)
+    assert mine.submodel in find_affordable(menu, slightly, mine), "3 % too slow"
+    assert mine.submodel not in find_affordable(menu, Bounds(step=mine.step * 0.9), mine)
     just = Bounds(step=next_one.step * 1.01)
-    assert next_one.submodel in affordable(menu, just)
-    assert next_one.submodel not in affordable(menu, just, mine), "1 % to spare"
+    assert next_one.submodel in find_affordable(menu, just)
+    assert next_one.submodel not in find_affordable(menu, just, mine), "1 % to spare"
     strict = Bounds(seconds=mine.seconds * 0.97, paced=False)
-    assert mine.submodel not in affordable(menu, strict, mine), "a deadline is a deadline"
+    assert mine.submodel not in find_affordable(menu, strict, mine), "a deadline is a deadline"
 
 
 def test_pins_are_checked() -> None:
-    fixed = pinned(MENU, {"a": "w1-d4.4.4", "d0[0-4]": MENU[0].name, "d*": MENU[-1].name})
+    fixed = match_pins(MENU, {"a": "w1-d4.4.4", "d0[0-4]": MENU[0].name, "d*": MENU[-1].name})
     assert fixed("a") == MENU[-1]
     assert (fixed("d03"), fixed("d05"), fixed("b")) == (MENU[0], MENU[-1], None)
     with pytest.raises(
-        ConfigError, match=r"assign.submodels: a: unknown submodel 'w1-d4'; known: w1-d4.4.4"
+        ConfigError, match=r"assign.submodels: a: unknown submodel 'w1-d4'; did you mean w1-d4.4.4"
     ):
-        pinned(MENU, {"a": "w1-d4"})
+        match_pins(MENU, {"a": "w1-d4"})
 
 
 def test_selection_draws_a_fraction_without_replacement_and_repeats() -> None:
     names = [f"a{i}" for i in range(10)]
-    drawn = select(names, 3, generator(0, 1, 5))
+    drawn = draw_names(names, 3, make_generator(0, 1, 5))
     assert len(set(drawn)) == 3
-    assert drawn == sorted(drawn) == select(list(reversed(names)), 3, generator(0, 1, 5))
-    assert any(select(names, 3, generator(0, 1, r)) != drawn for r in range(5))
+    assert drawn == sorted(drawn) == draw_names(list(reversed(names)), 3, make_generator(0, 1, 5))
+    assert any(draw_names(names, 3, make_generator(0, 1, r)) != drawn for r in range(5))

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 from coordinator.cli.main import main
 from coordinator.settings.config import load
-from coordinator.settings.schema import schema
-from coordinator.settings.template import template
+from coordinator.settings.schema import build_schema
+from coordinator.settings.template import render_template
 
 
 def test_init_writes_to_standard_output_or_to_a_new_file(tmp_path: Path) -> None:
-    assert CliRunner().invoke(main, ["init"]).output == template("fedfa")
+    assert CliRunner().invoke(main, ["init"]).output == render_template("fedfa")
     file = tmp_path / "run.toml"
     words = ["init", "--method", "fedprox", "--out", str(file)]
     assert CliRunner().invoke(main, words).exit_code == 0
@@ -32,21 +32,21 @@ def test_init_writes_to_standard_output_or_to_a_new_file(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--method", "fedav"], 2, "unknown method 'fedav'; known: fedavg"),
+        (["--method", "fedav"], 2, "unknown method 'fedav'; did you mean fedavg"),
         (["--out", "no/folder/run.toml"], 3, "no/folder/run.toml: cannot be written: No such file"),
     ],
 )
-def test_init_says_what_is_wrong(words: list[str], code: int, said: str) -> None:
+def test_errors_of_init(words: list[str], code: int, said: str) -> None:
     done = CliRunner().invoke(main, ["init", *words])
     assert done.exit_code == code
     assert said in done.output
 
 
-def test_check_jsonschema_takes_the_printed_schema(tmp_path: Path) -> None:
+def test_check_jsonschema_accepts_the_printed_schema(tmp_path: Path) -> None:
     printed, good, bad = (tmp_path / name for name in ("schema.json", "good.toml", "bad.toml"))
     printed.write_text(CliRunner().invoke(main, ["schema"]).output)
-    assert json.loads(printed.read_text()) == json.loads(json.dumps(schema()))
-    good.write_text(template("nefl-w"))
+    assert json.loads(printed.read_text()) == json.loads(json.dumps(build_schema()))
+    good.write_text(render_template("nefl-w"))
     bad.write_text("[train]\nlr = 0\n")
     check = [sys.executable, "-m", "check_jsonschema", "--schemafile", str(printed)]
     subprocess.run([*check, str(good)], check=True, capture_output=True)

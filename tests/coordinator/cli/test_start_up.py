@@ -20,14 +20,21 @@ HEAVY = {"numpy", "torch"}
 MOST = 0.5  # seconds of processor time: twice what is promised, for machines that are busy or slow
 HELP = [
     ["--help"],
-    *([name, "--help"] for name in ("enroll", "log", "runs", "start", "status")),
+    *([name, "--help"] for name in ("check", "enroll", "log", "runs", "start", "status")),
 ]
-READING = [["devices"], ["log"], ["runs"], ["status"], ["enroll", "phone", "--pki", "pki"]]
+READING = [
+    ["check", RUN],
+    ["devices"],
+    ["log"],
+    ["runs"],
+    ["status"],
+    ["enroll", "phone", "--pki", "pki"],
+]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of one agent and one round that is over."""
+    """Return a folder with a run of one agent and one round that is over."""
     folder = tmp_path_factory.mktemp("finished")
     federate(
         folder,
@@ -48,7 +55,7 @@ def test_a_command_loads_neither_torch_nor_numpy(arguments: list[str], finished:
     assert not cost_of("coordinator", *arguments, folder=finished).modules & HEAVY
 
 
-def test_what_they_show_of_a_run_is_there(finished: Path) -> None:
+def test_commands_show_a_finished_run(finished: Path) -> None:
     assert (
         f"run '{RUN}': fedavg of mlp-small on digits"
         in cost_of("coordinator", "status", folder=finished).out

@@ -17,19 +17,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.assign.data_cards import majority, network_for, strange
+from coordinator.assign.data_cards import build_network, explain_unit_mismatch, find_majority
 from coordinator.assign.decisions import Candidate, decide
-from coordinator.assign.standing import Standing, measured_anew
+from coordinator.assign.standing import Standing, reset_timings
 from coordinator.fleet.inbox import Inbox
 from coordinator.fleet.shipment import to_torch
 from coordinator.observe import events
 from coordinator.observe.readers.log import write_log
 from coordinator.observe.readers.metrics import count_metrics
 from coordinator.observe.readers.reader import ReaderContext
-from coordinator.observe.readers.terminal import Lines
+from coordinator.observe.readers.terminal import LinePrinter
 from coordinator.observe.records import Folded
 from coordinator.observe.records import RoundRecord as Finished
-from coordinator.observe.score_summary import of_devices, of_training
+from coordinator.observe.score_summary import score_devices, score_training
 from coordinator.phases.evaluation import Calibration, Scoring
 from coordinator.phases.outcomes import describe_fold, learn_from_update
 from coordinator.round.round import Round, TaskState
@@ -41,9 +41,10 @@ from coordinator.trust.acceptance import check_match, check_profile, check_train
 from federated.engine.aggregate import Total, dump, fold
 from federated.engine.aggregate import load as load_total
 from federated.engine.tallies import fields
-from federated.errors import REASON, WireError
+from federated.errors import WireError
 from federated.method import configure
 from federated.methods.catalogue import method
+from federated.safe_text import MAX_TEXT
 from federated.task import LONGEST, Profile, Recipe, Task, Update
 from federated.wire import envelope, tensors
 from federated.wire.codecs.raw import RAW
@@ -112,7 +113,7 @@ class ExtremeAgent:
         return value
 
     def refused(self, what: str, error: WireError) -> None:
-        assert 0 < len(str(error)) <= REASON
+        assert 0 < len(str(error)) <= MAX_TEXT
         self.fate[f"{what} refused"] += 1
 
     def taken(self, what: str) -> None:
@@ -121,7 +122,7 @@ class ExtremeAgent:
     # ---- messages --------------------------------------------------------------------------------
 
     def profile(self) -> Profile | None:
-        """A profile that was taken."""
+        """Return a profile that was accepted."""
         body = msgpack.unpackb(envelope.encode(PROFILE))["body"]
         body["survey"] = {"zico": {SMALL.name: 1.0}, "histogram": [0.1] * 10}
         body["timings"][0]["seconds"] = self.rng.choice([1e-12, 1e-9, 0.01, 1.0, 1e9])
@@ -208,7 +209,7 @@ def test_an_accepted_profile_is_assigned_stored_and_read_again(tmp_path: Path) -
         profile = liar.profile()
         if profile is None:
             continue
-        standing = measured_anew(Standing(), profile)
+        standing = reset_timings(Standing(), profile)
         verdict = judged(profile, standing)
         assert all(
             math.isfinite(offer.seconds) and math.isfinite(offer.step) for offer in verdict.offers
@@ -219,16 +220,17 @@ def test_an_accepted_profile_is_assigned_stored_and_read_again(tmp_path: Path) -
         assert store.agents.read_standings()["a"] == standing
         event = ProfileCame(0.0, "a", profile)
         assert unpack(pack(event), RoundEvent) == event
-        agreed = majority({"a": profile.data, **others})
+        agreed = find_majority({"a": profile.data, **others})
         assert agreed.keys() >= others.keys()
-        made = network_for(CONFIG, list(agreed.values()))
-        assert not strange(DATA, made)
+        made = build_network(CONFIG, list(agreed.values()))
+        assert not explain_unit_mismatch(DATA, made)
         assert made.outputs <= 20
     store.close()
     assert liar.fate["profile taken"] > 100
     assert liar.fate["profile refused"] > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedfa", "fednova", "heterofl"])
 def test_an_accepted_update_is_folded_stored_and_reported(name: str, tmp_path: Path) -> None:
     """Run with all readers; one agent's standing is carried from update to update."""
@@ -250,7 +252,7 @@ def test_an_accepted_update_is_folded_stored_and_reported(name: str, tmp_path: P
     shown = publish_to_readers(tmp_path)
     for number in range(1, 200):
         profile = liar.profile() or profile
-        standings["a"] = measured_anew(standings["a"], profile)
+        standings["a"] = reset_timings(standings["a"], profile)
         verdict = judged(profile, standings["a"])
         value = liar.rng.choice([0.0, 1e-45, 2e-30, 1e-28, 1e-20, 0.1, 100.0, -100.0])
         examples, elapsed = profile.data.examples, liar.rng.choice([0.01, 10.0, 1e5, math.inf])
@@ -290,7 +292,7 @@ def test_an_accepted_update_is_folded_stored_and_reported(name: str, tmp_path: P
         base = Base("", Round(), "total", (one,))
         assert comparable(unpack(pack(base), Base)) == comparable(base)
         scores = tuple(
-            of_training(
+            score_training(
                 [(one.submodel, "a", one.tallies), (one.submodel, "b", one.tallies)]
                 if one.tallies
                 else []
@@ -324,7 +326,7 @@ def publish_to_readers(folder: Path) -> events.Publish:
         folder, Config(), lambda: 0.0, registry, log_fields={"run": "r", "round": 0}
     )
     readers = events.publish_to(
-        write_log(context), count_metrics(context), Lines(lines.append).read
+        write_log(context), count_metrics(context), LinePrinter(lines.append).read
     )
 
     def read(event: events.Event) -> None:
@@ -336,6 +338,7 @@ def publish_to_readers(folder: Path) -> events.Publish:
     return read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["class", "value"])
 def test_accepted_scores_are_summed_with_those_of_many_others_and_stored(
     kind: str, tmp_path: Path
@@ -358,7 +361,7 @@ def test_accepted_scores_are_summed_with_those_of_many_others_and_stored(
             continue
         liar.taken("scores")
         scoring.fold(TaskState(task, 0, 0.0), update)
-        scores = of_devices([(submodel, f"a{i}", scoring.found[0][2]) for i in range(1100)])
+        scores = score_devices([(submodel, f"a{i}", scoring.found[0][2]) for i in range(1100)])
         assert all(math.isfinite(score.accuracy) and math.isfinite(score.loss) for score in scores)
         store.save(Finished(number, 1.0, {}, {}, scores=scores[:1]))
         assert [

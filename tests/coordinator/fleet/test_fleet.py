@@ -11,9 +11,10 @@ import pytest
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.fleet.weight_slots import WeightSlots
-from coordinator.observe.events import AgentCame, AgentWent, Event, Rejected
-from coordinator.round.agents import SILENCE
-from federated.errors import REASON, Refused, StoreError
+from coordinator.observe.events import AgentJoined, AgentLeft, Event, Rejected
+from coordinator.round.agent_handlers import SILENCE
+from federated.errors import Refused, StoreError
+from federated.safe_text import MAX_TEXT
 from federated.task import Task, Update
 from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
@@ -74,7 +75,7 @@ def test_weights_are_published_again_to_a_broker_that_lost_them(
     link = fleet.link
     assert isinstance(link, MemoryLink)
     link.drop()
-    link.mend()
+    link.restore()
     listen(fleet)
     assert memory.retained == known
     fleet.dismiss("over")
@@ -125,11 +126,11 @@ def test_agents_that_join_restart_and_fall_silent_are_published(
     listen(fleet)
     clock.now += SILENCE + 1
     fleet.turn(0)
-    seen = [event for event in published if isinstance(event, AgentCame | AgentWent)]
+    seen = [event for event in published if isinstance(event, AgentJoined | AgentLeft)]
     assert seen == [
-        AgentCame("a", False),
-        AgentCame("a", True),
-        AgentWent("a", f"silent for {SILENCE:.0f} s"),
+        AgentJoined("a", False),
+        AgentJoined("a", True),
+        AgentLeft("a", f"silent for {SILENCE:.0f} s"),
     ]
 
 
@@ -232,7 +233,7 @@ def test_a_long_reason_from_an_agent_is_truncated_everywhere(
     sending.send(task("b"), weights(), notes={"loss": "x" * 200_000})
     listen(fleet)
     assert [
-        (one.agent, one.kind, len(one.reason) <= REASON)
+        (one.agent, one.kind, len(one.reason) <= MAX_TEXT)
         for one in published
         if isinstance(one, Rejected)
     ] == [
@@ -242,6 +243,6 @@ def test_a_long_reason_from_an_agent_is_truncated_everywhere(
     found = states(fleet)
     assert found["a"].open
     assert found["b"].outcome.startswith("refused: expected 'loss'")
-    assert len(found["b"].outcome) == REASON + len("refused: ")
+    assert len(found["b"].outcome) == MAX_TEXT + len("refused: ")
     (receipt,) = (one for one in sending.heard() if isinstance(one, messages.Receipt))
-    assert len(receipt.reason) == REASON
+    assert len(receipt.reason) == MAX_TEXT

@@ -13,7 +13,7 @@ from tests.support.peer import Folding, Peer, collect, listen, task, turning, we
 
 
 def late_fleet(fleet: Fleet, memory: MemoryBroker) -> Fleet:
-    """A fleet that accepts updates up to two rounds late."""
+    """Return a fleet that accepts updates up to two rounds late."""
     made = Fleet(
         fleet.link, fleet.run, fleet.inbox.spool, Intake(rules=Rules(stale=2)), clock=fleet.clock
     )

@@ -76,7 +76,7 @@ def test_an_agent_without_progress_past_its_lease_is_replaced_but_may_still_deli
     folding = Folding()
 
     def later(step: int) -> None:
-        """Fifteen seconds, in which a takes a step, and b says the same as before."""
+        """Let fifteen seconds pass, in which a takes a step and b makes no progress."""
         clock.now += 15.0
         peers["a"].say(
             messages.Heartbeat("a", "s1", "train", 1, step=step), topics.heartbeat("r", "a")

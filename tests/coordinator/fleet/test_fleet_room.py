@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.round.collector import Snapshot
-from coordinator.round.rules import RELIEF
+from coordinator.round.phase_rules import RELIEF_PAUSE
 from coordinator.store.journal import Base, Journal
 from federated.wire.links.memory import MemoryBroker
 from tests.support.clock import Clock
@@ -29,7 +29,7 @@ def test_an_update_without_room_does_not_block_the_fold_of_later_names(
     def fill() -> None:
         fleet.inbox.reserve = 2**62
 
-    def wait(seconds: float = RELIEF) -> None:
+    def wait(seconds: float = RELIEF_PAUSE) -> None:
         clock.now += seconds
 
     class Snapshots(Folding):
@@ -38,17 +38,17 @@ def test_an_update_without_room_does_not_block_the_fold_of_later_names(
             if len(tries) < 2:
                 return None
             fleet.inbox.reserve = 0
-            return Snapshot("total-000001-000001.safetensors", ())
+            return Snapshot("total-000001-000001.safetensors", (), "")
 
     send = [partial(peer.send, task(peer.name), weights(), transfer=peer.name) for peer in (a, b)]
     # b is in and waits for a, which finds no room: it is tried twice, and no more often than every
-    # RELIEF seconds
+    # RELIEF_PAUSE seconds
     turning(fleet, [send[1], fill, send[0], partial(wait, 0.5), wait, partial(wait, 0.5), send[0]])
     folded = collect(fleet, [task("a"), task("b")], Snapshots())
     assert [update.agent for update in folded] == ["b", "a"]
     fleet.driver.journal.close()
     assert len(tries) == 2
-    assert tries[1] - tries[0] >= RELIEF
+    assert tries[1] - tries[0] >= RELIEF_PAUSE
 
 
 def test_an_agent_without_room_may_exceed_its_lease(

@@ -1,4 +1,4 @@
-"""What scores sum up to, by hand."""
+"""Summaries of scores, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 
 from coordinator.observe.records import Score
-from coordinator.observe.score_summary import summary
-from coordinator.simulate.results import plain
+from coordinator.observe.score_summary import summarize
+from coordinator.simulate.results import encode_json
 from models.submodel import Network, Submodel
 
 NETWORK = Network("preresnet", "small", (1, 8, 8), 10)
@@ -23,7 +23,7 @@ def test_strong_and_weak_count_each_device_with_the_submodel_that_it_carries():
         Score(LARGE.name, "after", 0.9, 0.0, 10, "d1"),
         Score(SMALL.name, "after", 0.7, 0.0, 90, "d2"),
     ]
-    found = summary(scores, (SMALL, LARGE), assigned)
+    found = summarize(scores, (SMALL, LARGE), assigned)
     assert (round(found["strong"], 9), round(found["weak"], 9), round(found["after"], 9)) == (
         0.9,
         0.6,
@@ -40,7 +40,7 @@ def test_devices_that_train_one_network_with_more_branches_are_strong():
         Score(plain.name, "after", 0.5, 0.0, 10, "d0"),
         Score(plain.name, "after", 0.9, 0.0, 10, "d1"),
     ]
-    found = summary(scores, (plain, branched), {"d0": plain, "d1": branched})
+    found = summarize(scores, (plain, branched), {"d0": plain, "d1": branched})
     assert found == {"after": 0.7, "strong": 0.9, "weak": 0.5}
 
 
@@ -50,9 +50,12 @@ def test_worst_and_mean_are_over_submodels_and_global_is_the_largest():
         Score(SMALL.name, "central", 0.8, 2.0, 10),
         Score(SMALL.name, "devices", 0.1, 9.0, 10),
     ]
-    found = summary(scores, (SMALL, LARGE), {})
+    found = summarize(scores, (SMALL, LARGE), {})
     assert (found["global"], found["worst"], found["mean"], found["loss"]) == (0.6, 0.6, 0.7, 1.0)
 
 
 def test_a_loss_that_left_the_numbers_is_null_in_json():
-    assert json.loads(plain({"loss": float("nan"), "rounds": [1]})) == {"loss": None, "rounds": [1]}
+    assert json.loads(encode_json({"loss": float("nan"), "rounds": [1]})) == {
+        "loss": None,
+        "rounds": [1],
+    }

@@ -1,4 +1,4 @@
-"""What is scored of a network with several exits, in the rounds of a real federation."""
+"""Scores of a network with several exits, and calibration under a robust rule."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from coordinator.phases.collectors import Calibration
 from coordinator.phases.evaluation import with_statistics
 from coordinator.run import preparation
 from federated.method import configure
-from federated.methods.fedavg import fedavg, proposal
+from federated.methods.fedavg import fedavg, propose_sizes
 from federated.task import Update
 from models.families.catalogue import initial, menu, network, statistics
 from tests.support.federation import Member, digits, federate
 
 
-def test_each_exit_is_scored_on_the_coordinators_data_and_on_the_devices(
+@pytest.mark.slow
+def test_each_exit_is_scored_centrally_and_on_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One exit after each of the three sections, and the mean of their logits; the answer that
-    counts is that of the last.
-    """
-    method = replace(fedavg(), features=("exits",), menu=partial(proposal, features=("exits",)))
+    """There is one exit per section, and the mean of their logits. The last exit counts."""
+    method = replace(
+        fedavg(), features=("exits",), menu=partial(propose_sizes, features=("exits",))
+    )
     monkeypatch.setattr(preparation, "method_named", lambda name: method)
     settings = {
         "rounds": 1,
@@ -48,13 +49,13 @@ def test_each_exit_is_scored_on_the_coordinators_data_and_on_the_devices(
     assert found["devices"].accuracy == found["devices/exit2"].accuracy
 
 
-def test_under_a_robust_rule_a_large_batch_count_does_not_take_over_the_statistics() -> None:
-    """Of the means 1, 2 and 9e9 by a liar of 2**30 batches: 2 by the median, the liar's alone by
-    batches.
+def test_under_a_robust_rule_a_large_batch_count_does_not_dominate() -> None:
+    """Two honest agents send the means 1 and 2; a liar sends 9e9 from 2**30 batches. The median is
+    2; weighted by batches, the liar decides alone.
     """
     submodel = menu(network("preresnet", (1, 8, 8), 3), (0.25,), (1,))[0]
 
-    def told(agent: str, value: float, batches: int) -> Update:
+    def make_update(agent: str, value: float, batches: int) -> Update:
         tensors = {
             name: np.full(shape, value, np.float32) for name, shape in statistics(submodel).items()
         }
@@ -66,7 +67,11 @@ def test_under_a_robust_rule_a_large_batch_count_does_not_take_over_the_statisti
     state = method.start(initial(submodel.network, 0), (submodel,), configure(method, {}))
     for robust, low, high in ((True, 2.0, 2.0), (False, 8.9e9, 9.1e9)):
         calibration = Calibration(robust)
-        for answer in (told("a", 1.0, 3), told("b", 2.0, 3), told("liar", 9e9, 2**30)):
+        for answer in (
+            make_update("a", 1.0, 3),
+            make_update("b", 2.0, 3),
+            make_update("liar", 9e9, 2**30),
+        ):
             calibration.fold(None, answer)  # type: ignore[arg-type]
         found = with_statistics(state, calibration.statistics())
         values = statistics_of(found, submodel)

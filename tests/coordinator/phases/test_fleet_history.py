@@ -1,9 +1,10 @@
-"""What rounds show of a fleet, as a value: each function gives a new one and leaves the old one as
-it was.
+"""The results of earlier rounds, as a value: each function returns a new one and leaves the old one
+unchanged.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from coordinator.assign.standing import Setback, Standing
 from coordinator.observe.records import Entry, Folded
 from coordinator.phases.fleet_history import (
     FleetHistory,
-    recall,
+    load_history,
     record_counts,
     record_fold,
     record_standings,
@@ -39,7 +40,7 @@ def folded(agent: str, submodel: Submodel, standing: Standing) -> Folded:
     return Folded(Entry(agent, submodel.name, "folded"), submodel, standing)
 
 
-def test_an_update_that_was_folded_is_recorded_and_the_history_of_before_stays() -> None:
+def test_a_folded_update_is_recorded_in_a_new_history() -> None:
     before = record_fold(FleetHistory(), folded("a", SMALL, LATE), 1)
     after = record_fold(before, folded("a", LARGE, Standing()), 2)
     assert (dict(before.trained), dict(before.folded), dict(before.standings)) == (
@@ -52,10 +53,10 @@ def test_an_update_that_was_folded_is_recorded_and_the_history_of_before_stays()
         {"a": 2},
         {"a": Standing()},
     )
-    assert FleetHistory() == FleetHistory(), "no two histories share what they hold"
+    assert FleetHistory() == FleetHistory(), "histories do not share their contents"
 
 
-def test_a_late_update_that_is_folded_after_a_newer_one_is_not_the_last() -> None:
+def test_a_late_update_after_a_newer_one_is_not_the_last() -> None:
     history = record_fold(
         record_fold(FleetHistory(), folded("a", LARGE, Standing()), 3),
         folded("a", SMALL, Standing()),
@@ -64,7 +65,7 @@ def test_a_late_update_that_is_folded_after_a_newer_one_is_not_the_last() -> Non
     assert history.folded["a"] == 3
 
 
-def test_the_latest_task_of_an_agent_says_what_it_has_and_no_submodel_has_an_owner() -> None:
+def test_the_latest_task_of_an_agent_counts_without_its_owner() -> None:
     history = record_tasks(
         FleetHistory(),
         [task("a", 2, replace(LARGE, owner="a")), task("a", 1, SMALL), task("b", 1, SMALL)],
@@ -72,7 +73,7 @@ def test_the_latest_task_of_an_agent_says_what_it_has_and_no_submodel_has_an_own
     assert dict(history.assigned) == {"a": LARGE, "b": SMALL}
 
 
-def test_standings_of_some_agents_leave_those_of_others() -> None:
+def test_new_standings_leave_those_of_other_agents() -> None:
     history = record_standings(FleetHistory(), {"a": LATE, "b": LATE})
     assert dict(record_standings(history, {"b": Standing()}).standings) == {
         "a": LATE,
@@ -80,7 +81,7 @@ def test_standings_of_some_agents_leave_those_of_others() -> None:
     }
 
 
-def test_updates_that_were_not_folded_do_not_count() -> None:
+def test_unfolded_updates_do_not_count() -> None:
     history = FleetHistory(
         counts=Counts({"w1": frozenset({"w1", "w0.5"})}, {"w0.5": Trained(), "w1": Trained()})
     )
@@ -103,10 +104,9 @@ QUICK = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [ONE_NETWORK, NETWORK_EACH])
-def test_a_history_that_is_recalled_is_the_one_that_the_run_had(
-    tmp_path: Path, given: dict[str, Any]
-) -> None:
+def test_a_loaded_history_equals_that_of_the_run(tmp_path: Path, given: dict[str, Any]) -> None:
     def fail(update: Any) -> Any:
         if update.work == "train" and update.round == 2:
             raise RuntimeError("no")
@@ -117,8 +117,7 @@ def test_a_history_that_is_recalled_is_the_one_that_the_run_had(
         *(Member(f"a{i}", digits(i, 3)) for i in (1, 2)),
     ]
     done = federate(tmp_path, fleet, {**QUICK, **given})
-    store = Store.open(tmp_path / "runs", RUN, read_only=True)
-    found = recall(store, store.read_facts().menu)
-    store.close()
+    with closing(Store.open(tmp_path / "runs", RUN, read_only=True)) as store:
+        found = load_history(store, store.read_facts().menu)
     assert found == done.result.history
     assert len(found.assigned) == len(found.standings) == 3

@@ -1,6 +1,4 @@
-"""What late updates cost in memory: the states that they were made from are on the disk, and none
-stays in memory for them.
-"""
+"""Memory use of late updates: the states that they are based on stay on disk."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import gc
 import time
 import weakref
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -35,15 +34,16 @@ SETTINGS = {
 }
 
 
-def test_no_state_stays_in_memory_for_updates_that_are_late(
+@pytest.mark.slow
+def test_late_updates_keep_no_state_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One agent is at the weights of an earlier round for many rounds, and its update is checked
-    and folded all the same.
+    """One agent trains the weights of an earlier round for many rounds; its update is checked and
+    folded.
     """
     save, states, alive = Store.save, dict[int, weakref.ref[torch.Tensor]](), dict[int, list[int]]()
 
-    def look(self: Store, done: RoundRecord, value: Round | None = None) -> str:
+    def save_and_look(self: Store, done: RoundRecord, value: Round | None = None) -> str:
         digest = save(self, done, value)
         gc.collect()
         alive[done.round] = [
@@ -63,8 +63,8 @@ def test_no_state_stays_in_memory_for_updates_that_are_late(
 
     quick = Counter[str]()
 
-    def slowly(update: Update) -> Update:
-        """Of the second agent three updates are made for each of the first."""
+    def delay(update: Update) -> Update:
+        """Let the second agent send three updates for each of the first."""
         quick[update.agent] += 1
         until, wanted = time.monotonic() + 10, quick["a1"] + 3
         while (
@@ -77,17 +77,16 @@ def test_no_state_stays_in_memory_for_updates_that_are_late(
         time.sleep(0.1)
         return update
 
-    monkeypatch.setattr(Store, "save", look)
+    monkeypatch.setattr(Store, "save", save_and_look)
     carried = set[int]()
-    federate(tmp_path, [Member(f"a{i}", digits(i, 2), change=slowly) for i in range(2)], SETTINGS)
-    store = Store.open(tmp_path / "runs", RUN, read_only=True)
-    late = [
-        entry.task
-        for number in range(1, 13)
-        for entry in store.entries(number)
-        if entry.outcome == "folded" and entry.task
-    ]
-    store.close()
-    assert carried - {1}, "an update was open whose weights were made by a round"
-    assert max(late) > 1, "and it was folded"
+    federate(tmp_path, [Member(f"a{i}", digits(i, 2), change=delay) for i in range(2)], SETTINGS)
+    with closing(Store.open(tmp_path / "runs", RUN, read_only=True)) as store:
+        late = [
+            entry.task
+            for number in range(1, 13)
+            for entry in store.entries(number)
+            if entry.outcome == "folded" and entry.task
+        ]
+    assert carried - {1}, "a task with the weights of an earlier round was open"
+    assert max(late) > 1, "its update was folded"
     assert alive == {number: [] for number in range(1, 13)}

@@ -1,25 +1,25 @@
-"""When a phase closes at the latest."""
+"""The time limit of a phase."""
 
 from __future__ import annotations
 
 import pytest
 
-from coordinator.phases.patience import ENDLESS, LEAST, PATIENCE, limit_phase
-from coordinator.round.rules import CAP, FIRST, SLACK
-from coordinator.round.task_state import HARD
+from coordinator.phases.patience import ENDLESS, MIN_LIMIT, PATIENCE, limit_phase
+from coordinator.round.phase_rules import FIRST_LEASE, MEDIAN_CAP, SLACK
+from coordinator.round.task_state import MAX_LEASES
 
 
 @pytest.mark.parametrize(
     ("deadline", "slowest", "typical", "seconds"),
     [
         (90.0, 1e6, 1e6, 90.0),
-        (0.0, 0.0, 0.0, LEAST),
+        (0.0, 0.0, 0.0, MIN_LIMIT),
         (0.0, 30.0, 20.0, PATIENCE * 30.0),
-        (0.0, 1e9, 20.0, HARD * SLACK * CAP * 20.0),
-        (0.0, 1e9, 0.0, HARD * FIRST),
+        (0.0, 1e9, 20.0, MAX_LEASES * SLACK * MEDIAN_CAP * 20.0),
+        (0.0, 1e9, 0.0, MAX_LEASES * FIRST_LEASE),
     ],
 )
-def test_a_phase_lasts_no_longer_than_leases_can(
+def test_a_phase_lasts_no_longer_than_its_leases(
     deadline: float, slowest: float, typical: float, seconds: float
 ) -> None:
     assert limit_phase(deadline, PATIENCE, slowest, typical) == seconds

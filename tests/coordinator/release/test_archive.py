@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -14,6 +15,8 @@ from coordinator.release.history import History, Item, release
 from export import bundle
 from export.publish import version_of
 from federated.errors import ExportError, StoreError
+from federated.runtime import files
+from tests.support.disk_calls import record_disk_calls
 from tests.support.release import toy
 
 
@@ -43,6 +46,44 @@ def test_a_release_is_copied_completely_and_can_be_added_twice(
     assert bundle.read(archive.path(name)).run == "spring"
 
 
+def test_a_release_is_on_the_disk_before_it_has_its_name(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = record_disk_calls(monkeypatch)
+    name = archive.add(toy(tmp_path / "made"))
+    renamed = calls.index(("rename", str(archive.path(name))))
+    synced = {Path(path).name for call, path in calls[:renamed] if call == "fsync"}
+    assert synced >= {path.name for path in archive.path(name).iterdir()}
+    assert any(path.endswith(".part") for call, path in calls[:renamed] if call == "fsync")
+    assert ("fsync", str(archive.folder)) in calls[renamed:]
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_damaged_version_stays_until_its_replacement_is_in_place(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    """Where the file system cannot exchange two folders, the old one is moved aside."""
+    name = archive.add(folder := toy(tmp_path / "made"))
+    (archive.path(name) / "w1-d1.onnx").write_bytes(b"damaged")
+    if not exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    removed: list[bool] = []
+    real = shutil.rmtree
+
+    def remove(path: Path, **named: bool) -> None:
+        removed.append(bundle.read(archive.path(name)).run == "spring")
+        real(path, **named)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    calls = record_disk_calls(monkeypatch)
+    archive.add(folder)
+    assert removed
+    assert all(removed), "nothing is removed before the new version is there"
+    assert (("rename", str(archive.path(name))) in calls) is not exchange
+    assert calls[-1] == ("fsync", str(archive.folder))
+    assert [path.name for path in archive.folder.iterdir()] == [name]
+
+
 def test_a_damaged_release_is_refused(archive: Archive, tmp_path: Path) -> None:
     folder = toy(tmp_path / "made")
     (folder / "w1-d1.tensors").write_bytes(b"damaged")
@@ -67,6 +108,36 @@ def test_a_history_round_trips_and_unneeded_versions_are_deleted(
         history.stable,
         history.previous,
     }
+
+
+def test_a_flipped_bit_of_the_history_is_found_or_changes_nothing(
+    archive: Archive, tmp_path: Path
+) -> None:
+    name = archive.add(toy(tmp_path / "made"))
+    history = release(
+        History("spring"), Item(version_of(archive.path(name), "spring", {"pi": "w1-d1"})), "t"
+    )
+    archive.write(history)
+    path = archive.folder / "history.json"
+    written, found = path.read_bytes(), 0
+    for place in range(len(written)):
+        damaged = bytearray(written)
+        damaged[place] ^= 1 << (place % 8)
+        path.write_bytes(damaged)
+        try:
+            assert archive.read() == history, place
+        except StoreError:
+            found += 1
+    assert found > len(written) / 2, "the others are white space"
+
+
+def test_a_version_with_another_manifest_is_named(archive: Archive, tmp_path: Path) -> None:
+    name = archive.add(toy(tmp_path / "made"))
+    assert archive.check(name) == archive.path(name)
+    manifest = archive.path(name) / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"7", b"6"))
+    with pytest.raises(StoreError, match=r"manifest\.json is damaged: expected a sha256 of"):
+        archive.check(name)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_the_draw_depends_on_the_version_only() -> None:
 
 def test_agents_may_be_named() -> None:
     assert draw_agents("d3, d1,d3", OLD, FLEET) == ("d1", "d3")
-    with pytest.raises(Unknown, match="unknown agent 'd99'; known: d9"):
+    with pytest.raises(Unknown, match="unknown agent 'd99'; did you mean d9"):
         draw_agents("d99", OLD, FLEET)
     assert draw_agents("away", OLD, FLEET, ["away"]) == ("away",)
 
@@ -50,7 +50,7 @@ def test_an_invalid_share_is_a_usage_error(share: str) -> None:
 
 
 def test_a_canary_requires_a_known_agent() -> None:
-    with pytest.raises(FleetError, match="no agent is known"):
+    with pytest.raises(FleetError, match="cannot draw a canary"):
         draw_agents("10%", OLD, [])
 
 

@@ -94,7 +94,7 @@ def test_impossible_transitions_are_errors() -> None:
         roll_back(EMPTY, "t")
     with pytest.raises(ExportError, match="no canary to promote"):
         promote(release(EMPTY, A, "t"), "t")
-    with pytest.raises(ExportError, match="is stable already"):
+    with pytest.raises(ExportError, match="is already stable"):
         start_canary(release(EMPTY, A, "t"), A, ("pi",), "t")
 
 

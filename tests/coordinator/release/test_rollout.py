@@ -13,7 +13,8 @@ import pytest
 from coordinator.release import canary
 from coordinator.release.archive import Archive
 from coordinator.release.rollout import ReleaseRequest, Rollout, release_run
-from edge_agent.infer.follow import Follower, Subscription
+from edge_agent.releases.follow import Follower
+from edge_agent.releases.release_watch import Subscription
 from export import bundle
 from federated.errors import ExportError, FleetError, LinkError, StoreError, Unknown, UsageError
 from federated.wire import envelope, topics
@@ -252,7 +253,7 @@ def test_the_releases_are_published_again_to_a_broker_that_lost_them(fleet: Flee
     fleet.follow(status=True)
     assert any("the broker has other releases" in line for line in fleet.lines)
     fleet.follow()
-    assert any("nothing new: round 7 is version" in line for line in fleet.lines)
+    assert any("nothing new: round 7 is already version" in line for line in fleet.lines)
     after = {
         topic: payload for topic, payload in fleet.broker.retained.items() if "/release/" in topic
     }
@@ -315,7 +316,7 @@ def test_a_missing_canary_or_agent_is_an_error(fleet: Fleet) -> None:
         7,
         fleet.lines.append,
     )
-    with pytest.raises(FleetError, match="no agent is known"):
+    with pytest.raises(FleetError, match="cannot draw a canary"):
         rollout.follow(ReleaseRequest("spring", "memory", bundle=fleet.made("1"), share="10%"))
 
 
@@ -335,14 +336,14 @@ def test_an_invalid_share_is_refused_before_an_export(
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ({"rollback": True, "promote": True, "broker": "h"}, "--rollback and --status exclude"),
-        ({"status": True, "share": "1"}, "--rollback and --status exclude"),
-        ({"rollback": True, "bundle": Path("x"), "broker": "h"}, "--rollback and --status exclude"),
+        ({"rollback": True, "promote": True, "broker": "h"}, "--rollback and --status cannot"),
+        ({"status": True, "share": "1"}, "--rollback and --status cannot"),
+        ({"rollback": True, "bundle": Path("x"), "broker": "h"}, "--rollback and --status cannot"),
         (
             {"promote": True, "bundle": Path("x"), "broker": "h"},
             "--promote promotes the current canary",
         ),
-        ({"bundle": Path("x"), "inputs": Path("y"), "broker": "h"}, "--bundle is exported already"),
+        ({"bundle": Path("x"), "inputs": Path("y"), "broker": "h"}, "--bundle and --inputs cannot"),
         ({}, "--broker is missing"),
         ({"wait": -1.0, "broker": "h"}, "--wait: expected a number of seconds, found -1"),
     ],

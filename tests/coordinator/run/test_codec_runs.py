@@ -1,30 +1,38 @@
-"""Whole runs whose updates are encoded."""
+"""Whole runs with encoded updates."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
+from coordinator.run import runner
+from coordinator.run.preparation import prepare
 from coordinator.store.store import Store
-from federated.errors import Unknown
-from tests.support.federation import Member, digits, federate
+from coordinator.trust import defences
+from federated.errors import StoreError, Unknown
+from federated.wire.codecs.catalogue import find_codec
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from models.extensions import NAMED
+from tests.support.federation import Member, configured, digits, federate, living
+from tests.support.revival import Fuse, Killed
 
 FEDAVG = {"method.name": "fedavg", "train.norm": "tracked", "model.name": "mlp", "train.steps": 2}
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    store = Store.open(folder / "runs", "test", read_only=True)
-    try:
+    with closing(Store.open(folder / "runs", "test", read_only=True)) as store:
         return store.read_checkpoint(1)[0]
-    finally:
-        store.close()
 
 
-def test_a_run_by_half_precision_is_that_of_raw_values_up_to_its_rounding(tmp_path: Path) -> None:
-    """The same two agents train the same round: uploads shrink to half, and each weight of their
-    mean is off by at most 2^-11 of the largest.
+def test_half_precision_changes_a_run_by_its_rounding_only(tmp_path: Path) -> None:
+    """The same two agents train the same round. Uploads shrink to half, and each weight of the mean
+    is off by at most 2^-11 of the largest.
     """
     sent, found = {}, {}
     for name in ("raw", "fp16"):
@@ -34,12 +42,12 @@ def test_a_run_by_half_precision_is_that_of_raw_values_up_to_its_rounding(tmp_pa
         assert made.result.rounds == 1
     values = 2 * sum(value.numel() for value in found["raw"].values())
     assert sent["raw"] - sent["fp16"] == pytest.approx(2 * values, rel=0.1)
-    apart = 0.0
+    largest = 0.0
     for home, value in found["raw"].items():
         off = float((found["fp16"][home] - value).abs().max())
         assert off <= 2**-11 * float(value.abs().max()) + 2**-25, home
-        apart = max(apart, off)
-    assert apart > 0, "nothing was rounded: the codec was not used"
+        largest = max(largest, off)
+    assert largest > 0, "nothing was rounded: the codec was not used"
 
 
 def test_an_agent_without_the_codec_is_not_asked(tmp_path: Path) -> None:
@@ -49,12 +57,71 @@ def test_an_agent_without_the_codec_is_not_asked(tmp_path: Path) -> None:
     federate(tmp_path, [*members, lacking], given)
     assert lacking.participant is not None
     assert lacking.participant.refused
-    assert "the codec 'fp16', which this device lacks (it has raw)" in str(lacking.participant.over)
-    store = Store.open(tmp_path / "runs", "test", read_only=True)
-    assert {entry.agent for entry in store.entries(1)} == {"a0", "a1"}
+    assert "the codec 'fp16', which this device lacks (available: raw)" in str(
+        lacking.participant.over
+    )
+    with closing(Store.open(tmp_path / "runs", "test", read_only=True)) as store:
+        assert {entry.agent for entry in store.entries(1)} == {"a0", "a1"}
+
+
+def test_an_unknown_codec_is_refused_before_a_run(tmp_path: Path) -> None:
+    with pytest.raises(Unknown, match="unknown codec 'fp61'; did you mean fp16"):
+        federate(tmp_path, [Member("a0", digits(0, 2))], {**FEDAVG, "wire.codec": "fp61"})
+
+
+TOY = "tests.support.toy_extensions:TOY_CODEC"
+
+
+def resume_with(
+    folder: Path, before: str, after: str, meanwhile: Callable[[], object] = lambda: None
+) -> None:
+    """Run a coordinator that dies when it folds the first update, and resume it with another codec
+    in what stands for a new process. meanwhile: is done in between.
+    """
+    broker, fuse = MemoryBroker(), Fuse(1)
+    find_codec(before)
+    members = [Member("a0", digits(0, 1), codecs=(before, after))]
+    with living(members, broker, folder), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(defences, "fold", fuse.around(defences.fold))
+        for name, end in ((before, pytest.raises(Killed)), (after, nullcontext())):
+            config = configured({**FEDAVG, "rounds": 2, "wire.codec": name})
+            prepared = prepare(config, folder / "runs", resume=name == after)
+            link = MemoryLink(broker, "coordinator")
+            with closing(prepared), closing(link), end:
+                runner.run(prepared, link, lambda event: None)
+            NAMED.clear()
+            meanwhile()
+
+
+@pytest.mark.usefixtures("forgotten_extensions")
+@pytest.mark.parametrize(("before", "after"), [("fp16", "raw"), ("raw", "fp16"), (TOY, "raw")])
+def test_a_resumed_run_reads_the_kept_updates_with_the_codec_of_their_tasks(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    """The round in progress ends as if the codec had not changed, and so does the run."""
+    resume_with(tmp_path / "resumed", before, after)
+    find_codec(before)
+    member = Member("a0", digits(0, 1), codecs=(before,))
+    federate(tmp_path / "whole", [member], {**FEDAVG, "wire.codec": before})
+    found, expected = weights(tmp_path / "resumed"), weights(tmp_path / "whole")
+    assert all(torch.equal(value, expected[home]) for home, value in found.items())
+    store = Store.open(tmp_path / "resumed" / "runs", "test", read_only=True)
+    assert store.rounds_done == 2
     store.close()
 
 
-def test_an_unknown_codec_is_said_before_a_run(tmp_path: Path) -> None:
-    with pytest.raises(Unknown, match="unknown codec 'fp61'; known: fp16, raw"):
-        federate(tmp_path, [Member("a0", digits(0, 2))], {**FEDAVG, "wire.codec": "fp61"})
+@pytest.mark.usefixtures("forgotten_extensions")
+def test_a_run_cannot_be_resumed_without_the_codec_of_its_kept_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "passing_codec.py"
+    module.write_text("from tests.support.toy_extensions import TOY_CODEC")
+
+    def remove() -> None:
+        module.unlink()
+        del sys.modules["passing_codec"]
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+
+    with pytest.raises(StoreError, match=r"'passing_codec:TOY_CODEC', and .* cannot be imported"):
+        resume_with(tmp_path, "passing_codec:TOY_CODEC", "raw", remove)

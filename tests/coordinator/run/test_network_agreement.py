@@ -1,6 +1,4 @@
-"""A run without data of its own learns the network from the majority of its agents; no minority of
-claims can change it beyond bounds.
-"""
+"""Choice of the network by the majority of agents, which no minority can move beyond bounds."""
 
 from __future__ import annotations
 
@@ -11,13 +9,18 @@ from typing import Any
 
 import pytest
 
-from coordinator.assign.data_cards import majority, misfit, network_for, strange
+from coordinator.assign.data_cards import (
+    build_network,
+    explain_unit_mismatch,
+    find_majority,
+)
 from coordinator.assign.eligibility import Eligibility
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import AgentsAwaited
 from coordinator.run.network_agreement import await_network
 from coordinator.settings.config import load
 from coordinator.trust.acceptance import check_profile
+from federated.data.card_fit import explain_misfit
 from federated.errors import FleetError, Refused
 from federated.task import Card, Profile
 from federated.wire import envelope, messages, topics
@@ -80,93 +83,96 @@ def cards(*several: Card) -> dict[str, Card]:
         ),
     ],
 )
-def test_a_card_of_numbers_that_cannot_be_is_refused_with_field_expectation_and_finding(
-    changed: dict[str, Any], said: str
-) -> None:
+def test_a_card_with_impossible_numbers_is_refused(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(Refused, match=f"profile of a: expected {said}"):
         check_profile(replace(PROFILE, data=replace(GOOD, **changed)), CARD)
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_one_odd_card_of_three_does_not_count_wherever_it_stands(odd: Card, place: int) -> None:
+def test_one_odd_card_of_three_does_not_count(odd: Card, place: int) -> None:
     several = [GOOD, replace(GOOD, mean=(6.0,), examples=300)]
     several.insert(place, odd)
     check_profile(replace(PROFILE, data=odd), CARD)
-    agreed = majority(cards(*several))
+    agreed = find_majority(cards(*several))
     assert agreed.keys() == {"a0", "a1", "a2"} - {f"a{place}"}
-    network = network_for(config(), list(agreed.values()))
+    network = build_network(config(), list(agreed.values()))
     assert (network.inputs, network.outputs, network.mean) == (
         (1, 8, 8),
         10,
         (pytest.approx(5.75),),
     )
-    assert misfit(odd, network) or strange(odd, network)
-    assert not any(misfit(card, network) or strange(card, network) for card in agreed.values())
+    assert explain_misfit(odd, network) or explain_unit_mismatch(odd, network)
+    assert not any(
+        explain_misfit(card, network) or explain_unit_mismatch(card, network)
+        for card in agreed.values()
+    )
 
 
 @pytest.mark.parametrize("odd", [card for name, card in ODD.items() if name != "classes"])
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_two_cards_that_differ_neither_has_a_majority(odd: Card, order: int) -> None:
-    assert majority(cards(*[GOOD, odd][::order])) == {}
+def test_two_different_cards_have_no_majority(odd: Card, order: int) -> None:
+    assert find_majority(cards(*[GOOD, odd][::order])) == {}
 
 
-def test_two_against_two_is_no_majority_and_three_against_two_is() -> None:
+def test_three_of_five_are_a_majority_and_two_of_four_are_not() -> None:
     other = ODD["shape"]
-    assert majority(cards(other, other, GOOD, GOOD)) == {}
-    assert majority(cards(other, other, GOOD, GOOD, GOOD)).keys() == {"a2", "a3", "a4"}
+    assert find_majority(cards(other, other, GOOD, GOOD)) == {}
+    assert find_majority(cards(other, other, GOOD, GOOD, GOOD)).keys() == {"a2", "a3", "a4"}
 
 
-def test_devices_whose_means_differ_more_than_each_deviates_agree_as_long_as_most_do() -> None:
-    """Each hardly varies around a mean of its own: 0, 10, 20, 30, 40. Another 500 away does not
-    belong to them.
+def test_devices_with_spread_means_agree_and_an_outlier_does_not() -> None:
+    """Each varies little around its own mean: 0, 10, 20, 30, 40. A mean of 500 does not belong to
+    them.
     """
     several = [replace(GOOD, mean=(10.0 * i,), std=(0.1,)) for i in range(5)]
-    assert len(majority(cards(*several))) == 5
-    assert len(majority(cards(*several, replace(GOOD, mean=(500.0,), std=(0.1,))))) == 5
+    assert len(find_majority(cards(*several))) == 5
+    assert len(find_majority(cards(*several, replace(GOOD, mean=(500.0,), std=(0.1,))))) == 5
 
 
-def test_a_device_may_know_up_to_twice_the_classes_of_most_and_any_fewer() -> None:
+def test_a_device_may_have_up_to_twice_the_median_number_of_classes() -> None:
     known = [replace(GOOD, outputs=count) for count in (3, 5, 10)]
-    assert network_for(config(), list(majority(cards(*known)).values())).outputs == 10
+    assert build_network(config(), list(find_majority(cards(*known)).values())).outputs == 10
     assert (
-        network_for(
-            config(), list(majority(cards(*known, replace(GOOD, outputs=11))).values())
+        build_network(
+            config(), list(find_majority(cards(*known, replace(GOOD, outputs=11))).values())
         ).outputs
         == 10
     )
 
 
-def test_no_claim_of_examples_outweighs_ten_devices() -> None:
-    """Of a mean of 5 and one of 65, which claims all examples of the world: 5 + 60 x 10/12; the
-    deviation stays of the order of the others'.
+def test_a_claim_of_examples_counts_for_at_most_ten_devices() -> None:
+    """Two agents have a mean of 5; one claims a mean of 65 of almost all examples. It counts for
+    ten devices: 5 + 60 x 10/12. The deviation keeps its order of magnitude.
     """
     several = [GOOD, GOOD, replace(GOOD, mean=(65.0,), std=(1e-30,), examples=2**40 - 1)]
-    network = network_for(config(), several)
+    network = build_network(config(), several)
     assert network.mean == (pytest.approx(55.0),)
     assert network.std[0] > 1
 
 
-def test_a_minority_moves_normalisation_and_size_only_within_the_bounds_of_others() -> None:
-    """Whatever two of five claim that counts: within 10 deviations of 6 plus spread, and at most
-    twice the classes.
+def test_a_minority_moves_normalisation_and_size_only_within_bounds() -> None:
+    """Two liars of five move the mean by at most 10 deviations of 6 plus the spread, and at most
+    double the classes.
     """
     honest = [GOOD] * 3
     for mean in (-1e18, -60.0, 5.0, 66.0, 1e18):
         for std in (1e-30, 59.0, 1e18):
             liar = replace(GOOD, mean=(mean,), std=(std,), outputs=20, examples=2**40 - 1)
-            network = network_for(config(), list(majority(cards(liar, liar, *honest)).values()))
+            network = build_network(
+                config(), list(find_majority(cards(liar, liar, *honest)).values())
+            )
             assert abs(network.mean[0] - 5) <= 66
             assert 1 < network.std[0] < 100
             assert network.outputs <= 20
-            assert not any(strange(card, network) for card in honest)
+            assert not any(explain_unit_mismatch(card, network) for card in honest)
 
 
 # ---- at the start of a run -----------------------------------------------------------------------
 
 
-def arriving(fleet: Fleet, steps: Sequence[Callable[[], object]]) -> list[AgentsAwaited]:
-    """Has something happen each time the run says that it waits. What it said."""
+def script_arrivals(fleet: Fleet, steps: Sequence[Callable[[], object]]) -> list[AgentsAwaited]:
+    """Take one step each time the run publishes that it waits. Return those events."""
     said, left = list[AgentsAwaited](), list(steps)
 
     def publish(event: object) -> None:
@@ -191,14 +197,14 @@ def join(memory: MemoryBroker) -> Callable[[str, Card], Peer]:
     return joined
 
 
-def test_the_first_agents_do_not_settle_the_network_before_enough_agree(
+def test_the_network_is_not_chosen_before_enough_agents_agree(
     fleet: Fleet, join: Callable[[str, Card], Peer]
 ) -> None:
-    """A liar comes first, an honest agent second; the third one decides."""
+    """A liar connects first, an honest agent second; the third one decides."""
     join("a", ODD["mean of most examples"])
     join("b", GOOD)
     listen(fleet)
-    said = arriving(fleet, [lambda: None, lambda: join("c", GOOD)])
+    said = script_arrivals(fleet, [lambda: None, lambda: join("c", GOOD)])
     network = await_network(fleet, config(**{"fleet.min_agents": 2}), fleet.publish)
     assert (network.mean, network.std) == (GOOD.mean, GOOD.std)
     assert {(one.ready, one.wanted) for one in said} == {(0, 2)}
@@ -210,7 +216,7 @@ def test_two_agents_that_disagree_wait_until_one_changes(
     odd = join("a", ODD["shape"])
     join("b", GOOD)
     listen(fleet)
-    arriving(
+    script_arrivals(
         fleet,
         [
             lambda: None,
@@ -228,7 +234,7 @@ def test_two_agents_that_disagree_wait_until_one_changes(
     )
 
 
-def test_without_a_majority_the_wait_ends_with_what_the_agents_have(
+def test_without_a_majority_the_wait_ends_with_the_data_of_agents(
     fleet: Fleet, join: Callable[[str, Card], Peer]
 ) -> None:
     join("a", ODD["shape"])
@@ -243,7 +249,7 @@ def test_without_a_majority_the_wait_ends_with_what_the_agents_have(
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_the_agent_that_does_not_fit_is_told_why_and_one_that_changes_is_judged_anew(
+def test_a_misfit_is_refused_with_a_reason_and_judged_again_after_a_change(
     fleet: Fleet, join: Callable[[str, Card], Peer], odd: Card
 ) -> None:
     liar = join("a", odd)
@@ -256,7 +262,7 @@ def test_the_agent_that_does_not_fit_is_told_why_and_one_that_changes_is_judged_
     assert [agent.name for agent in fleet.ready()] == ["b", "c"]
     told = [message.reason for message in liar.heard() if isinstance(message, messages.Refusal)]
     assert len(told) == 1
-    assert told[0].startswith(("this run ", "in this run "))
+    assert "this run" in told[0]
     liar.say(replace(PROFILE, agent="a", data=GOOD), topics.profile("r", "a"))
     listen(fleet)
     assert len(fleet.ready()) == 3
@@ -265,7 +271,7 @@ def test_the_agent_that_does_not_fit_is_told_why_and_one_that_changes_is_judged_
     assert [agent.name for agent in fleet.ready()] == ["b", "c"]
 
 
-def test_the_largest_profile_that_is_taken_is_a_few_kilobytes_beyond_the_survey() -> None:
+def test_the_largest_accepted_profile_is_a_few_kilobytes_without_its_survey() -> None:
     large = replace(
         PROFILE, host="h" * 1000, system="s" * 1000, runtime="r" * 1000, labels=("l" * 128,) * 16
     )

@@ -1,4 +1,4 @@
-"""The JSON Schema of a configuration takes what `load` takes, and refuses what it refuses."""
+"""The JSON Schema of a configuration accepts and rejects the same files as `load`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import jsonschema
 import pytest
 
 from coordinator.settings.config import load
-from coordinator.settings.schema import schema
+from coordinator.settings.schema import build_schema
 from federated.errors import EspalierError
 from federated.methods.catalogue import METHODS, method
 
 ROOT = Path(__file__).parents[3]
 EXPERIMENTS = sorted((ROOT / "benchmarks" / "experiments").glob("*.toml"))
-CHECKER = jsonschema.Draft202012Validator(json.loads(json.dumps(schema())))
+CHECKER = jsonschema.Draft202012Validator(json.loads(json.dumps(build_schema())))
 
 
 def refused(tree: dict[str, Any]) -> list[str]:
-    """The places of a configuration that the schema refuses."""
+    """Return the places of a configuration that the schema rejects."""
     return sorted({one.json_path for one in CHECKER.iter_errors(tree)})
 
 
-def test_it_is_a_schema() -> None:
+def test_the_schema_is_valid() -> None:
     jsonschema.Draft202012Validator.check_schema(CHECKER.schema)
     assert EXPERIMENTS
 
@@ -52,7 +52,7 @@ def test_every_experiment_is_valid(file: Path) -> None:
         ('[train]\nlr = "fast"', "$.train.lr"),
     ],
 )
-def test_what_load_refuses_is_refused_at_its_place(tmp_path: Path, text: str, place: str) -> None:
+def test_the_schema_rejects_what_load_rejects(tmp_path: Path, text: str, place: str) -> None:
     file = tmp_path / "run.toml"
     file.write_text(text)
     with pytest.raises(EspalierError):
@@ -61,7 +61,7 @@ def test_what_load_refuses_is_refused_at_its_place(tmp_path: Path, text: str, pl
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_settings_of_a_method_are_in_either_table(name: str) -> None:
+def test_either_table_takes_the_settings_of_a_method(name: str) -> None:
     defaults = {
         key: list(known.default) if isinstance(known.default, tuple) else known.default
         for key, known in method(name).settings.items()

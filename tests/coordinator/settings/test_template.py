@@ -1,4 +1,4 @@
-"""What `coordinator init` writes changes no default, and explains every setting."""
+"""The template of `coordinator init` has all defaults and explains every setting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from coordinator.settings.config import Config, load
-from coordinator.settings.template import template
+from coordinator.settings.template import render_template
 from federated.errors import Unknown
 from federated.methods.catalogue import METHODS, method
 
@@ -18,15 +18,15 @@ from federated.methods.catalogue import METHODS, method
 @pytest.mark.parametrize("name", METHODS)
 def test_a_written_configuration_has_the_defaults(tmp_path: Path, name: str) -> None:
     file = tmp_path / "run.toml"
-    file.write_text(template(name))
+    file.write_text(render_template(name))
     found, plain = load(file, {}, []), load(None, {}, [("method.name", name)])
-    assert {**found.settings} == {**plain.settings}
+    assert found.settings == plain.settings
     assert structs.replace(found, method={}, train={}) == Config()
 
 
 @pytest.mark.parametrize("name", ["fedfa", "recipfl"])
-def test_it_has_every_setting_once_with_a_comment_before_it(name: str) -> None:
-    lines = template(name).splitlines()
+def test_the_template_has_every_setting_once_with_a_comment_before_it(name: str) -> None:
+    lines = render_template(name).splitlines()
     written = [
         (before, line.removeprefix("# ").partition(" =")[0])
         for before, line in pairwise(lines)
@@ -50,12 +50,12 @@ def test_it_has_every_setting_once_with_a_comment_before_it(name: str) -> None:
 
 
 def test_the_settings_of_training_are_in_their_own_table() -> None:
-    found = tomllib.loads(template("fedprox"))
+    found = tomllib.loads(render_template("fedprox"))
     assert (found["method"]["mu"], found["method"]["name"]) == (0.01, "fedprox")
     assert found["train"]["lr"] == 0.05
     assert not found["train"].keys() & found["method"].keys()
 
 
-def test_a_method_that_does_not_exist_is_named() -> None:
-    with pytest.raises(Unknown, match="unknown method 'fedav'; known: fedavg"):
-        template("fedav")
+def test_an_unknown_method_is_named() -> None:
+    with pytest.raises(Unknown, match="unknown method 'fedav'; did you mean fedavg"):
+        render_template("fedav")

@@ -1,5 +1,5 @@
-"""The simulation: results, resuming, views, and mistakes that are found before the first round.
-That it is the fleet: see test_every_method.
+"""Results, resuming, views and configuration errors of simulations. `test_every_method` compares
+them with a fleet.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import csv
 import json
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,15 +21,15 @@ from safetensors.torch import load_file, save_file
 from coordinator.cli.main import main
 from coordinator.observe.records import Score
 from coordinator.run.config_sources import ConfigSources
-from coordinator.run.start import complete_card
+from coordinator.run.runner import complete_card
 from coordinator.settings.config import load
-from coordinator.simulate.data_source import Source
-from coordinator.simulate.results import first_reached
+from coordinator.simulate.data_source import DataSource
+from coordinator.simulate.results import find_target_round
 from coordinator.simulate.simulation import simulate
 from coordinator.simulate.workers import Workers
 from coordinator.store.run_folders import list_runs
 from coordinator.store.store import Store
-from federated.errors import ConfigError, DataError, StoreError, Unknown
+from federated.errors import ConfigError, DataError, FleetError, StoreError, Unknown
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.wire.messages import Run
@@ -83,7 +84,7 @@ def weights(folder: Path, seed: int = 0, rounds: int = 2) -> dict[str, torch.Ten
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory):
-    """Two seeds with every view, run once for all tests that only look."""
+    """Run two seeds with every view, once for all tests that only read the results."""
     folder = tmp_path_factory.mktemp("simulated")
     said: list[str] = []
     found = run(
@@ -92,6 +93,7 @@ def done(tmp_path_factory: pytest.TempPathFactory):
     return folder, found, said
 
 
+@pytest.mark.slow
 def test_results_name_their_config_seed_commit_and_versions(done):
     folder, _, _ = done
     one = json.loads((folder / "out" / "seed1.json").read_text())
@@ -108,15 +110,14 @@ def test_results_name_their_config_seed_commit_and_versions(done):
 
 
 def test_results_count_multiply_adds(done):
-    """Three devices take part in two rounds of one pass; each device's examples times its size's
-    multiply-adds.
+    """Three devices train one epoch in each of two rounds. Each counts its examples times the
+    multiply-adds of its submodel.
     """
     folder, _, _ = done
     one = json.loads((folder / "out" / "seed0.json").read_text())
     macs = {s["name"]: s["macs"] for s in one["submodels"]}
-    store = Store.open(folder / "runs", "small-seed0", read_only=True)
-    passed = sum(macs[entry.submodel] * entry.samples for entry in store.entries(1))
-    store.close()
+    with closing(Store.open(folder / "runs", "small-seed0", read_only=True)) as store:
+        passed = sum(macs[entry.submodel] * entry.samples for entry in store.entries(1))
     effort = {key: value for key, value in one["effort"].items() if value is not None}
     assert effort == pytest.approx({"mean": passed / 3, "mace": passed, "total": 2 * passed})
     assert (
@@ -127,47 +128,47 @@ def test_results_count_multiply_adds(done):
     )
 
 
-def test_tmac_counts_the_rounds_to_the_target_as_each_was_trained(tmp_path: Path):
-    """MOON's first round passes one network and its second round three; any accuracy reaches 0.01,
-    and none reaches 1 in two rounds.
+@pytest.mark.slow
+def test_tmac_counts_the_multiply_adds_up_to_the_target(tmp_path: Path):
+    """MOON runs one network forward in its first round and three in its second. Any accuracy
+    reaches 0.01, and none reaches 1 in two rounds.
     """
     given = ("method.name=moon", "method.depths=[2]", "train.steps=0", "assign.submodels={}")
 
-    def told(*more: str) -> tuple[dict, str]:
+    def simulate_with(*more: str) -> tuple[dict, str]:
         said: list[str] = []
         run(tmp_path, *given, *more, resume=bool(more), said=said)
         found = json.loads((tmp_path / "out" / "seed0.json").read_text())
         return found, "\n".join(line for line in said if "target accuracy" in line)
 
-    found, line = told()
+    found, line = simulate_with()
     assert not line
     macs = {s["name"]: s["macs"] for s in found["submodels"]}
-    store = Store.open(tmp_path / "runs", "small-seed0", read_only=True)
-    first = sum(macs[entry.submodel] * entry.samples for entry in store.entries(1))
-    store.close()
+    with closing(Store.open(tmp_path / "runs", "small-seed0", read_only=True)) as store:
+        first = sum(macs[entry.submodel] * entry.samples for entry in store.entries(1))
     assert found["effort"]["total"] == pytest.approx(4 * first)
-    found, line = told("simulate.target=0.01")
+    found, line = simulate_with("simulate.target=0.01")
     assert (found["effort"]["target"], found["effort"]["rounds_to_target"]) == (0.01, 1)
     assert found["effort"]["tmac"] == pytest.approx(first)
     assert found["effort"]["total"] == pytest.approx(4 * first)
     assert "round 1 reached the target accuracy 0.01" in line
     assert "without calibration and evaluation" in line
-    found, line = told("simulate.target=1")
+    found, line = simulate_with("simulate.target=1")
     assert (
         found["effort"]["target"],
         found["effort"]["rounds_to_target"],
         found["effort"]["tmac"],
     ) == (1.0, None, None)
     assert "no evaluated round reached the target accuracy 1" in line
-    found, line = told("target_accuracy=0.01")
+    found, line = simulate_with("target_accuracy=0.01")
     assert (found["effort"]["target"], found["effort"]["rounds_to_target"]) == (0.01, 1), (
-        "without a target of its own, that which ends the run"
+        "the default is the target that ends the run"
     )
 
 
-def test_the_first_round_whose_largest_evaluated_submodel_reaches_the_target_counts():
-    """Not a small submodel's accuracy, nor one device's; round 2 evaluated nothing, and what falls
-    below the target later stays reached.
+def test_the_largest_evaluated_submodel_decides_when_the_target_is_reached():
+    """Scores of a smaller submodel or of one device do not count. Round 2 evaluated nothing. A
+    later score below the target changes nothing.
     """
     net = network("mlp", (4,), 3)
     menu = tuple(replace(full(net), width=width) for width in (0.5, 1.0))
@@ -184,10 +185,10 @@ def test_the_first_round_whose_largest_evaluated_submodel_reaches_the_target_cou
         score(4, 1, 0.5),
         score(5, 1, 0.2),
     ]
-    assert first_reached(scores, menu, 0.5) == 4
-    assert first_reached(scores, menu, 0.4) == 1
-    assert first_reached(scores, menu, 0.6) is None
-    assert first_reached(scores, menu, 0.0) is None
+    assert find_target_round(scores, menu, 0.5) == 4
+    assert find_target_round(scores, menu, 0.4) == 1
+    assert find_target_round(scores, menu, 0.6) is None
+    assert find_target_round(scores, menu, 0.0) is None
 
 
 def test_every_score_is_a_line_of_csv(done):
@@ -211,7 +212,7 @@ def test_every_score_is_a_line_of_csv(done):
 
 
 def test_the_summary_has_the_views_of_the_papers(done):
-    """Worst <= mean <= global is not promised by two rounds, but worst is the least of all."""
+    """After two rounds the mean may exceed the global accuracy; the worst is always the least."""
     _, found, said = done
     for seed in ("0", "1"):
         one = found["per_seed"][seed]
@@ -251,18 +252,19 @@ def test_seeds_differ_in_partition_and_weights(done):
     assert texts[0] != texts[1]
 
 
-def test_a_simulation_goes_on_bit_for_bit(done, tmp_path: Path):
-    """One round, then the other, equals two at once; a finished one is not run again; another
+@pytest.mark.slow
+def test_a_resumed_simulation_is_equal_bit_for_bit(done, tmp_path: Path):
+    """Two single rounds equal two at once. A finished simulation does not run again, and another
     experiment is refused.
     """
     folder, _, _ = done
     common = ("evaluate.local=true", "evaluate.per_class=true", "evaluate.every=1")
     run(tmp_path, *common, "rounds=1")
-    with pytest.raises(StoreError, match="small-seed0 ran before"):
+    with pytest.raises(StoreError, match="small-seed0 already exists"):
         run(tmp_path, *common)
     left = tmp_path / "runs" / "small-seed0" / "spool" / "devices" / "d0" / "half.weights"
     left.parent.mkdir(parents=True)
-    left.touch()  # as a simulation that is killed leaves it
+    left.touch()  # as a killed simulation leaves it
     run(tmp_path, *common, resume=True)
     assert not list((tmp_path / "runs" / "small-seed0" / "spool").iterdir())
     found, expected = weights(tmp_path), weights(folder)
@@ -272,21 +274,22 @@ def test_a_simulation_goes_on_bit_for_bit(done, tmp_path: Path):
     run(tmp_path, *common, resume=True, said=said)
     assert not any(line.startswith("round ") for line in said)
     with pytest.raises(
-        ConfigError, match=r"another simulate.partition: it has 'dirichlet:0.5', asked for is 'iid'"
+        ConfigError, match=r"another simulate.partition: expected 'dirichlet:0.5', found 'iid'"
     ):
         run(tmp_path, *common, "simulate.partition=iid", resume=True)
 
 
 class Killed(BaseException):
-    """Ends a simulation between two rounds."""
+    """An error that ends a simulation between two rounds."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "how"), [("scaffold", "stopped"), ("moon", "finished"), ("flexifed", "finished")]
 )
-def test_what_devices_keep_goes_on_bit_for_bit_too(tmp_path: Path, method: str, how: str):
-    """Variates, networks of before and layers of their own, of devices that take part in some
-    rounds only; scores are the same as well.
+def test_memories_of_devices_are_resumed_bit_for_bit(tmp_path: Path, method: str, how: str):
+    """Devices keep variates, earlier networks and layers of their own, and take part in some rounds
+    only. Scores are equal, too.
     """
     text = (
         EXPERIMENT.replace("fedfa", method)
@@ -322,8 +325,8 @@ def test_what_devices_keep_goes_on_bit_for_bit_too(tmp_path: Path, method: str, 
     assert tables[0] == tables[1]
 
 
-def test_devices_choose_their_size_by_their_own_data_within_a_budget(tmp_path: Path):
-    """Each scores the whole menu when it joins; without a budget they would all take the
+def test_devices_choose_a_submodel_by_their_data_within_a_budget(tmp_path: Path):
+    """Each device scores the whole menu when it joins. Without a budget all would choose the
     largest.
     """
     given = (
@@ -348,9 +351,9 @@ def test_devices_choose_their_size_by_their_own_data_within_a_budget(tmp_path: P
         run(tmp_path, *given, "method.mac_budget=5", "name=other", text=text)
 
 
-def test_a_simulation_that_was_stopped_surveys_nobody(tmp_path: Path):
+def test_a_stopped_simulation_surveys_no_device(tmp_path: Path):
     config = load(experiment(tmp_path), {}, [("simulate.workers", 1)])
-    source = Source.of(config)
+    source = DataSource.from_config(config)
     chosen, card = method("fedfa"), source.device(0).card()
     net = network("preresnet", card.inputs, card.outputs, card)
     settings = configure(chosen, {"choice": "zico"})
@@ -364,8 +367,8 @@ def test_a_simulation_that_was_stopped_surveys_nobody(tmp_path: Path):
         workers.close()
 
 
-def test_a_checkpoint_is_started_from(done, tmp_path: Path):
-    """With next to no learning rate the weights stay those of the checkpoint."""
+def test_a_simulation_starts_from_a_checkpoint(done, tmp_path: Path):
+    """At a tiny learning rate the weights stay those of the checkpoint."""
     folder, _, _ = done
     path = folder / "runs" / "small-seed0" / "round-000002.safetensors"
     run(
@@ -381,7 +384,7 @@ def test_a_checkpoint_is_started_from(done, tmp_path: Path):
         torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-7)
 
 
-def mistakes(folder: Path) -> list[tuple[tuple[str, ...], type[Exception], str]]:
+def invalid_settings(folder: Path) -> list[tuple[tuple[str, ...], type[Exception], str]]:
     other = folder / "other.safetensors"
     save_file({"stem.weight": torch.zeros(3)}, other)
     return [
@@ -390,7 +393,7 @@ def mistakes(folder: Path) -> list[tuple[tuple[str, ...], type[Exception], str]]
             ConfigError,
             "simulate.agents of at least 7, found 3",
         ),
-        (("robust.rule=kurm",), Unknown, "unknown robust rule 'kurm'; known: krum, "),
+        (("robust.rule=kurm",), Unknown, "unknown robust rule 'kurm'; did you mean krum"),
         (("simulate.agent=3",), ConfigError, r"simulate: .*agent"),
         (("model.name=vit-s",), ConfigError, "8 x 8 pixels"),
         (("model.name=transformer",), ConfigError, "transformer"),
@@ -401,7 +404,7 @@ def mistakes(folder: Path) -> list[tuple[tuple[str, ...], type[Exception], str]]
         (('assign.submodels={"d*" = "w0.5-d9"}',), ConfigError, "w0.5-d2.2.2"),
         (("data.name=agents",), ConfigError, "simulation"),
         (("simulate.device=cuda",), ConfigError, "CUDA"),
-        (("simulate.trainer=pytroch",), Unknown, "unknown trainer 'pytroch'; known: pytorch"),
+        (("simulate.trainer=pytroch",), Unknown, "unknown trainer 'pytroch'; did you mean pytorch"),
         (("simulate.agents=0",), ConfigError, "simulate.agents"),
         (
             ("simulate.seeds=[0,-1]",),
@@ -419,13 +422,13 @@ def mistakes(folder: Path) -> list[tuple[tuple[str, ...], type[Exception], str]]
 
 
 @pytest.mark.parametrize("index", range(18))
-def test_mistakes_are_named_before_the_first_round(index: int, tmp_path: Path):
-    settings, error, words = mistakes(tmp_path)[index]
+def test_configuration_errors_are_raised_before_the_first_round(index: int, tmp_path: Path):
+    settings, error, words = invalid_settings(tmp_path)[index]
     if settings == ("simulate.device=cuda",) and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     with pytest.raises(error, match=words):
         run(tmp_path, *settings)
-    assert list_runs(tmp_path / "runs") == [], "what never ran leaves nothing behind"
+    assert list_runs(tmp_path / "runs") == [], "a failed start leaves nothing behind"
 
 
 RULE = """
@@ -435,7 +438,7 @@ from federated.engine.robust.rule import Rule
 SEEN = []
 
 def first(kept, tensors, f):
-    "The update of the agent whose name comes first."
+    "Return the update of the first agent by name."
     SEEN.append(sorted(key[0] for key in kept.counting))
     total, chosen = Total(), min(kept.counting)
     fold(total, kept.parts(chosen), chosen)
@@ -445,11 +448,11 @@ FIRST = Rule("first", "the update of the first agent", "submodel", lambda f: 1, 
 """
 
 
-def test_a_rule_in_one_file_of_the_users_combines_a_run(
+def test_a_rule_from_a_file_of_the_user_combines_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It sees three devices in both rounds and takes d0, which has a quarter of 16 channels: the
-    other 12 stay as they are, though d1 and d2 train 8.
+    """The rule sees three devices in both rounds and takes d0, which trains 4 of 16 channels. The
+    other 12 do not change, although d1 and d2 train 8.
     """
     (tmp_path / "toy_first.py").write_text(RULE)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -460,9 +463,9 @@ def test_a_rule_in_one_file_of_the_users_combines_a_run(
     assert changed.tolist() == [True] * 4 + [False] * 12
 
 
-def test_a_device_that_cannot_train_does_not_stall_the_others(tmp_path: Path):
-    """A rate at which the loss leaves the numbers fails on every device: the run says so and ends;
-    no thread stays.
+def test_a_run_ends_if_no_device_can_train(tmp_path: Path):
+    """At this learning rate the loss overflows on every device. The run ends with the reason and
+    leaves no thread behind.
     """
     before = threading.active_count()
     with pytest.raises(Exception, match="no agent can train even the smallest"):
@@ -478,25 +481,32 @@ def test_a_device_that_cannot_train_does_not_stall_the_others(tmp_path: Path):
     assert threading.active_count() <= before + 1
 
 
-def test_a_deadline_chooses_submodels_but_closes_no_simulated_round(tmp_path: Path):
-    """Devices wait for workers, which would make them late on this machine and not on their own."""
+def test_a_run_ends_if_a_device_is_refused(tmp_path: Path):
+    """The toy trainer runs no hooks, and no other device will come."""
+    trainer = "simulate.trainer=tests.support.toy_trainer:open_adding"
+    with pytest.raises(FleetError, match=r"the run cannot use d[012]: .*requires .*hook:moon"):
+        run(tmp_path, "method.name=moon", trainer)
+
+
+def test_a_deadline_does_not_close_a_simulated_round(tmp_path: Path):
+    """Devices wait for workers on this machine, so its clock must not make them late."""
     said: list[str] = []
     run(tmp_path, "fleet.deadline=0.01", "rounds=1", said=said)
     assert any("3 of 3 updates" in line for line in said)
 
 
-def test_a_run_that_is_there_is_found_before_another_seed_runs(done):
+def test_an_existing_run_is_refused_before_another_seed_runs(done):
     folder, _, _ = done
     said: list[str] = []
-    with pytest.raises(StoreError, match=r"small-seed1 ran before: .*--set name=NAME"):
+    with pytest.raises(StoreError, match=r"small-seed1.*--set name=NAME"):
         run(folder, "simulate.seeds=[7,1]", said=said)
     assert not said
 
 
-def test_pins_that_fit_no_device_are_told_and_a_place_where_no_run_can_be_kept_is_named(
+def test_unused_pins_and_an_invalid_folder_are_reported(
     tmp_path: Path,
 ):
-    """Such pins may be meant for the fleet of the same file."""
+    """Such pins may be meant for a fleet with the same file."""
     said: list[str] = []
     (tmp_path / "file").touch()
     pins = 'assign.submodels={"pi*" = "w0.25-d1.1.1"}'
@@ -507,16 +517,14 @@ def test_pins_that_fit_no_device_are_told_and_a_place_where_no_run_can_be_kept_i
             tmp_path / "out",
             say=said.append,
         )
-    assert said == [
-        "assign.submodels: 'pi*' fits none of the 3 devices, which are called d0 and so on"
-    ]
+    assert len(said) == 1
+    assert "'pi*' matches none of the 3 devices" in said[0]
 
 
-def test_a_mechanism_without_effect_is_told_on_standard_error(tmp_path: Path) -> None:
-    """By `coordinator simulate`, with the remedy; and nothing is told of a run whose settings leave
-    none out.
-    """
-    told = {}
+@pytest.mark.slow
+def test_a_mechanism_without_effect_is_reported_on_standard_error(tmp_path: Path) -> None:
+    """`coordinator simulate` names the remedy, and does not warn about other settings."""
+    warnings = {}
     for scaling in ("none", "l2"):
         words = [
             "simulate",
@@ -539,10 +547,10 @@ def test_a_mechanism_without_effect_is_told_on_standard_error(tmp_path: Path) ->
             ],
         )
         assert done.exit_code == 0, done.output
-        told[scaling] = [line for line in done.stderr.splitlines() if "WARNING" in line]
-    assert len(told["none"]) == 1
+        warnings[scaling] = [line for line in done.stderr.splitlines() if "WARNING" in line]
+    assert len(warnings["none"]) == 1
     assert (
-        "fedfa: scaling = 'none' does not bring layers to one scale: set method.scaling "
-        "to l2 or rms" in told["none"][0]
+        "fedfa: scaling = 'none' does not scale layers to one norm: set method.scaling "
+        "to l2 or rms" in warnings["none"][0]
     )
-    assert told["l2"] == []
+    assert warnings["l2"] == []

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def control(folder: Path, clock: Clock) -> Iterator[Control]:
-    """The control of a coordinator that holds the run."""
+    """Yield the control of a coordinator that holds the run."""
     lock = run_lock.acquire(folder)
     control = Control(folder, clock)
     yield control
@@ -105,7 +105,7 @@ def test_a_request_during_a_write_is_not_lost(folder: Path, control: Control, cl
 
 
 def test_a_request_without_a_coordinator_is_an_error(folder: Path) -> None:
-    with pytest.raises(StoreError, match="no coordinator"):
+    with pytest.raises(StoreError, match="not running"):
         send_request(folder, "stop now")
     assert read_requests(folder) == Requests()
 

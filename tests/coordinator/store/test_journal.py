@@ -26,7 +26,7 @@ from coordinator.round import round_events as on
 from coordinator.round.plan import RoundPlan
 from coordinator.round.round import Round
 from coordinator.round.round_events import RoundEvent
-from coordinator.round.step import step
+from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal, pack
 from coordinator.store.store import Store
@@ -157,7 +157,7 @@ def test_a_torn_last_event_is_cut_off(store: Store, cut: int) -> None:
     )
 
 
-def test_a_corrupt_event_ends_the_journal(store: Store) -> None:
+def test_a_corrupt_event_ends_the_journal(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     store.journal.begin(Base("", Round()))
     for event in events():
         store.journal.append(event)
@@ -165,9 +165,12 @@ def test_a_corrupt_event_ends_the_journal(store: Store) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    found = Journal(store.folder).read("")
+    again = Journal(store.folder)
+    found = again.resume("")
+    again.close()
     assert found is not None
     assert len(found[1]) == len(events()) - 1
+    assert "journal-000001.log: dropped the last" in caplog.text
 
 
 @pytest.mark.parametrize("place", ["length", "checksum", "event"])
@@ -255,24 +258,37 @@ def test_a_total_round_trips_bit_for_bit_and_a_sweep_keeps_the_last_one(store: S
         ("total-000004-000001.safetensors", total(1.0)),
         ("total-000004-000003.safetensors", kept),
     ):
-        store.journal.write_total(name, one)
-        store.journal.begin(Base("", Round(), name, (FOLDED,)))
+        digest = store.journal.write_total(name, one)
+        store.journal.begin(Base("", Round(), name, (FOLDED,), digest))
         store.journal.sweep()
-    found = store.journal.total("total-000004-000003.safetensors")
+    found = store.journal.total("total-000004-000003.safetensors", digest)
     assert torch.equal(found.sums["w"].value, kept.sums["w"].value)
     assert (found.sums["w"].cover, found.seen) == (kept.sums["w"].cover, kept.seen)
     assert len(list(store.folder.glob("total-*"))) == len(list(store.folder.glob("journal-*"))) == 1
 
 
 def test_a_missing_or_corrupt_total_is_named(store: Store) -> None:
-    store.journal.write_total("total-000004-000001.safetensors", total(1.0))
+    digest = store.journal.write_total("total-000004-000001.safetensors", total(1.0))
     (path,) = store.folder.glob("total-*")
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(StoreError, match="total-000004-000001"):
-        store.journal.total(path.name)
+    written = path.read_bytes()
+    path.write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
+    with pytest.raises(StoreError, match=r"total-000004-000001.* is damaged: expected sha256"):
+        store.journal.total(path.name, digest)
+    path.write_bytes(written[:-9])
+    for known in (digest, ""):  # an earlier version wrote no digest
+        with pytest.raises(StoreError, match="total-000004-000001"):
+            store.journal.total(path.name, known)
     path.unlink()
-    with pytest.raises(StoreError, match="total-000004-000001"):
-        store.journal.total(path.name)
+    with pytest.raises(StoreError, match=r"total-000004-000001.* is missing"):
+        store.journal.total(path.name, digest)
+
+
+def test_a_total_of_a_version_without_digests_is_read(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.journal.write_total("total-000004-000001.safetensors", total(1.0))
+    assert store.journal.total("total-000004-000001.safetensors", "").seen == {("a0", 1): None}
+    assert "without digests" in caplog.text
 
 
 def test_a_journal_continues_the_checkpoint_that_it_names(store: Store) -> None:

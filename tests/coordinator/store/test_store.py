@@ -108,7 +108,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     store = Store.create(tmp_path, "r")
     store.save(done(1))
     (tmp_path / "r" / "round-000001.safetensors").write_bytes(b"damaged")
-    with pytest.raises(StoreError, match=r"cannot read checkpoint .*round-000001.safetensors"):
+    with pytest.raises(StoreError, match=r"checkpoint .*round-000001.safetensors is damaged"):
         store.read_last()
     store.close()
 

@@ -18,11 +18,11 @@ from coordinator.run.launch import report, show
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
 from coordinator.store.training_counts import Trained, choose_serving, count_run
-from coordinator.views.agent_table import overview
-from coordinator.views.agent_table import text as overview_text
-from coordinator.views.run_list import listed, listing_text
-from coordinator.views.run_status import status
-from coordinator.views.run_status import text as status_text
+from coordinator.views.agent_table import describe_agents
+from coordinator.views.agent_table import render_agents as overview_text
+from coordinator.views.run_list import describe_runs, render_runs
+from coordinator.views.run_status import describe_status
+from coordinator.views.run_status import render_status as status_text
 from export import bundle
 from federated.method import configure
 from federated.methods.catalogue import method
@@ -45,20 +45,22 @@ GIVEN: dict[str, Any] = {
 
 
 def equal_agents() -> list[Member]:
-    """Two agents that can both afford the whole network, so that nobody trains the small one."""
+    """Return two agents that can both afford the whole network, so that neither trains the small
+    one.
+    """
     return [Member(f"a{i}", digits(i, 2)) for i in range(2)]
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Federation]:
-    """A finished run of two equal agents and two rounds: its folder and results."""
+    """Return a finished run of two equal agents and two rounds: its folder and results."""
     folder = tmp_path_factory.mktemp("counts")
     return folder, federate(folder, equal_agents(), GIVEN)
 
 
 @pytest.fixture
 def copied(done: tuple[Path, Federation], tmp_path: Path) -> Path:
-    """A copy of that folder that a test may change."""
+    """Return a copy of that folder that a test may change."""
     return shutil.copytree(done[0], tmp_path / "copied")
 
 
@@ -139,6 +141,7 @@ def test_a_width_of_fjord_is_trained_by_its_own_blocks_only() -> None:
     assert len(menu) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "given"),
     [("fjord", {}), ("depthfl", {"method.widths": [1.0]}), ("dynamicfl", {"method.branches": 2})],
@@ -193,16 +196,16 @@ def test_the_result_of_a_start_names_an_untrained_submodel(done: tuple[Path, Fed
 
 def test_status_runs_and_devices_mark_an_untrained_submodel(done: tuple[Path, Federation]) -> None:
     runs = done[0] / "runs"
-    seen = status(RUN, runs)
+    seen = describe_status(RUN, runs)
     assert {s["submodel"]: s["trained_updates"] for s in seen["scores"]["values"]} == {
         SMALL: 0,
         WHOLE: 4,
     }
     assert f"{SMALL} (not trained) 0." in status_text(seen)
-    found = listed(runs)
+    found = describe_runs(runs)
     assert found[0]["untrained"] == [SMALL]
-    assert f"{RUN}: not trained: {SMALL}" in listing_text(found, runs).splitlines()
-    agents = overview(RUN, runs)
+    assert f"{RUN}: not trained: {SMALL}" in render_runs(found, runs).splitlines()
+    agents = describe_agents(RUN, runs)
     assert agents["untrained"] == [SMALL]
     assert f"not trained so far: {SMALL}" in overview_text(agents).splitlines()
 
@@ -215,6 +218,7 @@ def test_the_log_names_an_untrained_submodel_beside_the_worst_accuracy(
     assert [event["untrained"] for event in ended] == [[SMALL], [SMALL]]
 
 
+@pytest.mark.slow
 def test_an_export_marks_an_untrained_submodel_and_recommends_a_trained_one(
     done: tuple[Path, Federation], tmp_path: Path
 ) -> None:
@@ -249,6 +253,7 @@ def test_an_export_of_only_an_untrained_submodel_succeeds(
     assert any(f"{SMALL}.onnx" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_release_marks_an_untrained_submodel(copied: Path) -> None:
     pytest.importorskip("onnx")
     lines: list[str] = []
@@ -319,6 +324,7 @@ def test_an_agent_with_the_smallest_submodel_keeps_it(copied: Path) -> None:
 # ---- runs without a record -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_without_recorded_updates_has_no_marks_and_is_exported(copied: Path) -> None:
     pytest.importorskip("onnx")
     database = sqlite3.connect(copied / "runs" / RUN / "run.sqlite")
@@ -331,6 +337,6 @@ def test_a_run_without_recorded_updates_has_no_marks_and_is_exported(copied: Pat
     shown = [
         *lines,
         (copied / "out" / "MODEL.md").read_text(),
-        status_text(status(RUN, copied / "runs")),
+        status_text(describe_status(RUN, copied / "runs")),
     ]
     assert not any("ot trained" in text for text in shown)

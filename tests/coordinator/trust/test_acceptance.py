@@ -90,8 +90,8 @@ def test_an_answer_to_another_task_is_refused(field: str, value: object) -> None
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({FIRST: None}, "tensors missing"),
-        ({"extra": np.zeros(1, np.float32)}, "do not belong here: extra"),
+        ({FIRST: None}, "missing tensors"),
+        ({"extra": np.zeros(1, np.float32)}, "unexpected tensors: extra"),
         ({FIRST: np.zeros((1, 1), np.float32)}, "expected shape"),
         ({FIRST: np.zeros((0, *SHAPES[FIRST][1:]), np.float32)}, "expected shape"),
         ({FIRST: np.zeros(SHAPES[FIRST], np.float64)}, "expected float32, found float64"),
@@ -105,6 +105,17 @@ def test_an_answer_to_another_task_is_refused(field: str, value: object) -> None
 def test_wrong_tensors_are_refused(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(Refused, match=words):
         judge(replace(GOOD, tensors=values(**changed)))
+
+
+def test_a_trained_variance_below_zero_is_refused() -> None:
+    """With tracked batch norm, devices train the running variances, too."""
+    name, shapes = "norm.running_var", {**SHAPES, "norm.running_var": (2,)}
+    for value in (0.0, -0.0, 1.0):
+        tracked = values(**{name: np.array([value, 0.5], np.float32)})
+        check_training(replace(GOOD, tensors=tracked), shapes, SENT, 10, 5)
+    tracked = values(**{name: np.array([0.5, -1e-6], np.float32)})
+    with pytest.raises(Refused, match=r"variances of at least 0, found -1e-06 in norm.running_var"):
+        check_training(replace(GOOD, tensors=tracked), shapes, SENT, 10, 5)
 
 
 def test_negative_zero_and_subnormal_numbers_are_accepted() -> None:
@@ -189,7 +200,7 @@ def test_statistics_must_be_finite_and_from_a_plausible_number_of_batches() -> N
     good = Update("r", 1, 1, "a", "calibrate", SMALL, "r0", 10, 0, made, {"batches": 2})
     check_statistics(good)
     variance = next(name for name in made if name.endswith("running_var"))
-    for value, words in ((math.nan, "finite"), (-1.0, "negative"), (1e20, "at most")):
+    for value, words in ((math.nan, "finite"), (-1.0, "at least 0"), (1e20, "at most")):
         with pytest.raises(Refused, match=words):
             check_statistics(
                 replace(good, tensors={**made, variance: np.full_like(made[variance], value)})

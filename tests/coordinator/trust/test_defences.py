@@ -12,7 +12,7 @@ from coordinator.trust.defences import Defences
 from coordinator.trust.privacy_budget import compute_epsilon
 from coordinator.trust.trust_tables import ChangeNorm, TrustTables
 from federated.engine.aggregate import Part, Total, fold
-from federated.engine.kept_parts import Kept
+from federated.engine.part_store import PartStore
 from federated.engine.robust.catalogue import RULES
 from federated.errors import Refused, StoreError
 from tests.support.defences import (
@@ -90,7 +90,7 @@ def test_a_failing_database_is_a_store_error(tmp_path):
 
 @pytest.mark.parametrize("rule", [name for name, known in RULES.items() if not known.clips])
 def test_rules_that_compare_updates_keep_them(tmp_path, rule):
-    assert isinstance(defences(tmp_path, robust__rule=rule).begin(1, MENU), Kept)
+    assert isinstance(defences(tmp_path, robust__rule=rule).begin(1, MENU), PartStore)
 
 
 def test_updates_that_are_only_added_up_are_not_kept(tmp_path):
@@ -102,7 +102,7 @@ def test_the_rule_clip_uses_norms_of_earlier_rounds_and_keeps_the_first_updates(
     """Five updates moved each of 19 weights by 0.1; later changes are clipped to that norm."""
     known = database()
     one = defences(tmp_path, known, robust__rule="clip")
-    assert isinstance(one.begin(1, MENU), Kept)
+    assert isinstance(one.begin(1, MENU), PartStore)
     for agent in range(5):
         check_update(one, update(0.1, f"a{agent}"))
     one.write()
@@ -123,7 +123,7 @@ def test_a_full_disk_is_a_store_error(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("federated.engine.kept_parts.write", full)
+    monkeypatch.setattr("federated.engine.part_store.write", full)
     with pytest.raises(StoreError, match=r"update of a in .*: No space left"):
         one.fold(
             kept,

@@ -59,7 +59,7 @@ from tests.support.defences import config
                 "private__clip": 1.0,
                 "robust__rule": "krum",
             },
-            "exclude each other",
+            "cannot be combined",
         ),
         (
             {
@@ -88,7 +88,7 @@ def test_conflicting_settings_are_refused_before_a_run(given, words):
 
 
 def test_an_unknown_rule_is_refused_before_a_run():
-    with pytest.raises(Unknown, match="unknown robust rule 'kurm'; known: krum"):
+    with pytest.raises(Unknown, match="unknown robust rule 'kurm'; did you mean krum"):
         add_defences(method("fedavg"), config(robust__rule="kurm"))
 
 

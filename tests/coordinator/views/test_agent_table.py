@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.cli.main import main
-from coordinator.views.agent_table import overview, text
+from coordinator.views.agent_table import describe_agents, render_agents
 from federated.errors import StoreError
 from federated.task import Update
 from tests.support.federation import RUN, Member, digits, federate
@@ -27,9 +27,9 @@ SMALL = {
 }
 
 
-def test_what_each_agent_got_is_shown_with_why_and_what_it_took(tmp_path: Path) -> None:
-    """One is measured, one says nothing, one is not selected; and in mid-round a reader sees who is
-    asked.
+def test_agents_are_shown_with_submodels_reasons_and_measurements(tmp_path: Path) -> None:
+    """One agent reports times, one reports none, and one is not selected. Mid-round, a reader sees
+    the agents that were asked.
     """
     seen: list[dict[str, Any]] = []
 
@@ -37,7 +37,7 @@ def test_what_each_agent_got_is_shown_with_why_and_what_it_took(tmp_path: Path) 
         if update.work != "train":
             return update
         if update.round == 2:
-            seen.append(overview(RUN, tmp_path / "runs"))
+            seen.append(describe_agents(RUN, tmp_path / "runs"))
         return replace(update, notes={**update.notes, "step": 0.001, "seconds": 0.002, "peak": 123})
 
     fleet = [
@@ -48,7 +48,7 @@ def test_what_each_agent_got_is_shown_with_why_and_what_it_took(tmp_path: Path) 
     federate(
         tmp_path, fleet, {**SMALL, "rounds": 2, "fleet.select": "name=a*", "fleet.min_agents": 2}
     )
-    live, over = seen[0], overview(None, tmp_path / "runs")
+    live, over = seen[0], describe_agents(None, tmp_path / "runs")
     assert (live["rounds_done"], live["round"], over["rounds_done"], over["round"]) == (1, 2, 2, 2)
     now, done = ({one["agent"]: one for one in made["agents"]} for made in (live, over))
     assert {name: one["state"] for name, one in now.items()} == {
@@ -74,9 +74,9 @@ def test_what_each_agent_got_is_shown_with_why_and_what_it_took(tmp_path: Path) 
     assert done["b0"]["reason"] == "not selected: name=a* not met: it has b0"
     assert done["a0"]["profile"]["board"]["kind"] == "generic"
     assert "survey" not in str(done["a0"]["profile"])
-    shown = text(over)
+    shown = render_agents(over)
     assert shown.startswith("run 'test', 2 rounds done\n")
-    assert text(live).startswith("run 'test', 1 rounds done, in round 2\n")
+    assert render_agents(live).startswith("run 'test', 1 rounds done, in round 2\n")
     assert f"\na1: {done['a1']['reason']}" in shown
 
 
@@ -87,10 +87,10 @@ def test_the_command_shows_the_latest_run_and_names_what_is_missing(tmp_path: Pa
     )
     assert json.loads(done.output)["agents"][0]["agent"] == "a0"
     assert (
-        "a0: the largest of all"
+        "a0: the largest submodel"
         in CliRunner().invoke(main, ["devices", RUN, "--runs", str(tmp_path / "runs")]).output
     )
     missing = CliRunner().invoke(main, ["devices", "other", "--runs", str(tmp_path / "runs")])
     assert (missing.exit_code, "no run 'other'" in missing.output) == (7, True)
     with pytest.raises(StoreError, match="no run in"):
-        overview(None, tmp_path)
+        describe_agents(None, tmp_path)

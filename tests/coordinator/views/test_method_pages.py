@@ -1,4 +1,4 @@
-"""What `coordinator methods` says of every method, and who can take part in one."""
+"""Output of `coordinator methods` for every method."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.cli.main import main
-from coordinator.views.method_pages import described, one_text
+from coordinator.views.method_pages import describe_method, render_method
 from federated.method import LAWS, MODES, configure
 from federated.methods.catalogue import METHODS, method
 
@@ -66,7 +66,7 @@ def test_every_method_is_listed_with_its_paper() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_explained_with_its_settings_and_laws(name: str) -> None:
     found = json.loads(said(name, "--format", "json"))
-    assert found == json.loads(json.dumps(described(name)))
+    assert found == json.loads(json.dumps(describe_method(name)))
     assert found["settings"].keys() == method(name).settings.keys()
     assert all(known["help"] for known in found["settings"].values())
     assert found["laws"].keys() == LAWS.keys()
@@ -75,25 +75,27 @@ def test_a_method_is_explained_with_its_settings_and_laws(name: str) -> None:
         bool(why) == (mode not in method(name).allows) for mode, why in found["modes"].items()
     )
     defaults = {key: known["default"] for key, known in found["settings"].items()}
-    assert configure(method(name), defaults).keys() == {*defaults, "seed", "rounds"}, (
-        "defaults are valid settings"
-    )
+    assert {*configure(method(name), defaults).__struct_fields__} == {
+        *defaults,
+        "seed",
+        "rounds",
+    }, "defaults are valid settings"
     text = said(name)
     assert all(f"{key} = " in text for key in defaults)
-    assert text.strip() == one_text(described(name)).strip()
+    assert text.strip() == render_method(describe_method(name)).strip()
     assert max(map(len, text.splitlines())) <= 150
 
 
-def test_an_unknown_method_ends_with_the_nearest_names() -> None:
+def test_an_unknown_method_suggests_the_nearest() -> None:
     done = CliRunner().invoke(main, ["methods", "fedrol"])
     assert done.exit_code == 2
-    assert "unknown method 'fedrol'; known: fedrolex" in done.output
+    assert "unknown method 'fedrol'; did you mean fedrolex" in done.output
 
 
 @pytest.mark.parametrize(
     ("name", "trains"),
-    [("moon", "with PyTorch alone"), ("fedfa", "by a recipe"), ("heterofl", "by a recipe")],
+    [("moon", "requires PyTorch"), ("fedfa", "any trainer"), ("heterofl", "any trainer")],
 )
 def test_a_survey_alone_asks_for_no_pytorch(name: str, trains: str) -> None:
     """FedFA's may score its sizes on a device, which gets the largest if it cannot."""
-    assert described(name)["trains"] == trains
+    assert describe_method(name)["trains"] == trains

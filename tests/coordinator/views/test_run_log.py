@@ -11,7 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.cli.main import main
-from coordinator.views.run_log import about, follow, lately, missed, past, told
+from coordinator.views.run_log import (
+    explain_missing,
+    follow_events,
+    format_event,
+    match_events,
+    read_events,
+    read_recent_errors,
+)
 from federated.errors import StoreError
 from federated.runtime import logs
 
@@ -19,14 +26,14 @@ log = logging.getLogger("coordinator.test")
 
 
 def messages(folder: Path) -> list[str]:
-    return [event["message"] for event in past(folder)]
+    return [event["message"] for event in read_events(folder)]
 
 
 def test_events_come_oldest_first_through_rotated_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "LARGEST", 400)
-    with logs.recording(tmp_path / logs.EVENTS, {}):
+    with logs.record_log(tmp_path / logs.EVENTS, {}):
         for number in range(8):
             log.info("event %d", number)
     assert len(list(tmp_path.glob("log.jsonl*"))) > 2
@@ -35,22 +42,25 @@ def test_events_come_oldest_first_through_rotated_files(
 
 def test_events_can_be_chosen_by_agent_and_round(tmp_path: Path) -> None:
     fields: dict[str, object] = {"run": "r", "round": 1}
-    with logs.recording(tmp_path / logs.EVENTS, fields):
+    with logs.record_log(tmp_path / logs.EVENTS, fields):
         log.info("a in 1", extra={"agent": "a"})
         fields["round"] = 2
         log.info("a in 2", extra={"agent": "a"})
         log.info("b in 2", extra={"agent": "b"})
-    assert [event["message"] for event in past(tmp_path, about("a", 2))] == ["a in 2"]
-    assert [event["message"] for event in past(tmp_path, about(number=2))] == ["a in 2", "b in 2"]
+    assert [event["message"] for event in read_events(tmp_path, match_events("a", 2))] == ["a in 2"]
+    assert [event["message"] for event in read_events(tmp_path, match_events(number=2))] == [
+        "a in 2",
+        "b in 2",
+    ]
 
 
-def test_a_line_that_a_crash_cut_is_passed_over(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_skipped(tmp_path: Path) -> None:
     good = json.dumps({"time": "2026-01-01T00:00:00+00:00", "message": "whole"})
     (tmp_path / logs.EVENTS).write_text(f'{{"time": "20\n[1]\n{good}\n{{"message": "no end')
     assert messages(tmp_path) == ["whole"]
 
 
-def test_following_shows_what_comes_and_what_comes_after_a_rotation(tmp_path: Path) -> None:
+def test_following_shows_new_events_also_after_a_rotation(tmp_path: Path) -> None:
     path, steps = tmp_path / logs.EVENTS, []
 
     def write(text: str) -> None:
@@ -69,22 +79,22 @@ def test_following_shows_what_comes_and_what_comes_after_a_rotation(tmp_path: Pa
     write("first")
     found = [
         event["message"]
-        for event in follow(tmp_path, lambda event: True, wait, lambda: len(steps) == 3)
+        for event in follow_events(tmp_path, lambda event: True, wait, lambda: len(steps) == 3)
     ]
     assert found == ["first", "second", "third", "fourth"]
 
 
 def test_the_last_warnings_are_found(tmp_path: Path) -> None:
-    with logs.recording(tmp_path / logs.EVENTS, {}):
+    with logs.record_log(tmp_path / logs.EVENTS, {}):
         for number in range(3):
             log.warning("w%d", number)
             log.info("i%d", number)
-    assert [event["message"] for event in lately(tmp_path, 2)] == ["w1", "w2"]
-    assert lately(tmp_path / "nothing", 2) == []
+    assert [event["message"] for event in read_recent_errors(tmp_path, 2)] == ["w1", "w2"]
+    assert read_recent_errors(tmp_path / "nothing", 2) == []
 
 
-def test_what_an_agent_said_moves_no_cursor() -> None:
-    line = told(
+def test_texts_of_agents_move_no_cursor() -> None:
+    line = format_event(
         {
             "time": "2026-01-01T00:00:00+00:00",
             "level": "WARNING",
@@ -92,12 +102,12 @@ def test_what_an_agent_said_moves_no_cursor() -> None:
             "round": 3,
         }
     )
-    assert line.endswith("round 3: WARNING: refused [2J from a")
+    assert line.endswith("round 3: WARNING: refused?[2J from a")
 
 
-def test_a_run_without_a_log_is_said(tmp_path: Path) -> None:
+def test_a_run_without_a_log_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="has no log"):
-        list(past(tmp_path))
+        list(read_events(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -106,24 +116,24 @@ def test_a_run_without_a_log_is_said(tmp_path: Path) -> None:
         (
             ("--agent", "pi03"),
             2,
-            r"error: no agent 'pi03' in the log of run 'r' \(.*/r/log.jsonl\); there "
-            r"are: pi3, tv\n",
+            r"error: no agent 'pi03' in the log of run 'r' \(.*/r/log.jsonl\); known: "
+            r"pi3, tv\n",
         ),
         (("--agent", "pi03", "-f"), 2, "error: no agent 'pi03' in the log"),
         (
             ("--round", "7"),
             2,
-            r"error: no round 7 in the log of run 'r' \(.*\); there are: 1 to 2\n",
+            r"error: no round 7 in the log of run 'r' \(.*\); known: 1 to 2\n",
         ),
         (("--agent", "tv", "--round", "2"), 0, "run 'r': no event of agent 'tv' in round 2\n"),
     ],
 )
-def test_an_agent_or_a_round_that_the_log_does_not_know_is_said(
+def test_an_unknown_agent_or_round_is_an_error(
     tmp_path: Path, words: tuple[str, ...], code: int, said: str
 ) -> None:
     (tmp_path / "r").mkdir()
     fields: dict[str, object] = {"run": "r", "round": 1}
-    with logs.recording(tmp_path / "r" / logs.EVENTS, fields):
+    with logs.record_log(tmp_path / "r" / logs.EVENTS, fields):
         log.info("tv: folded", extra={"agent": "tv"})
         fields["round"] = 2
         log.info("pi3: folded", extra={"agent": "pi3"})
@@ -139,5 +149,5 @@ def test_of_a_thousand_agents_the_nearest_are_named(tmp_path: Path) -> None:
             json.dumps({"time": "t", "message": "m", "agent": f"d{i}"}) + "\n" for i in range(1000)
         )
     )
-    assert missed(tmp_path, "d1000").endswith("and 990 more")
-    assert "there are: d100, " in missed(tmp_path, "d1000")
+    assert explain_missing(tmp_path, "d1000").endswith("and 990 more")
+    assert "known: d100, " in explain_missing(tmp_path, "d1000")

@@ -1,6 +1,4 @@
-"""A run is seen while it goes on and steered from beside it, as its folder alone lets one: what it
-does, who is there, what it counts.
-"""
+"""A running run is shown and controlled from its folder: state, agents and counters."""
 
 from __future__ import annotations
 
@@ -24,8 +22,13 @@ from coordinator.round.round_events import RoundPlanned
 from coordinator.store.control import Stopped, send_request
 from coordinator.store.store import Store
 from coordinator.trust.privacy_budget import compute_epsilon
-from coordinator.views.run_list import listed
-from coordinator.views.run_status import drawn, people, status, text
+from coordinator.views.run_list import describe_runs
+from coordinator.views.run_status import (
+    describe_status,
+    render_members,
+    render_status,
+    render_table,
+)
 from federated.errors import StoreError
 from federated.runtime.logs import EVENTS
 from tests.support.federation import RUN, Federation, Member, digits, federate
@@ -69,18 +72,18 @@ class Going:
             self.found = error
 
     def until(self, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The status, as soon as it is so."""
+        """Return the status as soon as the condition is true."""
         end = time.monotonic() + 60
         while time.monotonic() < end:
             with contextlib.suppress(StoreError):  # not begun
-                if (self.folder / FILE).exists() and true(made := status(RUN, self.runs)):
+                if (self.folder / FILE).exists() and true(made := describe_status(RUN, self.runs)):
                     return made
             assert self._thread.is_alive(), self.found
             time.sleep(0.05)
-        pytest.fail(f"it did not come to that: {status(RUN, self.runs)}")
+        pytest.fail(f"the condition was never true: {describe_status(RUN, self.runs)}")
 
     def metrics(self) -> str:
-        """Where its coordinator serves them, as the log says: the last one's."""
+        """Return the address of the last metrics server in the log."""
         events = [json.loads(line) for line in (self.folder / EVENTS).read_text().splitlines()]
         return next(
             str(event["address"]) for event in reversed(events) if event.get("event") == "metrics"
@@ -113,20 +116,23 @@ def command(*words: str) -> str:
     return done.output
 
 
-def test_a_run_is_seen_paused_stopped_and_resumed(going: Callable[..., Going]) -> None:
+@pytest.mark.slow
+def test_a_run_is_shown_paused_stopped_and_resumed(going: Callable[..., Going]) -> None:
     run = going(rounds=500)
     seen = run.until(lambda made: made["rounds_done"] >= 2)
     assert seen["state"] == "running"
     assert {member["agent"] for member in seen["now"]["members"]} == {"a0", "a1"}
     assert sum(seen["now"]["agents"].values()) == 2
     assert seen["eta"] > 0
-    assert re.search(r"run 'test': fedavg of preresnet on digits\n.*rounds done", text(seen))
+    assert re.search(
+        r"run 'test': fedavg of preresnet on digits\n.*rounds done", render_status(seen)
+    )
     where = ["--runs", str(run.runs)]
-    assert "pauses after the present round" in command("pause", *where)
+    assert "pauses after the current round" in command("pause", *where)
     paused = run.until(lambda made: made["now"]["phase"] == "paused")
     time.sleep(1.0)
-    assert status(RUN, run.runs)["rounds_done"] == paused["rounds_done"], "no round begins"
-    assert "paused after round" in text(status(RUN, run.runs))
+    assert describe_status(RUN, run.runs)["rounds_done"] == paused["rounds_done"], "no round starts"
+    assert "paused after round" in render_status(describe_status(RUN, run.runs))
     command("pause", RUN, "--off", *where)
     run.until(lambda made: made["rounds_done"] > paused["rounds_done"])
     assert (
@@ -134,9 +140,9 @@ def test_a_run_is_seen_paused_stopped_and_resumed(going: Callable[..., Going]) -
         == "has stopped"
     )
     assert isinstance(run.join(), Stopped)
-    stopped = status(RUN, run.runs)
+    stopped = describe_status(RUN, run.runs)
     assert stopped["state"] == "stopped"
-    assert f"go on with: coordinator start --name {RUN} --resume" in text(stopped)
+    assert f"resume with: coordinator start --name {RUN} --resume" in render_status(stopped)
     assert run.fleet is not None
     assert not [state for state in run.fleet.tasks if not state.outcome], (
         "the round was finished first"
@@ -144,31 +150,31 @@ def test_a_run_is_seen_paused_stopped_and_resumed(going: Callable[..., Going]) -
     done = stopped["rounds_done"]
     again = going(rounds=done + 2, resume=True)
     assert isinstance(again.join(), Federation)
-    over = status(RUN, run.runs)
+    over = describe_status(RUN, run.runs)
     assert (over["state"], over["rounds_done"]) == ("over", done + 2)
 
 
-def test_a_pause_that_is_asked_for_while_agents_are_awaited_lets_no_round_begin(
+def test_a_pause_while_waiting_for_agents_starts_no_round(
     going: Callable[..., Going],
 ) -> None:
     run = going(rounds=500, busy="on battery")
     run.until(lambda made: made["now"]["phase"] == "waiting")
     where = ["--runs", str(run.runs)]
-    assert "pauses after the present round" in command("pause", *where)
-    assert "was asked to pause before" in command("pause", *where)
+    assert "pauses after the current round" in command("pause", *where)
+    assert "was paused before" in command("pause", *where)
     run.until(lambda made: made["wishes"]["heard"])
-    assert "begins no round until the pause is taken back" in text(status(RUN, run.runs))
+    assert "starts no round until" in render_status(describe_status(RUN, run.runs))
     run.busy = ""
     assert run.until(lambda made: made["now"]["phase"] == "paused")["now"]["round"] == 0
-    assert "test' goes on" in command("pause", "--off", *where)
+    assert "test' resumes" in command("pause", "--off", *where)
     run.until(lambda made: made["rounds_done"] >= 1)
     assert "was not paused" in command("pause", "--off", *where)
 
 
-def test_a_stop_now_does_not_wait_for_the_round_and_the_run_goes_on_inside_it(
+def test_stop_now_ends_mid_round_and_the_run_resumes_there(
     going: Callable[..., Going],
 ) -> None:
-    # seconds: the wish is heard within one
+    # long enough: requests are read once a second
     run = going(rounds=500, **{"train.steps": 0, "train.epochs": 60})
     run.until(lambda made: made["now"]["phase"] == "train")
     send_request(run.folder, "stop now")
@@ -205,7 +211,7 @@ def test_events_are_kept_with_their_round_and_agent(
         ]
         == "round began"
     )
-    assert "a0: folded" in command("log", "-f", *where), "of a run that is over, all there is"
+    assert "a0: folded" in command("log", "-f", *where), "all events of a finished run"
 
 
 def test_all_runs_are_listed_and_damaged_ones_named(going: Callable[..., Going]) -> None:
@@ -215,7 +221,7 @@ def test_all_runs_are_listed_and_damaged_ones_named(going: Callable[..., Going])
     (run.runs / "broken" / "run.sqlite").write_bytes(
         b"this is no database, and never was one" * 100
     )
-    found = {one["run"]: one for one in listed(run.runs)}
+    found = {one["run"]: one for one in describe_runs(run.runs)}
     assert found[RUN]["state"] == "over"
     assert (found[RUN]["rounds_done"], found[RUN]["method"]) == (1, "fedavg")
     assert 0 <= found[RUN]["accuracy"] <= 1
@@ -225,7 +231,7 @@ def test_all_runs_are_listed_and_damaged_ones_named(going: Callable[..., Going])
     assert "broken: " in shown
 
 
-def test_a_coordinator_that_was_killed_is_told_from_one_that_stopped(
+def test_a_killed_coordinator_differs_from_a_stopped_one(
     going: Callable[..., Going],
 ) -> None:
     run = going(rounds=1)
@@ -236,16 +242,16 @@ def test_a_coordinator_that_was_killed_is_told_from_one_that_stopped(
     store._database.commit()
     store.close()
     (run.folder / FILE).write_text(json.dumps(now | {"phase": "train", "round": 1}))
-    dead = status(RUN, run.runs)
+    dead = describe_status(RUN, run.runs)
     assert dead["state"] == "dead"
-    assert "the last one ended without a word, while it was in round 1 (train)" in text(dead)
+    assert "the coordinator crashed or was killed in round 1 (train)" in render_status(dead)
     (run.folder / FILE).write_text(json.dumps(now | {"phase": "failed", "reason": "no space left"}))
-    assert "ended by an error: no space left" in text(status(RUN, run.runs))
+    assert "failed: no space left" in render_status(describe_status(RUN, run.runs))
     (run.folder / FILE).write_text("{")
-    assert status(RUN, run.runs)["state"] == "stopped", "what cannot be read is passed over"
+    assert describe_status(RUN, run.runs)["state"] == "stopped", "an invalid file is ignored"
 
 
-def test_without_runs_or_coordinators_commands_say_so(tmp_path: Path) -> None:
+def test_errors_without_runs_or_coordinators(tmp_path: Path) -> None:
     for words in (["status"], ["pause"], ["stop", "nothing"], ["log", "nothing"]):
         done = CliRunner().invoke(main, [*words, "--runs", str(tmp_path)])
         assert done.exit_code == 7, done.output
@@ -272,7 +278,7 @@ def scraped(place: str) -> dict[str, float]:
     }
 
 
-def test_prometheus_gets_what_a_run_counts_and_names_no_agent(going: Callable[..., Going]) -> None:
+def test_metrics_count_a_run_and_name_no_agent(going: Callable[..., Going]) -> None:
     run = going(rounds=500, **{"metrics.listen": "127.0.0.1:0"})
     run.until(lambda made: made["rounds_done"] >= 3)
     send_request(run.folder, "pause")  # else a round is written before it is counted
@@ -302,7 +308,8 @@ def test_prometheus_gets_what_a_run_counts_and_names_no_agent(going: Callable[..
         scraped(place)
 
 
-def test_prometheus_gets_the_epsilon_of_a_private_run_also_after_it_is_resumed(
+@pytest.mark.slow
+def test_metrics_report_epsilon_also_after_a_resume(
     going: Callable[..., Going],
 ) -> None:
     private = {"metrics.listen": "127.0.0.1:0", "private.noise": 1.5, "private.clip": 1.0}
@@ -314,13 +321,15 @@ def test_prometheus_gets_the_epsilon_of_a_private_run_also_after_it_is_resumed(
     assert told == pytest.approx(compute_epsilon({"a": done / 1.5**2}, 1e-5)), (
         "every device was in each round's sum once"
     )
-    assert f"; epsilon {told:.4g}; " in text(status(RUN, run.runs))
+    assert f"; epsilon {told:.4g}; " in render_status(describe_status(RUN, run.runs))
     send_request(run.folder, "stop now")
     run.join()
-    assert text(status(RUN, run.runs)).endswith(
-        f"go on with: coordinator start --name {RUN} --resume"
+    assert render_status(describe_status(RUN, run.runs)).endswith(
+        f"resume with: coordinator start --name {RUN} --resume"
     )
-    assert f"; epsilon {told:.4g}\n" in text(status(RUN, run.runs)), "of a run that stopped, too"
+    assert f"; epsilon {told:.4g}\n" in render_status(describe_status(RUN, run.runs)), (
+        "also of a stopped run"
+    )
     again = going(rounds=500, resume=True, **private)
     again.until(lambda made: made["now"]["phase"] == "paused")
     assert scraped(again.metrics())["espalier_privacy_epsilon"] == told, (
@@ -328,16 +337,16 @@ def test_prometheus_gets_the_epsilon_of_a_private_run_also_after_it_is_resumed(
     )
 
 
-def test_a_run_that_is_not_private_tells_no_epsilon(going: Callable[..., Going]) -> None:
+def test_metrics_of_a_run_without_privacy_lack_epsilon(going: Callable[..., Going]) -> None:
     run = going(rounds=500, **{"metrics.listen": "127.0.0.1:0"})
     made = run.until(lambda made: made["rounds_done"] >= 1)
     assert "espalier_privacy_epsilon" not in scraped(run.metrics())
-    assert "epsilon" not in text(made)
+    assert "epsilon" not in render_status(made)
 
 
-def test_what_an_agent_says_of_itself_moves_no_cursor() -> None:
-    said = drawn(
-        people(
+def test_texts_of_agents_move_no_cursor() -> None:
+    said = render_table(
+        render_members(
             [
                 {
                     "agent": "a",
@@ -350,5 +359,5 @@ def test_what_an_agent_says_of_itself_moves_no_cursor() -> None:
             ]
         )
     )
-    assert "hot [2J b  ok" in said
+    assert "hot?[2J b  ok" in said
     assert "\x1b" not in said

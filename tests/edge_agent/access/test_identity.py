@@ -1,4 +1,4 @@
-"""Agents that nobody named tell themselves apart."""
+"""Default names of agents."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.access.identity import free_name, machine_name
+from edge_agent.access.identity import machine_name, reserve_name
 
 
-def test_a_machine_keeps_its_name() -> None:
+def test_a_machines_name_is_stable() -> None:
     assert machine_name() == machine_name()
     assert machine_name()[-5] == "-"
 
 
-def test_a_second_agent_of_a_host_gets_a_number_and_gives_it_back(
+def test_a_second_agent_on_a_host_gets_a_number_until_the_first_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     code = (
-        "import sys; from edge_agent.access.identity import free_name; print(free_name('host'), "
-        "flush=True); sys.stdin.read()"
+        "import sys; from edge_agent.access.identity import reserve_name; "
+        "print(reserve_name('host'), flush=True); sys.stdin.read()"
     )
     root = Path(__file__).parents[3]
     other = subprocess.Popen(
@@ -35,6 +35,6 @@ def test_a_second_agent_of_a_host_gets_a_number_and_gives_it_back(
     )
     assert other.stdout is not None
     assert other.stdout.readline() == "host\n"
-    assert free_name("host") == "host-2"
+    assert reserve_name("host") == "host-2"
     other.communicate("")
-    assert free_name("host") == "host"
+    assert reserve_name("host") == "host"

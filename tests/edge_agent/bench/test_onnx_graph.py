@@ -20,8 +20,8 @@ def made(
     *nodes: tuple[Any, ...],
     opset: int = 20,
 ) -> Path:
-    """An ONNX file of nodes (operator, inputs, outputs, domain); the last output is the graph's,
-    float32.
+    """Return an ONNX file of nodes (operator, inputs, outputs, domain); the last output is the
+    graph's, float32.
     """
     onnx: Any = pytest.importorskip("onnx")
     helper, types = onnx.helper, onnx.TensorProto
@@ -81,7 +81,7 @@ def test_a_graph_without_inputs_runs(tmp_path: Path) -> None:
 
 
 def test_missing_or_invalid_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"nix\.onnx: expected an ONNX file, found nothing"):
+    with pytest.raises(ExportError, match=r"nix\.onnx: expected an ONNX file, found no such file"):
         check_runs(tmp_path / "nix.onnx", "cpu")
     with pytest.raises(ExportError, match="found a folder"):
         check_runs(tmp_path, "cpu")

@@ -46,7 +46,7 @@ def test_device_waits_on_metered_network(tmp_path: Path) -> None:
 def test_idle_condition_requires_known_load() -> None:
     load = Used()
     load.known = False
-    with pytest.raises(ConfigError, match="--when idle: this device cannot tell how busy it is"):
+    with pytest.raises(ConfigError, match="--when idle: cannot determine the load"):
         conditions("idle", recorded("termux"), load)
 
 
@@ -92,7 +92,7 @@ def test_device_that_can_no_longer_check_does_not_train(tmp_path: Path) -> None:
     when = conditions("charging", board)
     board.write("sys/class/power_supply/AC/online", "0\n")
     board.write("sys/class/power_supply/BAT0/status", "Unknown\n")
-    assert when() == "cannot tell what powers it"
+    assert when() == "cannot determine the power source"
     board.write("sys/class/power_supply/BAT0/status", "Charging\n")
     assert when() == ""
 
@@ -100,13 +100,13 @@ def test_device_that_can_no_longer_check_does_not_train(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "board", "what"),
     [
-        ("charging", "pi5", "what powers it"),
-        ("unmetered", "container-v1", "whether its network is metered"),
-        ("idle,temperature<70", "container-v2", "how warm it is"),
+        ("charging", "pi5", "the power source"),
+        ("unmetered", "container-v1", "whether the network is metered"),
+        ("idle,temperature<70", "container-v2", "the temperature"),
     ],
 )
 def test_uncheckable_condition_is_refused_at_start(text: str, board: str, what: str) -> None:
-    with pytest.raises(ConfigError, match=f"cannot tell {what}"):
+    with pytest.raises(ConfigError, match=f"cannot determine {what}"):
         conditions(text, recorded(board))
 
 
@@ -126,6 +126,6 @@ def test_uncheckable_condition_is_refused_at_start(text: str, board: str, what: 
 def test_unknown_condition_lists_the_known_ones(text: str) -> None:
     with pytest.raises(
         ConfigError,
-        match="expected conditions among charging, idle, temperature<DEGREES, unmetered",
+        match="expected charging, idle, temperature<DEGREES, unmetered",
     ):
         conditions(text, recorded("laptop-battery"))

@@ -39,7 +39,7 @@ for i in range(0, len(hoard), 4096): hoard[i] = 1
 
 @pytest.fixture(params=["groups", "fallback"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With control groups where writable, and with the fallbacks."""
+    """Return the way of limiting: control groups where writable, or the fallbacks."""
     if request.param == "fallback":
         monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [])
     return str(request.param)

@@ -36,7 +36,7 @@ class Busy(Idle):
 def note(
     tmp_path: Path, around: Any = AROUND, heats: Any = (COOL,), **given: Any
 ) -> MeasurementCache:
-    """A cache on a device that reports the given heat readings in order, then the last one."""
+    """Return a cache on a device with these heat readings in order, then the last one."""
     left = list(heats)
     return MeasurementCache(
         around,

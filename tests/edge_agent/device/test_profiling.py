@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
 from edge_agent.device.limits import Limits
 from edge_agent.device.profiling import measure_profile, time_step
 from federated.data import catalogue
+from federated.data.dataset import Dataset
+from federated.errors import DataError
 from federated.wire.messages import Run
 from models.families.catalogue import menu, network
 from tests.support.tasks import PYTORCH
 
 pytestmark = pytest.mark.timed
-DATA = catalogue.device("digits", name="a", shard="0/8", partition="iid")
+DATA = catalogue.load_device("digits", name="a", shard="0/8", partition="iid")
 NETWORK = network("preresnet", (1, 8, 8), 10)
 SMALL, LARGE = menu(NETWORK, (0.25,), (2, 4))
 
@@ -40,3 +43,18 @@ def test_profile_times_requested_submodels_and_sets_threads() -> None:
     assert 0 < found.seen.cpus <= 1.5
     assert 0 < found.seen.memory < 4 * 10**9
     assert (found.data.examples, found.data.outputs) == (len(DATA.x), 10)
+
+
+@pytest.mark.parametrize(
+    ("shape", "largest_class", "said"),
+    [((1, 9, 9), 9, "examples of shape"), ((1, 8, 8), 99, "this run has 10 classes")],
+)
+def test_data_that_do_not_fit_the_network_are_refused_before_a_training_step(
+    shape: tuple[int, ...], largest_class: int, said: str
+) -> None:
+    x = np.zeros((4, *shape), np.float32)
+    y = np.array([0, 1, 2, largest_class])
+    data = Dataset("odd", x, y, x[:0], y[:0], largest_class + 1)
+    card = Run("r", "fedfa", "preresnet", NETWORK, (SMALL,), 32, "s")
+    with pytest.raises(DataError, match=said):
+        measure_profile(card, data, Limits(), PYTORCH)

@@ -1,4 +1,4 @@
-"""A clock is compared with the coordinator's, and with the day of the installation."""
+"""Checks of the clock against the coordinator's and the day of the installation."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from edge_agent.doctor import clock_check
 
 
 def test_clocks_are_compared() -> None:
-    assert clock_check.skewed(0.5, 0.1).state == "ok"
-    assert clock_check.skewed(20.0, 0.1).state == "warn"
-    assert clock_check.skewed(20.0, 60.0).state == "ok", "the answer took too long to tell"
-    assert (clock_check.skewed(-900.0, 0.1).state, clock_check.skewed(-900.0, 0.1).exit) == (
+    assert clock_check.check_skew(0.5, 0.1).state == "ok"
+    assert clock_check.check_skew(20.0, 0.1).state == "warn"
+    assert clock_check.check_skew(20.0, 60.0).state == "ok", "too slow an answer for this precision"
+    assert (
+        clock_check.check_skew(-900.0, 0.1).state,
+        clock_check.check_skew(-900.0, 0.1).exit,
+    ) == (
         "fail",
         3,
     )
-    assert "ahead of" in clock_check.skewed(-900.0, 0.1).found
-    assert clock_check.skewed(float("nan"), 0.1).state == "warn"
+    assert "ahead of" in clock_check.check_skew(-900.0, 0.1).found
+    assert clock_check.check_skew(float("nan"), 0.1).state == "warn"
 
 
 def test_a_clock_before_the_installation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert clock_check.clock().state == "ok"
+    assert clock_check.check_clock().state == "ok"
     monkeypatch.setattr(time, "time", lambda: 86400.0)
-    assert clock_check.clock().state == "fail"
+    assert clock_check.check_clock().state == "fail"

@@ -1,4 +1,4 @@
-"""What stands in the way to a broker is found where it is: names, ports, certificates, clocks."""
+"""Problems with names, ports and certificates on the way to a broker."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from pathlib import Path
 import pytest
 
 from edge_agent.doctor import connection_checks
-from edge_agent.doctor.check import Check, text
+from edge_agent.doctor.check import Check, format_check
 from tests.support.certificates import certificate
-from tests.support.doctor import states, tried
+from tests.support.doctor import check_broker, states
 
 
-def test_a_name_that_does_not_resolve_is_said_and_nothing_more_is_tried() -> None:
-    found = tried("nowhere.invalid")
+def test_a_name_that_does_not_resolve_is_said_and_nothing_more_is_check_broker() -> None:
+    found = check_broker("nowhere.invalid")
     assert states(found) == {"dns": "fail"}
     assert found["dns"].exit == 5
-    assert "give an address" in found["dns"].remedy
+    assert "IP address" in found["dns"].remedy
 
 
-def test_a_port_where_nobody_listens_is_said() -> None:
+def test_a_closed_port_is_reported() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        found = tried(f"localhost:{probe.getsockname()[1]}")
+        found = check_broker(f"localhost:{probe.getsockname()[1]}")
     assert states(found) == {"dns": "ok", "tcp": "fail"}
     assert "start a broker" in found["tcp"].remedy
 
 
-def test_a_port_where_something_else_listens_is_said() -> None:
+def test_a_server_that_is_no_broker_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        found = tried(f"127.0.0.1:{server.getsockname()[1]}")
+        found = check_broker(f"127.0.0.1:{server.getsockname()[1]}")
     assert states(found) == {"dns": "ok", "tcp": "ok", "tls": "ok", "credentials": "fail"}
-    assert "does not answer as an MQTT broker" in text(found["credentials"])
+    assert "answers there as an MQTT broker" in format_check(found["credentials"])
 
 
 @contextlib.contextmanager
 def speaking_tls(pem: Path) -> Iterator[int]:
-    """A server that only greets by TLS; its port."""
+    """Run a server that only performs TLS handshakes; yield its port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -73,12 +73,12 @@ def speaking_tls(pem: Path) -> Iterator[int]:
         (["127.0.0.1"], (-400, -1), True, "fail", "certificate has expired"),
         (["127.0.0.1"], (1, 30), True, "fail", "not yet valid"),
         (["broker.example"], (-1, 30), True, "fail", "is for broker.example"),
-        (["127.0.0.1"], (-1, 30), False, "fail", "give its authority"),
+        (["127.0.0.1"], (-1, 30), False, "fail", "name its authority"),
         (["127.0.0.1"], (-1, 3), True, "warn", "3 days left"),
         (["127.0.0.1"], (-1, 30.5), True, "ok", "30 days left"),
     ],
 )
-def test_a_brokers_certificate_is_looked_at(
+def test_the_brokers_certificate_is_checked(
     names: list[str],
     days: tuple[float, float],
     trusted: bool,
@@ -89,27 +89,25 @@ def test_a_brokers_certificate_is_looked_at(
     pem = certificate(names, days, tmp_path, "server")
     ca = pem if trusted else certificate(["other"], (-1, 30), tmp_path, "other")
     with speaking_tls(pem) as port:
-        check = connection_checks.encrypted(
+        check = connection_checks.check_tls(
             connection_checks.parse_address(f"mqtts://127.0.0.1:{port}?ca={ca}")
         )
-    assert check.state == state, text(check)
-    assert words in text(check)
+    assert check.state == state, format_check(check)
+    assert words in format_check(check)
     if "expired" in words or "valid" in words:
         assert "this device's clock says" in check.remedy
 
 
-def test_an_own_certificate_that_ended_or_is_of_another_is_said(tmp_path: Path) -> None:
+def test_the_devices_certificate_is_checked(tmp_path: Path) -> None:
     def seen(path: Path, name: str) -> Check:
-        return connection_checks.own_certificate(
-            connection_checks.parse_address(f"mqtts://h?cert={path}"), name
-        )
+        return connection_checks.check_certificate(path, name)
 
     mine = certificate(["x"], (-1, 60.5), tmp_path, "pi")
     assert seen(mine, "pi") == Check("certificate", "ok", "of pi, 60 days left")
     assert (seen(mine, "pa").state, seen(mine, "pa").exit) == ("fail", 3)
     assert (
-        "enrol this device anew"
+        "enrol this device again"
         in seen(certificate(["x"], (-9, -1), tmp_path, "old"), "old").remedy
     )
     (tmp_path / "none.pem").write_text("nothing")
-    assert "holds no certificate" in seen(tmp_path / "none.pem", "pi").found
+    assert "contains no certificate" in seen(tmp_path / "none.pem", "pi").found

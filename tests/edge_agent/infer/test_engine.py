@@ -22,7 +22,7 @@ X = np.array([[2, 1], [0, 0]], np.uint8)
 
 
 def release(folder: Path, number: int, **changes: object) -> Path:
-    """A different version for each number."""
+    """Return a different version for each number."""
     return several(folder / f"r{number}", ("fp32",), padding=bytes([number]), **changes)  # type: ignore[arg-type]
 
 

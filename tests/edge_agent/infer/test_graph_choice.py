@@ -17,8 +17,8 @@ from edge_agent.infer import graph_trial
 from edge_agent.infer.graph_choice import (
     Choice,
     choose,
-    own_sample,
     providers,
+    sample_own,
     table,
     thread_counts,
 )
@@ -153,7 +153,7 @@ def test_one_own_example_cannot_reject_a_way(
 def test_without_a_passing_way_each_reason_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ExportError,
-        match=r"no way to run w1-d1 passes .*: fp32 on CPU: deviates .*; int8-u8s8 on "
+        match=r"no variant of w1-d1 passes .*: fp32 on CPU: deviates .*; int8-u8s8 on "
         r"CPU: deviates",
     ):
         choose(several(tmp_path, off={"fp32": 1.0, "int8-u8s8": 1.0}), NAME, "v", threads=1)
@@ -245,13 +245,13 @@ def test_accuracy_of_classes_values_and_tokens() -> None:
 
 def test_own_examples_are_sampled_and_need_labels() -> None:
     x, y = np.arange(3000)[:, None], np.arange(3000)
-    found = own_sample((x, y))
+    found = sample_own((x, y))
     assert found is not None
     assert len(found[1]) == 1000
     assert (found[1][0], found[1][-1]) == (0, 2999)
-    assert own_sample((x[:0], y[:0])) is None
+    assert sample_own((x[:0], y[:0])) is None
     with pytest.raises(DataError, match="as many labels as examples, found 2999 and 3000"):
-        own_sample((x, y[1:]))
+        sample_own((x, y[1:]))
 
 
 def test_ways_match_this_machine() -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent.infer.infer_command import InferRequest, infer, select_submodel
+from edge_agent.infer.infer_command import InferRequest, infer
+from edge_agent.releases.release_request import select_submodel
 from export.verify import sha256
 from federated.errors import DataError, ExportError, Unknown, UsageError
 from tests.support.release import GRAPH, toy

@@ -43,13 +43,13 @@ def npy(x: np.ndarray) -> bytes:
 
 
 def header(shape: str, kind: str) -> bytes:
-    """A .npy file without data that claims this shape."""
+    """Return a .npy file without data that claims this shape."""
     text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}\n".encode()
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
 
 
 def archive(x: bytes, *, damaged: bool = False) -> bytes:
-    """An .npz file with one array."""
+    """Return an .npz file with one array."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("x.npy", x)

@@ -30,8 +30,8 @@ from tests.support.waiting import eventually
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_agent.infer.graph_trial.SECONDS", 0.02)
     monkeypatch.setattr(services, "TURN", 0.05)
-    monkeypatch.setattr(services, "TELL", 0.2)
-    monkeypatch.setattr(services, "RETRY", 0.1)
+    monkeypatch.setattr(services, "REPORT_INTERVAL", 0.2)
+    monkeypatch.setattr(services, "RECONNECT", 0.1)
 
 
 @dataclass

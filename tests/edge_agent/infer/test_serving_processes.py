@@ -156,6 +156,7 @@ def test_no_request_is_lost_during_releases_failures_and_rollbacks(
     assert told["failed"] == 0
 
 
+@pytest.mark.slow
 def test_killed_agent_resumes_without_broker(tmp_path: Path, start: Start) -> None:
     first = version(tmp_path, 1)
     with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:

@@ -1,4 +1,4 @@
-"""A live agent measures itself again when its limits change under it."""
+"""A running agent measures the device again when its limits change or it throttles."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from msgspec.structs import replace as changed
 from edge_agent.device.drift import LOOK, Watch
 from edge_agent.device.heat import Heat
 from edge_agent.device.limits import Limits
-from edge_agent.join.agent import bounds, find_run, measure, remeasure, say_nothing
-from edge_agent.join.worker import Job, Worker
+from edge_agent.join.agent import current_limits, find_run, measure_device, remeasure, say_nothing
+from edge_agent.join.training_worker import Job, Worker
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
 from federated.errors import FleetError
@@ -33,9 +33,7 @@ COOL = Heat(50.0, 1000.0, False, False, 0)
 
 
 class Device:
-    """An agent on this machine, driven by hand: real training process, a clock and a heat that the
-    test sets.
-    """
+    """An agent with a real training process, and a clock and a heat that the test sets."""
 
     def __init__(self, limits: Limits, folder: Path) -> None:
         self.now, self.heat = 0.0, COOL
@@ -46,16 +44,16 @@ class Device:
         self.link, self.listener = MemoryLink(broker, "a"), MemoryLink(broker, "coordinator")
         self.listener.subscribe(topics.profile("r", "a"))
         equipment = Equipment(
-            lambda card: measure(self.worker, card, self.link, "a", say_nothing),
+            lambda card: measure_device(self.worker, card, self.link, "a", say_nothing),
             self.worker,
             Spool(folder),
         )
         self.participant = Participant(self.link, CARD, "a", "s1", equipment)
         self.participant.join()
-        self.watch = Watch(lambda: bounds(self.worker), lambda: self.heat, lambda: self.now)
+        self.watch = Watch(lambda: current_limits(self.worker), lambda: self.heat, lambda: self.now)
 
     def later(self) -> Profile:
-        """What the coordinator knows of the device some seconds later."""
+        """Return the profile that the coordinator has some seconds later."""
         self.now += LOOK
         remeasure(self.participant, self.worker, self.watch, self.said.append)
         known = None
@@ -68,7 +66,7 @@ class Device:
 
 @pytest.fixture
 def devices(tmp_path: Path) -> Iterator[list[Device]]:
-    """Where a test puts its devices; their processes end with it."""
+    """Yield a list for the devices of a test, whose processes are ended after it."""
     made: list[Device] = []
     yield made
     for device in made:
@@ -76,13 +74,12 @@ def devices(tmp_path: Path) -> Iterator[list[Device]]:
 
 
 def group_of(pid: int) -> Path | None:
-    """The control group that the agent made for its training process, where it could."""
+    """Return the control group of a training process, or None."""
     return next(iter(Path("/sys/fs/cgroup").glob(f"**/espalier-{pid}-*/")), None)
 
 
-def test_an_agent_whose_quota_shrinks_says_how_slow_it_is_now(
-    devices: list[Device], tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_a_smaller_cpu_quota_leads_to_a_new_profile(devices: list[Device], tmp_path: Path) -> None:
     devices.append(device := Device(Limits(cpus=0.8), tmp_path))
     group = group_of(device.worker.pid)
     if group is None:
@@ -104,7 +101,8 @@ def test_an_agent_whose_quota_shrinks_says_how_slow_it_is_now(
     assert len(device.said) == 2, "once"
 
 
-def test_an_agent_that_loses_processors_notices(devices: list[Device], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_losing_processors_leads_to_a_new_profile(devices: list[Device], tmp_path: Path) -> None:
     here = sorted(os.sched_getaffinity(0))
     if len(here) < 2:
         pytest.skip("one processor")
@@ -113,7 +111,8 @@ def test_an_agent_that_loses_processors_notices(devices: list[Device], tmp_path:
     assert device.later().cpus == 1
 
 
-def test_throttling_is_measured_without_what_was_known(
+@pytest.mark.slow
+def test_throttling_leads_to_a_measurement_without_the_cache(
     devices: list[Device], tmp_path: Path
 ) -> None:
     devices.append(device := Device(Limits(), tmp_path))
@@ -124,7 +123,8 @@ def test_throttling_is_measured_without_what_was_known(
     assert after != before, "two measurements are never the same to the last digit"
 
 
-def test_a_measurement_that_is_not_possible_leaves_the_training_process_at_work(
+@pytest.mark.slow
+def test_the_training_process_survives_a_failed_measurement(
     devices: list[Device], tmp_path: Path
 ) -> None:
     devices.append(device := Device(Limits(), tmp_path))
@@ -139,10 +139,11 @@ def test_a_measurement_that_is_not_possible_leaves_the_training_process_at_work(
     device.participant.value = changed(device.participant.value, card=CARD)
     os.sched_setaffinity(pid, sorted(os.sched_getaffinity(0))[:1])
     assert device.later().cpus == 1
-    assert device.worker.pid == pid, "no task that came meanwhile was lost with it"
+    assert device.worker.pid == pid, "the process was not replaced"
 
 
-def test_a_training_process_that_dies_of_it_leaves_the_old_profile_and_is_replaced(
+@pytest.mark.slow
+def test_a_training_process_that_dies_while_measuring_is_replaced_and_the_profile_stays(
     devices: list[Device], tmp_path: Path
 ) -> None:
     devices.append(device := Device(Limits(), tmp_path))
@@ -157,14 +158,13 @@ def test_a_training_process_that_dies_of_it_leaves_the_old_profile_and_is_replac
     assert device.later().cpus == 1
 
 
-def test_a_run_of_another_protocol_version_is_named_as_such_and_not_as_missing() -> None:
+def test_a_run_with_another_protocol_version_is_reported() -> None:
     broker = MemoryBroker()
     MemoryLink(broker, "coordinator").publish(
         topics.run("r"), msgpack.packb({"v": 99, "kind": "run", "body": {}}), retain=True
     )
     with pytest.raises(
         FleetError,
-        match=r"fl/v1/r/run: the peer speaks protocol 99, this side \d+: install the same version "
-        r"on both",
+        match=r"fl/v1/r/run: .*protocol 99.*install",
     ):
         find_run(MemoryLink(broker, "agent"), None, 0.2)

@@ -1,6 +1,4 @@
-"""Each family can be calibrated on examples drawn for it, and what is known is not measured
-again.
-"""
+"""Calibration of each family on random examples, and the cache of timings."""
 
 from __future__ import annotations
 
@@ -14,8 +12,15 @@ from edge_agent.device import measurement_cache, profiling
 from edge_agent.device.limits import Limits
 from edge_agent.device.load import Load
 from edge_agent.join import calibration
-from edge_agent.join.calibration import Order, calibrate, drawn, exported, network_of, to_time
-from edge_agent.join.worker import Job
+from edge_agent.join.calibration import (
+    Order,
+    build_network,
+    calibrate,
+    draw_examples,
+    export_graphs,
+    select_probes,
+)
+from edge_agent.join.training_worker import Job
 from federated.data import catalogue
 from federated.errors import ConfigError, Unknown
 from models.families.catalogue import FAMILIES
@@ -34,7 +39,7 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the submodels whose step was timed; the machine counts as idle."""
+    """Return names of the submodels whose step was timed; the machine counts as idle."""
     timed: list[str] = []
 
     def step(submodel: Submodel, batch: int, data: object, trainer: object) -> float:
@@ -47,18 +52,19 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_every_family_has_examples_and_a_few_small_submodels_to_time(family: str) -> None:
-    made = network_of(family, drawn(family, 4))
-    chosen = to_time(made)
+def test_every_family_has_examples_and_a_few_small_probes(family: str) -> None:
+    made = build_network(family, draw_examples(family, 4))
+    chosen = select_probes(made)
     assert 2 <= len(chosen) <= 4
     assert max(submodel.width for submodel in chosen) <= 0.5
     assert {submodel.network for submodel in chosen} == {made}
 
 
-def test_steps_are_timed_once_for_every_data_set_of_a_kind(counted: list[str]) -> None:
+def test_step_times_are_cached(counted: list[str]) -> None:
     first = calibrate(JOB, None, Order("lenet", "torch", 8, threads=1), PYTORCH)
     assert counted == [
-        submodel.name for submodel in to_time(network_of("lenet", drawn("lenet", 8)))
+        submodel.name
+        for submodel in select_probes(build_network("lenet", draw_examples("lenet", 8)))
     ]
     assert (first.family, first.threads, first.taken) == ("lenet", 1, len(counted))
     assert [(t.batch, t.seconds) for t in first.timings] == [
@@ -70,26 +76,27 @@ def test_steps_are_timed_once_for_every_data_set_of_a_kind(counted: list[str]) -
     calibrate(JOB, None, Order("lenet", "torch", 16, threads=1), PYTORCH)
     calibrate(JOB, None, Order("lenet", "torch", 8, threads=2), PYTORCH)
     calibrate(JOB, None, Order("lenet", "torch", 8, threads=1, fresh=True), PYTORCH)
-    assert len(counted) == 3 * len(first.timings), "another batch, other threads, and on demand"
+    assert len(counted) == 3 * len(first.timings), "another batch, other threads, and fresh=True"
 
 
-def test_the_devices_own_data_say_what_the_network_takes(counted: list[str]) -> None:
-    data = catalogue.device("digits", name="a", shard="0/8", partition="iid")
+def test_the_networks_inputs_follow_the_devices_own_data(counted: list[str]) -> None:
+    data = catalogue.load_device("digits", name="a", shard="0/8", partition="iid")
     found = calibrate(JOB, data, Order("mlp", "torch", 8, threads=1), PYTORCH)
     assert {timing.submodel.network.inputs for timing in found.timings} == {(1, 8, 8)}
     with pytest.raises(ConfigError, match=r"resnet1d: cannot take examples of shape \(1, 8, 8\)"):
         calibrate(JOB, data, Order("resnet1d", "torch", 8), PYTORCH)
 
 
-def test_a_submodel_without_room_is_left_out_and_none_at_all_is_an_error(
+@pytest.mark.slow
+def test_submodels_that_exceed_the_memory_are_skipped_unless_all_do(
     counted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = network_of("mobilenet", drawn("mobilenet", 8))
-    needed = [PYTORCH.training_memory(submodel, 8) for submodel in to_time(made)]
+    made = build_network("mobilenet", draw_examples("mobilenet", 8))
+    needed = [PYTORCH.training_memory(submodel, 8) for submodel in select_probes(made)]
     monkeypatch.setattr(profiling, "available_memory", lambda limits: needed[0])
     found = calibrate(JOB, None, Order("mobilenet", "torch", 8, threads=1), PYTORCH)
     assert [timing.submodel for timing in found.timings] == [
-        s for s, bytes_ in zip(to_time(made), needed, strict=True) if bytes_ <= needed[0]
+        s for s, bytes_ in zip(select_probes(made), needed, strict=True) if bytes_ <= needed[0]
     ]
     monkeypatch.setattr(profiling, "available_memory", lambda limits: min(needed) - 1)
     with pytest.raises(
@@ -99,7 +106,7 @@ def test_a_submodel_without_room_is_left_out_and_none_at_all_is_an_error(
         calibrate(JOB, None, Order("mobilenet", "torch", 8, threads=1, fresh=True), PYTORCH)
 
 
-def test_memory_that_runs_out_in_a_step_leaves_its_submodel_out(
+def test_a_submodel_whose_step_runs_out_of_memory_is_skipped(
     counted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def step(submodel: Submodel, batch: int, data: object, trainer: object) -> float:
@@ -116,20 +123,21 @@ def test_memory_that_runs_out_in_a_step_leaves_its_submodel_out(
     assert all(timing.submodel.width < 0.3 for timing in found.timings)
 
 
-def test_a_model_that_there_is_not_is_told(counted: list[str]) -> None:
-    with pytest.raises(Unknown, match="unknown model 'mobilnet'; known: mobilenet"):
+def test_an_unknown_model_is_rejected(counted: list[str]) -> None:
+    with pytest.raises(Unknown, match="unknown model 'mobilnet'; did you mean mobilenet"):
         calibrate(JOB, None, Order("mobilnet", "torch", 8), PYTORCH)
     with pytest.raises(ConfigError, match="os:system: "):
         calibrate(JOB, None, Order("os:system", "torch", 8), PYTORCH)
 
 
-def test_a_network_of_ones_own_is_timed_each_time(counted: list[str]) -> None:
+def test_times_of_a_users_own_network_are_not_cached(counted: list[str]) -> None:
     for _ in range(2):
         calibrate(JOB, None, Order("tests.support.model:small", "torch", 8, threads=1), PYTORCH)
     assert len(counted) == 2 * len(set(counted))
 
 
-def test_answers_of_graphs_are_timed_once_their_files_are_there(
+@pytest.mark.slow
+def test_graphs_are_timed_after_their_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxscript")
@@ -138,11 +146,11 @@ def test_answers_of_graphs_are_timed_once_their_files_are_there(
     order = Order("lenet", "onnx", 8)
     asked = calibrate(JOB, None, order, PYTORCH)
     assert (asked.missing, asked.timings, asked.dtype) == (
-        to_time(network_of("lenet", drawn("lenet", 8))),
+        select_probes(build_network("lenet", draw_examples("lenet", 8))),
         (),
         "uint8",
     )
-    files = exported(asked.missing, asked.dtype, tmp_path)
+    files = export_graphs(asked.missing, asked.dtype, tmp_path)
     found = calibrate(JOB, None, Order("lenet", "onnx", 8, files=files), PYTORCH)
     assert [(timing.submodel, timing.batch) for timing in found.timings] == [
         (submodel, 1) for submodel in asked.missing
@@ -152,7 +160,7 @@ def test_answers_of_graphs_are_timed_once_their_files_are_there(
     assert (known.missing, known.timings, known.taken) == ((), found.timings, 0)
 
 
-def test_other_versions_are_measured_anew(
+def test_a_new_version_of_a_library_invalidates_the_cache(
     counted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calibrate(JOB, None, Order("lenet", "torch", 8, threads=1), PYTORCH)

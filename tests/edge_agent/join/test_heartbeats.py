@@ -1,6 +1,4 @@
-"""Heartbeats come from the agent and not from its training process: one that blocks makes nobody
-think that the device is gone.
-"""
+"""The agent sends heartbeats even if its training process is blocked."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from coordinator.fleet.fleet import Fleet
 from coordinator.round.round_events import AgentBeat, RoundEvent
 from coordinator.store.store import Store
 from edge_agent.device.limits import Limits
-from edge_agent.join.worker import Job, Worker
+from edge_agent.join.training_worker import Job, Worker
 from tests.support.federation import RUN, Member, digits, federate
 
 pytestmark = [pytest.mark.processes, pytest.mark.timed]
@@ -26,7 +24,7 @@ BEAT, SILENCE, BLOCKED = 0.3, 1.5, 4.0  # seconds
 
 
 def listen(fleet: Fleet, note: Callable[[AgentBeat], object]) -> None:
-    """Has `note` see every heartbeat that the coordinator hears."""
+    """Call `note` with every heartbeat that the coordinator receives."""
     take = fleet.driver.handle
 
     def noted(event: RoundEvent) -> None:
@@ -37,11 +35,12 @@ def listen(fleet: Fleet, note: Callable[[AgentBeat], object]) -> None:
     fleet.driver.handle = noted  # type: ignore[method-assign]
 
 
-def test_a_training_process_that_is_stopped_for_many_heartbeats_does_not_count_as_death(
+@pytest.mark.slow
+def test_an_agent_with_a_stopped_training_process_does_not_count_as_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("federated.device.rules.beats", lambda lease: BEAT)
-    monkeypatch.setattr("coordinator.round.agents.SILENCE", SILENCE)
+    monkeypatch.setattr("federated.device.agent_rules.heartbeat_interval", lambda lease: BEAT)
+    monkeypatch.setattr("coordinator.round.agent_handlers.SILENCE", SILENCE)
     worker = Worker(Job("a0", "digits", None, "0/2", "iid", 0, "cpu", "", Limits()))
     worker.load()
     os.kill(worker.pid, signal.SIGSTOP)
@@ -81,14 +80,15 @@ def test_a_training_process_that_is_stopped_for_many_heartbeats_does_not_count_a
     store.close()
     assert entry.outcome == "folded"
     assert entry.seconds >= BLOCKED
-    assert beats.count("train") > 3, "it went on to beat"
+    assert beats.count("train") > 3, "heartbeats continued"
     assert "silent" not in caplog.text
 
 
-def test_heartbeats_say_how_many_steps_are_taken(
+@pytest.mark.slow
+def test_heartbeats_report_the_number_of_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("federated.device.rules.beats", lambda lease: 0.2)
+    monkeypatch.setattr("federated.device.agent_rules.heartbeat_interval", lambda lease: 0.2)
     worker = Worker(Job("a0", "digits", None, "0/2", "iid", 0, "cpu", "", Limits(cpus=0.5)))
     worker.load()
     steps: list[int] = []

@@ -1,4 +1,4 @@
-"""What a training process refuses, and what it says of a task that failed."""
+"""Networks that a training process refuses, and its reports of failed tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from edge_agent.device.limits import Limits
 from edge_agent.join.permission import check_allowed
 from edge_agent.join.training_process import serve
-from edge_agent.join.worker import Channel, Job
+from edge_agent.join.training_worker import Channel, Job
 from federated.errors import Refused
 from federated.task import Recipe, Task
 from federated.wire import tensors
@@ -65,9 +65,7 @@ def task(submodel, **options: object) -> dict[str, object]:
     ids=["timed", "menu", "task", "options"],
 )
 def test_a_function_that_the_owner_did_not_name_is_refused(message) -> None:
-    with pytest.raises(
-        Refused, match="trains the network 'os:system': join with --model os:system"
-    ):
+    with pytest.raises(Refused, match=r"os:system.*--model os:system"):
         check_allowed(job(), message)
     with pytest.raises(Refused):
         check_allowed(job("my:net"), message)
@@ -79,15 +77,15 @@ def test_networks_of_this_package_need_no_permission() -> None:
     check_allowed(job(), task(PLAIN, small=msgspec.to_builtins(PLAIN)))
 
 
-def test_a_gpu_without_memory_is_told_as_briefly_as_a_device_without(
+def test_exhausted_gpu_memory_is_reported_briefly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch's own words name other processes of the machine."""
+    """PyTorch's own message names other processes of the machine."""
 
     def exhausted(*given: object, **named: object) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory. Process 684 has 78.06 GiB memory in use.")
 
-    monkeypatch.setattr("federated.device.trainers.pytorch.filled", exhausted)
+    monkeypatch.setattr("federated.device.trainers.pytorch.build_network", exhausted)
     ours, theirs = (Channel(end) for end in Pipe())
     serving = Thread(target=serve, args=(theirs,))
     serving.start()

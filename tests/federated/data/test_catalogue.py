@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federated.data.catalogue import central, data_root, device, load, part
+from federated.data.catalogue import data_root, load, load_central, load_device, take_part
 from federated.data.dataset import Dataset
 from federated.data.partitions import Shard
 from federated.errors import ConfigError, DataError, Unknown
@@ -23,7 +23,7 @@ def rows(*parts: np.ndarray) -> set[bytes]:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """Ten pictures of 2x2 whose first pixel is their number, of two classes."""
+    """Return ten pictures of 2x2 whose first pixel is their number, of two classes."""
     x = np.zeros((10, 2, 2), np.uint8)
     x[:, 0, 0] = np.arange(10)
     path = tmp_path / "own.npz"
@@ -47,23 +47,26 @@ def test_digits_equal_the_copy_they_were_made_from() -> None:
 
 
 def test_what_the_coordinator_tests_on_is_on_no_device() -> None:
-    whole = central("digits")
+    whole = load_central("digits")
     assert (len(whole.x), len(whole.x_held)) == (1438, 359)
     test = rows(whole.x_held) - rows(whole.x)  # a picture may be there twice
     assert len(test) > 350
-    for agent in (device("digits", name="pi"), device("digits", name="pi", shard=Shard(2, 5))):
+    for agent in (
+        load_device("digits", name="pi"),
+        load_device("digits", name="pi", shard=Shard(2, 5)),
+    ):
         assert rows(agent.x, agent.x_held) <= rows(whole.x)
         assert not rows(agent.x, agent.x_held) & test
 
 
 def test_the_central_split_is_stratified_and_fixed() -> None:
-    one, two = central("digits"), central("digits")
+    one, two = load_central("digits"), load_central("digits")
     assert np.abs(np.bincount(one.y_held) - 0.2 * np.bincount(load("digits").y)).max() <= 1
     assert np.array_equal(one.x_held, two.x_held)
 
 
 def test_a_named_agent_draws_the_same_shard_of_digits_each_time() -> None:
-    one, two, other = (device("digits", name=name) for name in ("pi", "pi", "jetson"))
+    one, two, other = (load_device("digits", name=name) for name in ("pi", "pi", "jetson"))
     # a quarter of 1438 is 360, a fifth of it held out
     assert (len(one.x), len(one.x_held)) == (288, 72)
     assert np.array_equal(one.x, two.x)
@@ -73,7 +76,8 @@ def test_a_named_agent_draws_the_same_shard_of_digits_each_time() -> None:
 
 def test_shards_share_out_all_of_the_training_part() -> None:
     agents = [
-        device("digits", name=f"agent-{i}", shard=Shard(i, 3, "dirichlet:1.0", 5)) for i in range(3)
+        load_device("digits", name=f"agent-{i}", shard=Shard(i, 3, "dirichlet:1.0", 5))
+        for i in range(3)
     ]
     assert sum(len(agent.x) + len(agent.x_held) for agent in agents) == 1438
     assert all(
@@ -83,14 +87,14 @@ def test_shards_share_out_all_of_the_training_part() -> None:
 
 
 def test_a_shard_is_spelled_as_commands_spell_it() -> None:
-    one = device("digits", name="pi", shard="1/4", partition="classes:3", seed=9)
-    two = device("digits", name="pi", shard=Shard(1, 4, "classes:3", 9))
+    one = load_device("digits", name="pi", shard="1/4", partition="classes:3", seed=9)
+    two = load_device("digits", name="pi", shard=Shard(1, 4, "classes:3", 9))
     assert np.array_equal(one.x, two.x)
     assert len(one.labels) == 3
 
 
 def test_a_device_keeps_all_of_its_own_file(own: Path) -> None:
-    mine = device(str(own), name="pi")
+    mine = load_device(str(own), name="pi")
     assert mine.x.shape[1:] == (1, 2, 2)
     assert (len(mine.x), len(mine.x_held), mine.name) == (8, 2, "own.npz")
     assert sorted([*mine.x[:, 0, 0, 0], *mine.x_held[:, 0, 0, 0]]) == list(range(10))
@@ -98,14 +102,14 @@ def test_a_device_keeps_all_of_its_own_file(own: Path) -> None:
 
 
 def test_an_agent_of_one_class_is_no_error(own: Path) -> None:
-    assert device(str(own), name="pi", shard=Shard(0, 2, "classes:1")).outputs == 2
+    assert load_device(str(own), name="pi", shard=Shard(0, 2, "classes:1")).outputs == 2
 
 
 def test_a_test_part_of_a_file_is_the_held_out_part(tmp_path: Path) -> None:
     path = tmp_path / "own.npz"
     x = np.arange(6.0).reshape(3, 2)
     np.savez(path, x=x, y=[0, 1, 0], x_test=x + 9, y_test=[1, 0, 1], outputs=4)
-    for mine in (device(str(path), name="pi"), central(str(path))):
+    for mine in (load_device(str(path), name="pi"), load_central(str(path))):
         assert mine.x.tolist() == x.tolist()
         assert mine.x_held.tolist() == (x + 9).tolist()
         assert (mine.x.dtype, mine.y.dtype, mine.outputs) == (np.float32, np.int64, 4)
@@ -164,12 +168,12 @@ def test_a_missing_a_damaged_and_another_file_are_refused(tmp_path: Path, own: P
     own.write_bytes(b"")
     with pytest.raises(DataError, match=r"expected an \.npz file"):
         load(str(own))
-    with pytest.raises(DataError, match=r"expected a file ending in \.npz or \.csv"):
+    with pytest.raises(DataError, match=r"expected an existing \.npz or \.csv file"):
         load(str(tmp_path / "own.txt"))
 
 
-def test_an_unknown_name_lists_the_nearest_first() -> None:
-    with pytest.raises(Unknown, match="unknown data set 'digit'; known: digits, "):
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(Unknown, match="unknown data set 'digit'; did you mean digits"):
         load("digit")
 
 
@@ -216,10 +220,10 @@ def test_a_file_may_hold_tokens_and_people(tmp_path: Path) -> None:
     path = tmp_path / "notes.npz"
     words = np.arange(40).reshape(10, 4).astype(np.uint16)
     np.savez(path, x=words, y=words + 1, target="token", users=np.repeat(np.arange(5), 2))
-    data = central(str(path))
+    data = load_central(str(path))
     assert (data.target, data.outputs, data.x.dtype) == ("token", 41, np.int64)
     assert (len(data.x_held), len(np.unique(data.users))) == (2, 4)  # a fifth of the people
-    assert len(device(str(path), name="pi", shard=Shard(0, 4, "users")).x) == 1
+    assert len(load_device(str(path), name="pi", shard=Shard(0, 4, "users")).x) == 1
     np.savez(path, x=words, y=words + 1, target="tokens")
     with pytest.raises(
         DataError, match="expected a target among class, value, token, found 'tokens'"
@@ -259,8 +263,9 @@ def test_data_errors_are_configuration_errors() -> None:
 
 def test_digits_need_no_torch() -> None:
     code = (
-        "import sys; sys.modules['torch'] = None; from federated.data.catalogue import device; "
-        "assert len(device('digits', name='pi').x) == 288"
+        "import sys; sys.modules['torch'] = None; "
+        "from federated.data.catalogue import load_device; "
+        "assert len(load_device('digits', name='pi').x) == 288"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -271,4 +276,4 @@ def test_a_device_of_one_example_is_refused() -> None:
         "toy", np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1]), one, np.array([1]), 2
     )
     with pytest.raises(DataError, match="shard of 'pi': expected at least 2 examples, found 1"):
-        part(whole, np.array([2]), name="pi")
+        take_part(whole, np.array([2]), name="pi")

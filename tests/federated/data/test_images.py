@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federated.data.catalogue import central, device, load
+from federated.data.catalogue import load, load_central, load_device
 from federated.data.images import read_folder, read_zip
 from federated.errors import DataError
 
@@ -28,8 +28,8 @@ def paint(path: Path, value: int, *, mode: str = "L", size: tuple[int, int] = (3
 
 @pytest.fixture
 def parted(tmp_path: Path) -> Path:
-    """Grey pictures of 2x3, of three classes, whose pixels tell them apart: cats 1, 2 and 7, a dog
-    3, and an owl 8 only in the test part.
+    """Return grey pictures of 2x3, of three classes, whose pixels tell them apart: cats 1, 2 and 7,
+    a dog 3, and an owl 8 only in the test part.
     """
     folder = tmp_path / "animals"
     for place, value in {
@@ -84,9 +84,9 @@ def test_a_plain_folder_is_split_and_an_empty_class_keeps_its_number(tmp_path: P
     for i in range(10):
         paint(tmp_path / "own" / ("ant", "cow")[i % 2] / f"{i}.bmp", i)
     (tmp_path / "own" / "bee").mkdir()
-    whole = central(str(tmp_path / "own"))
+    whole = load_central(str(tmp_path / "own"))
     assert (whole.outputs, whole.labels, len(whole.x), len(whole.x_held)) == (3, (0, 2), 8, 2)
-    assert device(str(tmp_path / "own"), name="pi").outputs == 3
+    assert load_device(str(tmp_path / "own"), name="pi").outputs == 3
 
 
 def test_one_picture_in_colour_makes_all_colourful(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_the_first_picture_of_another_size_is_named(tmp_path: Path) -> None:
     paint(tmp_path / "a" / "1.png", 0)
     paint(tmp_path / "b" / "2.png", 0, size=(2, 3))
     with pytest.raises(
-        DataError, match=r"expected pictures of one size, 3x2 as a/1\.png, found b/2\.png of 2x3"
+        DataError, match=r"expected pictures of one size, 3x2 like a/1\.png, found 2x3 in b/2\.png"
     ):
         read_folder(tmp_path)
 
@@ -194,11 +194,12 @@ def test_a_palette_with_transparency_keeps_its_colours(tmp_path: Path) -> None:
     assert read_folder(tmp_path).x[1, :, 0, 0].tolist() == [10, 20, 30]
 
 
+@pytest.mark.slow
 def test_cifar_10_as_a_zip_has_the_published_moments() -> None:
     """60,000 WebP pictures: 12 s."""
     if not PUBLISHED.is_file():
         pytest.skip("no cifar10.zip beside this checkout")
-    whole = central(str(PUBLISHED))
+    whole = load_central(str(PUBLISHED))
     assert (whole.x.shape, whole.x_held.shape, whole.outputs) == (
         (50000, 3, 32, 32),
         (10000, 3, 32, 32),

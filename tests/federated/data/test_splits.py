@@ -10,7 +10,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from federated.data.dataset import Indices
-from federated.data.splits import by_user, classes_per_agent, dirichlet, equal, skewed, unequal
+from federated.data.splits import (
+    by_user,
+    classes_per_agent,
+    dirichlet,
+    equal,
+    strong_and_weak,
+    unequal,
+)
 from federated.errors import DataError
 
 LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=120).map(
@@ -136,10 +143,10 @@ def test_fewer_devices_than_people_take_them_whole_and_alike() -> None:
 
 def test_the_strong_hold_half_and_the_others_are_skewed() -> None:
     y = np.repeat(np.arange(10), 100)
-    parts = skewed(y, 6, 2, 0.1, np.random.default_rng(0))
+    parts = strong_and_weak(y, 6, 2, 0.1, np.random.default_rng(0))
     assert_split(parts, 1000)
     assert [len(part) for part in parts[:2]] == [250, 250]
     assert all(len(np.unique(y[part])) == 10 for part in parts[:2])
     assert min(len(np.unique(y[part])) for part in parts[2:]) < 10
     with pytest.raises(DataError, match="more agents than the 2 strong ones, found 2"):
-        skewed(y, 2, 2, 0.1, np.random.default_rng(0))
+        strong_and_weak(y, 2, 2, 0.1, np.random.default_rng(0))

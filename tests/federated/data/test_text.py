@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federated.data.catalogue import central, device
+from federated.data.catalogue import load_central, load_device
 from federated.data.partitions import Shard
 from federated.data.text import wikitext_2
 from federated.errors import DataError
@@ -55,7 +55,7 @@ def test_a_missing_part_and_other_bytes_are_named(tmp_path: Path) -> None:
 def test_published_text_has_the_published_vocabulary() -> None:
     if not (PUBLISHED / "wikitext-2").is_dir():
         pytest.skip("no published wikitext-2 beside this checkout")
-    whole = central("wikitext-2", PUBLISHED)
+    whole = load_central("wikitext-2", PUBLISHED)
     assert (whole.outputs, len(whole.x), len(whole.x_held)) == (33278, 2088627 // 64, 245568 // 64)
     card = whole.card()
     assert (card.inputs, card.dtype, card.mean, card.std, card.target, card.shift) == (
@@ -66,5 +66,5 @@ def test_published_text_has_the_published_vocabulary() -> None:
         "token",
         (),
     )
-    agent = device("wikitext-2", PUBLISHED, name="pi", shard=Shard(3, 100))
+    agent = load_device("wikitext-2", PUBLISHED, name="pi", shard=Shard(3, 100))
     assert (len(agent.x) + len(agent.x_held), agent.outputs) == (327, 33278)

@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 
 from federated.data import vision
-from federated.data.catalogue import central, device
+from federated.data.catalogue import load_central, load_device
 from federated.data.partitions import Shard
 from federated.errors import DataError, MissingExtra
-from models.torchvision_import import import_torchvision
+from models.optional_torchvision import import_torchvision
 
 pytest.importorskip("torch")
 PUBLISHED = Path(__file__).parents[4] / "shared" / "data"
@@ -47,7 +47,7 @@ def test_published_pictures_have_the_published_moments(
     tmp_path: Path, name: str, loader: str, mean: float, std: float
 ) -> None:
     cache(loader, tmp_path)
-    whole = central(name, tmp_path)
+    whole = load_central(name, tmp_path)
     assert (whole.x.shape, whole.x_held.shape, whole.x.dtype, whole.outputs) == (
         (60000, 1, 28, 28),
         (10000, 1, 28, 28),
@@ -57,20 +57,20 @@ def test_published_pictures_have_the_published_moments(
     card = whole.card()
     assert card.mean[0] / 255 == pytest.approx(mean, abs=1e-4)
     assert card.std[0] / 255 == pytest.approx(std, abs=1e-4)
-    agent = device(name, tmp_path, name="pi", shard=Shard(0, 100))
+    agent = load_device(name, tmp_path, name="pi", shard=Shard(0, 100))
     assert (len(agent.x), len(agent.x_held)) == (480, 120)
 
 
 def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> None:
     cache("FashionMNIST", tmp_path)
-    central("fashion-mnist", tmp_path)  # unpacks
+    load_central("fashion-mnist", tmp_path)  # unpacks
     for lock in tmp_path.glob(".*.lock"):
         lock.unlink()
     tmp_path.chmod(0o555)
     try:
         if os.access(tmp_path, os.W_OK):
             pytest.skip("this user may write anywhere")
-        assert len(central("fashion-mnist", tmp_path).x) == 60000
+        assert len(load_central("fashion-mnist", tmp_path).x) == 60000
     finally:
         tmp_path.chmod(0o755)
 
@@ -116,7 +116,7 @@ def pickled(folder: Path, files: dict[str, Any]) -> dict[str, str]:
 
 
 def pictures(n: int, start: int = 0) -> np.ndarray:
-    """uint8 [n, 3, 32, 32], different in every place."""
+    """Return uint8 [n, 3, 32, 32], different in every place."""
     return (np.arange(start, start + n * 3072) % 251).astype(np.uint8).reshape(n, 3, 32, 32)
 
 
@@ -143,7 +143,7 @@ def test_batches_of_cifar_become_pictures_channel_first(
     monkeypatch.setattr(loader, "train_list", [[file, sums[file]] for file in names[:-1]])
     monkeypatch.setattr(loader, "test_list", [[names[-1], sums[names[-1]]]])
     monkeypatch.setattr(loader, "meta", loader.meta | {"md5": sums[loader.meta["filename"]]})
-    data = central(name, tmp_path)
+    data = load_central(name, tmp_path)
     assert (data.name, data.outputs, data.x.dtype, data.x.flags["C_CONTIGUOUS"]) == (
         name,
         classes,
@@ -171,7 +171,7 @@ def test_house_numbers_become_pictures_channel_first_and_ten_is_zero(
         )
         split[part] = ["http://127.0.0.1:9/", path.name, md5(path)]
     monkeypatch.setattr(loader, "split_list", split)
-    data = central("svhn", tmp_path)
+    data = load_central("svhn", tmp_path)
     assert (data.outputs, data.y.tolist(), data.y_held.tolist()) == (10, [0, 1, 9], [2, 0])
     assert np.array_equal(data.x, pictures(3))
     assert np.array_equal(data.x_held, pictures(2, 5))
@@ -183,7 +183,7 @@ def test_house_numbers_without_scipy_name_the_extra_before_any_download(
     monkeypatch.setitem(sys.modules, "scipy", None)
     monkeypatch.delitem(sys.modules, "scipy.io", raising=False)
     with pytest.raises(MissingExtra, match=r"'scipy'.*pip install 'espalier\[data\]'"):
-        central("svhn", tmp_path / "data")
+        load_central("svhn", tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 
@@ -203,7 +203,7 @@ def test_cinic_10_is_unpacked_once_and_read(
         for part in ("train", "valid", "test"):
             tar.add(tmp_path / "source" / part, f"{inside}{part}")
     monkeypatch.setattr(vision, "CINIC_MD5", md5(archive))
-    data = central("cinic10", tmp_path)
+    data = load_central("cinic10", tmp_path)
     assert (data.name, data.outputs, data.y.tolist(), data.y_held.tolist()) == (
         "cinic10",
         2,
@@ -213,18 +213,18 @@ def test_cinic_10_is_unpacked_once_and_read(
     assert np.array_equal(data.x[1], pictures(1, 1)[0])
     assert np.array_equal(data.x_held[0], pictures(1, 20)[0])
     archive.unlink()
-    assert np.array_equal(central("cinic10", tmp_path).x, data.x)
+    assert np.array_equal(load_central("cinic10", tmp_path).x, data.x)
     assert not list(tmp_path.glob(".cinic10-*"))
 
 
 @pytest.mark.parametrize("name", ["/etc/away", "../away", "a/../../away"])
 def test_without_pythons_filter_nothing_is_unpacked_outside_the_folder(name: str) -> None:
     """Python 3.11.2, which Debian 12 has, knows no filter."""
-    assert vision._harmless(tarfile.TarInfo("train/cat/1.png"))
-    assert not vision._harmless(tarfile.TarInfo(name))
+    assert vision._is_harmless(tarfile.TarInfo("train/cat/1.png"))
+    assert not vision._is_harmless(tarfile.TarInfo(name))
     link = tarfile.TarInfo("train/link")
     link.type = tarfile.SYMTYPE
-    assert not vision._harmless(link)
+    assert not vision._is_harmless(link)
 
 
 @pytest.mark.parametrize(
@@ -241,9 +241,9 @@ def test_without_a_cache_and_a_network_it_says_what_to_do(
 ) -> None:
     with pytest.raises(
         DataError,
-        match=rf"{name}: neither in .*{place} nor to be downloaded .*{files}.*--data-root",
+        match=rf"{name}: not found in .*{place}.*download failed.*{files}.*--data-root",
     ):
-        central(name, tmp_path)
+        load_central(name, tmp_path)
 
 
 def test_a_damaged_file_is_not_read(tmp_path: Path, offline: None) -> None:
@@ -251,5 +251,5 @@ def test_a_damaged_file_is_not_read(tmp_path: Path, offline: None) -> None:
     labels = tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte.gz"
     labels.chmod(0o644)
     labels.write_bytes(labels.read_bytes()[:-4] + b"\0\0\0\0")
-    with pytest.raises(DataError, match="mnist: neither in"):
-        central("mnist", tmp_path)
+    with pytest.raises(DataError, match="mnist: not found in"):
+        load_central("mnist", tmp_path)

@@ -1,5 +1,5 @@
-"""Weights come once, survive the process, and go first where there is no room; one task is worked
-on at a time, the others wait.
+"""Weights are downloaded once, survive the process, and are removed first from a full disk. Tasks
+run one at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def agent(tmp_path: Path) -> Agent:
     return agent
 
 
-def test_weights_come_once_and_tasks_are_done_in_their_order(agent: Agent) -> None:
+def test_weights_are_downloaded_once_and_tasks_run_in_order(agent: Agent) -> None:
     first, second = task(1), task(1, work="evaluate")
     agent.clerk.tell(first)
     agent.ask(second)
@@ -37,9 +37,7 @@ def test_weights_come_once_and_tasks_are_done_in_their_order(agent: Agent) -> No
 def test_weights_that_are_published_elsewhere_meanwhile_are_fetched_from_there(
     agent: Agent,
 ) -> None:
-    """By a coordinator that resumed the round, say: it asks for the same, and names another
-    slot.
-    """
+    """A coordinator that resumed the round may ask for the same task with another slot."""
     old, new = replace(task(), slot="elsewhere"), task()
     agent.ask(old)
     assert agent.participant.state == "download"
@@ -47,7 +45,7 @@ def test_weights_that_are_published_elsewhere_meanwhile_are_fetched_from_there(
     assert agent.hand.begun == [new]
 
 
-def test_a_task_whose_time_is_up_is_given_up_unless_it_was_asked_for_again(agent: Agent) -> None:
+def test_a_task_is_dropped_at_its_deadline_unless_it_was_repeated(agent: Agent) -> None:
     agent.ask(task())
     agent.clock.now = 40.0
     agent.ask(task())
@@ -72,7 +70,7 @@ def test_weights_that_an_earlier_process_left_are_not_fetched_again(
     assert (agent.fetched > 0, again.fetched) == (True, 0)
 
 
-def test_weights_that_the_disk_spoilt_are_fetched_again(agent: Agent, tmp_path: Path) -> None:
+def test_damaged_weights_are_fetched_again(agent: Agent, tmp_path: Path) -> None:
     agent.ask(task())
     clerk = agent.stop()
     (tmp_path / f"{task().digest}.weights").write_bytes(b"\1" * 3000)
@@ -83,7 +81,7 @@ def test_weights_that_the_disk_spoilt_are_fetched_again(agent: Agent, tmp_path: 
     assert (tmp_path / f"{task().digest}.weights").read_bytes() == bytes(3000)
 
 
-def test_the_oldest_weights_go_where_the_spool_is_full_but_never_those_in_use(
+def test_a_full_spool_removes_the_oldest_weights_but_never_those_in_use(
     tmp_path: Path,
 ) -> None:
     agent = Agent(Spool(tmp_path, lasting=True, limit=7000))
@@ -97,7 +95,7 @@ def test_the_oldest_weights_go_where_the_spool_is_full_but_never_those_in_use(
     assert there == {task(weights=bytes([number]) * 3000).digest for number in (2, 3)}
 
 
-def test_a_full_disk_first_costs_what_can_be_had_again_and_then_the_task(
+def test_a_full_disk_first_removes_weights_and_then_fails_the_task(
     agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent.ask(task())

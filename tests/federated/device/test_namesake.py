@@ -1,5 +1,5 @@
-"""Two agents of one name: the newer stays, the older leaves soon, and nobody leaves because of its
-own lost connection.
+"""Of two agents with one name, the older leaves soon. No agent leaves because of its own lost
+connection.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def gone(session: str) -> Status:
 
 
 class Namesake:
-    """What one agent knows so far."""
+    """The state of one agent."""
 
     def __init__(self, session: str) -> None:
         self.session, self.known = session, Known()
@@ -55,7 +55,7 @@ def born(session: str = "m") -> Namesake:
     return namesake
 
 
-def test_a_birth_after_ones_own_means_to_leave_and_one_before_it_means_to_stay() -> None:
+def test_an_agent_leaves_after_a_later_birth_and_stays_after_an_earlier_one() -> None:
     """The broker has one order for both: whatever the sessions, exactly one leaves."""
     for older, newer in (("a", "b"), ("b", "a")):
         first, second = Namesake(older), Namesake(newer)
@@ -66,9 +66,9 @@ def test_a_birth_after_ones_own_means_to_leave_and_one_before_it_means_to_stay()
         )
 
 
-def test_an_earlier_life_turns_nobody_away() -> None:
-    """Its status was retained at the join, and may be so again where a broker lost what came
-    later.
+def test_the_status_of_an_earlier_process_makes_nobody_leave() -> None:
+    """Its status was retained at the join, and may be retained again after a broker lost later
+    ones.
     """
     namesake = Namesake("m")
     assert [
@@ -83,7 +83,7 @@ def test_an_earlier_life_turns_nobody_away() -> None:
     )
 
 
-def test_who_comes_back_twice_and_finds_another_born_after_its_own_birth_leaves() -> None:
+def test_an_agent_leaves_if_it_finds_the_same_namesake_at_two_returns() -> None:
     for mine in ("a", "z"):
         namesake = born(mine)
         namesake.returned()
@@ -109,7 +109,7 @@ def test_who_comes_back_twice_and_finds_another_born_after_its_own_birth_leaves(
         assert namesake.hear(here("n"), retained=True) == "leave"
 
 
-def test_who_is_told_by_one_that_it_found_leaves() -> None:
+def test_an_agent_leaves_when_a_namesake_that_it_found_answers() -> None:
     namesake = born()
     namesake.returned()
     assert namesake.hear(here("n"), retained=True) == ""
@@ -131,7 +131,7 @@ def test_one_of_two_namesakes_leaves_even_if_the_broker_forgot_the_older_one() -
     assert verdicts == ["", "", "leave"]
 
 
-def test_two_that_both_think_themselves_newer_do_not_argue_for_ever() -> None:
+def test_two_agents_that_both_consider_themselves_newer_settle_it() -> None:
     pair = {"a": Namesake("a"), "b": Namesake("b")}
     for mine, namesake in pair.items():
         namesake.hear(here("b" if mine == "a" else "a"), retained=False)
@@ -152,14 +152,14 @@ def joined(link: Link, folder: Path, session: str) -> Participant:
 
 
 def turned(participants: list[Participant], seconds: float) -> None:
-    """Gives each its turns, until the time is over or one of them is."""
+    """Give each agent its turns until the time is over or one of them has ended."""
     until, going = time.monotonic() + seconds, True
     while going and time.monotonic() < until:
         for participant in participants:
             going = participant.turn(0.01) and going
 
 
-def test_an_agent_stays_whose_broker_went_back_to_an_earlier_life_that_it_never_heard_of(
+def test_an_agent_stays_if_its_broker_restored_an_unknown_earlier_status(
     tmp_path: Path,
 ) -> None:
     broker = MemoryBroker()
@@ -168,7 +168,7 @@ def test_an_agent_stays_whose_broker_went_back_to_an_earlier_life_that_it_never_
     turned([agent], 0.05)
     link.drop()
     broker.retained[topics.status(RUN, AGENT)] = envelope.encode(here("two-lives-ago"))
-    link.mend()
+    link.restore()
     turned([agent], 0.05)
     assert agent.over == ""
     assert broker.retained[topics.status(RUN, AGENT)] == envelope.encode(here("m"))
@@ -183,7 +183,7 @@ def test_an_agent_that_only_lost_its_connection_stays(tmp_path: Path) -> None:
     for _ in range(3):
         link.drop()
         turned([agent], 0.02)
-        link.mend()
+        link.restore()
         turned([agent], 0.05)
     assert agent.over == ""
 
@@ -200,9 +200,10 @@ def linked(address: str, session: str) -> Link:
     )
 
 
+@pytest.mark.beside
 @pytest.mark.broker
 @pytest.mark.parametrize(("older", "newer"), [("a", "z"), ("z", "a")])
-def test_over_a_real_broker_one_of_one_name_stays_and_the_other_leaves_within_seconds(
+def test_over_a_real_broker_one_of_two_namesakes_leaves_within_seconds(
     broker: Broker, tmp_path: Path, older: str, newer: str
 ) -> None:
     """The older is thrown out at once, tries again after 1 to 2 s and throws the newer out, which
@@ -228,8 +229,9 @@ def test_over_a_real_broker_one_of_one_name_stays_and_the_other_leaves_within_se
         assert second.over == ""
 
 
+@pytest.mark.beside
 @pytest.mark.broker
-def test_over_a_real_broker_a_cut_connection_and_a_device_that_starts_anew_turn_nobody_away(
+def test_over_a_real_broker_nobody_leaves_after_a_cut_connection_or_a_device_restart(
     broker: Broker, tmp_path: Path
 ) -> None:
     with contextlib.ExitStack() as stack:

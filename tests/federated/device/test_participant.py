@@ -1,5 +1,5 @@
-"""The driver of an agent: pauses and new measurements in a whole run, and what outlives links,
-processes and coordinators.
+"""The driver of an agent: pauses and new measurements in a whole run, and recovery from the loss of
+links, processes and coordinators.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SMALL = {
 
 
 def trained(folder: Path, round_: int) -> dict[str, str]:
-    """How each agent that was asked to train in a round ended."""
+    """Return the outcome of each agent that was asked to train in a round."""
     store = Store.open(folder / "runs", RUN, read_only=True)
     try:
         return {entry.agent: entry.outcome for entry in store.entries(round_)}
@@ -46,7 +46,7 @@ def test_a_paused_agent_is_not_asked_until_it_may_work_again(
     """The first agent's rounds end when the second one came, when it has paused, and when it goes
     on.
     """
-    monkeypatch.setattr("federated.device.step.LOOK", 0.02)
+    monkeypatch.setattr("federated.device.agent_step.LOOK", 0.02)
     why, begun = {"now": ""}, threading.Event()
     fleets: list[Fleet] = []
 
@@ -78,11 +78,11 @@ def test_a_paused_agent_is_not_asked_until_it_may_work_again(
     ]
 
 
-def test_a_task_that_comes_to_a_paused_agent_is_declined_with_the_reason(
+def test_a_paused_agent_declines_a_task_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The coordinator does not know that the agent paused: the status that says so is lost."""
-    monkeypatch.setattr("federated.device.step.LOOK", 0.02)
+    monkeypatch.setattr("federated.device.agent_step.LOOK", 0.02)
     why = {"now": ""}
     member = Member("a1", digits(1, 2), pause=lambda: why["now"])
 
@@ -106,14 +106,14 @@ def test_a_task_that_comes_to_a_paused_agent_is_declined_with_the_reason(
     assert "paused: 72 C, not below 70 C" in outcomes
 
 
-def test_what_a_device_measured_again_is_what_the_coordinator_goes_by(tmp_path: Path) -> None:
+def test_the_coordinator_uses_a_device_s_new_measurements(tmp_path: Path) -> None:
     member = Member("a1", digits(1, 2), speed=0.01)
 
     def slow_down(update: Update) -> Update:
         if update.work == "train" and update.round == 1:
             assert member.participant is not None
             old = member.participant.profile
-            member.participant.remeasured(
+            member.participant.update_profile(
                 replace(
                     old,
                     cpus=0.5,
@@ -137,7 +137,7 @@ def card(agent: Agent, run: messages.Run) -> None:
     agent.clerk.link.publish(topics.run(HAND_RUN), envelope.encode(run), retain=True)
 
 
-def test_a_coordinator_that_comes_back_takes_no_work_away(tmp_path: Path) -> None:
+def test_a_coordinator_restart_keeps_all_tasks(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
     (offer,) = agent.work(task())
     agent.clerk.tell(task(1, work="evaluate"))
@@ -152,7 +152,7 @@ def test_a_coordinator_that_comes_back_takes_no_work_away(tmp_path: Path) -> Non
     assert len(agent.hand.begun) == 2
 
 
-def test_a_run_that_changed_takes_the_work_away(tmp_path: Path) -> None:
+def test_a_changed_run_drops_all_tasks(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
     agent.work(task())
     card(agent, replace(CARD, session="s2", batch=16))
@@ -181,7 +181,7 @@ def test_a_run_that_changed_takes_the_work_away(tmp_path: Path) -> None:
         "of one round",
     ],
 )
-def test_a_newer_task_takes_the_place_of_an_older_one(
+def test_a_newer_task_replaces_an_older_one(
     tmp_path: Path, old: Task, new: Task, goes: bool
 ) -> None:
     agent = Agent(tmp_path)
@@ -192,7 +192,7 @@ def test_a_newer_task_takes_the_place_of_an_older_one(
     assert (tmp_path / f"{old.transfer}.update").exists() != goes
 
 
-def test_an_agent_that_was_killed_offers_again_and_does_nothing_twice(tmp_path: Path) -> None:
+def test_a_killed_agent_offers_its_update_again_without_repeating_work(tmp_path: Path) -> None:
     first = Agent(tmp_path)
     (offer,) = first.work(task())
     second = Agent(tmp_path, first.stop(), "s2", replace(CARD, session="s7"))
@@ -206,7 +206,7 @@ def test_an_agent_that_was_killed_offers_again_and_does_nothing_twice(tmp_path: 
     assert second.participant.state == "idle"
 
 
-def test_one_that_is_stopped_leaves_its_updates_for_the_next_and_one_whose_run_is_over_nothing(
+def test_a_stopped_agent_leaves_its_updates_and_the_end_of_a_run_leaves_nothing(
     tmp_path: Path,
 ) -> None:
     first = Agent(tmp_path)
@@ -222,7 +222,7 @@ def test_one_that_is_stopped_leaves_its_updates_for_the_next_and_one_whose_run_i
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_finished_update_outlives_its_deadline_and_a_task_does_not(tmp_path: Path) -> None:
+def test_a_finished_update_survives_its_deadline_and_a_task_does_not(tmp_path: Path) -> None:
     """The coordinator may have been away all the while; it says itself what is too late."""
     agent = Agent(tmp_path)
     agent.work(task())
@@ -234,7 +234,7 @@ def test_a_finished_update_outlives_its_deadline_and_a_task_does_not(tmp_path: P
     assert agent.participant.state == "send"
 
 
-def test_nothing_is_said_while_the_link_is_down_and_everything_after_it(tmp_path: Path) -> None:
+def test_nothing_is_sent_while_the_link_is_down_and_everything_afterwards(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
     (offer,) = agent.work(task())
     agent.clerk.statuses.clear()
@@ -244,25 +244,25 @@ def test_nothing_is_said_while_the_link_is_down_and_everything_after_it(tmp_path
         agent.clock.now = 60.0 * minute
         agent.participant.turn(0)
     assert agent.link.sent_bytes == sent
-    agent.link.mend()
+    agent.link.restore()
     assert agent.turn() == [offer]
     assert agent.clerk.statuses[-1] == messages.Status(AGENT, "s1", True)
 
 
-def test_a_failure_while_the_link_was_down_is_heard_with_its_return(tmp_path: Path) -> None:
+def test_a_failure_while_the_link_was_down_is_sent_afterwards(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
     agent.clerk.shelve(bytes(3000))
     agent.ask(task())
     agent.link.drop()
     agent.hand.end(reason="out of memory")
     assert agent.turn() == []
-    agent.link.mend()
+    agent.link.restore()
     (failure,) = agent.turn()
     assert isinstance(failure, messages.Failure)
     assert failure.reason == "out of memory"
 
 
-def test_a_failure_that_a_broker_took_with_it_is_said_again_and_not_tried_again(
+def test_a_failure_that_a_broker_lost_is_sent_again_without_a_retry(
     tmp_path: Path,
 ) -> None:
     agent = Agent(tmp_path)
@@ -278,7 +278,7 @@ def test_a_failure_that_a_broker_took_with_it_is_said_again_and_not_tried_again(
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_of_two_agents_of_one_name_the_older_leaves_and_keeps_its_update(
+def test_the_older_of_two_namesakes_leaves_and_keeps_its_update(
     tmp_path: Path, before: bool
 ) -> None:
     clerk = Clerk(MemoryBroker())
@@ -302,7 +302,7 @@ def test_of_two_agents_of_one_name_the_older_leaves_and_keeps_its_update(
         )
     agent.participant.leave()
     agent.spool.close()
-    assert [kept.manifest for kept in lasting(tmp_path).left(CARD)] == [offer.manifest]  # type: ignore[union-attr]
+    assert [kept.manifest for kept in lasting(tmp_path).load_updates(CARD)] == [offer.manifest]  # type: ignore[union-attr]
 
 
 def test_an_update_of_another_agent_in_a_copied_spool_is_dropped(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_an_update_of_another_agent_in_a_copied_spool_is_dropped(tmp_path: Path)
     assert not note.exists()
 
 
-def test_a_spool_over_its_limit_gives_up_the_oldest_update(tmp_path: Path) -> None:
+def test_a_spool_over_its_limit_discards_the_oldest_update(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
     agent.spool.limit = 12_000
     agent.work(task(1), b"u" * 5000)
@@ -331,7 +331,7 @@ def test_a_spool_over_its_limit_gives_up_the_oldest_update(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "reason", ["", "round 1 awaits no such update"], ids=["accepted", "refused"]
 )
-def test_an_answer_ends_an_update_here_and_on_disk(tmp_path: Path, reason: str) -> None:
+def test_an_answered_update_is_removed_from_memory_and_disk(tmp_path: Path, reason: str) -> None:
     agent = Agent(tmp_path)
     agent.work(task())
     for _ in range(2):  # it may come twice
@@ -342,7 +342,7 @@ def test_an_answer_ends_an_update_here_and_on_disk(tmp_path: Path, reason: str) 
     assert agent.participant.state == "idle"
 
 
-def test_updates_that_are_finished_while_the_link_is_down_are_offered_in_their_order(
+def test_updates_finished_while_the_link_is_down_are_offered_in_order(
     tmp_path: Path,
 ) -> None:
     """And no questions after them meanwhile, with which a queue would fill up over the hours."""
@@ -355,14 +355,14 @@ def test_updates_that_are_finished_while_the_link_is_down_are_offered_in_their_o
         agent.clock.now = float(now)
         agent.participant.turn(0)
     assert agent.clerk.hear() == []
-    agent.link.mend()
+    agent.link.restore()
     assert [said.work for said in agent.turn() if isinstance(said, messages.Offer)] == [
         "train",
         "evaluate",
     ]
 
 
-def test_an_agent_ends_with_its_run_though_the_goodbye_gives_no_reason(tmp_path: Path) -> None:
+def test_a_goodbye_without_a_reason_ends_an_agent(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
     agent.clerk.tell(messages.Goodbye(""))
     agent.turn()
@@ -377,11 +377,11 @@ def test_an_update_that_cannot_be_read_is_a_failure_with_the_reason(tmp_path: Pa
     (tmp_path / f"{task().transfer}.update").unlink()
     (failure,) = agent.turn()
     assert isinstance(failure, messages.Failure)
-    assert "its update cannot be read" in failure.reason
+    assert "cannot read its update" in failure.reason
     assert agent.participant.state == "idle"
 
 
-def test_a_task_that_is_given_up_leaves_no_update_though_it_was_just_done(tmp_path: Path) -> None:
+def test_a_task_dropped_just_after_its_end_leaves_no_update(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
     agent.clerk.shelve(bytes(3000))
     agent.ask(task())

@@ -1,10 +1,10 @@
-"""Steps are predicted from a few small submodels: of machines whose prices are known, and of one
-that was measured.
+"""Steps are predicted from a few small submodels, for machines with known prices and for a measured
+one.
 
-`step_times.csv`: seconds of a training step (the quickest of many, batch 32, images of 3 x 32 x 32,
-one thread of an x86 server with AVX-512 on which nothing else ran), and bytes of the process,
-before the network was built and at the most. Each model's first three rows are like the submodels
-that a device times, and the others are predicted from them.
+`step_times.csv`: seconds of a training step (the fastest of many, batch 32, images of 3 x 32 x 32,
+one thread of an otherwise idle x86 server with AVX-512), and bytes of the process before the
+network was built and at the peak. The first three rows of each model are like the submodels that a
+device times; the others are predicted from them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import pytest
 from federated.device.prediction import (
     KINDS,
     TRUST,
-    asked,
+    count_work,
     fit,
-    fitted,
+    fit_machine,
     latency_seconds,
     step_seconds,
 )
 from federated.task import Timing
 from models.cost import cost
 from models.families.catalogue import full, menu, network, probes
+from models.pass_work import work
 from models.submodel import Moments, Submodel
-from models.work import work
 from tests.support.families import SMALL, small
 
 NETWORK = network("preresnet", (1, 8, 8), 10)
@@ -41,7 +41,7 @@ MODELS = ("preresnet-18", "mobilenet-v2-cifar", "vit-tiny-32")
 
 @lru_cache
 def measured(model: str) -> list[tuple[Submodel, float, int, int]]:
-    """Submodel, seconds, and bytes before and at the most, of each row."""
+    """Return the submodel, the seconds, and the bytes before and at the peak, of each row."""
     with MEASURED.open() as file:
         rows = [row for row in csv.DictReader(file) if row["model"] == model]
     made = network(model, (3, 32, 32), 10, Moments((127.0,), (60.0,)))
@@ -64,8 +64,10 @@ def law(
     *,
     training: bool = True,
 ) -> float:
-    """Seconds on a machine of 16 lanes whose prices are `off` times those of its kind."""
-    return float(asked(submodel, batch, 16, training) @ np.multiply(KINDS[2].prices, off)) / speed
+    """Return the seconds on a machine with 16 lanes and prices of `off` times those of its kind."""
+    return (
+        float(count_work(submodel, batch, 16, training) @ np.multiply(KINDS[2].prices, off)) / speed
+    )
 
 
 def timings(
@@ -100,11 +102,11 @@ def test_a_machine_whose_prices_are_unlike_its_kind_is_predicted_nearly(off):
 
 
 def test_an_accelerator_is_told_from_a_processor():
-    """To it a call costs 50 times as much, beside the rest."""
+    """On an accelerator a call costs 50 times as much, relative to other work."""
     made = network("preresnet-18", (3, 32, 32), 10)
     known = tuple(Timing(s, 32, law(s, 32, 1e11, (1, 1, 50))) for s in probes(made, (1, 2)))
-    assert fitted(known, True)[0] == KINDS[-1]
-    assert fitted(timings(32, 1e11, (1, 1, 1)), True)[0] == KINDS[2]
+    assert fit_machine(known, True)[0] == KINDS[-1]
+    assert fit_machine(timings(32, 1e11, (1, 1, 1)), True)[0] == KINDS[2]
     for submodel in menu(made, (0.2, 1.0), (1, 2)):
         assert step_seconds(known, submodel, 32) == pytest.approx(
             law(submodel, 32, 1e11, (1, 1, 50)), rel=0.01
@@ -150,7 +152,7 @@ def test_another_batch_is_predicted_too():
         )
 
 
-def test_what_was_timed_is_not_predicted_and_nothing_timed_is_nothing_known():
+def test_a_timed_submodel_is_not_predicted_and_without_timings_nothing_is():
     odd = (*timings(32, 1e11, (1, 1, 1)), Timing(MENU[-1], 32, 7.0))
     assert step_seconds(odd, MENU[-1], 32) == 7.0
     assert step_seconds((), MENU[-1], 32) == latency_seconds((), MENU[-1]) == 0.0
@@ -160,7 +162,7 @@ def test_what_was_timed_is_not_predicted_and_nothing_timed_is_nothing_known():
 def test_wider_and_deeper_takes_longer_in_every_family(family):
     made = small(family)
     known = [
-        Timing(s, 32, float(asked(s, 32, 8, True) @ (2e-11, 1e-10, 5e-5)))
+        Timing(s, 32, float(count_work(s, 32, 8, True) @ (2e-11, 1e-10, 5e-5)))
         for s in probes(made, (1, 10**6))
     ]
     deepest = tuple(map(len, full(made).mask))
@@ -171,6 +173,7 @@ def test_wider_and_deeper_takes_longer_in_every_family(family):
         assert step_seconds(known, shallow, 32) < step_seconds(known, wide, 32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_steps_of_a_real_machine_are_within_ten_percent_on_average_and_thirty_at_worst(model):
     rows = measured(model)
@@ -191,6 +194,7 @@ def test_steps_of_a_real_machine_are_within_ten_percent_on_average_and_thirty_at
     assert np.mean(errors) < np.mean(rival) / 2, "multiply-adds alone say less than half as well"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_the_memory_of_a_real_process_is_within_a_factor_of_one_point_four(model):
     for submodel, _, base, peak in measured(model):

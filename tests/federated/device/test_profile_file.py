@@ -1,13 +1,18 @@
-"""Sheets: what a device wrote is what a coordinator reads, and what is wrong with a file is said in
-one line.
-"""
+"""Sheets: a coordinator reads the file of a device, and an invalid file gives a short error."""
 
 import json
 from dataclasses import replace
 
 import pytest
 
-from federated.device.profile_file import Calibration, Circumstances, Sheet, profile_of, read, write
+from federated.device.profile_file import (
+    Calibration,
+    Circumstances,
+    Sheet,
+    read,
+    select_profile,
+    write,
+)
 from federated.errors import ConfigError
 from federated.task import Board, Card, Profile, Timing
 from models.submodel import Network, Submodel
@@ -51,7 +56,7 @@ def sheet(*calibrations):
 
 
 def changed(tmp_path, change):
-    """The path of a sheet's file after a change of its JSON."""
+    """Return the path of a sheet after a change of its JSON."""
     path = tmp_path / "s.json"
     write(sheet(calibration()), path)
     found = json.loads(path.read_text())
@@ -60,13 +65,13 @@ def changed(tmp_path, change):
     return path
 
 
-def test_what_is_written_is_read_again(tmp_path):
+def test_a_written_sheet_is_read_back(tmp_path):
     write(sheet(calibration(), calibration("vit", work="infer")), tmp_path / "s.json")
     assert read(tmp_path / "s.json") == sheet(calibration(), calibration("vit", work="infer"))
     assert [path.name for path in tmp_path.iterdir()] == ["s.json"]
 
 
-def test_a_profile_takes_the_least_time_of_each_submodel_of_its_family():
+def test_a_profile_has_the_shortest_time_of_each_submodel_of_its_family():
     wide = Calibration("mobilenet", "torch", "train", 1, (timing(seconds=0.9, width=0.5),))
     found = sheet(
         calibration(),
@@ -75,20 +80,19 @@ def test_a_profile_takes_the_least_time_of_each_submodel_of_its_family():
         calibration(seconds=0.01, work="infer"),
         calibration("vit", 0.1),
     )
-    assert set(profile_of(found, "mobilenet").timings) == {
+    assert set(select_profile(found, "mobilenet").timings) == {
         timing(seconds=0.4),
         timing(seconds=0.9, width=0.5),
     }
-    assert profile_of(found, "mobilenet").board == PROFILE.board
+    assert select_profile(found, "mobilenet").board == PROFILE.board
 
 
-def test_a_family_that_was_not_timed_is_told_with_those_that_were():
+def test_the_error_of_an_untimed_family_lists_the_timed_ones():
     with pytest.raises(
         ConfigError,
-        match="'resnet' was not timed there, only mobilenet: run edge-agent profile --family "
-        "resnet",
+        match=r"'resnet'.* mobilenet.*run edge-agent profile --family resnet",
     ):
-        profile_of(sheet(calibration(), calibration("vit", work="infer")), "resnet")
+        select_profile(sheet(calibration(), calibration("vit", work="infer")), "resnet")
 
 
 @pytest.mark.parametrize(
@@ -103,15 +107,15 @@ def test_a_family_that_was_not_timed_is_told_with_those_that_were():
         (lambda s: s["calibrations"][0].update(timings=[]), "expected timings"),
         (
             lambda s: s["calibrations"][0].update(family="vit"),
-            "expected submodels of it, found some of mobilenet",
+            "expected submodels .*found some of mobilenet",
         ),
         (
             lambda s: s["calibrations"][0]["timings"][0].update(seconds=0),
-            "seconds of 1e-12 to 1e.09, found 32 and 0",
+            "1e-12 and 1e.09 seconds, found 32 and 0",
         ),
         (
             lambda s: s["calibrations"][0]["timings"][0].update(seconds=1e300),
-            "seconds of 1e-12 to 1e.09, found 32 and 1e.300",
+            "1e-12 and 1e.09 seconds, found 32 and 1e.300",
         ),
         (
             lambda s: s["calibrations"][0]["timings"][0]["submodel"].update(width=3),
@@ -119,14 +123,14 @@ def test_a_family_that_was_not_timed_is_told_with_those_that_were():
         ),
     ],
 )
-def test_a_sheet_that_cannot_be_is_refused_with_its_reason(tmp_path, change, said):
+def test_an_invalid_sheet_is_rejected_with_the_reason(tmp_path, change, said):
     path = changed(tmp_path, change)
     with pytest.raises(ConfigError, match=said) as error:
         read(path)
     assert str(error.value).startswith(f"{path}: ")
 
 
-def test_a_file_that_is_missing_or_no_json_is_told(tmp_path):
+def test_a_missing_or_malformed_file_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         read(tmp_path / "none.json")
     (tmp_path / "s.json").write_bytes(b"\x93NUMPY")
@@ -136,7 +140,7 @@ def test_a_file_that_is_missing_or_no_json_is_told(tmp_path):
         write(sheet(), tmp_path / "nowhere" / "s.json")
 
 
-def test_a_network_of_ones_own_is_only_taken_when_it_was_named(tmp_path):
+def test_an_own_network_is_accepted_only_if_it_was_named(tmp_path):
     write(sheet(calibration("os:system")), tmp_path / "s.json")
     with pytest.raises(ConfigError, match="whose code would run here"):
         read(tmp_path / "s.json")

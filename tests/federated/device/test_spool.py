@@ -1,4 +1,4 @@
-"""What an agent's folder keeps for the next process, and what it does not."""
+"""The files in an agent's folder that the next process finds, and those that are removed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from federated.device.spool import AGE, InUse, Kept, Spool, identity
+from federated.device.spool import AGE, InUse, Spool, SpooledUpdate, identify_run
 from federated.errors import StoreError
 from federated.runtime import files
 from federated.wire.chunks import split
@@ -20,27 +20,27 @@ from tests.support.clerk import CARD, lasting, task
 UPDATE = bytes(range(200)) * 10
 
 
-def finished(spool: Spool, round: int = 1, update: bytes = UPDATE, run=CARD) -> Kept:
-    path = spool.update(task(round).transfer)
+def finished(spool: Spool, round: int = 1, update: bytes = UPDATE, run=CARD) -> SpooledUpdate:
+    path = spool.update_path(task(round).transfer)
     path.write_bytes(update)
-    kept = Kept(task(round), split(update, 1024, task(round).transfer), path)
-    spool.keep(kept, run)
+    kept = SpooledUpdate(task(round), split(update, 1024, task(round).transfer), path)
+    spool.note(kept, run)
     return kept
 
 
-def test_a_finished_update_is_there_for_the_next_process(tmp_path: Path) -> None:
+def test_the_next_process_finds_a_finished_update(tmp_path: Path) -> None:
     kept = finished(first := lasting(tmp_path))
     first.close()
-    assert list(lasting(tmp_path).left(CARD)) == [kept]
+    assert list(lasting(tmp_path).load_updates(CARD)) == [kept]
 
 
-def test_a_coordinator_that_came_back_is_of_the_same_run(tmp_path: Path) -> None:
-    assert identity(CARD) == identity(replace(CARD, session="s2"))
-    assert identity(CARD) != identity(replace(CARD, method="fedavg"))
+def test_a_restarted_coordinator_continues_the_same_run(tmp_path: Path) -> None:
+    assert identify_run(CARD) == identify_run(replace(CARD, session="s2"))
+    assert identify_run(CARD) != identify_run(replace(CARD, method="fedavg"))
     kept = finished(spool := lasting(tmp_path))
-    assert list(spool.left(replace(CARD, session="s2"))) == [kept]
-    assert list(spool.left(replace(CARD, batch=16))) == []
-    assert list(spool.left(CARD)) == [], "of a run that changed, nothing stays"
+    assert list(spool.load_updates(replace(CARD, session="s2"))) == [kept]
+    assert list(spool.load_updates(replace(CARD, batch=16))) == []
+    assert list(spool.load_updates(CARD)) == [], "of a run that changed, nothing stays"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_coordinator_that_came_back_is_of_the_same_run(tmp_path: Path) -> None
         "there is no update",
     ],
 )
-def test_what_was_never_finished_or_is_damaged_is_removed(tmp_path: Path, what: str) -> None:
+def test_incomplete_or_damaged_updates_are_removed(tmp_path: Path, what: str) -> None:
     kept = finished(spool := lasting(tmp_path))
     note = kept.path.with_suffix(".task")
     match what:
@@ -67,11 +67,27 @@ def test_what_was_never_finished_or_is_damaged_is_removed(tmp_path: Path, what: 
             note.unlink()
         case "there is no update":
             kept.path.unlink()
-    assert list(spool.left(CARD)) == []
+    assert list(spool.load_updates(CARD)) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_what_can_be_gone_on_with_stays(tmp_path: Path) -> None:
+def test_a_flipped_bit_of_a_note_is_found_or_changes_nothing(tmp_path: Path) -> None:
+    first = finished(lasting(tmp_path / "first"))
+    written = first.path.with_suffix(".task").read_bytes()
+    unchanged = 0
+    for place in range(len(written)):
+        kept = finished(spool := lasting(tmp_path / str(place)))
+        damaged = bytearray(written)
+        damaged[place] ^= 1 << (place % 8)
+        kept.path.with_suffix(".task").write_bytes(damaged)
+        found = list(spool.load_updates(CARD))
+        assert found in ([], [kept]), place
+        unchanged += found == [kept]
+        spool.close()
+    assert unchanged <= len("digest"), "only without its name is the digest not checked"
+
+
+def test_only_resumable_files_stay(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"w").hexdigest()
     there = [f"{digest}.weights", f"{'0' * 64}.weights.part", f"{'0' * 64}.weights.have"]
     for name in (
@@ -85,27 +101,27 @@ def test_only_what_can_be_gone_on_with_stays(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     (tmp_path / "old").mkdir()
     spool = lasting(tmp_path)
-    assert list(spool.left(CARD)) == []
+    assert list(spool.load_updates(CARD)) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*there, "memory"])
-    assert spool.whole() == {digest: tmp_path / there[0]}
-    assert spool.sound(tmp_path / there[0])
+    assert spool.list_weights() == {digest: tmp_path / there[0]}
+    assert spool.is_intact(tmp_path / there[0])
     (tmp_path / there[0]).write_bytes(b"v")
-    assert not spool.sound(tmp_path / there[0])
-    spool.only("1" * 64)
+    assert not spool.is_intact(tmp_path / there[0])
+    spool.remove_partial(keep="1" * 64)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([there[0], "memory"])
 
 
 def test_an_answered_update_leaves_nothing(tmp_path: Path) -> None:
     kept = finished(spool := lasting(tmp_path))
-    spool.forget(kept.manifest.transfer)
+    spool.remove_update(kept.manifest.transfer)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_spool_that_is_not_lasting_writes_no_notes_and_keeps_nothing(tmp_path: Path) -> None:
     finished(spool := Spool(tmp_path))
-    assert list(spool.left(CARD)) == []
+    assert list(spool.load_updates(CARD)) == []
     assert [path.suffix for path in tmp_path.iterdir()] == [".update"]
-    assert spool.whole() == {}
+    assert spool.list_weights() == {}
     assert spool.excess() == 0
 
 
@@ -121,13 +137,13 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     lasting(tmp_path).close()
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreError, match="cannot be used: Not a directory"):
+    with pytest.raises(StoreError, match=r"cannot use .*Not a directory"):
         lasting(tmp_path / "file" / "spool")
 
 
-def test_a_disk_that_takes_no_note_costs_only_the_restart(
+def test_a_note_that_cannot_be_written_is_only_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(path: Path, content: bytes) -> None:
@@ -136,7 +152,7 @@ def test_a_disk_that_takes_no_note_costs_only_the_restart(
     monkeypatch.setattr(files, "write", full)
     with caplog.at_level(logging.WARNING):
         kept = finished(lasting(tmp_path))
-    assert "would not outlive a restart" in caplog.text
+    assert "a restart would lose the update" in caplog.text
     assert "No space left on device" in caplog.text
     assert kept.path.read_bytes() == UPDATE
 
@@ -151,7 +167,7 @@ def test_the_limit_counts_weights_and_updates_and_not_the_memory(tmp_path: Path)
     assert spool.excess() == 200
 
 
-def test_folders_of_other_runs_go_when_they_are_old_and_nobody_holds_them(tmp_path: Path) -> None:
+def test_old_unused_folders_of_other_runs_are_removed(tmp_path: Path) -> None:
     spool = lasting(tmp_path / "now" / "a")
     old, held, young = (lasting(tmp_path / run / "a") for run in ("old", "held", "young"))
     for other in (old, held, young):
@@ -169,9 +185,7 @@ def test_folders_of_other_runs_go_when_they_are_old_and_nobody_holds_them(tmp_pa
 
 
 @pytest.mark.parametrize("written", [0.0, 4e9], ids=["in 1970", "in the future"])
-def test_a_file_of_an_impossible_age_was_written_under_a_wrong_clock_and_stays(
-    tmp_path: Path, written: float
-) -> None:
+def test_a_file_with_an_impossible_age_is_kept(tmp_path: Path, written: float) -> None:
     kept = finished(spool := lasting(tmp_path))
     os.utime(kept.path, (written, written))
     spool.tidy([])

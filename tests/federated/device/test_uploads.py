@@ -1,6 +1,4 @@
-"""Finished updates are sent as the coordinator allows, and go on where it is after a restart or a
-lost link.
-"""
+"""Finished updates are sent as the coordinator allows, also after a restart or a lost link."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ UPDATE = bytes(range(256)) * 400  # 100 chunks of 1 KiB
 
 
 class Desk:
-    """Uploads, and the coordinator that they go to."""
+    """The uploads of an agent, and its coordinator."""
 
     def __init__(self, folder: Path, chunk: int = CHUNK, clerk: Clerk | None = None) -> None:
         self.clerk = clerk or Clerk(MemoryBroker())
@@ -31,7 +29,7 @@ class Desk:
 
     def finish(self, round: int = 1, update: bytes = UPDATE) -> None:
         made = task(round)
-        path = self.spool.update(made.transfer)
+        path = self.spool.update_path(made.transfer)
         path.write_bytes(update)
         self.uploads.add(made, path, CARD)
         self.uploads.offer(made, anew=True)
@@ -40,18 +38,20 @@ class Desk:
         return [said for said in self.clerk.hear() if isinstance(said, messages.Offer)]
 
     def flow(self, now: float = 0.0) -> None:
-        """The coordinator says what it has of everything; the agent hears it and sends."""
+        """Send the bitmaps to the agent, and its chunks to the coordinator."""
         for receiver in self.clerk.receivers.values():
-            self.clerk.tell(messages.Grant(receiver.manifest.transfer, receiver.have, True))
+            self.clerk.tell(
+                messages.Grant(receiver.manifest.transfer, receiver.acknowledge(), True)
+            )
         while (delivery := self.link.receive(0)) is not None:
             message = envelope.decode(delivery.payload)
             assert isinstance(message, messages.Grant)
-            self.uploads.granted(message, now)
-        self.uploads.send(now)
+            self.uploads.take_grant(message, now)
+        self.uploads.send()
         self.clerk.hear()
 
 
-def test_a_restart_goes_on_where_the_receiver_is_in_the_pieces_of_before(tmp_path: Path) -> None:
+def test_a_restart_resumes_with_the_same_chunks(tmp_path: Path) -> None:
     first = Desk(tmp_path)
     first.finish()
     (offer,) = first.offers()
@@ -66,11 +66,11 @@ def test_a_restart_goes_on_where_the_receiver_is_in_the_pieces_of_before(tmp_pat
     assert second.offers() == [offer], "the same name, the same pieces"
     while not first.clerk.receivers[offer.manifest.transfer].complete:
         second.flow()
-    assert bytes(first.clerk.receivers[offer.manifest.transfer].finish()) == UPDATE
+    assert bytes(first.clerk.receivers[offer.manifest.transfer].verify()) == UPDATE
     assert sorted(index for _, index in first.clerk.chunks) == list(range(100)), "each chunk once"
 
 
-def test_pieces_that_no_longer_pass_are_cut_anew(tmp_path: Path) -> None:
+def test_chunks_over_a_lower_limit_are_split_again(tmp_path: Path) -> None:
     first = Desk(tmp_path, chunk=4 * CHUNK)
     first.finish()
     first.spool.close()
@@ -81,8 +81,8 @@ def test_pieces_that_no_longer_pass_are_cut_anew(tmp_path: Path) -> None:
     assert offer.manifest.chunk == CHUNK
 
 
-def test_an_answer_that_was_lost_is_asked_for_again(tmp_path: Path) -> None:
-    """The receiver has every chunk, and says so; what it says of the whole does not arrive."""
+def test_a_lost_receipt_is_requested_again(tmp_path: Path) -> None:
+    """The receiver has every chunk and acknowledges them, but its receipt is lost."""
     desk = Desk(tmp_path)
     desk.finish(update=UPDATE[:3000])
     (offer,) = desk.offers()
@@ -90,12 +90,12 @@ def test_an_answer_that_was_lost_is_asked_for_again(tmp_path: Path) -> None:
     desk.flow()
     desk.flow()
     assert desk.clerk.receivers[offer.manifest.transfer].complete
-    assert desk.uploads.stalled(STALL - 0.1) == []
-    assert desk.uploads.stalled(STALL) == [task()]
-    assert desk.uploads.stalled(STALL + 0.1) == [], "once, then after a longer while"
+    assert desk.uploads.check_stalls(STALL - 0.1) == []
+    assert desk.uploads.check_stalls(STALL) == [task()]
+    assert desk.uploads.check_stalls(STALL + 0.1) == [], "once, then after a longer while"
 
 
-def test_what_was_under_way_when_the_link_fell_is_sent_again_if_it_was_lost(tmp_path: Path) -> None:
+def test_chunks_lost_with_the_link_are_sent_again(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.finish()
     (offer,) = desk.offers()
@@ -126,12 +126,12 @@ def test_several_updates_together_stay_below_what_a_link_queues(tmp_path: Path) 
     assert AHEAD * CHUNK < desk.link.sent_bytes - sent < AHEAD * CHUNK * 1.5
 
 
-def test_an_empty_update_is_none(tmp_path: Path) -> None:
+def test_an_empty_update_is_an_error(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     with pytest.raises(ValueError, match="empty"):
         desk.finish(update=b"")
 
 
-def test_a_spool_that_does_not_last_resumes_nothing(tmp_path: Path) -> None:
+def test_a_temporary_spool_resumes_nothing(tmp_path: Path) -> None:
     uploads = Uploads(MemoryLink(MemoryBroker(), "a"), RUN, AGENT, Spool(tmp_path))
     assert list(uploads.resume(CARD)) == []

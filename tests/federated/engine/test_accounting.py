@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from federated.device.trainers.pytorch import placed
+from federated.device.trainers.pytorch import to_tensors
 from federated.engine.accounting import Pass, effort, macs
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
@@ -53,11 +53,11 @@ class Device:
         )
 
     def counted(self, seed: int = 0) -> tuple[int, int]:
-        """The same as PyTorch counts them in one local training."""
+        """Return the count of PyTorch for the same local training."""
         rng = np.random.default_rng(0)
         x, y = rng.random((SAMPLES, 1, 8, 8), dtype=np.float32), rng.integers(0, 3, SAMPLES)
         plan = self.method.place(self.state, self.submodel)
-        received = placed(
+        received = to_tensors(
             {name: value.numpy() for name, value in self.method.dispatch(self.state, plan).items()},
             "cpu",
         )
@@ -113,6 +113,7 @@ def test_moons_later_trainings_pass_the_received_and_the_previous_network_too(de
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kd", [False, True])
 def test_fjord_passes_every_width_equally_often_and_with_kd_the_own_width_each_time(device, kd):
     """Three batches and two widths: over seeds whose draws are known, the mean over the eight

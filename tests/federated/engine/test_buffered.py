@@ -14,13 +14,21 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Part, Total, fold
-from federated.engine.buffered import Base, Touched, ages, buffered, discount, rebased, touched
+from federated.engine.buffered import (
+    Base,
+    Touched,
+    ages,
+    discount,
+    find_touched,
+    make_buffered,
+    rebase_update,
+)
 from federated.errors import ConfigError
-from federated.method import Method, State, configure
+from federated.method import Method, Settings, State, configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Update
 from models.families.catalogue import initial, network
-from models.slicing import Plan, Row, Where, as_slices, present
+from models.slicing import Plan, Row, Where, as_slices, read_home
 from models.submodel import Submodel
 
 ABLE = sorted(name for name in METHODS if "buffered" in method(name).allows)
@@ -30,7 +38,7 @@ SMALL = Submodel(network("mlp", (6,), 3), 0.5, ())
 
 
 def home(length: int, upto: int) -> Row:
-    """A leading corner of a vector w."""
+    """Return a leading corner of a vector w."""
     return Row("w", ((0, upto),), "w", ((0, upto),), (length,))
 
 
@@ -41,14 +49,16 @@ def late(
     now: list[float],
     since: list[dict[Where, float | Tensor]],
 ) -> list[float]:
-    """A vector's update, rebased."""
+    """Return a vector's update, rebased."""
     then, state = (
-        State(number, {"w": torch.tensor(values)}, {})
+        State(number, {"w": torch.tensor(values)}, Settings())
         for number, values in ((0, sent), (len(since), now))
     )
     update = Update("r", 1, 1, "a", "train", SMALL, "r0", 1, 1, {"w": torch.tensor(came)})
     return (
-        rebased(state, Base(then, tuple({"w": one} for one in since)), Plan(SMALL, (row,)), update)
+        rebase_update(
+            state, Base(then, tuple({"w": one} for one in since)), Plan(SMALL, (row,)), update
+        )
         .tensors["w"]
         .tolist()
     )  # type: ignore[no-any-return]
@@ -92,14 +102,14 @@ def test_statistics_are_mixed_and_no_differences_added() -> None:
     """
     row = replace(home(1, 1), local="norm.running_var", home="norm.running_var")
     then, now = (
-        State(number, {"norm.running_var": torch.tensor([value])}, {})
+        State(number, {"norm.running_var": torch.tensor([value])}, Settings())
         for number, value in ((0, 16.0), (1, 1.0))
     )
     update = Update(
         "r", 1, 1, "a", "train", SMALL, "r0", 1, 1, {"norm.running_var": torch.tensor([9.0])}
     )
     base = Base(then, ({"norm.running_var": {((0, 1),): 1.0}},))
-    assert rebased(now, base, Plan(SMALL, (row,)), update).tensors[
+    assert rebase_update(now, base, Plan(SMALL, (row,)), update).tensors[
         "norm.running_var"
     ].item() == pytest.approx(1 + 8 / sqrt(2))
 
@@ -141,7 +151,7 @@ def test_a_total_says_what_it_touched() -> None:
         Part("m/v@small", (), (), torch.tensor(1.0), 1.0),
     ]
     fold(total, parts, ("a",))
-    found = touched(total, {"w": torch.ones(3), "v@small": torch.tensor(1.0)})
+    found = find_touched(total, {"w": torch.ones(3), "v@small": torch.tensor(1.0)})
     assert found.keys() == {"w", "v@small"}
     assert found["w"][(0, 2),].tolist() == [0, 1]  # type: ignore[union-attr]
     assert found["w"][(0, 1),] == found["v@small"][()] == 1.0
@@ -186,7 +196,7 @@ class Past:
 
     @property
     def method(self) -> Method:
-        return buffered(
+        return make_buffered(
             self.plain, lambda number, now: Base(self.states[number], tuple(self.since[number:now]))
         )
 
@@ -197,7 +207,7 @@ class Past:
         seed: int,
         change: Callable[[Tensor, torch.Generator], Tensor] | None = None,
     ) -> Update:
-        """What a device might send that started from a state."""
+        """Return an update of a device that started from a state."""
         generator = torch.Generator().manual_seed(seed)
         make = change or (
             lambda value, noise: (
@@ -232,12 +242,12 @@ class Past:
         for one in updates:
             fold(total, self.parts(one), (one.agent, one.round))
         after = self.plain.finish(self.states[-1], total, np.random.default_rng(0))
-        self.since.append(touched(total, after.tensors))
+        self.since.append(find_touched(total, after.tensors))
         self.states.append(after)
 
 
 def dense(past: Past, update: Update, row: Row) -> Tensor:
-    """Of a row, the whole tensor by the formula: ages counted entry by entry."""
+    """Rebase a whole tensor by the formula of a row, with ages counted entry by entry."""
     age = torch.zeros(row.shape)
     for one in past.since[update.round - 1 :]:
         mark = torch.zeros(row.shape)
@@ -252,7 +262,7 @@ def dense(past: Past, update: Update, row: Row) -> Tensor:
             )
         age += mark
     then, now = (
-        present(state.tensors, row.home, row.shape)[as_slices(row.there)]
+        read_home(state.tensors, row.home, row.shape)[as_slices(row.there)]
         for state in (past.states[update.round - 1], past.states[-1])
     )
     share = (1 + age[as_slices(row.there)]) ** -0.5
@@ -268,7 +278,7 @@ def test_a_late_update_is_the_formula_entry_by_entry(name: str) -> None:
         for number in (0, 1):
             update = past.update(submodel, past.states[number], 7)
             plan = past.plain.place(past.states[number], submodel)
-            found = rebased(
+            found = rebase_update(
                 past.states[-1], Base(past.states[number], tuple(past.since[number:])), plan, update
             )
             for row in plan.rows:
@@ -309,9 +319,7 @@ def same(one: Part, other: Part) -> bool:
 
 @pytest.mark.parametrize("name", [name for name in ABLE if "identity" not in method(name).breaks])
 def test_who_learned_nothing_long_ago_takes_nothing_back(name: str) -> None:
-    """What was sent and comes back untrained leaves the present state as it is, though others moved
-    it meanwhile.
-    """
+    """An untrained update leaves the state unchanged, although others moved it meanwhile."""
     past = Past(name)
     before = past.states[-1].tensors
     past.advance([past.update(past.menu[-1], past.states[0], 0, lambda value, _: value)])
@@ -324,7 +332,7 @@ def test_who_learned_nothing_long_ago_takes_nothing_back(name: str) -> None:
 
 
 def settled(name: str, past: Past) -> bool:
-    """Whether a late update can be told apart there: statistics are measurements."""
+    """Return True if a late update can be recognised in a tensor; statistics are measurements."""
     return (
         not name.partition("@")[0].endswith(("running_mean", "running_var"))
         and name in past.states[0].tensors
@@ -342,8 +350,8 @@ def test_an_update_of_an_older_window_goes_where_that_window_was() -> None:
 
 @pytest.mark.parametrize("name", UNABLE)
 def test_a_method_that_takes_no_late_updates_says_why(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"method {name} takes no late updates: "):
-        buffered(method(name), lambda number, now: Base(State(number, {}, {}), ()))
+    with pytest.raises(ConfigError, match=f"{name} does not support late updates: "):
+        make_buffered(method(name), lambda number, now: Base(State(number, {}, Settings()), ()))
 
 
 def test_most_methods_take_late_updates() -> None:

@@ -5,14 +5,15 @@ alone.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from federated.engine.aggregate import Part, Total, fold
-from federated.engine.private import gaussian, noised, private
-from federated.engine.update_norms import length
+from federated.engine.private import add_noise, draw_normal, make_private
+from federated.engine.update_norms import change_norm
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
@@ -23,12 +24,12 @@ NET = network("mlp", (40,), 3)
 
 
 def steady(seed: int = 0):
-    """A source of bytes that repeats; only tests may have one."""
+    """Return a source of repeating bytes; only tests may have one."""
     return np.random.default_rng(seed).bytes
 
 
 def silent(count: int) -> bytes:
-    """Bytes of which noise is exactly 0: the radius of the largest uniform number."""
+    """Return bytes for which the noise is exactly 0: the radius of the largest uniform number."""
     return b"\xff" * count
 
 
@@ -37,7 +38,7 @@ class Round:
 
     def __init__(self, name="fedavg", random=silent, clip=1.0, noise=1.0, **settings):
         self.plain = method(name)
-        self.method = private(self.plain, noise, clip, random)
+        self.method = make_private(self.plain, noise, clip, random)
         given = configure(self.method, {"widths": [0.5, 1.0], **settings})
         self.menu = self.method.menu(NET, given)
         self.state = self.method.start(initial(NET, 0, self.method.features), self.menu, given)
@@ -63,7 +64,7 @@ class Round:
 def test_a_change_is_shortened_to_the_clip_over_all_tensors(change):
     played = Round(clip=0.5)
     parts = played.parts(played.update(played.menu[-1], change))
-    assert length(parts, played.state.tensors) == pytest.approx(0.5, abs=1e-12)
+    assert change_norm(parts, played.state.tensors) == pytest.approx(0.5, abs=1e-12)
     moved = torch.cat([(part.value - played.state.tensors[part.home]).flatten() for part in parts])
     assert moved.numpy() == pytest.approx(
         np.full(len(moved), math.copysign(0.5 / len(moved) ** 0.5, change)), rel=1e-6
@@ -132,18 +133,18 @@ def test_noise_has_the_deviation_of_its_multiplier_on_the_sum_and_falls_on_what_
 
 
 def test_numbers_are_normal_and_independent():
-    found = gaussian(200_001, steady())
+    found = draw_normal(200_001, steady())
     assert len(found) == 200_001
     assert abs(found.mean()) < 4 / len(found) ** 0.5
     assert found.std() == pytest.approx(1, rel=4 / (2 * len(found)) ** 0.5)
     assert (np.abs(found) > 3).mean() == pytest.approx(0.0027, rel=0.2)
     half = len(found) // 2
     assert abs(np.corrcoef(found[:half], found[half : 2 * half])[0, 1]) < 4 / half**0.5
-    assert np.isfinite(gaussian(10, bytes)).all()
+    assert np.isfinite(draw_normal(10, bytes)).all()
 
 
 def test_noise_is_another_each_time():
-    assert not np.array_equal(gaussian(8), gaussian(8))
+    assert not np.array_equal(draw_normal(8), draw_normal(8))
 
 
 def test_a_sum_stays_as_it_was_and_empty_rounds_tell_nothing():
@@ -163,7 +164,7 @@ def test_rows_that_tell_of_classes_are_no_private_sum():
     total = Total()
     fold(total, [Part("w", ((0, 2),), (2,), torch.ones(2), torch.tensor([1.0, 0.0]))], ("a", 1))
     with pytest.raises(ValueError, match="classes"):
-        noised(total.sums["w"], 1.0, steady())
+        add_noise(total.sums["w"], 1.0, steady())
 
 
 def test_variates_are_part_of_the_change():
@@ -178,24 +179,24 @@ def test_variates_are_part_of_the_change():
         for name, value in sent.items()
     }
     parts = played.parts(Update("r", 1, 1, "a", "train", played.menu[-1], "0", 5, 1, new))
-    assert length(parts, played.state.tensors) == pytest.approx(0.5, abs=1e-12)
+    assert change_norm(parts, played.state.tensors) == pytest.approx(0.5, abs=1e-12)
     assert any(part.home.startswith("c/") for part in parts)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if "private" not in method(name).allows])
 def test_a_method_that_does_not_stand_it_says_why(name):
-    with pytest.raises(ConfigError, match=f"method {name} cannot be private: "):
-        private(method(name), 1.0, 1.0)
+    with pytest.raises(ConfigError, match=f"{name} does not support differential privacy: "):
+        make_private(method(name), 1.0, 1.0)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if "private" in method(name).allows])
 def test_every_method_that_allows_it_makes_a_state_of_the_same_homes_and_types(name):
-    chosen = private(method(name), 0.1, 1.0, steady())
+    chosen = make_private(method(name), 0.1, 1.0, steady())
     net = network("resnet" if name == "scalefl" else "preresnet", (1, 16, 16), 3)
     given = configure(chosen, {}, rounds=10)
     menu = chosen.menu(net, given)
     state = chosen.start(initial(net, 0, chosen.features), menu, given)
-    state = type(state)(0, state.tensors, state.settings, {menu[-1]: 1}, {})
+    state = replace(state, fleet={menu[-1]: 1})
     plan = chosen.place(state, menu[-1])
     total = Total()
     made = Update(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Part, Total, fold
-from federated.engine.server_optimizer import ServerOptimizer, adamw, covered, step
+from federated.engine.server_optimizer import ServerOptimizer, adamw, coverage_mask, step
 
 OLD = torch.tensor([1.0, 2.0, 3.0])
 HELD = torch.tensor([True, True, False])  # in the second round
@@ -16,8 +16,8 @@ HELD = torch.tensor([True, True, False])  # in the second round
 def two_steps(
     optimizer: ServerOptimizer, first: list[float], second: list[float]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """All coordinates are held in the first round, two in the second; the third then claims a
-    change, which must not count.
+    """Take two steps. All coordinates are held in the first round, two in the second; the third
+    then claims a change, which must not count.
     """
     once, moments = step(optimizer, {}, "w", OLD, torch.tensor(first))
     return step(optimizer, moments, "w", once, torch.tensor([*second, 9.0]), HELD)
@@ -115,6 +115,10 @@ def test_covered_are_the_rectangles_that_have_weight() -> None:
     rows = torch.tensor([0.0, 2.0])
     fold(total, [Part("w", ((0, 2), (0, 1)), (3, 2), torch.ones(2, 1), rows)], ("a",))
     fold(total, [Part("w", ((2, 3), (0, 2)), (3, 2), torch.ones(1, 2), 0.0)], ("b",))
-    assert covered(total.sums["w"]).tolist() == [[False, False], [True, False], [False, False]]
+    assert coverage_mask(total.sums["w"]).tolist() == [
+        [False, False],
+        [True, False],
+        [False, False],
+    ]
     fold(total, [Part("one", (), (), torch.tensor(1.0), 1.0)], ("c",))
-    assert covered(total.sums["one"]).tolist() is True
+    assert coverage_mask(total.sums["one"]).tolist() is True

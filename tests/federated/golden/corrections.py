@@ -9,7 +9,7 @@ import numpy as np
 from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.fedavg import rate
+from federated.methods.fedavg import learning_rate
 from federated.methods.fednova import normaliser
 from federated.methods.moon import contrast
 from federated.task import Update
@@ -24,8 +24,8 @@ X, Y = np.zeros((1, 1), np.float32), np.zeros(1, np.int64)
 
 
 def check_fedprox(toy):
-    """Two steps: the first goes where the file starts, where nothing pulls yet; the second is the
-    file's.
+    """Check two steps: the first goes to the start of the file, where nothing pulls yet; the second
+    is the file's.
     """
     g = golden("fedprox")
     lr, chosen, there = g["lr"], method("fedprox"), floats(g["w_global"])
@@ -50,8 +50,8 @@ def check_fedprox(toy):
 
 
 def check_scaffold(toy):
-    """Each device descends on its own parabola through the real loop, and the rounds go through the
-    real engine.
+    """Check that each device descends on its own parabola in the real loop, with rounds of the real
+    engine.
     """
     g = golden("scaffold")
     chosen = method("scaffold")
@@ -140,8 +140,8 @@ def check_moon(toy):
 
 
 def check_lr_schedules(toy):
-    """Milestones as rounds, as NeFL's authors have them, and as shares of all rounds; HeteroFL's
-    take effect in their round; DepthFL's decay.
+    """Check milestones as rounds (NeFL's authors) and as fractions of all rounds, HeteroFL's in
+    their round, and DepthFL's decay.
     """
     g = golden("lr_schedules")
     nefl = {"lr": g["nefl"]["lr0"], "rounds": g["nefl"]["T"]}
@@ -150,11 +150,11 @@ def check_lr_schedules(toy):
             method("fedavg"), {"lr": nefl["lr"], "milestones": milestones}, rounds=nefl["rounds"]
         )
         for number, expected in g["nefl"]["values"].items():
-            close(rate(settings, int(number)), expected)
+            close(learning_rate(settings, int(number)), expected)
     depthfl = configure(
         method("fedavg"), {"lr": g["depthfl"]["lr0"], "lr_decay": g["depthfl"]["decay"]}
     )
-    close([rate(depthfl, number) for number in (1, 2, 3)], [0.1, 0.0998, 0.0996004])
+    close([learning_rate(depthfl, number) for number in (1, 2, 3)], [0.1, 0.0998, 0.0996004])
     for key, lr in (
         ("heterofl_cifar_iid", g["heterofl_cifar_iid"]["lr0"]),
         ("heterofl_cifar_noniid", 0.1),
@@ -164,6 +164,9 @@ def check_lr_schedules(toy):
             method("heterofl"), {"lr": lr, "milestones": g[key]["milestones"]}, rounds=g[key]["T"]
         )
         close(
-            [rate(settings, number) for number in (1, first - 1, first, second - 1, second)],
+            [
+                learning_rate(settings, number)
+                for number in (1, first - 1, first, second - 1, second)
+            ],
             [0.1, 0.1, 0.01, 0.01, 0.001],
         )

@@ -42,8 +42,8 @@ def check_dynamicfl_branch(toy):
 
 
 def stepped(kernel, points, q):
-    """A real layer, whose output's gradient at its one place is 1 and whose input is all ones: the
-    kernel's gradient is all ones.
+    """Step a real layer, whose output's gradient at its one place is 1 and whose input is all ones:
+    the kernel's gradient is all ones.
     """
     layer = nn.Conv2d(1, 1, 3, bias=False)
     layer.weight.data = kernel.clone()

@@ -32,7 +32,7 @@ class Told(nn.Module):
 
 
 def lost(name, logits, label, options):
-    """The loss of one example, as the training loop and a method's hooks find it."""
+    """Return the loss of one example, as computed by the training loop and a method's hooks."""
     recipe = Recipe(batch=1, hook=name, options=options)
     session = open_session(
         Told(logits),
@@ -82,7 +82,9 @@ def check_depthfl(toy):
 
 
 def check_scalefl_aggregate(toy):
-    """A weight without a gradient is of no submodel: the first level has no second layer."""
+    """Check that a weight without a gradient is of no submodel: the first level has no second
+    layer.
+    """
     g = golden("scalefl_aggregate")
     before = {
         name: torch.full((g["width"],), float(g["global_value"])) for name in g["expected_both"]

@@ -13,7 +13,7 @@ from tests.support.golden import close, golden
 
 
 def check_fedrolex_index(toy):
-    """What a narrow device gets of a vector that holds its own indices."""
+    """Compare a narrow device's part of a vector that holds its own indices."""
     g = golden("fedrolex_index")
     whole = toy(lambda submodel: {"w": (kept(submodel.width, g["W"]),)})
     chosen, narrow = method("fedrolex"), Submodel(whole.network, g["rate"], whole.mask)

@@ -17,8 +17,8 @@ from tests.support.golden import close, floats, golden
 
 
 def check_fjord_aggregate(toy):
-    """Under tracked norm with separate affine: a linear layer is shared by nested means, all of the
-    norm belongs to the width.
+    """Check tracked norm with separate affine: a linear layer is shared by nested means, and the
+    whole norm belongs to the width.
     """
     g = golden("fjord_aggregate")
     whole = toy(lambda submodel: {})

@@ -34,7 +34,7 @@ def check_flexifed(toy):
 
 
 def personal(g, strategy, before, held):
-    """What each device has after one round: what it is sent, and what it kept of its own."""
+    """Return each device's tensors after one round: received ones, and its own."""
     chosen = method("flexifed")
     state = chosen.start(before, list(held.values()), configure(chosen, {"strategy": strategy}))
     state, total = (

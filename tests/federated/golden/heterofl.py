@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from federated.methods.catalogue import method
-from federated.training.objective import masked
+from federated.training.objective import mask_logits
 from models.layers.basic import Scaler
 from models.submodel import Submodel, kept
 from tests.support.golden import close, floats, golden, played
@@ -43,7 +43,7 @@ def check_heterofl_aggregate(toy):
 
 def check_heterofl_masked_ce(toy):
     g = golden("heterofl_masked_ce")
-    logits = masked(floats(g["logits"]), g["labels_present"])
+    logits = mask_logits(floats(g["logits"]), g["labels_present"])
     close(logits, g["expected_masked_logits"])
     close(cross_entropy(logits, torch.tensor(g["label"])), g["expected_loss"])
 

@@ -15,7 +15,7 @@ from tests.support.golden import close, floats, golden
 
 
 def stack(toy, depth):
-    """A toy of so many layers of one number each, and a head."""
+    """Return a toy of this number of layers of one number each, and a head."""
     layers = "sections.0.{}.weight"
     return toy(
         lambda submodel: {
@@ -31,8 +31,8 @@ def of_depth(whole, depth):
 
 
 def received(whole, updates, **given):
-    """What each size receives after one round that began with zeros; an update is (depth, layers'
-    weights, head, samples).
+    """Return the tensors that each size receives after a round from zeros; an update is (depth,
+    layers' weights, head, samples).
     """
     chosen = method("inclusivefl")
     sizes = [of_depth(whole, depth) for depth, *_ in updates]

@@ -16,7 +16,7 @@ KEYS = {
 
 
 def stepped(toy, shallow, deep, g0, gk, variant):
-    """The steps of two layers after a round of one device that moved them by g0 and gk."""
+    """Return the steps of two layers after a round of one device that moved them by g0 and gk."""
     shape = tuple(g0.shape)
     whole = toy(lambda submodel: {shallow: shape, deep: shape}, (2,))
     before = {shallow: torch.ones(shape), deep: -torch.ones(shape)}
@@ -26,7 +26,7 @@ def stepped(toy, shallow, deep, g0, gk, variant):
 
 
 def check_inco(toy):
-    """As the one kernel of a convolution under a network's names, and as a norm's weight under a
+    """Check the one kernel of a convolution under a network's names, and a norm's weight under a
     transformer's.
     """
     g = golden("inco")

@@ -55,7 +55,7 @@ def check_ordered_width(toy):
 
 
 def check_static_bn(toy):
-    """As one pass, and as two agents with a batch each, folded by batches."""
+    """Check one pass, and two agents with a batch each, folded by batches."""
     g = golden("static_bn")
     batches = [floats(b)[:, None] for b in g["batches"]]
     expected = {

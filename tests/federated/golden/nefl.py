@@ -22,7 +22,7 @@ WHOLE = full(network("resnet-small", (1, 8, 8), 10), ("steps",))
 
 
 def constant(submodel, value, **other):
-    """Tensors of one value, but for norms and steps where others are given."""
+    """Return tensors of one value, except given norms and steps."""
     norms = normalising(submodel)
     kinds = {
         name: "norm" if name in norms else "step" if name.endswith(".step") else ""
@@ -35,8 +35,8 @@ def constant(submodel, value, **other):
 
 
 def quarters(value, axes):
-    """Means over the quarters of each of the leading axes, the other axes left out; equal within a
-    quarter, as is checked.
+    """Return the means over the quarters of each of the leading axes, without the other axes. Check
+    that each quarter has equal values.
     """
     size = [n // 4 for n in value.shape[:axes]]
     view = value.reshape(*(m for n in size for m in (4, n)), -1)
@@ -47,7 +47,7 @@ def quarters(value, axes):
 
 
 def case(g, part, scaling="nefl-wd"):
-    """The tensors after the case's round, and its submodels."""
+    """Return the tensors after the case's round, and its submodels."""
     ratios, masks = (
         part.get("ps_channel_ratio", part.get("ps", g["caseW"]["ps_channel_ratio"])),
         part.get("s2D", g["caseW"]["s2D"]),
@@ -95,7 +95,9 @@ def check_nefl_nefedavg(toy):
 
 
 def steps_at_first(mask):
-    """The steps of one section of a ResNet under nefl-do, 0 for the blocks that are left out."""
+    """Return the initial steps of one section of a ResNet under nefl-do, 0 for blocks that are left
+    out.
+    """
     model, section = {9: ("resnet-56", 0), 6: ("resnet-34-nefl", 2)}[len(mask)]
     whole = full(network(model, (3, 32, 32), 10), ("steps",))
     submodel = replace(
@@ -117,8 +119,8 @@ def check_nefl_do_steps(toy):
 
 
 def check_nefl_step_forward(toy):
-    """Inverted residuals, which nothing follows after the addition, about a 1x1 convolution that
-    halves.
+    """Check inverted residuals, which nothing follows after the addition, about a 1x1 convolution
+    that halves.
     """
     g = golden("nefl_step_forward")
     section = replace(PRESETS["tiny"].sections[0], channels=2)
@@ -147,7 +149,8 @@ def check_nefl_tiers(toy):
     settings = configure(chosen, {"tiers": "index", "flex": g["flex"]})
     menu = chosen.menu(WHOLE.network, settings)
     assert len(menu) == g["num_submodels"]
-    state = State(0, {}, settings, agents={f"a{i:02d}": {} for i in range(g["num_clients"])})
+    agents = {f"a{i:02d}": {} for i in range(g["num_clients"])}
+    state = State(0, {}, settings, agents=agents, menu=menu)
     card = Card("d", (1, 8, 8), "uint8", 10, 9, 0, (0.0,), (1.0,))
     rng = np.random.default_rng(0)
     for index, allowed in g["allowed"].items():

@@ -8,15 +8,15 @@ import torch
 from federated.engine.aggregate import Total, fold
 from federated.method import State, configure
 from federated.methods.common.student import student_loss
-from federated.methods.hypernetwork.decoder import normalised, tile
-from federated.methods.hypernetwork.graph import factor
+from federated.methods.hypernetwork.decoder import normalise, tile
+from federated.methods.hypernetwork.graph import scale_factor
 from federated.methods.recipfl import recipfl_with
 from federated.task import Update
 from tests.support.golden import by_owner, close, floats, golden
 
 
 def made(phi, state, submodel):
-    """The golden file's hypernetwork: owner 0 has the small network, owner 1 the large."""
+    """Return the golden file's hypernetwork: owner 0 has the small network, owner 1 the large."""
     p = phi["p"]
     return {"w": p[:1] if submodel.owner == "0" else torch.stack([p[0] + p[1], p[0] * p[1]])}
 
@@ -72,8 +72,8 @@ def check_ghn_tile_norm(toy):
     )
     shape = g["conv_weight_ones_shape"]
     close(
-        normalised(torch.ones(shape), "weight", factor(shape)),
+        normalise(torch.ones(shape), "weight", scale_factor(shape)),
         torch.full(shape, g["expected_scale"]).tolist(),
     )
-    close(normalised(floats([1.0]), "scale", 1.0), [g["norm_w(1.0)"]])
-    close(normalised(floats([1.0]), "bias", 1.0), [g["bias(1.0)"]])
+    close(normalise(floats([1.0]), "scale", 1.0), [g["norm_w(1.0)"]])
+    close(normalise(floats([1.0]), "bias", 1.0), [g["bias(1.0)"]])

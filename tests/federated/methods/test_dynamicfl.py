@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from coordinator.assign.offers import offers
+from coordinator.assign.offers import make_offers
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.dynamicfl import SCORES, allotted
+from federated.methods.dynamicfl import SCORES, allot_branches
 from federated.task import Card, Profile, Task, Timing
 from federated.training.loop import descend, open_session
 from models.branching import BranchableLayer, branchable_layers
@@ -30,7 +30,7 @@ METHOD = method("dynamicfl")
 
 
 def examples(n=20):
-    """Images whose brightness is their class."""
+    """Return images whose brightness is their class."""
     rng = np.random.default_rng(0)
     y = np.arange(n, dtype=np.int64) % 3
     x = (rng.integers(0, 4, (n, 1, 4, 4)) + 6 * y[:, None, None, None]).astype(np.uint8)
@@ -38,14 +38,14 @@ def examples(n=20):
 
 
 def begun(net=NET, **given):
-    """The menu, and the state before the first round."""
+    """Return the menu, and the state before the first round."""
     settings = configure(METHOD, {"lr": 0.02, "batch": 8, **given})
     menu = METHOD.menu(net, settings)
     return menu, METHOD.start(initial(net, 0), menu, settings)
 
 
 def trained(state, submodel, *, number=1, kept=None, method=METHOD, data=None):
-    """What a device sends and keeps after a round."""
+    """Return the update and the memory of a device after a round."""
     sent = {
         name: value.numpy()
         for name, value in method.dispatch(state, method.place(state, submodel)).items()
@@ -58,7 +58,7 @@ def trained(state, submodel, *, number=1, kept=None, method=METHOD, data=None):
 
 
 def counted(memory):
-    """Branches of each layer in the last round, by its scores."""
+    """Return branches of each layer in the last round, by its scores."""
     return {name.removeprefix(SCORES): len(value) for name, value in memory.items()}
 
 
@@ -79,7 +79,7 @@ def test_the_menu_is_one_network_with_more_and_more_branches():
     ("given", "reason"),
     [
         ({"branches": 0}, "dynamicfl: branches: expected a whole number of at least 1, found 0"),
-        ({"branches": 6}, "preresnet has layers of at most 5, found 6"),
+        ({"branches": 6}, "at most 5 for preresnet, found 6"),
         ({"rank": 0}, "dynamicfl: rank: expected a whole number of at least 1, found 0"),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_device_gets_the_most_branches_that_its_memory_and_its_pace_allow():
 
     def given(memory):
         profile = Profile("a", "h", "s", 1.0, memory, 0.0, 1, "t", card, timings)
-        offered = offers(profile, menu, recipe, 1.0)
+        offered = make_offers(profile, menu, recipe, 1.0)
         return METHOD.assign(
             state, profile, [o.submodel for o in offered if o.fits], np.random.default_rng(0)
         ).branches, [o.step for o in offered]
@@ -119,22 +119,22 @@ def test_the_work_of_some_branches_in_every_layer_is_spent_in_order_on_all_that_
     everywhere: 4 + 4 + 1 = 9. From the bottom: a takes 4 of it and not 12; b takes 4; c the last 1.
     """
     able = {"a": row(1, 3, 3, places=4), "b": row(1, 3, 3, places=4), "c": row(1, 3, 3)}
-    assert {name: len(chosen) for name, chosen in allotted(able, 2, "abc").items()} == {
+    assert {name: len(chosen) for name, chosen in allot_branches(able, 2, "abc").items()} == {
         "a": 1,
         "b": 1,
         "c": 1,
     }
-    assert {name: len(chosen) for name, chosen in allotted(able, 2, "cab").items()} == {
+    assert {name: len(chosen) for name, chosen in allot_branches(able, 2, "cab").items()} == {
         "a": 0,
         "b": 0,
         "c": 3,
     }
-    assert {name: len(chosen) for name, chosen in allotted(able, 4, "cab").items()} == {
+    assert {name: len(chosen) for name, chosen in allot_branches(able, 4, "cab").items()} == {
         "a": 3,
         "b": 3,
         "c": 3,
     }
-    assert {name: len(chosen) for name, chosen in allotted(able, 1, "abc").items()} == {
+    assert {name: len(chosen) for name, chosen in allot_branches(able, 1, "abc").items()} == {
         "a": 0,
         "b": 0,
         "c": 0,
@@ -145,7 +145,7 @@ def test_no_order_spends_more_than_the_budget():
     able = branchable_layers(full(NET), 3)
     budget = cost(replace(full(NET), branches=2)).macs - cost(full(NET)).macs
     for order in (list(able), list(able)[::-1]):
-        chosen = allotted(able, 2, order)
+        chosen = allot_branches(able, 2, order)
         spent = sum(
             able[name].places * branch.floats
             for name, branches in chosen.items()
@@ -283,6 +283,7 @@ def test_branches_leave_nothing_behind_in_the_network():
 SMALL = {"model.name": "resnet-small", "method.name": "dynamicfl", "method.branches": 3}
 
 
+@pytest.mark.slow
 def test_three_budgets_train_three_numbers_of_branches_of_one_network(tmp_path):
     menu = METHOD.menu(network("resnet-small", (1, 8, 8), 10), configure(METHOD, {"branches": 3}))
     room = [int(cost(submodel, 32).memory / 0.8) + 1000 for submodel in menu]
@@ -308,6 +309,7 @@ def test_three_budgets_train_three_numbers_of_branches_of_one_network(tmp_path):
     assert all(np.isfinite(s.loss) for s in done.result.scores)
 
 
+@pytest.mark.slow
 def test_static_norms_are_calibrated_for_the_plain_network(tmp_path):
     fleet = [Member(f"a{i}", digits(i, 3)) for i in range(3)]
     done = federate(

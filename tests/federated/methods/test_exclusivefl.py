@@ -28,7 +28,7 @@ def start(name, **given):
 
 
 def played(chosen, state, *updates):
-    """The state after (submodel, constant, examples) each."""
+    """Return the state after (submodel, constant, examples) each."""
     total = Total()
     for index, (submodel, value, samples) in enumerate(updates):
         tensors = {name: torch.full(shape, value) for name, shape in shapes(submodel).items()}
@@ -92,7 +92,7 @@ def test_the_smallest_is_so_in_width_and_depth():
 
 @pytest.mark.parametrize("name", ["allsmall", "fedrolex", "fjord", "flexifed", "heterofl"])
 def test_a_method_that_says_itself_who_shares_has_no_such_setting(name):
-    with pytest.raises(Unknown, match=f"unknown setting of {name} 'sharing'"):
+    with pytest.raises(Unknown, match=f"unknown {name} setting 'sharing'"):
         configure(method(name), {"sharing": "architecture"})
 
 
@@ -126,6 +126,7 @@ def test_sharing_is_coverage_or_architecture():
         configure(method("exclusivefl"), {"sharing": "coverage"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("allsmall", 1), ("exclusivefl", 2)])
 def test_a_fleet_learns_digits_with_every_size(tmp_path: Path, name: str, count: int) -> None:
     fleet = [Member(f"a{i}", digits(i, 3)) for i in range(3)]

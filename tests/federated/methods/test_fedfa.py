@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.common.central import central_norm
-from federated.methods.fedfa import depths, scaled
+from federated.methods.fedfa import depths, is_scaled
 from models.families.catalogue import full, initial, network, normalising, shapes
 from tests.support.rounds import NET, played, start
 
@@ -37,7 +37,7 @@ def test_the_norm_agrees_with_numpys_percentile(values):
     "kind", ["normal", "sorted", "ties", "mostly zero", "outliers", "constant", "periodic"]
 )
 def test_the_norm_of_a_large_layer_is_exact(kind):
-    """Whether the sample guesses well, badly or is made of ties."""
+    """The sample may estimate well, badly, or consist of ties."""
     values = np.random.default_rng(0).standard_normal(200_000).astype(np.float32)
     match kind:
         case "sorted":
@@ -151,7 +151,7 @@ def test_biases_and_norms_of_several_axes_are_no_layers_to_scale():
         tensors = {
             name: value
             for name, value in initial(made, 0).items()
-            if scaled(state, full(made), name, value)
+            if is_scaled(state, full(made), name, value)
         }
         odd = [name for name in tensors if name.endswith("bias") or name in normalising(full(made))]
         assert odd == []

@@ -117,6 +117,7 @@ def test_the_mean_of_running_statistics_knows_no_steps():
     )
 
 
+@pytest.mark.slow
 def test_devices_with_unequal_data_learn_digits(tmp_path):
     fleet = [
         Member(f"a{i}", digits(i, 3, "dirichlet:0.5"), speed)

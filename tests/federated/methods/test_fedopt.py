@@ -31,7 +31,7 @@ def begun(name: str, tensors: dict[str, list[float]], **given: Any) -> State:
 
 
 def after(name: str, state: State, *sent: tuple[str, list[float], int]) -> State:
-    """The state after a round of (home, leading values, examples)."""
+    """Return the state after a round of (home, leading values, examples)."""
     total = Total()
     for index, (home, values, weight) in enumerate(sent):
         value = torch.tensor(values)
@@ -83,8 +83,8 @@ def test_a_group_starts_from_the_corner_that_it_reads() -> None:
 
 
 def rounds(name: str, given: dict[str, Any]) -> tuple[State, dict[str, Tensor]]:
-    """The state after three rounds of four sizes, one of which is missing in each; and what the
-    largest device would receive then.
+    """Return the state after three rounds of four sizes, one of which is missing in each; and what
+    the largest device would receive then.
     """
     chosen = method(name)
     settings = configure(chosen, {**SIZES, **given})

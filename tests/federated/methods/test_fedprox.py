@@ -18,8 +18,8 @@ NET = network("mlp", (6,), 3)
 
 
 def trained(mu, epochs=20):
-    """How far ten random examples pull the weights, and the norm's running mean, from where they
-    were.
+    """Train on ten random examples. Return the distance that the weights moved, and the running
+    mean.
     """
     chosen = method("fedprox")
     given = configure(chosen, {"mu": mu, "lr": 0.1, "momentum": 0.0, "epochs": epochs, "batch": 10})

@@ -31,7 +31,7 @@ def start(net, round_, tensors=None, **given):
 
 
 def spread(net):
-    """Tensors of the whole network of which no two channels are alike."""
+    """Return tensors of the whole network in which no two channels are equal."""
     generator = torch.Generator().manual_seed(0)
     return {
         name: torch.rand(value.shape, generator=generator) + 0.1
@@ -47,7 +47,7 @@ def answer(submodel, tensors, x):
 
 
 def shown(net):
-    """Some examples, by the seed."""
+    """Return some examples, drawn from the seed."""
     generator = torch.Generator().manual_seed(1)
     if net.objective in {"next", "masked"}:
         return torch.randint(net.outputs, (2, *net.inputs), generator=generator)
@@ -141,15 +141,14 @@ def test_the_first_round_is_heterofls():
 
 
 def test_layers_that_a_dense_block_lacks_do_not_roll():
-    """What the later layers read of the earlier ones is as long as the block is deep, at every
-    width.
-    """
+    """The inputs of the later layers follow the depth of the block, at every width."""
     net = small("densenet")
     chosen, state = start(net, 3)
     shallow = Submodel(net, 1.0, ((1, 1, 0),) * 3, FEATURES)
     assert all(row.here == row.there for row in chosen.place(state, shallow).rows)
 
 
+@pytest.mark.slow
 def test_three_sizes_learn_digits(tmp_path: Path) -> None:
     fleet = [Member(f"a{i}", digits(i, 3)) for i in range(3)]
     pins = {"a0": "w0.25-d1.1.1-scaler", "a1": "w0.5-d1.1.1-scaler", "a2": "w1-d1.1.1-scaler"}

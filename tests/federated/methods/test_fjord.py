@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.fjord import distilled, loss, narrower, open_widths
+from federated.methods.fjord import distillation_loss, loss, narrower, open_widths
 from federated.task import Task
 from federated.training.execution import TrainingSet
 from federated.training.loop import descend, open_session
@@ -44,7 +44,7 @@ def examples(net, count=6):
 
 
 def opened(net=NET, index=-1, seed=0, **given):
-    """A device's session on a submodel of the menu, opened as its training would."""
+    """Return a device's session on a submodel of the menu, opened as its training would."""
     chosen, menu, state = start(net, **given)
     submodel = menu[index]
     tensors = chosen.dispatch(state, chosen.place(state, submodel))
@@ -157,19 +157,22 @@ def test_the_drawn_width_learns_what_the_devices_own_says():
     3/4).
     """
     teacher, student = torch.tensor([[np.log(3.0), 0.0]]), torch.tensor([[0.0, np.log(3.0)]])
-    assert distilled(NET, student, teacher).item() == pytest.approx(
+    assert distillation_loss(NET, student, teacher).item() == pytest.approx(
         -(0.75 * np.log(0.25) + 0.25 * np.log(0.75))
     )
 
 
 def test_values_are_distilled_by_squared_error():
     made = replace(NET, objective="value")
-    assert distilled(made, torch.tensor([[1.0], [4.0]]), torch.tensor([[0.0], [2.0]])).item() == 2.5
+    assert (
+        distillation_loss(made, torch.tensor([[1.0], [4.0]]), torch.tensor([[0.0], [2.0]])).item()
+        == 2.5
+    )
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_with_distillation_both_losses_count_and_the_teacher_gets_no_gradient_of_it(masked):
-    """Where the device's own width is drawn, the second loss is left out: its gradient is zero."""
+    """Drawing the device's own width leaves out the second loss: its gradient is zero."""
     session = opened(kd=True, masked=masked, widths=[0.25, 1.0])
     x, y = batch(session)
     y = y % 3
@@ -286,6 +289,7 @@ def test_the_same_seed_draws_the_same_widths():
 # ---- whole runs ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [{"method.kd": False}, {"method.affine": "separate", "method.norm": "tracked"}],

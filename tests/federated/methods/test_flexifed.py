@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,7 @@ from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.flexifed import chain
+from federated.methods.flexifed import layer_digests
 from federated.task import Update
 from federated.training import device_memory
 from models.families.catalogue import initial, network, shapes, statistics
@@ -25,7 +26,7 @@ FIRST = {"stem.weight", "norm.weight", "norm.bias"}
 
 
 def start(net=NET, fleet=True, **given):
-    """The state of a fleet with one device of each size of the menu, or of none."""
+    """Return the state of a fleet with one device of each size of the menu, or of none."""
     chosen = method("flexifed")
     settings = configure(chosen, {"norm": "static", **given})
     menu = chosen.menu(net, settings)
@@ -38,7 +39,9 @@ def view(chosen, state, submodel):
 
 
 def played(chosen, state, *updates):
-    """The state after (submodel, constant) each; what the plan has no row for stays out."""
+    """Return the state after updates of (submodel, constant); tensors without a row in the plan are
+    missing.
+    """
     total = Total()
     for index, (submodel, value) in enumerate(updates):
         plan = chosen.place(state, submodel)
@@ -49,7 +52,7 @@ def played(chosen, state, *updates):
 
 
 def constants(tensors):
-    """Of tensors that are each constant, the constants."""
+    """Return the values of constant tensors."""
     assert all(value.unique().numel() == 1 for value in tensors.values())
     return {name: value.flatten()[0].item() for name, value in tensors.items()}
 
@@ -85,7 +88,7 @@ def test_depths_that_are_given_are_taken():
 def test_statistics_of_layers_that_stay_on_devices_cannot_be_measured():
     with pytest.raises(
         ConfigError,
-        match="norm 'static' has no statistics of layers that stay on devices; set norm = tracked",
+        match="norm = 'static' cannot measure layers that stay on devices: set norm",
     ):
         start(strategy="basic")
 
@@ -98,14 +101,14 @@ def test_chains_agree_up_to_the_first_layer_that_differs():
     agrees any more.
     """
     _, (shallow, deep), state = start()
-    first, second = (chain(s, state.settings) for s in (shallow, deep))
+    first, second = (layer_digests(s, state.settings) for s in (shallow, deep))
     same = {name for name in first if first[name] == second.get(name)}
     assert same == {name for name in first if name.startswith("sections.0.0.")} | FIRST
 
 
 def test_a_layers_statistics_are_part_of_it():
     _, (_, deep), state = start(norm="tracked")
-    layers = chain(deep, state.settings)
+    layers = layer_digests(deep, state.settings)
     assert layers.keys() == {*shapes(deep), *statistics(deep)}
     assert layers["norm.weight"] == layers["norm.running_var"] != layers["stem.weight"]
 
@@ -113,14 +116,15 @@ def test_a_layers_statistics_are_part_of_it():
 def test_layers_of_one_name_and_other_shapes_do_not_agree():
     _, (narrow, wide), state = start(widths=[0.5, 1.0], depths=[1])
     for match in ("prefix", "position"):
-        first, second = (chain(s, {**state.settings, "match": match}) for s in (narrow, wide))
+        given = msgspec.structs.replace(state.settings, match=match)
+        first, second = (layer_digests(s, given) for s in (narrow, wide))
         same = {name for name in first if first[name] == second[name]}
         assert same == set()
 
 
 def test_matched_by_position_what_lies_behind_a_difference_agrees_again():
     _, (shallow, deep), state = start(match="position")
-    first, second = (chain(s, state.settings) for s in (shallow, deep))
+    first, second = (layer_digests(s, state.settings) for s in (shallow, deep))
     assert all(first[name] == second[name] for name in first)
 
 
@@ -240,6 +244,7 @@ def test_a_device_that_goes_away_takes_no_layer_of_the_others_with_it(strategy: 
     assert constants(view(chosen, again, deep))["stem.weight"] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["clustered", "max"])
 def test_three_devices_of_two_depths_learn_digits(tmp_path: Path, strategy: str) -> None:
     done = federate(
@@ -258,13 +263,14 @@ def test_three_devices_of_two_depths_learn_digits(tmp_path: Path, strategy: str)
 
 
 def kept(folder: Path, submodel: str) -> dict[str, np.ndarray]:
-    """What a device keeps of a submodel after its last round."""
+    """Return the tensors that a device keeps of a submodel after its last round."""
     folder, own = next(folder.rglob(device_memory.FOLDER)), f"own/{submodel}/"
     whole = device_memory.read(folder, max(int(path.stem) for path in folder.iterdir()))
     assert all(name.startswith(own) for name in whole)
     return {name.removeprefix(own): value for name, value in whole.items()}
 
 
+@pytest.mark.slow
 def test_personal_layers_stay_on_their_devices_and_go_on_being_trained(tmp_path: Path) -> None:
     """Nothing of them reaches the coordinator; each device finds its own again in the next round,
     and is scored with it.

@@ -25,8 +25,8 @@ NET = network("resnet-small", (1, 8, 8), 10)  # three sections of two blocks
 
 @pytest.fixture
 def stacks(monkeypatch):
-    """A toy of two sections of three layers of one number each, between a stem and a head; its
-    sizes of depth 1, 2 and 3.
+    """Return a toy of two sections of three layers of one number each, between a stem and a head;
+    its sizes of depth 1, 2 and 3.
     """
     layer = "sections.{}.{}.weight"
 
@@ -44,7 +44,7 @@ def stacks(monkeypatch):
 
 
 def begun(sizes, **given):
-    """A state of zeros."""
+    """Return a state of zeros."""
     chosen = method("inclusivefl")
     before = {name: torch.zeros(shape) for name, shape in shapes(sizes[-1]).items()}
     return chosen, chosen.start(
@@ -53,7 +53,7 @@ def begun(sizes, **given):
 
 
 def one_round(chosen, state, *updates):
-    """An update is (size, what it adds to all that it received, or to each tensor by name,
+    """Play one round. An update is (size, amount added to all received tensors, or to each by name,
     examples).
     """
     total = Total()
@@ -70,7 +70,7 @@ def one_round(chosen, state, *updates):
 
 
 def received(chosen, state, size):
-    """By short names: 0.1 is the second layer of the first section."""
+    """Return the received tensors by short names: 0.1 is the second layer of the first section."""
     found = chosen.dispatch(state, chosen.place(state, size))
     return {
         name.removeprefix("sections.").removesuffix(".weight"): round(value.item(), 5)
@@ -101,7 +101,7 @@ def test_sizes_keep_a_third_two_thirds_and_all_of_each_section(model, inputs, ta
 def test_a_network_without_layers_to_leave_out_is_refused():
     chosen = method("inclusivefl")
     with pytest.raises(
-        ConfigError, match=r"model 'lenet' has no layers to leave out; .* resnet or vit have"
+        ConfigError, match=r"model 'lenet' has no layers to leave out: .* resnet or vit"
     ):
         chosen.menu(network("lenet", (1, 16, 16), 10), configure(chosen, {}))
 
@@ -315,6 +315,7 @@ def test_adamw_leaves_running_statistics_to_the_mean():
 # ---- runs ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "server"), [("preresnet", "average"), ("resnet-small", "adamw")])
 def test_two_rounds_of_unequal_sizes_end_with_finite_scores(tmp_path, model, server):
     chosen = method("inclusivefl")

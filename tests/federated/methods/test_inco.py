@@ -14,7 +14,7 @@ from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.inco import crossed, references
+from federated.methods.inco import cross_step, references
 from federated.task import Update
 from models.families.catalogue import initial, network
 from tests.support.federation import Member, digits, federate
@@ -24,8 +24,8 @@ NAMES = ("inco-avg", "inco-moon", "inco-nova", "inco-prox", "inco-scaffold")
 
 
 def played(name, moves, *, width=(1.0,), **given):
-    """Before and after a round in which the device of each size i adds moves[i] to all that it
-    received.
+    """Return the states before and after a round in which the device of each size i adds moves[i]
+    to all that it received.
     """
     chosen = method(name)
     settings = configure(chosen, {"widths": width, "depths": (1, 2), "momentum": 0.0, **given})
@@ -87,8 +87,7 @@ def test_a_network_without_such_layers_is_refused(name):
     chosen = method(name)
     with pytest.raises(
         ConfigError,
-        match="'lenet' has no two layers of one shape in a section, as InCo needs; models that "
-        "have: preresnet, resnet, vit",
+        match=r"'lenet' has no two layers of equal shape .* preresnet, resnet or vit",
     ):
         chosen.menu(network("lenet", (1, 16, 16), 10), configure(chosen, {}))
 
@@ -97,8 +96,8 @@ def test_a_network_without_such_layers_is_refused(name):
 
 
 def pair():
-    """Steps of two layers of [1, 2, 1, 2]: of the first kernel g_0 = (.03, .04), g_k = (-.06, .08);
-    of the second g_k = 0.
+    """Return steps of two layers of [1, 2, 1, 2]: of the first kernel g_0 = (.03, .04), g_k =
+    (-.06, .08); of the second g_k = 0.
     """
     return torch.tensor([[[[-0.06, 0.08]], [[0.0, 0.0]]]]), torch.tensor(
         [[[[0.03, 0.04]], [[0.5, 0.5]]]]
@@ -109,7 +108,7 @@ def test_the_codes_variant_looks_at_each_kernel_and_leaves_a_zero_one():
     """||g_k|| = .1, ||g_0|| = .05, t = .0014 / .0025: ((-.6, .8) + .56 (.6, .8)) x .075; the golden
     file says so too.
     """
-    found = crossed(*pair(), "code")
+    found = cross_step(*pair(), "code")
     torch.testing.assert_close(
         found[0, 0, 0], torch.tensor([-0.0198, 0.0936]), rtol=1e-5, atol=2e-6
     )
@@ -119,14 +118,14 @@ def test_the_codes_variant_looks_at_each_kernel_and_leaves_a_zero_one():
 def test_no_opt_is_the_plain_sum_of_the_directions():
     """((-.6, .8) + (.6, .8)) x .075 = (0, .12), clipped to .1."""
     torch.testing.assert_close(
-        crossed(*pair(), "no_opt")[0, 0, 0], torch.tensor([0.0, 0.1]), rtol=1e-5, atol=1e-6
+        cross_step(*pair(), "no_opt")[0, 0, 0], torch.tensor([0.0, 0.1]), rtol=1e-5, atol=1e-6
     )
 
 
 def test_no_norm_adds_the_shallow_step_as_it_is():
     """(-.06, .08) + .56 (.03, .04) = (-.0432, .1024), clipped."""
     torch.testing.assert_close(
-        crossed(*pair(), "no_norm")[0, 0, 0], torch.tensor([-0.0432, 0.1]), rtol=1e-4, atol=1e-6
+        cross_step(*pair(), "no_norm")[0, 0, 0], torch.tensor([-0.0432, 0.1]), rtol=1e-4, atol=1e-6
     )
 
 
@@ -139,8 +138,8 @@ def test_the_papers_variant_leaves_a_step_that_is_orthogonal_to_the_shallow_one(
     other = torch.randn(3, 2, 3, 3, generator=generator)
     step = torch.randn(3, 2, 3, 3, generator=generator) - 0.5 * other
     assert float((step * other).sum()) < 0
-    assert float((crossed(step, other, variant) * other).sum()) == pytest.approx(0.0, abs=1e-4)
-    agreeing = crossed(-step, other, "paper_cond")
+    assert float((cross_step(step, other, variant) * other).sum()) == pytest.approx(0.0, abs=1e-4)
+    agreeing = cross_step(-step, other, "paper_cond")
     torch.testing.assert_close(
         agreeing,
         -step * float((step.norm() + other.norm()) / 2 / step.norm()),
@@ -154,16 +153,16 @@ def test_the_papers_variant_leaves_a_step_that_is_orthogonal_to_the_shallow_one(
 )
 def test_where_either_step_is_zero_the_own_one_stays(variant):
     step = torch.randn(2, 2, 3, 3, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(crossed(step, torch.zeros_like(step), variant), step)
-    assert not crossed(torch.zeros_like(step), step, variant).any()
-    assert crossed(1e-20 * step, step, variant).isfinite().all()
+    assert torch.equal(cross_step(step, torch.zeros_like(step), variant), step)
+    assert not cross_step(torch.zeros_like(step), step, variant).any()
+    assert cross_step(1e-20 * step, step, variant).isfinite().all()
 
 
 # ---- the wrapper ---------------------------------------------------------------------------------
 
 
 def move(name, value):
-    """By a hundredth; blocks after the first of a section by another direction."""
+    """Move all weights by a hundredth, blocks after the first of a section in another direction."""
     return 0.01 * torch.sign(
         torch.randn(value.shape, generator=torch.Generator().manual_seed(len(name)))
     ) + (0.02 if ".1.conv" in name else 0.0)
@@ -185,7 +184,7 @@ def test_the_wrapper_changes_the_layers_that_it_should_and_no_other(name):
     assert after.keys() == plain.keys()
     assert {home for home in after if not torch.equal(after[home], plain[home])} == known.keys()
     for home, other in known.items():
-        expected = crossed(plain[home] - before[home], plain[other] - before[other], "code")
+        expected = cross_step(plain[home] - before[home], plain[other] - before[other], "code")
         torch.testing.assert_close(after[home] - before[home], expected, rtol=1e-4, atol=1e-6)
 
 
@@ -245,7 +244,7 @@ def test_the_sizes_go_from_one_block_per_section_to_the_whole_network(model, siz
 
 
 def learned(tmp_path, name, model, **given):
-    """The best accuracy of a fleet of three speeds after two rounds, under the authors'
+    """Return the best accuracy of a fleet of three speeds after two rounds, under the authors'
     optimiser.
     """
     fleet = [Member(f"a{i}", digits(i, 3), speed) for i, speed in enumerate((0.01, 0.015, 0.5))]
@@ -267,5 +266,6 @@ def test_unequal_devices_learn_digits(tmp_path, name):
     assert learned(tmp_path, name, "mlp", **{"train.epochs": 6}) > 0.5
 
 
+@pytest.mark.slow
 def test_unequal_residual_networks_learn_digits(tmp_path):
     assert learned(tmp_path, "inco-avg", "resnet-small") > 0.4

@@ -1,4 +1,4 @@
-"""What each method adds to FedAvg, and the catalogue."""
+"""Additions of each method to FedAvg, and the catalogue."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from federated.engine.aggregate import Part
 from federated.errors import ConfigError, Unknown
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
-from federated.methods.fedavg import assign, proposal
+from federated.methods.fedavg import assign, propose_sizes
 from federated.methods.heterofl import own_rows
-from federated.settings import validated
+from federated.settings import validate
 from federated.task import Recipe
 from models.cost import cost
 from models.families.catalogue import full, initial, network, shapes, statistics
@@ -32,8 +32,8 @@ def test_a_method_carries_its_name_and_paper(name):
     assert chosen.summary
 
 
-def test_an_unknown_method_lists_the_nearest_first():
-    with pytest.raises(Unknown, match="unknown method 'fedav'; known: fedavg"):
+def test_an_unknown_method_suggests_the_nearest():
+    with pytest.raises(Unknown, match="unknown method 'fedav'; did you mean fedavg"):
         method("fedav")
 
 
@@ -149,33 +149,33 @@ def test_settings_replace_defaults():
     chosen = method("fedfa")
     found = configure(chosen, {"lr": 1, "depths": [2]})
     assert (found["lr"], found["depths"]) == (1.0, (2,))
-    assert found.keys() == {*chosen.settings, "seed", "rounds"}
+    assert {*found.__struct_fields__} == {*chosen.settings, "seed", "rounds"}
 
 
 def test_an_unknown_setting_is_named():
-    with pytest.raises(Unknown, match="unknown setting of fedfa 'scalin'; known: scaling"):
+    with pytest.raises(Unknown, match="unknown fedfa setting 'scalin'; did you mean scaling"):
         configure(method("fedfa"), {"scalin": "rms"})
 
 
 @pytest.mark.parametrize("key", ["seed", "rounds"])
 def test_what_the_run_decides_is_no_setting_of_a_method(key):
-    with pytest.raises(Unknown, match=f"unknown setting of fedfa '{key}'"):
+    with pytest.raises(Unknown, match=f"unknown fedfa setting '{key}'"):
         configure(method("fedfa"), {key: 3})
 
 
 def test_an_agent_reads_the_settings_of_a_card_by_the_same_record():
-    """What `configure` made survives the wire, with the run's seed and rounds; another method's
-    does not.
+    """Settings from `configure` survive the wire, with the run's seed and rounds; another method's
+    do not.
     """
     made = configure(method("fedfa"), {"widths": [0.5, 1.0], "lr": 1}, seed=3, rounds=7)
     plain = msgspec.msgpack.decode(msgspec.msgpack.encode(msgspec.to_builtins(made)))
-    read = validated(method("fedfa").record, plain, "card of run 'r': fedfa")
-    assert {**read} == {**made}
+    read = validate(method("fedfa").record, plain, "card of run 'r': fedfa")
+    assert read == made
     assert (read["seed"], read["rounds"], read["widths"]) == (3, 7, (0.5, 1.0))
-    with pytest.raises(ConfigError, match=r"card of run 'r': fedavg: unknown key '.*'; known: "):
-        validated(method("fedavg").record, plain, "card of run 'r': fedavg")
+    with pytest.raises(ConfigError, match=r"card of run 'r': fedavg: unknown key '.*'; "):
+        validate(method("fedavg").record, plain, "card of run 'r': fedavg")
     with pytest.raises(ConfigError, match=r"fedfa: seed: expected a whole number .* found -1"):
-        validated(method("fedfa").record, {**plain, "seed": -1}, "fedfa")
+        validate(method("fedfa").record, {**plain, "seed": -1}, "fedfa")
 
 
 def test_settings_are_read_by_name_and_cannot_be_changed():
@@ -188,7 +188,7 @@ def test_settings_are_read_by_name_and_cannot_be_changed():
 
 
 def test_a_menu_that_cannot_be_is_refused():
-    with pytest.raises(ConfigError, match="a menu of widths"):
+    with pytest.raises(ConfigError, match="expected widths above 0"):
         method("fedfa").menu(NET, configure(method("fedfa"), {"depths": [[1, 2]]}))
 
 
@@ -216,7 +216,7 @@ def test_a_device_gets_the_largest_it_can_afford(name):
     """Of FedAvg's menu, or of the method's own; where that has one size, that."""
     chosen, net = method(name), network("resnet-small", (1, 8, 8), 10)
     given = configure(
-        chosen, {"widths": (0.5, 1.0), "depths": (1, 2)} if chosen.menu is proposal else {}
+        chosen, {"widths": (0.5, 1.0), "depths": (1, 2)} if chosen.menu is propose_sizes else {}
     )
     menu = chosen.menu(net, given)
     able = menu[:-1] or menu
@@ -276,6 +276,13 @@ def test_a_variance_never_falls_below_zero():
     )
     assert after["norm.running_var"].tolist() == [0.0] * 64
     assert after["norm.running_mean"].tolist() == [-2.0] * 64
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_state_has_the_methods_own_settings_and_its_menu(name):
+    chosen, state = start(name)
+    assert type(state.settings) is chosen.record
+    assert state.menu == chosen.menu(state.menu[0].network, state.settings)
 
 
 def test_with_a_menu_fedavg_is_the_coverage_mean():

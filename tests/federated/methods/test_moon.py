@@ -11,7 +11,7 @@ import torch
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.moon import contrast, contrasted, represented
+from federated.methods.moon import contrast, contrast_loss, run_with_projection
 from federated.training.execution import TrainingSet
 from federated.training.loop import descend, open_session, plain_loss
 from models.families.catalogue import build, full, initial, menu, network, shapes
@@ -63,7 +63,7 @@ def test_the_projection_is_an_mlp_before_the_last_linear_that_scales_with_the_wi
     net = build(WHOLE).eval()
     assert isinstance(net.linear, ProjectedLinear)
     x = torch.randn(5, 6)
-    out, z = represented(net, lambda: net(x))
+    out, z = run_with_projection(net, lambda: net(x))
     assert z.shape == (5, 256)
     torch.testing.assert_close(out, z @ net.linear.weight.T + net.linear.bias)
 
@@ -99,8 +99,8 @@ def test_from_the_second_round_on_the_loss_is_the_plain_one_and_mu_times_the_con
     before = first.net.train(norm == "static")
     received = session_of(norm=norm).net.train(norm == "static")
     (out, z), views = (
-        represented(fresh, lambda: fresh(x)),
-        [represented(net, lambda net=net: net(x))[1] for net in (received, before)],
+        run_with_projection(fresh, lambda: fresh(x)),
+        [run_with_projection(net, lambda net=net: net(x))[1] for net in (received, before)],
     )
     expected = torch.nn.functional.cross_entropy(out, y) + 2.5 * contrast(z, *views, 0.25)
     assert losses[0] == pytest.approx(expected.item(), rel=1e-5)
@@ -148,9 +148,9 @@ def test_a_batch_of_one_example_has_no_contrast():
     method("moon").hooks.open(session)
     session.net.eval()  # one example has no spread
     x, y = torch.from_numpy(X[:1]), torch.from_numpy(Y[:1])
-    assert torch.equal(contrasted(session, x, y), plain_loss(session, x, y))
+    assert torch.equal(contrast_loss(session, x, y), plain_loss(session, x, y))
     assert not torch.equal(
-        contrasted(session, x.repeat(2, 1), y.repeat(2)),
+        contrast_loss(session, x.repeat(2, 1), y.repeat(2)),
         plain_loss(session, x.repeat(2, 1), y.repeat(2)),
     )
 
@@ -167,6 +167,7 @@ def test_a_temperature_of_zero_is_refused():
         configure(method("moon"), {"temperature": 0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["static", "tracked"])
 def test_unequal_devices_of_skewed_data_learn_digits(tmp_path, norm):
     fleet = [

@@ -12,7 +12,7 @@ import torch
 
 from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
-from federated.method import State, configure
+from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.common.nested_sizes import GAMMAS
 from federated.task import Card, Profile, Update
@@ -41,7 +41,7 @@ def begun(name, net=DIGITS, seed=0, **given):
 
 
 def after(chosen, state, *updates):
-    """The state after a round of (submodel, tensors) pairs."""
+    """Return the state after a round of (submodel, tensors) pairs."""
     total = Total()
     for index, (submodel, tensors) in enumerate(updates):
         update = Update("r", 1, 0, str(index), "train", submodel, "0", 1 + 9 * index, 1, tensors)
@@ -161,7 +161,7 @@ def test_a_network_without_steps_is_told_which_have_them(name):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"gammas": ()}, r"gammas \[\]: expected at least one share"),
+        ({"gammas": ()}, r"gammas \[\]: expected at least one fraction"),
         (
             {"gammas": (0.0, 1.0)},
             r"gammas\[0\]: expected a number above 0 .* found 0.0",
@@ -170,7 +170,7 @@ def test_a_network_without_steps_is_told_which_have_them(name):
             {"gammas": ("half",)},
             r"gammas\[0\]: expected a number above 0 .* found 'half'",
         ),
-        ({"depths": [1]}, r"depths \[1\] without widths: expected both, in place of gammas"),
+        ({"depths": [1]}, r"depths \[1\] without widths: set both, or use gammas"),
         ({"flex": -1}, "nefl-do: flex: expected a whole number of at least 0, found -1"),
         ({"inconsistent": "none"}, "first_step"),
     ],
@@ -292,7 +292,7 @@ def test_fixed_steps_stay_while_all_else_is_trained():
 
 
 def given_over(chosen, state, agents, rounds):
-    """By round, what each agent is given: agents is a mapping to what each can afford."""
+    """Return the submodels by round and agent. agents: submodels that each can afford."""
     state, rng = replace(state, agents={name: {} for name in agents}), np.random.default_rng(0)
     return [
         [
@@ -342,7 +342,7 @@ def test_what_a_device_trains_follows_from_the_seed_and_the_round():
 
 def test_a_tier_by_index_never_asks_for_more_than_a_device_can_afford():
     chosen, state, menu = begun("nefl-w", tiers="index")
-    state = State(0, state.tensors, state.settings, agents={name: {} for name in "abcde"})
+    state = replace(state, agents={name: {} for name in "abcde"})
     rng = np.random.default_rng(0)
     assert {chosen.assign(state, profile("a"), menu, rng) for _ in range(60)} == set(menu[:3])
     assert {chosen.assign(state, profile("e"), menu[:4], rng) for _ in range(60)} == set(menu[2:4])
@@ -353,6 +353,7 @@ def test_a_tier_by_index_never_asks_for_more_than_a_device_can_afford():
 # ---- runs ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_two_rounds_of_unequal_devices_end_with_finite_scores_of_every_submodel(tmp_path, name):
     fleet = [
@@ -374,6 +375,7 @@ def test_two_rounds_of_unequal_devices_end_with_finite_scores_of_every_submodel(
     assert all(outcome is None for outcome in (member.error for member in fleet))
 
 
+@pytest.mark.slow
 def test_it_learns_digits(tmp_path):
     fleet = [Member(f"a{i}", digits(i, 3), speed) for i, speed in enumerate((0.01, 0.02))]
     given = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.observe.events import RoundBegan
+from coordinator.observe.events import RoundStarted
 from coordinator.store.store import Store
 from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError, Unknown
@@ -38,7 +38,7 @@ def finished(state, *updates):
 
 
 def changed(before, after):
-    """The step of phi, by name."""
+    """Return the step of phi, by name."""
     return {
         home.removeprefix(PHI): value - after.tensors[home]
         for home, value in before.tensors.items()
@@ -62,8 +62,8 @@ def profile(agent):
 
 
 def narrow_pair(**given):
-    """VGG-16 as the strong devices' network and ResNet-101 as the weak ones', with a 64th of their
-    channels, for 32x32 images of 3 classes.
+    """Return VGG-16 as the strong devices' network and ResNet-101 as the weak ones', with a 64th of
+    their channels, for 32x32 images of 3 classes.
     """
     vgg, resnet = (network(model, (3, 32, 32), 3) for model in ("vgg-16", "resnet-101"))
     menu = tuple(
@@ -95,6 +95,7 @@ def test_other_networks_are_named_apart_smallest_first():
     )
 
 
+@pytest.mark.slow
 def test_the_posters_networks_are_a_menu_though_the_strong_devices_has_fewer_parameters():
     """On 32x32 images VGG-16 has 34 million parameters and ResNet-101 43, but takes twice the
     multiply-adds, and is the poster's large network.
@@ -106,7 +107,7 @@ def test_the_posters_networks_are_a_menu_though_the_strong_devices_has_fewer_par
     assert parameters(medium) > parameters(large)
     assert cost(medium).macs < cost(large).macs
     with pytest.raises(
-        ConfigError, match=r"set model.name=resnet-101-cifar and name the present one in models"
+        ConfigError, match=r"set model.name=resnet-101-cifar and list the present one in models"
     ):
         METHOD.menu(net, configure(METHOD, {"models": ["resnet-101-cifar"]}))
 
@@ -116,7 +117,7 @@ def test_the_posters_networks_are_a_menu_though_the_strong_devices_has_fewer_par
     [
         (
             {"models": ["mlp-large"]},
-            "model 'mlp-large' has more parameters and takes more multiply-adds than the run's own",
+            "model 'mlp-large' has more parameters and multiply-adds than the run's own",
         ),
         ({"models": ["lenet"]}, "cannot take examples of shape"),
         ({"shrink": "depth"}, "no second section"),
@@ -137,7 +138,7 @@ def test_a_family_without_exits_cannot_be_cut_in_depth():
 
 
 def test_an_unknown_network_lists_the_known():
-    with pytest.raises(Unknown, match="unknown model 'mlpp'; known: mlp"):
+    with pytest.raises(Unknown, match="unknown model 'mlpp'; did you mean mlp"):
         begun(models=["mlpp"])
 
 
@@ -198,6 +199,7 @@ def test_classes_of_an_agent_shape_its_classifier():
 # ---- updates -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [begun, narrow_pair])
 def test_an_update_moves_phi_by_the_gradient_of_what_was_made_times_its_change(start):
     """The step of a large and of a small device together is autograd's of <theta(phi), theta -
@@ -221,7 +223,7 @@ def test_an_update_moves_phi_by_the_gradient_of_what_was_made_times_its_change(s
                 own, {name: value - change[name] for name, value in sent(state, own).items()}, agent
             )
         )
-        classes = hyper.shares([0.5, 0.5, 0.0] if agent == "a0" else None, 3)
+        classes = hyper.class_shares([0.5, 0.5, 0.0] if agent == "a0" else None, 3)
         for name, value in hyper.generate(leaves, submodel, {}, classes).items():
             product = product + (value * change[name]).sum()
         if submodel == menu[1]:
@@ -320,6 +322,7 @@ def members(count=3):
     return [Member(f"a{i}", digits(i, count)) for i in range(count)]
 
 
+@pytest.mark.slow
 def test_networks_that_share_nothing_learn_together(tmp_path):
     settings = {
         "method.name": "recipfl",
@@ -341,7 +344,7 @@ def test_networks_that_share_nothing_learn_together(tmp_path):
         tmp_path,
         members(),
         given,
-        read=lambda event: began.append(event) if isinstance(event, RoundBegan) else None,
+        read=lambda event: began.append(event) if isinstance(event, RoundStarted) else None,
     )
     for event in began:
         assert {name: s.name for name, s in event.chosen.items()} == {
@@ -359,6 +362,7 @@ def test_networks_that_share_nothing_learn_together(tmp_path):
     assert not any(member.error for member in done.members.values())
 
 
+@pytest.mark.slow
 def test_vgg_16_and_resnet_101_learn_from_each_other_at_full_size():
     """One step of each on 16 examples: the strong device trains both networks, the weak one its
     own, and phi moves towards what came back.

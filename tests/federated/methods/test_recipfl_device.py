@@ -1,4 +1,4 @@
-"""What a device does for RecipFL: its histogram, and the weak network that a strong one teaches."""
+"""RecipFL on a device: its histogram, and the weak network that a strong one teaches."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_any_small_network_is_taught(net):
 
 
 def taught(state, submodel, **options):
-    """A session of a strong device whose own training is over."""
+    """Return the session of a strong device after its own training."""
     recipe, data = METHOD.recipe(state, submodel), examples()
     recipe = replace(recipe, options={**recipe.options, **options})
     session = open_session(build(submodel), submodel, recipe, data, seed=0)

@@ -13,7 +13,7 @@ import torch
 from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
-from federated.methods.scaffold import scaffold, united
+from federated.methods.scaffold import make_disjoint, scaffold
 from federated.task import Update
 from federated.training import device_memory
 from federated.training.execution import TrainingSet
@@ -36,7 +36,9 @@ def toy(monkeypatch):
 
 
 def begun(toy, **given):
-    """Two sizes of one vector, of four and of two entries; all weights are 1, all variates 0."""
+    """Return two sizes of one vector, of four and of two entries; all weights are 1, all variates
+    0.
+    """
     whole = toy(lambda submodel: {"w": (4 if submodel.width == 1 else 2,)})
     half = Submodel(whole.network, 0.5, whole.mask)
     chosen = method("scaffold")
@@ -65,7 +67,7 @@ def finished(chosen, state, *updates):
 
 
 def known(folder, round, variates):
-    """What a device keeps of these variates after a round."""
+    """Return the memory of a device with these variates after a round."""
     return device_memory.read(
         folder / device_memory.FOLDER,
         round,
@@ -276,8 +278,8 @@ TURNS = {
 
 
 def check_mean(folder, done, submodels):
-    """c = mean of the c_i over the devices whose submodels up to now ever held a coordinate; 0
-    where there are none.
+    """Check that c is the mean of the c_i over the devices whose submodels ever held a coordinate;
+    0 without any.
     """
     variates = {
         home: value for home, value in done.result.state.tensors.items() if home.startswith("c/")
@@ -367,10 +369,10 @@ def test_c_is_the_mean_of_the_c_i_when_one_coordinator_gives_other_submodels(
 
 
 def test_a_device_with_several_rectangles_of_a_home_counts_once_per_coordinate():
-    nested = united([((0, 1), (0, 2)), ((0, 3), (0, 2))])
+    nested = make_disjoint([((0, 1), (0, 2)), ((0, 3), (0, 2))])
     assert nested == [((0, 3), (0, 2))]
     crossing = torch.zeros(3, 2)
-    for where in united([((0, 1), (0, 2)), ((0, 3), (0, 1))]):
+    for where in make_disjoint([((0, 1), (0, 2)), ((0, 3), (0, 1))]):
         crossing[as_slices(where)] += 1
     assert crossing.tolist() == [[1, 1], [1, 0], [1, 0]]
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from coordinator.views.method_pages import described, one_text
+from coordinator.views.method_pages import describe_method, render_method
 from federated.method import SCHEDULE, configure, round_at
 from federated.methods.catalogue import METHODS, method
-from federated.methods.fedavg import rate
+from federated.methods.fedavg import learning_rate
 from models.families.catalogue import initial, network
 from tests.support.short import apart, trained
 
@@ -20,7 +20,7 @@ NET = network("resnet-small", (1, 8, 8), 10)
 
 
 def recipes(name, rounds, **given):
-    """The recipe of the largest submodel in each round of a run."""
+    """Return the recipe of the largest submodel in each round of a run."""
     chosen = method(name)
     settings = configure(chosen, given, rounds=rounds)
     menu = chosen.menu(NET, settings)
@@ -43,8 +43,10 @@ def test_a_number_below_1_is_a_share_of_the_run(when, rounds, found):
     ("name", "key"), [*((name, "milestones") for name in METHODS), ("depthfl", "ramp")]
 )
 def test_the_convention_is_told_with_each_schedule(name, key):
-    assert described(name)["settings"][key]["schedule"] == SCHEDULE
-    assert "below 1: a share of the run's rounds" in " ".join(one_text(described(name)).split())
+    assert describe_method(name)["settings"][key]["schedule"] == SCHEDULE
+    assert "below 1: a fraction of the run's rounds" in " ".join(
+        render_method(describe_method(name)).split()
+    )
 
 
 def test_no_default_is_a_number_of_rounds():
@@ -70,7 +72,10 @@ def test_scalefl_lowers_its_rate_at_each_third_of_the_run_or_at_the_rounds_given
     rounds, given, first, second
 ):
     settings = configure(method("scalefl"), given, rounds=rounds)
-    found = [rate(settings, number) for number in (1, first - 1, first, second - 1, second, rounds)]
+    found = [
+        learning_rate(settings, number)
+        for number in (1, first - 1, first, second - 1, second, rounds)
+    ]
     assert found == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
@@ -79,7 +84,9 @@ def test_scalefl_lowers_its_rate_at_each_third_of_the_run_or_at_the_rounds_given
 )
 def test_every_rate_lasts_a_round_in_a_short_run(rounds, found):
     settings = configure(method("nefl-w"), {}, rounds=rounds)
-    assert [rate(settings, number) for number in range(1, rounds + 1)] == pytest.approx(found)
+    assert [learning_rate(settings, number) for number in range(1, rounds + 1)] == pytest.approx(
+        found
+    )
 
 
 # ---- distillation --------------------------------------------------------------------------------
@@ -98,6 +105,7 @@ def test_the_last_exit_of_scalefl_teaches_in_most_of_a_short_run():
     assert [recipe.options["gamma"] for recipe in recipes("scalefl", 20)] == [0.0] * 6 + [0.05] * 14
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "off"),
     [("depthfl", {"distillation": 0}), ("fjord", {"kd": False}), ("scalefl", {"gamma": 0})],
@@ -111,6 +119,7 @@ def test_distillation_moves_the_weights_of_a_run_of_three_rounds(tmp_path, name,
     assert apart(on, trained(tmp_path / "off", name, 3, **off)) > 1e-5
 
 
+@pytest.mark.slow
 def test_the_ramp_of_depthfl_is_felt_in_a_run_of_three_rounds(tmp_path):
     """By default it ends in the first; the authors' 300 rounds leave distillation a hundredth of
     its weight.
@@ -122,6 +131,7 @@ def test_the_ramp_of_depthfl_is_felt_in_a_run_of_three_rounds(tmp_path):
     assert apart(default, off) > 10 * apart(authors, off)
 
 
+@pytest.mark.slow
 def test_the_rate_of_scalefl_falls_in_a_run_of_three_rounds(tmp_path):
     assert (
         apart(

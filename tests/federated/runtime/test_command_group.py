@@ -1,4 +1,4 @@
-"""A lazy group imports a command's module when the command is used, not to list it."""
+"""A lazy group imports a command's module only when the command runs."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ def test_the_help_is_that_of_a_group_whose_commands_are_imported(
     )
     assert len(eager.commands) == len(main.lazy)
     assert all(name == command.name for name, command in eager.commands.items())
-    sized = {"terminal_width": width, "max_content_width": width}
+    sized = {"terminal_width": width, "max_content_width": width, **main.context_settings}
     told = [one.get_help(click.Context(one, info_name="x", **sized)) for one in (main, eager)]
     assert told[0] == told[1]

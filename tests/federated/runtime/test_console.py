@@ -1,4 +1,4 @@
-"""What both commands have in common."""
+"""Signals of the console."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import signal
 
 import pytest
 
-from federated.runtime.console import terminable
+from federated.runtime.console import handle_sigterm
 
 
-def test_a_service_managers_end_interrupts_and_afterwards_ends_as_before() -> None:
+def test_sigterm_interrupts_only_within_the_context() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), terminable():
+    with pytest.raises(KeyboardInterrupt), handle_sigterm():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before

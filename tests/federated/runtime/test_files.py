@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files are written atomically."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from federated.runtime import files
+from tests.support.disk_calls import record_disk_calls
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,15 +23,15 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_is_made_and_replaced_and_nothing_lies_beside_it(tmp_path):
+def test_a_file_is_written_and_replaced_without_temporary_files(tmp_path):
     files.write(tmp_path / "a", b"first")
     files.write(tmp_path / "a", b"2")
     assert (tmp_path / "a").read_bytes() == b"2"
     assert names(tmp_path) == ["a"]
 
 
-def test_a_disk_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
-    """The file system says so when it is told to write, as a full disk or a worn card does."""
+def test_a_failing_disk_keeps_the_old_content(tmp_path, monkeypatch):
+    """The file system reports an error, as a full disk or a worn card does."""
     files.write(tmp_path / "a", b"first")
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -45,8 +46,8 @@ def test_a_disk_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("before", [b"", b"first"])
-def test_a_limit_on_the_size_of_files_leaves_what_was_there(tmp_path, before):
-    """A real refusal of the system, half-way through the content."""
+def test_a_limit_on_the_size_of_files_keeps_the_old_content(tmp_path, before):
+    """The system refuses in the middle of the content."""
     path = tmp_path / "a"
     if before:
         path.write_bytes(before)
@@ -73,7 +74,7 @@ def test_a_limit_on_the_size_of_files_leaves_what_was_there(tmp_path, before):
 @pytest.mark.parametrize(
     ("target", "words"), [("none/a", "No such file"), ("folder", "Is a directory")]
 )
-def test_what_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path, target, words):
+def test_a_file_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path, target, words):
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match=words):
         files.write(tmp_path / target, b"x")
@@ -126,7 +127,7 @@ def forever(path: Path) -> None:
         files.write(path, bytes([number]) * 1_000_000)
 
 
-def test_kill_minus_9_at_any_time_leaves_a_whole_file(tmp_path):
+def test_a_kill_at_any_time_leaves_a_complete_file(tmp_path):
     path, context = tmp_path / "a", multiprocessing.get_context("spawn")
     process = context.Process(target=forever, args=(path,))
     process.start()
@@ -139,3 +140,28 @@ def test_kill_minus_9_at_any_time_leaves_a_whole_file(tmp_path):
     found = path.read_bytes()
     assert len(found) == 1_000_000
     assert len(set(found)) == 1
+
+
+def test_files_are_moved_over_older_ones_with_the_last_one_after_all_others(tmp_path, monkeypatch):
+    new, target = tmp_path / "new", tmp_path / "target"
+    for folder, content in ((new, b"new"), (target, b"old")):
+        folder.mkdir()
+        for name in ("a", "last", "z"):
+            files.write(folder / name, content)
+    files.write(target / "notes", b"mine")
+    calls = record_disk_calls(monkeypatch)
+    files.move_files(new, target, last="last")
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {
+        **dict.fromkeys(("a", "last", "z"), b"new"),
+        "notes": b"mine",
+    }
+    order = [(call, Path(path).relative_to(tmp_path)) for call, path in calls]
+    assert {path.name for call, path in order[:3]} == {"a", "last", "z"}
+    assert order[3:] == [
+        ("replace", Path("target/a")),
+        ("replace", Path("target/z")),
+        ("fsync", Path("target")),
+        ("replace", Path("target/last")),
+        ("fsync", Path("target")),
+        ("fsync", Path()),
+    ]

@@ -1,4 +1,4 @@
-"""Logs: lines and JSON, fields beside words, nothing secret, files that rotate."""
+"""Logs as text and JSON: fields, hidden secrets, rotating files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.access.http_address import token_of
+from edge_agent.access.client_token import load_client_token
 from federated.errors import ConfigError
 from federated.runtime import logs
 from federated.wire.address import parse_address
@@ -56,7 +56,7 @@ def test_json_lines_have_time_level_logger_message_and_fields(tmp_path: Path) ->
     }
 
 
-def test_a_file_gets_everything_of_ours_while_standard_error_gets_warnings(
+def test_a_log_file_gets_everything_and_standard_error_gets_warnings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs.configure(verbose=False, file=tmp_path / "log")
@@ -70,7 +70,7 @@ def test_a_file_gets_everything_of_ours_while_standard_error_gets_warnings(
     ]
 
 
-def test_being_told_a_file_leaves_the_wish_for_more_words(
+def test_adding_a_log_file_keeps_verbose(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     logs.configure(verbose=True)
@@ -116,7 +116,7 @@ def test_a_password_in_an_address_is_hidden_without_being_named(tmp_path: Path) 
     assert "trying mqtt://anna:***@host:1883 and mqtts://host" in (tmp_path / "log").read_text()
 
 
-def test_what_another_said_cannot_look_like_a_line_of_its_own(tmp_path: Path) -> None:
+def test_line_breaks_in_a_message_are_escaped(tmp_path: Path) -> None:
     logs.configure(file=tmp_path / "log")
     log.warning("refused: %s", "no\n2026-01-01 ERROR coordinator: all is lost\x1b[2J")
     assert len((tmp_path / "log").read_text().splitlines()) == 1
@@ -125,7 +125,7 @@ def test_what_another_said_cannot_look_like_a_line_of_its_own(tmp_path: Path) ->
 
 def test_files_rotate_and_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "LARGEST", 1000)
-    with logs.recording(tmp_path / logs.EVENTS, {}):
+    with logs.record_log(tmp_path / logs.EVENTS, {}):
         for number in range(200):
             log.info("a line of about forty characters: %d", number)
     found = sorted(tmp_path.iterdir())
@@ -136,9 +136,9 @@ def test_files_rotate_and_stay_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(path.stat().st_size <= 1000 for path in found)
 
 
-def test_a_recording_fills_in_what_its_lines_are_about_and_ends(tmp_path: Path) -> None:
+def test_a_recorded_log_adds_its_fields_until_it_ends(tmp_path: Path) -> None:
     about = {"run": "r", "round": 1}
-    with logs.recording(tmp_path / "a", about):
+    with logs.record_log(tmp_path / "a", about):
         log.info("one")
         about["round"] = 2
         log.info("two", extra={"agent": "pi"})
@@ -154,19 +154,19 @@ def test_a_recording_fills_in_what_its_lines_are_about_and_ends(tmp_path: Path) 
     ]
 
 
-def test_a_disk_that_takes_no_more_costs_lines_and_one_word(
+def test_a_full_disk_loses_log_lines_with_one_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no full disk to try")
     (tmp_path / "log").symlink_to("/dev/full")
-    with logs.recording(tmp_path / "log", {}):
+    with logs.record_log(tmp_path / "log", {}):
         log.info("one")
         log.info("two")
     assert capsys.readouterr().err.count("logs are lost") == 1
 
 
-def test_a_log_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_log_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--log-file .*missing/log: No such file"):
         logs.configure(file=tmp_path / "missing" / "log")
 
@@ -177,7 +177,7 @@ def test_passwords_and_tokens_are_secret_from_when_they_are_read(tmp_path: Path)
     letters = str(token).split("-")[1]
     parse_address("mqtt://anna:hunter%402@host")
     parse_token(str(token))
-    token_of(tmp_path / "token")
+    load_client_token(tmp_path / "token")
     logs.configure(form="json", file=tmp_path / "log")
     log.warning("hunter@2 hunter%%402 a-token-to-ask-with %s", letters, extra={"given": letters})
     (line,) = lines(tmp_path / "log")

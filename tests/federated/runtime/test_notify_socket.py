@@ -1,4 +1,4 @@
-"""What a service manager receives, over a real datagram socket."""
+"""Messages to a service manager over a real datagram socket."""
 
 from __future__ import annotations
 

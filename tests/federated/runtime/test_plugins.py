@@ -15,7 +15,7 @@ COLOUR = Kind("colour", "toy.colours", str)
 KNOWN = {"red": "#f00", "green": "#0f0"}
 
 
-def test_a_member_is_found_by_each_kind_of_name(
+def test_an_extension_is_found_by_each_kind_of_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, "toy-blue", {"toy.colours": {"blue": "string:hexdigits"}})
@@ -25,15 +25,15 @@ def test_a_member_is_found_by_each_kind_of_name(
     assert find(COLOUR, "blue", KNOWN) == "0123456789abcdefABCDEF"
 
 
-def test_an_unknown_name_lists_the_known_ones_nearest_first(
+def test_an_unknown_name_suggests_the_nearest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, "toy-blue", {"toy.colours": {"blue": "string:hexdigits"}})
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(Unknown, match=r"^unknown colour 'bleu'; known: blue, "):
+    with pytest.raises(Unknown, match=r"^unknown colour 'bleu'; did you mean blue"):
         find(COLOUR, "bleu", KNOWN)
 
 
-def test_what_cannot_be_imported_is_a_configuration_error() -> None:
+def test_an_import_failure_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="colour 'no_such_module:RED' cannot be imported"):
         find(COLOUR, "no_such_module:RED", KNOWN)

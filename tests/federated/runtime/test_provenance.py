@@ -1,4 +1,4 @@
-"""Where a result comes from."""
+"""The provenance of a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service manager hears, over a real datagram socket."""
+"""Signs of life for a service manager over a real datagram socket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from federated.runtime.service_manager import Manager, line, watchdog
+from federated.runtime.service_manager import ServiceManager, read_watchdog, to_line
 
 
 @pytest.fixture
@@ -36,29 +36,29 @@ def all_of(ear: socket.socket) -> list[str]:
         return said
 
 
-def test_it_hears_that_the_command_is_ready_alive_what_it_does_and_that_it_stops(
+def test_a_manager_receives_ready_watchdog_status_and_stopping(
     heard: socket.socket,
 ) -> None:
-    with Manager() as manager:
+    with ServiceManager() as manager:
         manager.ready("looking for a run")
     assert all_of(heard) == ["READY=1", "WATCHDOG=1", "STATUS=looking for a run", "STOPPING=1"]
 
 
-def test_a_quick_loop_pings_four_times_in_its_patience_and_says_a_status_once(
+def test_a_fast_loop_pings_four_times_per_timeout_and_sends_a_status_once(
     heard: socket.socket,
 ) -> None:
     now = [0.0]
-    with Manager(lambda: now[0]) as manager:
+    with ServiceManager(lambda: now[0]) as manager:
         for tenth in range(81):  # eight seconds: at 0, 2, 4, 6 and 8
             now[0] = tenth / 10
-            manager.alive(lambda: "idle" if now[0] < 4 else "train")
+            manager.ping(lambda: "idle" if now[0] < 4 else "train")
     said = all_of(heard)
     assert said.count("WATCHDOG=1") == 5
     assert [word for word in said if word.startswith("STATUS")] == ["STATUS=idle", "STATUS=train"]
 
 
-def test_children_do_not_inherit_the_line(heard: socket.socket) -> None:
-    with Manager():
+def test_child_processes_do_not_inherit_the_variables(heard: socket.socket) -> None:
+    with ServiceManager():
         shown = subprocess.run(
             [sys.executable, "-c", "import os; print(*os.environ)"],
             capture_output=True,
@@ -78,28 +78,28 @@ def test_children_do_not_inherit_the_line(heard: socket.socket) -> None:
         ("-5", "", 0.0),
     ],
 )
-def test_the_manager_s_patience_is_read_only_where_it_is_meant_for_this_process(
+def test_the_watchdog_timeout_counts_only_for_this_process(
     microseconds: str, pid: str, seconds: float
 ) -> None:
-    assert watchdog(microseconds, pid) == seconds
+    assert read_watchdog(microseconds, pid) == seconds
 
 
 def test_without_a_manager_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    with Manager() as manager:
+    with ServiceManager() as manager:
         manager.ready("x")
-        manager.alive(lambda: "y")
+        manager.ping(lambda: "y")
 
 
-def test_a_manager_that_is_gone_ends_nothing(heard: socket.socket) -> None:
-    with Manager() as manager:
+def test_a_manager_that_is_gone_is_ignored(heard: socket.socket) -> None:
+    with ServiceManager() as manager:
         heard.close()
         manager.ready("still here")
 
 
 def test_a_status_is_one_line() -> None:
-    assert line("round 3 of\n 5: größer") == "round 3 of 5: größer"
-    assert len(line("x" * 1000)) == 200
+    assert to_line("round 3 of\n 5: größer") == "round 3 of 5: größer"
+    assert len(to_line("x" * 1000)) == 200
 
 
 def test_a_health_check_s_file_is_touched_while_the_loop_turns(
@@ -108,20 +108,20 @@ def test_a_health_check_s_file_is_touched_while_the_loop_turns(
     file, now = tmp_path / "alive", [0.0]
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     monkeypatch.setenv("ESPALIER_ALIVE", str(file))
-    with Manager(lambda: now[0]) as manager:
+    with ServiceManager(lambda: now[0]) as manager:
         manager.ready()
         os.utime(file, (0, 0))
         now[0] = 9.9
-        manager.alive(lambda: "")
+        manager.ping(lambda: "")
         assert file.stat().st_mtime == 0
         now[0] = 10.0
-        manager.alive(lambda: "")
+        manager.ping(lambda: "")
         assert time.time() - file.stat().st_mtime < 60
 
 
-def test_a_health_check_s_file_that_cannot_be_written_ends_nothing(
+def test_a_health_check_s_file_that_cannot_be_written_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPALIER_ALIVE", str(tmp_path / "nowhere" / "alive"))
-    with Manager() as manager:
-        manager.alive(lambda: "x")
+    with ServiceManager() as manager:
+        manager.ping(lambda: "x")

@@ -1,5 +1,5 @@
-"""What a device keeps between rounds: taken up where the coordinator took the update, found again
-by a round that is done again, never sent.
+"""Memory of a device between rounds: it follows accepted updates, survives a repeated round, and is
+never sent.
 """
 
 from __future__ import annotations
@@ -206,6 +206,7 @@ memory.write(folder, 2, {"c/w": np.full((8, 4), 2, np.float32)}, since=1)
 """
 
 
+@pytest.mark.slow
 def test_kill_minus_9_at_any_step_leaves_the_old_memory_and_none_or_all_of_the_new(tmp_path):
     """Before each file that is opened, moved or removed, and before each block that is written."""
     shape = {"c/w": (16, 8)}
@@ -296,7 +297,7 @@ def test_a_layer_that_is_to_be_kept_may_come_and_then_counts():
 
 def test_a_missing_layer_that_is_not_kept_is_refused():
     with pytest.raises(
-        Refused, match=r"missing or too many: linear.bias, linear.weight \(2 in all\)"
+        Refused, match=r"missing or unexpected tensors: linear.bias, linear.weight \(2 in all\)"
     ):
         perform(task(keep=()), sent(SMALL), data())
     with pytest.raises(Refused, match="small/x"):
@@ -345,3 +346,25 @@ def test_a_damaged_file_is_as_if_there_were_none(tmp_path, caplog, damage):
 def test_what_is_no_corner_of_a_network_is_damage_too(tmp_path, wrong):
     (tmp_path / "1.kept").write_bytes(tensors.encode({}, {"c/w": wrong}))
     assert device_memory.read(tmp_path, 1, {"c/w": (2, 2)}) == {}
+
+
+# ---- damage --------------------------------------------------------------------------------------
+
+
+def test_memory_with_any_flipped_bit_is_not_used(tmp_path, caplog):
+    device_memory.write(tmp_path, 1, {"c/w": full((2, 2), 1), "own": full(2, 1)}, since=0)
+    path = tmp_path / "1.kept"
+    written = path.read_bytes()
+    for place in range(len(written)):
+        damaged = bytearray(written)
+        damaged[place] ^= 1 << (place % 8)
+        path.write_bytes(damaged)
+        assert device_memory.read(tmp_path, 1, {"c/w": (2, 2)}) == {}, place
+    assert "is damaged; continuing without its memory" in caplog.text
+
+
+def test_memory_of_a_version_without_digests_is_read(tmp_path):
+    device_memory.write(tmp_path, 1, values(1), since=0)
+    path = tmp_path / "1.kept"
+    path.write_bytes(path.read_bytes()[: -len(device_memory.MARK) - 32])
+    assert device_memory.read(tmp_path, 1)["w"].tolist() == [1, 1]

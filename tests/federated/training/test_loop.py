@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from federated.errors import DataError
 from federated.training.execution import Diverged, Execution, Stopped, TrainingSet
 from federated.training.loop import train
-from federated.training.objective import masked
+from federated.training.objective import mask_logits
 from models.families.catalogue import build
 from tests.support.tasks import BARE, ONE, PLAIN, SMALL, examples, linear, parameters, perform, task
 
@@ -62,8 +62,8 @@ def test_the_masked_loss_has_no_gradient_for_absent_classes():
 
 def test_absent_logits_are_zero_and_not_minus_infinity():
     logits = torch.tensor([[2.0, 1.0, -1.0]])
-    assert masked(logits, [1, 2]).tolist() == [[0.0, 1.0, -1.0]]
-    assert cross_entropy(masked(logits, [1, 2]), torch.tensor([1])).item() == pytest.approx(
+    assert mask_logits(logits, [1, 2]).tolist() == [[0.0, 1.0, -1.0]]
+    assert cross_entropy(mask_logits(logits, [1, 2]), torch.tensor([1])).item() == pytest.approx(
         0.40760594606
     )
 
@@ -159,7 +159,7 @@ def test_steps_are_told_and_can_be_stopped():
 
 
 def test_a_diverging_loss_is_an_error():
-    with pytest.raises(Diverged, match="smaller learning rate than 1e"):
+    with pytest.raises(Diverged, match="learning rate below 1e"):
         perform(task(lr=1e20, epochs=5), parameters(SMALL), examples())
 
 

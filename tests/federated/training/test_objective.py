@@ -1,4 +1,4 @@
-"""What is shown, lost and counted: classes, values, and tokens that are next or hidden."""
+"""Inputs, losses and tallies of each objective: classes, values, next and hidden tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from federated.training.objective import answers, loss, masked, pose, tally
+from federated.training.objective import loss, mask_logits, prepare_batch, run_exits, tally
 from models.submodel import Network, Submodel
 
 CLASSES = Network("n", "", (1,), 3)
@@ -24,25 +24,25 @@ def seeded():
 def test_classes_and_next_tokens_are_shown_as_they_are():
     x, y = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 3, 4, 0]])
     for network in (CLASSES, NEXT):
-        shown, truth = pose(network, 0.5, x, y, seeded())
+        shown, truth = prepare_batch(network, 0.5, x, y, seeded())
         assert shown is x
         assert truth is y
 
 
 def test_hidden_tokens_become_the_id_after_the_vocabulary_and_all_are_to_be_said():
     x = torch.zeros((200, 4), dtype=torch.int64)
-    shown, truth = pose(HIDDEN, 0.15, x, x + 1, seeded())
+    shown, truth = prepare_batch(HIDDEN, 0.15, x, x + 1, seeded())
     assert set(shown.unique().tolist()) == {0, 5}
     assert 0.1 < (shown == 5).float().mean() < 0.2
     assert torch.equal(truth, x)
-    assert torch.equal(pose(HIDDEN, 0.0, x, x, seeded())[0], x)
+    assert torch.equal(prepare_batch(HIDDEN, 0.0, x, x, seeded())[0], x)
 
 
 def test_values_are_learned_in_standard_deviations():
     """(14 - 10) / 2 = 2 and (3 - 0) / 1 = 3; the mean of the squared errors of (1, 3) is ((2 - 1)^2
     + 0) / 2.
     """
-    _, truth = pose(VALUES, 0.0, torch.zeros(1, 1), torch.tensor([[14.0, 3.0]]), seeded())
+    _, truth = prepare_batch(VALUES, 0.0, torch.zeros(1, 1), torch.tensor([[14.0, 3.0]]), seeded())
     assert truth.tolist() == [[2.0, 3.0]]
     assert loss(VALUES, torch.tensor([[1.0, 3.0]]), truth).item() == 0.5
 
@@ -55,7 +55,7 @@ def test_the_loss_of_tokens_is_a_mean_over_tokens():
 
 
 def test_logits_of_absent_tokens_are_zero_at_every_place():
-    assert masked(torch.full((1, 3, 2), 7.0), [1]).tolist() == [[[0, 0], [7, 7], [0, 0]]]
+    assert mask_logits(torch.full((1, 3, 2), 7.0), [1]).tolist() == [[[0, 0], [7, 7], [0, 0]]]
 
 
 def test_a_tally_of_classes():
@@ -101,5 +101,7 @@ def test_exits_answer_in_their_order():
             return [x + 1, x + 2]
 
     submodel = Submodel(CLASSES, 1.0, (), ("exits",))
-    assert [float(out) for out in answers(Two(), submodel, torch.zeros(1))] == [1, 2]
-    assert [float(out) for out in answers(Two(), Submodel(CLASSES, 1.0, ()), torch.zeros(1))] == [2]
+    assert [float(out) for out in run_exits(Two(), submodel, torch.zeros(1))] == [1, 2]
+    assert [float(out) for out in run_exits(Two(), Submodel(CLASSES, 1.0, ()), torch.zeros(1))] == [
+        2
+    ]

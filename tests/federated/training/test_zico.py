@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from federated.capabilities import required
+from federated.capabilities import list_required
 from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.task import Card, Profile
@@ -197,9 +197,12 @@ def test_a_budget_of_multiply_adds_bounds_the_choice():
 def test_a_method_that_only_surveys_requires_no_hook_of_a_trainer():
     chosen, state, menu = begun(choice="zico")
     assert chosen.hooks.survey is not None
-    assert not any(word.startswith("hook:") for word in required(chosen.recipe(state, menu[0])))
+    assert not any(
+        word.startswith("hook:") for word in list_required(chosen.recipe(state, menu[0]))
+    )
 
 
+@pytest.mark.slow
 def test_devices_of_a_run_choose_by_their_own_data(tmp_path):
     """Each agent's submodel is the one of the best score in its profile; the scores differ, since
     their data do.

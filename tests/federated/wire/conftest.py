@@ -1,4 +1,4 @@
-"""Real brokers: each kind that there is, and mosquitto with a small limit of packets."""
+"""Real brokers: each supported kind, and mosquitto with a low packet limit."""
 
 from __future__ import annotations
 

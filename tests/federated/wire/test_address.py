@@ -1,11 +1,11 @@
-"""Addresses: what people write, and what they are told when it is wrong."""
+"""Addresses as users write them, and the errors of invalid ones."""
 
 from __future__ import annotations
 
 import pytest
 
 from federated.errors import UsageError
-from federated.wire.address import Address, identified, parse_address, url
+from federated.wire.address import Address, add_credentials, format_url, parse_address
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from federated.wire.address import Address, identified, parse_address, url
         ),
     ],
 )
-def test_an_address_is_read(text: str, expected: Address) -> None:
+def test_an_address_is_parsed(text: str, expected: Address) -> None:
     assert parse_address(text) == expected
 
 
@@ -45,18 +45,18 @@ def test_an_address_is_read(text: str, expected: Address) -> None:
         ("fe80::1:1883", "brackets"),
         ("[::1", "Invalid IPv6"),
         ("http://broker", "neither mqtt nor mqtts"),
-        ("mqtt://broker/path", "only '\\?ca=FILE'"),
-        ("mqtt://broker?ca=x", "only with mqtts"),
-        ("mqtts://broker?cart=x", "only '\\?ca=FILE'"),
-        ("mqtts://broker?key=x", "give cert=FILE too"),
+        ("mqtt://broker/path", "only mqtts:// takes options"),
+        ("mqtt://broker?ca=x", "only mqtts://"),
+        ("mqtts://broker?cart=x", "only mqtts:// takes options"),
+        ("mqtts://broker?key=x", "requires cert=FILE"),
     ],
 )
-def test_what_is_no_address_is_a_usage_error_that_says_why(text: str, why: str) -> None:
+def test_an_invalid_address_is_a_usage_error_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         parse_address(text)
 
 
-def test_a_password_shows_neither_in_an_address_nor_in_an_error() -> None:
+def test_a_password_is_shown_neither_in_an_address_nor_in_an_error() -> None:
     address = parse_address("mqtt://me:secret@broker")
     assert "secret" not in f"{address} {address!r}"
     assert str(address) == "mqtt://broker:1883"
@@ -75,7 +75,7 @@ def test_a_password_shows_neither_in_an_address_nor_in_an_error() -> None:
         "mqtt://u:secret?more@b",
     ],
 )
-def test_no_piece_of_a_password_that_was_not_quoted_shows_in_an_error(text: str) -> None:
+def test_no_piece_of_an_unquoted_password_is_shown_in_an_error(text: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_address(text)
     assert "secret" not in str(error.value)
@@ -85,11 +85,11 @@ def test_no_piece_of_a_password_that_was_not_quoted_shows_in_an_error(text: str)
     "text",
     ["mqtt://b:1883", "mqtts://[::1]:9", "mqtts://u:p%40%2F@b:8883?ca=a+b.pem&cert=c%26d.pem"],
 )
-def test_the_text_of_an_address_is_read_as_the_same_address(text: str) -> None:
-    assert parse_address(url(parse_address(text))) == parse_address(text)
+def test_a_formatted_address_is_parsed_back(text: str) -> None:
+    assert parse_address(format_url(parse_address(text))) == parse_address(text)
 
 
-def test_a_certificate_found_elsewhere_goes_under_what_an_address_names_itself() -> None:
-    assert identified(parse_address("mqtts://b?ca=mine"), "ca", "cert") == Address(
+def test_added_credentials_do_not_replace_those_of_the_address() -> None:
+    assert add_credentials(parse_address("mqtts://b?ca=mine"), "ca", "cert") == Address(
         "b", 8883, tls=True, ca="mine", cert="cert"
     )

@@ -1,12 +1,10 @@
-"""Chunks: whatever a network does, the blob arrives whole, or the transfer says why it does not."""
+"""Whatever a network does, the blob arrives complete, or the transfer raises an error."""
 
 from __future__ import annotations
 
 import hashlib
-import mmap
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,81 +36,81 @@ def test_a_blob_is_split_into_chunks_with_a_short_last_one() -> None:
 def test_nothing_flows_before_a_grant_and_at_most_a_window_after_it() -> None:
     data = data_of(40 * KIB)
     sender = Sender(split(data, KIB, "t"), data, 0.0)
-    assert list(sender.due(0.0)) == []
-    sender.granted(b"", False, 0.0)
-    assert list(sender.due(0.0)) == []
-    sender.granted(b"", True, 0.0)
-    assert [c.index for c in sender.due(0.0)] == list(range(16))
-    assert list(sender.due(0.0)) == []
-    sender.granted(bytes([0b1111, 0, 0, 0, 0]), True, 0.1)
-    assert [c.index for c in sender.due(0.1)] == [16, 17, 18, 19]
+    assert list(sender.next_chunks()) == []
+    sender.take_grant(b"", False, 0.0)
+    assert list(sender.next_chunks()) == []
+    sender.take_grant(b"", True, 0.0)
+    assert [c.index for c in sender.next_chunks()] == list(range(16))
+    assert list(sender.next_chunks()) == []
+    sender.take_grant(bytes([0b1111, 0, 0, 0, 0]), True, 0.1)
+    assert [c.index for c in sender.next_chunks()] == [16, 17, 18, 19]
 
 
-def test_a_sender_asks_after_five_seconds_without_progress_and_then_ever_less_often() -> None:
+def test_a_sender_asks_after_five_seconds_without_progress_and_then_less_often() -> None:
     data = data_of(4 * KIB)
     sender = Sender(split(data, KIB, "t"), data, 0.0)
-    asked = [now for now in range(200) if sender.stalled(float(now))]
+    asked = [now for now in range(200) if sender.check_stall(float(now))]
     assert asked == [5, 15, 35, 75, 135, 195]
 
 
-def test_progress_puts_the_next_question_off() -> None:
+def test_progress_delays_the_next_question() -> None:
     data = data_of(4 * KIB)
     sender = Sender(split(data, KIB, "t"), data, 0.0)
-    sender.granted(b"\x00", True, 4.0)
-    assert not sender.stalled(8.9)
-    assert sender.stalled(9.0)
-    assert list(sender.due(9.0)) == []  # the answer decides what is sent again
-    sender.granted(b"\x01", True, 10.0)
-    assert [c.index for c in sender.due(10.0)] == [1, 2, 3]
-    assert not sender.stalled(14.9)
+    sender.take_grant(b"\x00", True, 4.0)
+    assert not sender.check_stall(8.9)
+    assert sender.check_stall(9.0)
+    assert list(sender.next_chunks()) == []  # the answer decides what is sent again
+    sender.take_grant(b"\x01", True, 10.0)
+    assert [c.index for c in sender.next_chunks()] == [1, 2, 3]
+    assert not sender.check_stall(14.9)
 
 
-def test_what_was_lost_is_sent_again_once_the_sender_asked_and_only_that() -> None:
+def test_only_lost_chunks_are_sent_again_after_a_question() -> None:
     data = data_of(6 * KIB)
     sender = Sender(split(data, KIB, "t"), data, 0.0)
-    sender.granted(b"", True, 0.0)
-    assert len(list(sender.due(0.0))) == 6
-    sender.granted(bytes([0b110101]), True, 1.0)
-    assert list(sender.due(1.0)) == []
-    assert sender.stalled(6.0)
-    sender.granted(bytes([0b110101]), True, 6.1)
-    assert [c.index for c in sender.due(6.1)] == [1, 3]
+    sender.take_grant(b"", True, 0.0)
+    assert len(list(sender.next_chunks())) == 6
+    sender.take_grant(bytes([0b110101]), True, 1.0)
+    assert list(sender.next_chunks()) == []
+    assert sender.check_stall(6.0)
+    sender.take_grant(bytes([0b110101]), True, 6.1)
+    assert [c.index for c in sender.next_chunks()] == [1, 3]
 
 
-def test_a_receiver_that_lost_what_it_had_gets_it_again() -> None:
+def test_a_receiver_that_lost_chunks_gets_them_again() -> None:
     data = data_of(3 * KIB)
     sender = Sender(split(data, KIB, "t"), data, 0.0)
-    sender.granted(bytes([0b111]), True, 0.0)
-    assert sender.done
-    sender.granted(bytes([0b001]), True, 1.0)
-    assert not sender.done
-    assert [c.index for c in sender.due(1.0)] == [1, 2]
+    sender.take_grant(bytes([0b111]), True, 0.0)
+    assert sender.complete
+    sender.take_grant(bytes([0b001]), True, 1.0)
+    assert not sender.complete
+    assert [c.index for c in sender.next_chunks()] == [1, 2]
 
 
-def test_what_is_under_way_when_a_slot_goes_is_not_sent_twice() -> None:
-    """A slow link would be full of what it brought already, each time that it has a slot again."""
+def test_chunks_in_flight_when_a_slot_is_lost_are_not_sent_twice() -> None:
+    """Otherwise a slow link would be busy with repeated chunks whenever it gets a slot again."""
     data = data_of(20 * KIB)
     sender = Sender(split(data, KIB, "t"), data, 0.0)
-    sender.granted(b"", True, 0.0)
-    assert len(list(sender.due(0.0))) == 16
-    sender.granted(bytes([0b11, 0, 0]), True, 1.0)
-    assert [c.index for c in sender.due(1.0)] == [16, 17]
-    sender.granted(b"", False, 2.0)
-    assert list(sender.due(2.0)) == []
-    sender.granted(bytes([0b111, 0, 0]), True, 3.0)
-    assert [c.index for c in sender.due(3.0)] == [18]
+    sender.take_grant(b"", True, 0.0)
+    assert len(list(sender.next_chunks())) == 16
+    sender.take_grant(bytes([0b11, 0, 0]), True, 1.0)
+    assert [c.index for c in sender.next_chunks()] == [16, 17]
+    sender.take_grant(b"", False, 2.0)
+    assert list(sender.next_chunks()) == []
+    sender.take_grant(bytes([0b111, 0, 0]), True, 3.0)
+    assert [c.index for c in sender.next_chunks()] == [18]
 
 
-def test_what_was_lost_without_a_slot_is_sent_again_once_there_is_one() -> None:
+def test_chunks_lost_without_a_slot_are_sent_again_with_the_next_slot() -> None:
     data = data_of(6 * KIB)
     sender = Sender(split(data, KIB, "t"), data, 0.0)
-    sender.granted(b"", True, 0.0)
-    assert len(list(sender.due(0.0))) == 6
-    sender.granted(b"", False, 1.0)
-    assert sender.stalled(6.0)
-    sender.granted(b"", False, 6.1)
-    sender.granted(b"", True, 7.0)
-    assert len(list(sender.due(7.0))) == 6
+    sender.take_grant(b"", True, 0.0)
+    assert len(list(sender.next_chunks())) == 6
+    sender.take_grant(b"", False, 1.0)
+    assert sender.check_stall(6.0)
+    sender.take_grant(b"", False, 6.1)
+    sender.take_grant(b"", True, 7.0)
+    assert len(list(sender.next_chunks())) == 6
 
 
 def test_a_bitmap_of_another_size_is_refused() -> None:
@@ -120,7 +118,7 @@ def test_a_bitmap_of_another_size_is_refused() -> None:
     sender = Sender(split(data, KIB, "t"), data)
     for bitmap in (b"\x00", b"\x00\x00\x00"):
         with pytest.raises(Refused, match="bitmap of 2 bytes"):
-            sender.granted(bitmap, True, 0.0)
+            sender.take_grant(bitmap, True, 0.0)
 
 
 def test_a_manifest_over_the_limit_is_refused_before_anything_is_allocated() -> None:
@@ -152,34 +150,34 @@ def test_a_foreign_or_damaged_chunk_is_refused_and_changes_nothing(
     first = next(slices(manifest, data))
     with pytest.raises(Refused):
         receiver.take(replace(first, **change), 0.0)
-    assert receiver.missing(9) == [0, 1, 2]
-    assert not receiver.wants_grant(99.0)
+    assert receiver.missing == [0, 1, 2]
+    assert not receiver.is_grant_due(99.0)
 
 
 def test_a_grant_is_due_after_eight_chunks_or_a_second() -> None:
     data = data_of(20 * KIB)
     chunks = list(slices(split(data, KIB, "t"), data))
     receiver = Receiver(split(data, KIB, "t"), limit=len(data))
-    assert not receiver.wants_grant(50.0)
+    assert not receiver.is_grant_due(50.0)
     for chunk in chunks[:7]:
         receiver.take(chunk, 50.0)
-    assert not receiver.wants_grant(50.9)
-    assert receiver.wants_grant(51.0)
+    assert not receiver.is_grant_due(50.9)
+    assert receiver.is_grant_due(51.0)
     receiver.take(chunks[7], 50.5)
-    assert receiver.wants_grant(50.5)
-    assert receiver.have == bytes([255, 0, 0])
-    assert not receiver.wants_grant(60.0)
+    assert receiver.is_grant_due(50.5)
+    assert receiver.acknowledge() == bytes([255, 0, 0])
+    assert not receiver.is_grant_due(60.0)
 
 
-def test_a_repeated_chunk_is_ignored_but_answered() -> None:
+def test_a_repeated_chunk_is_ignored_but_acknowledged() -> None:
     data = data_of(KIB)
     manifest = split(data, KIB, "t")
     receiver = Receiver(manifest, limit=KIB)
     (chunk,) = slices(manifest, data)
     assert receiver.take(chunk, 0.0)
-    assert receiver.have == b"\x01"
+    assert receiver.acknowledge() == b"\x01"
     assert not receiver.take(chunk, 2.0)
-    assert receiver.wants_grant(3.0)
+    assert receiver.is_grant_due(3.0)
 
 
 def test_a_wrong_digest_empties_the_receiver() -> None:
@@ -189,45 +187,26 @@ def test_a_wrong_digest_empties_the_receiver() -> None:
     for chunk in slices(manifest, data):
         receiver.take(chunk, 0.0)
     with pytest.raises(Refused, match="starts over"):
-        receiver.finish()
-    assert receiver.missing(9) == [0, 1]
+        receiver.verify()
+    assert receiver.missing == [0, 1]
 
 
 def test_an_incomplete_transfer_cannot_be_finished() -> None:
     receiver = Receiver(split(data_of(2 * KIB), KIB, "t"), limit=2 * KIB)
     with pytest.raises(Refused, match="2 of 2 chunks are missing"):
-        receiver.finish()
-
-
-def test_a_transfer_goes_on_from_a_file_and_its_bitmap(tmp_path: Path) -> None:
-    """After a restart: chunk 0 lies in the file, only 1 and 2 are sent."""
-    data = data_of(2500)
-    manifest = split(data, KIB, "t")
-    path = tmp_path / "spool"
-    path.write_bytes(data[:KIB] + bytes(2500 - KIB))
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
-        receiver = Receiver(manifest, limit=2500, buffer=memoryview(mapped), have=b"\x01")
-        sender = Sender(manifest, data)
-        sender.granted(receiver.have, True, 0.0)
-        sent = list(sender.due(0.0))
-        assert [c.index for c in sent] == [1, 2]
-        for chunk in sent:
-            receiver.take(chunk, 0.0)
-        receiver.finish().release()
-        receiver.release()
-    assert path.read_bytes() == data
+        receiver.verify()
 
 
 def test_an_empty_blob_is_complete_at_once() -> None:
     manifest = split(b"", KIB, "t")
     receiver = Receiver(manifest, limit=0)
     assert receiver.complete
-    assert bytes(receiver.finish()) == b""
-    assert Sender(manifest, b"").done
+    assert bytes(receiver.verify()) == b""
+    assert Sender(manifest, b"").complete
 
 
-def test_own_memory_is_aligned_so_that_tensors_are() -> None:
-    receiver = Receiver(split(data_of(100), KIB, "t"), limit=100, have=b"\x01")
+def test_a_receivers_memory_is_aligned_for_tensors() -> None:
+    receiver = Receiver(split(data_of(100), KIB, "t"), limit=100)
     assert np.frombuffer(receiver._buffer, np.uint8).ctypes.data % 64 == 0
 
 
@@ -243,8 +222,8 @@ def test_own_memory_is_aligned_so_that_tensors_are() -> None:
 def test_whatever_the_network_does_the_blob_arrives_bit_for_bit(
     size: int, seed: int, loss: float, twice: float, damage: float, restart: bool
 ) -> None:
-    """Chunks are lost, repeated, damaged and reordered, grants are lost, the sender starts anew:
-    and no more than a window is ever under way.
+    """Chunks are lost, repeated, damaged and reordered, grants are lost, and the sender restarts.
+    No more than a window is ever in flight.
     """
     rng = random.Random(seed)
     data = data_of(size, seed)
@@ -257,11 +236,11 @@ def test_whatever_the_network_does_the_blob_arrives_bit_for_bit(
         now += 0.25
         if restart and turn == 5:
             sender, offered = Sender(manifest, data, now), True
-        offered = offered or sender.stalled(now)
-        if (offered or receiver.wants_grant(now)) and rng.random() >= loss:
-            sender.granted(receiver.have, True, now)
+        offered = offered or sender.check_stall(now)
+        if (offered or receiver.is_grant_due(now)) and rng.random() >= loss:
+            sender.take_grant(receiver.acknowledge(), True, now)
         offered = False
-        due = list(sender.due(now))
+        due = list(sender.next_chunks())
         assert len(due) <= WINDOW
         way += [
             _damaged(c, rng) if rng.random() < damage else c
@@ -275,9 +254,9 @@ def test_whatever_the_network_does_the_blob_arrives_bit_for_bit(
                 receiver.take(chunk, now)
             except Refused:
                 assert chunk.data != data[chunk.index * KIB : (chunk.index + 1) * KIB]
-    assert bytes(receiver.finish()) == data
-    sender.granted(receiver.have, True, now)
-    assert sender.done
+    assert bytes(receiver.verify()) == data
+    sender.take_grant(receiver.acknowledge(), True, now)
+    assert sender.complete
 
 
 def _damaged(chunk: Chunk, rng: random.Random) -> Chunk:

@@ -1,6 +1,4 @@
-"""Tokens: what is printed can be read back, and what was mistyped is found before anything is
-sent.
-"""
+"""A printed token can be parsed, and a mistyped one is rejected before anything is sent."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from federated.wire.enrolment_token import Token, parse_token
 TOKEN = Token("pi-kitchen", "192.168.1.5", 8884, bytes(range(16)), bytes(range(100, 132)))
 
 
-def test_a_token_shows_whom_it_is_for_and_where_it_is_good() -> None:
+def test_a_token_shows_its_device_and_its_coordinator() -> None:
     assert str(TOKEN).startswith("pi-kitchen@192.168.1.5:8884/1-aaaqeayeaudaocajbifqydiob4-")
 
 
@@ -26,19 +24,19 @@ def test_a_token_shows_whom_it_is_for_and_where_it_is_good() -> None:
         Token("a.b_c-d", "host.example", 65535, b"\xff" * 16, bytes(32)),
     ],
 )
-def test_a_token_is_read_back_in_any_case_and_with_blanks(token: Token) -> None:
+def test_a_token_is_parsed_in_any_case_and_with_blanks(token: Token) -> None:
     assert parse_token(f" {token}\n") == token
     name, rest = str(token).split("/")
     assert parse_token(f"{name}/{rest.upper()}") == token
 
 
-def test_the_secret_shows_in_no_representation() -> None:
+def test_the_secret_is_not_in_the_repr() -> None:
     assert str(list(TOKEN.secret)) not in repr(TOKEN)
     assert "secret" not in repr(TOKEN)
 
 
 @given(st.integers(0, len(str(TOKEN)) - 1), st.sampled_from("abcxyz234567"))
-def test_one_wrong_character_is_noticed(place: int, character: str) -> None:
+def test_one_wrong_character_is_detected(place: int, character: str) -> None:
     wrong = str(TOKEN)[:place] + character + str(TOKEN)[place + 1 :]
     if wrong != str(TOKEN):
         with pytest.raises(UsageError, match="token"):
@@ -51,18 +49,18 @@ def test_one_wrong_character_is_noticed(place: int, character: str) -> None:
         ("", "expected NAME@HOST:PORT/1-"),
         ("a@h:1/1-é-é-é", "letters and the digits 2 to 7"),
         # another letter for the same bits
-        (str(TOKEN)[:108] + "x" + str(TOKEN)[109:], "its check does not fit"),
-        ("hello", "found 5 characters of another form"),
-        (str(TOKEN)[:-3], "its check does not fit"),
+        (str(TOKEN)[:108] + "x" + str(TOKEN)[109:], "its check is wrong"),
+        ("hello", "found 5 characters in another form"),
+        (str(TOKEN)[:-3], "its check is wrong"),
         (str(TOKEN).replace("/1-", "/2-"), "expected version 1, found 2"),
         (
             str(TOKEN).replace("aaaqeayeaudaocajbifqydiob4", "1" * 26),
             "letters and the digits 2 to 7",
         ),
-        ("all@h:1/1-" + str(TOKEN).split("1-", 1)[1], "does not fit"),
+        ("all@h:1/1-" + str(TOKEN).split("1-", 1)[1], "check is wrong"),
     ],
 )
-def test_what_is_no_token_is_said_without_the_secret(text: str, why: str) -> None:
+def test_the_error_of_an_invalid_token_does_not_contain_the_secret(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why) as caught:
         parse_token(text)
     assert "aaaqeayeaudaocajbifqydiob4" not in str(caught.value)

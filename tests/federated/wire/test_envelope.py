@@ -1,6 +1,4 @@
-"""The envelope: every kind of message survives the way, and nothing malformed is ever seen by who
-handles them.
-"""
+"""Every kind of message survives encoding and decoding, and malformed ones are rejected."""
 
 from __future__ import annotations
 
@@ -17,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federated.errors import REASON, Malformed, ProtocolMismatch, Refused
+from federated.errors import Malformed, ProtocolMismatch, Refused
+from federated.safe_text import MAX_TEXT
 from federated.task import Card, Profile, Recipe, Task, Timing
 from federated.wire import envelope
 from federated.wire import messages as m
@@ -92,12 +91,12 @@ def test_there_is_an_example_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("kind", envelope.MESSAGES)
-def test_every_kind_comes_back_equal(kind: str) -> None:
+def test_every_kind_is_decoded_to_the_same_message(kind: str) -> None:
     assert envelope.decode(envelope.encode(ALL[kind])) == ALL[kind]
     assert type(envelope.decode(envelope.encode(ALL[kind]))) is envelope.MESSAGES[kind]
 
 
-def test_a_loss_that_is_unknown_stays_unknown() -> None:
+def test_an_unknown_loss_stays_unknown() -> None:
     beat = envelope.decode(envelope.encode(m.Heartbeat("a", "s", "idle", 0)))
     assert isinstance(beat, m.Heartbeat)
     assert math.isnan(beat.loss)
@@ -114,14 +113,14 @@ def test_a_loss_that_is_unknown_stays_unknown() -> None:
         (Serving("a", "s", reason="x" * 16_000), "reason"),
     ],
 )
-def test_a_long_text_is_cut_when_it_is_sent_and_can_be_read(message: m.Message, name: str) -> None:
+def test_a_long_text_is_cut_to_a_valid_length(message: m.Message, name: str) -> None:
     found = getattr(envelope.decode(envelope.encode(message)), name)
-    assert found == "x" * (REASON - 3) + "..."
+    assert found == "x" * (MAX_TEXT - 3) + "..."
 
 
-def test_a_refusal_quotes_no_more_of_a_message_than_a_reason_may_have() -> None:
+def test_an_error_quotes_a_limited_part_of_a_message() -> None:
     for error in (Malformed, Refused, ProtocolMismatch):
-        assert len(str(error("expected a number, found " + "x" * 10**6))) == REASON
+        assert len(str(error("expected a number, found " + "x" * 10**6))) == MAX_TEXT
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:
@@ -245,12 +244,12 @@ def test_a_field_that_is_wrong_makes_the_message_malformed(
         b"\x91" * 5000,
     ],
 )
-def test_what_is_no_message_is_malformed(payload: bytes) -> None:
+def test_other_bytes_are_malformed(payload: bytes) -> None:
     with pytest.raises(Malformed):
         envelope.decode(payload)
 
 
-def test_only_a_chunk_may_be_large_and_nothing_is_made_of_what_is_not() -> None:
+def test_only_a_chunk_may_be_large() -> None:
     large = m.Chunk("t", 0, 1, envelope.MAX_MESSAGE, 7, bytes(envelope.MAX_MESSAGE))
     assert envelope.decode(envelope.encode(large)) == large
     empties = (
@@ -265,7 +264,7 @@ def test_only_a_chunk_may_be_large_and_nothing_is_made_of_what_is_not() -> None:
     assert peak < 4 * len(empties)
 
 
-def test_lengths_that_a_message_only_claims_take_no_memory() -> None:
+def test_false_lengths_in_a_message_take_no_memory() -> None:
     payload = (
         b"\x83\xa1v\x02\xa4kind\xa7goodbye\xa4body" + b"\xdd\x00\x01\x00\x00" * 900 + bytes(70_000)
     )
@@ -279,9 +278,7 @@ def test_lengths_that_a_message_only_claims_take_no_memory() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(envelope.MESSAGES)), st.data())
-def test_a_damaged_message_is_a_message_or_refused_and_nothing_else(
-    kind: str, data: st.DataObject
-) -> None:
+def test_a_damaged_message_is_decoded_or_rejected(kind: str, data: st.DataObject) -> None:
     raw = bytearray(envelope.encode(ALL[kind]))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -309,8 +306,8 @@ for thread in threads: thread.join()
 
 
 def test_threads_may_be_the_first_to_decode():
-    """A race in msgspec, which learns a type when it first converts one: a fifth of such processes
-    crashed.
+    """A race in msgspec, which prepares a type when it first converts one: a fifth of such
+    processes crashed.
     """
     racing = [subprocess.Popen([sys.executable, "-c", FIRST]) for _ in range(8)]
     assert [process.wait(60) for process in racing] == [0] * 8

@@ -1,4 +1,4 @@
-"""What a link says when it closes with messages that nobody acknowledged."""
+"""A link that closes with unacknowledged messages logs them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_closing_over_a_stuck_broker_says_what_was_not_acknowledged(
+def test_closing_over_a_stuck_broker_logs_unacknowledged_messages(
     broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links, "FAREWELL", 0.3)
@@ -58,7 +58,7 @@ def test_closing_over_a_stuck_broker_says_what_was_not_acknowledged(
     ]
 
 
-def test_flushing_waits_for_acknowledgements_and_says_whether_they_came(broker: Broker) -> None:
+def test_flush_waits_for_acknowledgements_and_returns_whether_they_came(broker: Broker) -> None:
     link, group = MqttLink(broker.address, "a"), os.getpgid(broker.pid)
     os.killpg(group, signal.SIGSTOP)
     try:
@@ -93,7 +93,7 @@ def test_the_end_of_a_run_reaches_agents_although_the_coordinators_link_is_down_
         assert heard[-1] == messages.Goodbye("the run is over")
 
 
-def test_closing_after_everything_was_acknowledged_says_nothing(
+def test_closing_after_all_acknowledgements_logs_nothing(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     link = MqttLink(broker.address, "a")

@@ -1,4 +1,4 @@
-"""The link over real brokers: what it carries."""
+"""Links over real brokers: delivery."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.chunks import Receiver, Sender, split
 from federated.wire.delivery_queue import Delivery
 from federated.wire.links.mqtt import MqttLink
-from federated.wire.transfer import Download, RetainedBlob, publish
+from federated.wire.retained_blobs import Download, RetainedBlob, publish
 from tests.support.links import hear, linked, listen
 
 pytestmark = pytest.mark.broker
@@ -48,7 +48,7 @@ def test_messages_and_retained_messages_arrive(broker: Broker) -> None:
         assert b.received_bytes >= len("x/1one") + len("x/2two") + len("ykept")
 
 
-def test_the_best_protocol_of_the_broker_is_spoken(broker: Broker) -> None:
+def test_the_newest_protocol_of_the_broker_is_used(broker: Broker) -> None:
     with linked(broker.address, "a") as (link,):
         assert link.protocol == (5 if broker.kind == "mosquitto" else V311)
 
@@ -76,7 +76,7 @@ def test_a_will_is_published_after_kill_9(broker: Broker) -> None:
         assert hear(watcher, "will/victim").retained
 
 
-def test_a_will_is_not_published_after_a_farewell(broker: Broker) -> None:
+def test_a_will_is_not_published_after_close(broker: Broker) -> None:
     with linked(broker.address, "watcher") as (watcher,):
         listen(watcher, "will", "bye")
         link = MqttLink(broker.address, "a", ("will", b"gone"))
@@ -93,8 +93,8 @@ def test_a_will_is_not_published_after_a_farewell(broker: Broker) -> None:
 def test_forty_megabytes_go_through_a_broker_of_small_packets(
     broker: Broker, version: int | None
 ) -> None:
-    """As a device sends an update: offered, granted, in chunks that the broker takes, until the
-    receiver's bitmap is full.
+    """The transfer of an update: offered, granted, and sent in chunks until the receiver's bitmap
+    is full.
     """
     data = random.Random(0).randbytes(40_000_000)
     up, cmd = topics.upload("r", "a", "t"), topics.command("r", "a")
@@ -103,29 +103,29 @@ def test_forty_megabytes_go_through_a_broker_of_small_packets(
         listen(coordinator, topics.coordinator_patterns("r")[-1])
         manifest = split(data, agent.max_chunk, "t")
         sender, receiver = Sender(manifest, data), Receiver(manifest, limit=len(data))
-        coordinator.publish(cmd, envelope.encode(messages.Grant("t", receiver.have, True)))
+        coordinator.publish(cmd, envelope.encode(messages.Grant("t", receiver.acknowledge(), True)))
         until = time.monotonic() + 120
         while not receiver.complete and time.monotonic() < until:
             while (delivery := agent.receive(0)) is not None:
                 grant = envelope.decode(delivery.payload)
                 assert isinstance(grant, messages.Grant)
-                sender.granted(grant.have, grant.open, time.monotonic())
-            for chunk in sender.due(time.monotonic()):
+                sender.take_grant(grant.have, grant.open, time.monotonic())
+            for chunk in sender.next_chunks():
                 agent.publish(topics.chunk(up, chunk.index), envelope.encode(chunk))
             while (delivery := coordinator.receive(0.02)) is not None:
                 piece = envelope.decode(delivery.payload)
                 assert isinstance(piece, messages.Chunk)
                 receiver.take(piece, time.monotonic())
-                if receiver.wants_grant(time.monotonic()):
+                if receiver.is_grant_due(time.monotonic()):
                     coordinator.publish(
-                        cmd, envelope.encode(messages.Grant("t", receiver.have, True))
+                        cmd, envelope.encode(messages.Grant("t", receiver.acknowledge(), True))
                     )
-        assert hashlib.sha256(receiver.finish()).digest() == hashlib.sha256(data).digest()
+        assert hashlib.sha256(receiver.verify()).digest() == hashlib.sha256(data).digest()
 
 
 def test_deliveries_that_were_not_subscribed_to_are_ignored(broker: Broker) -> None:
-    """The broker resumes a session of this name, and delivers by its subscriptions. (amqtt 0.12
-    delivers by those of all clients.)
+    """The broker resumes a session of this name with its subscriptions. (amqtt 0.12 delivers for
+    those of all clients.)
     """
     host, port = broker.address.split(":")
     earlier = mqtt.Client(
@@ -155,7 +155,7 @@ def test_deliveries_that_were_not_subscribed_to_are_ignored(broker: Broker) -> N
         assert a.received_bytes > len("theirs/1x") + len("mine/1y"), "the broker did deliver it"
 
 
-def test_a_repeated_subscription_brings_again_what_is_retained(broker: Broker) -> None:
+def test_a_repeated_subscription_delivers_retained_messages_again(broker: Broker) -> None:
     """MQTT 3.1.1, section 3.8.4; rumqttd does so only for a subscription that is new."""
     with linked(broker.address, "a") as (a,):
         a.publish("x", b"kept", retain=True)
@@ -164,12 +164,10 @@ def test_a_repeated_subscription_brings_again_what_is_retained(broker: Broker) -
             assert hear(a, "x").retained
 
 
-def test_a_download_of_many_chunks_comes_without_asking_twice(
+def test_a_download_of_many_chunks_needs_no_repeated_requests(
     broker: Broker, tmp_path: Path
 ) -> None:
-    """rumqttd delivers at most 100 retained messages for one subscription, and says nothing of the
-    others.
-    """
+    """rumqttd silently delivers at most 100 retained messages for one subscription."""
     data = random.Random(0).randbytes(250 * 1024)
     base = topics.model("r", "0", "w1")
     manifest = split(data, 1024, "t")
@@ -184,5 +182,5 @@ def test_a_download_of_many_chunks_comes_without_asking_twice(
             if delivery is not None and delivery.topic.startswith(base):
                 message = envelope.decode(delivery.payload)
                 assert isinstance(message, messages.Manifest | messages.Chunk)
-                done = download.hear(message, 0.0)
+                done = download.take(message, 0.0)
     assert (tmp_path / "w1").read_bytes() == data

@@ -1,4 +1,4 @@
-"""The link over real brokers: what it survives."""
+"""Links over real brokers: recovery from interruptions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.proxy import Proxy
 pytestmark = pytest.mark.broker
 
 
-def test_a_cut_link_mends_and_what_waited_on_both_sides_arrives(broker: Broker) -> None:
+def test_a_cut_link_reconnects_and_waiting_messages_arrive(broker: Broker) -> None:
     proxy = Proxy(port_of(broker))
     try:
         with (
@@ -44,9 +44,9 @@ def test_a_cut_link_mends_and_what_waited_on_both_sides_arrives(broker: Broker) 
         proxy.close()
 
 
-def test_subscriptions_outlive_a_restart_of_the_broker(broker: Broker, tmp_path: Path) -> None:
-    """Neither broker keeps the sessions (mosquitto 2.0 drops those of MQTT 5 when it ends): the
-    links make them anew, and send what waited.
+def test_subscriptions_survive_a_broker_restart(broker: Broker, tmp_path: Path) -> None:
+    """Neither broker keeps the sessions (mosquitto 2.0 drops those of MQTT 5 when it ends). The
+    links subscribe again and send the messages that waited.
     """
     with linked(broker.address, "a", "b") as (a, b):
         listen(a, "x")
@@ -71,7 +71,7 @@ def test_subscriptions_outlive_a_restart_of_the_broker(broker: Broker, tmp_path:
             b.close()
 
 
-def test_a_broker_that_is_away_behind_a_door_that_opens_is_waited_for(mosquitto: Broker) -> None:
+def test_a_broker_behind_a_port_that_accepts_and_closes_is_waited_for(mosquitto: Broker) -> None:
     """As a container's port does: every attempt is taken and closed. That says nothing of packets,
     nor of others of the name.
     """

@@ -1,6 +1,4 @@
-"""The link over real brokers: the largest packet that a broker takes, and how long it is waited
-for.
-"""
+"""Links over real brokers: the largest packet of a broker, and timeouts."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ pytestmark = pytest.mark.broker
 V311 = 4
 
 
-def test_the_limit_that_a_broker_states_is_kept(mosquitto: Broker) -> None:
+def test_an_announced_limit_is_respected(mosquitto: Broker) -> None:
     with linked(mosquitto.address, "a") as (link,):
         assert link.max_payload == 100_000 - 4096
         assert link.max_chunk == 100_000 - 2 * 4096
@@ -36,7 +34,7 @@ def test_the_limit_that_a_broker_states_is_kept(mosquitto: Broker) -> None:
         assert len(hear(link, "x").payload) == link.max_payload
 
 
-def test_probing_finds_a_limit_that_a_broker_does_not_state(mosquitto: Broker) -> None:
+def test_probing_finds_a_limit_that_is_not_announced(mosquitto: Broker) -> None:
     """MQTT 3.1.1 has no word for it: a broker just hangs up."""
     with linked(mosquitto.address, "a", version=V311) as (link,):
         assert link.max_chunk == 256 << 10
@@ -46,7 +44,7 @@ def test_probing_finds_a_limit_that_a_broker_does_not_state(mosquitto: Broker) -
         assert 1e4 < rate < 1e11
 
 
-def test_probing_over_a_broker_that_takes_all_leaves_the_link_as_it_is(tmp_path: Path) -> None:
+def test_probing_a_broker_without_a_low_limit_changes_nothing(tmp_path: Path) -> None:
     with (
         brokers.start(port=0, directory=tmp_path) as broker,
         linked(broker.address, "a") as (link,),
@@ -57,7 +55,7 @@ def test_probing_over_a_broker_that_takes_all_leaves_the_link_as_it_is(tmp_path:
         assert link.receive(0.2) is None
 
 
-def test_a_packet_that_a_broker_hangs_up_over_ends_the_link_with_its_size(
+def test_a_packet_over_which_a_broker_hangs_up_fails_the_link_with_its_size(
     mosquitto: Broker,
 ) -> None:
     link = MqttLink(mosquitto.address, "a", version=V311)
@@ -65,14 +63,14 @@ def test_a_packet_that_a_broker_hangs_up_over_ends_the_link_with_its_size(
         link.publish("big", bytes(200_000))
         with pytest.raises(
             LinkError,
-            match=r"hung up 3 times over a packet of 200000 bytes \(big\).*lower wire.chunk",
+            match=r"3 times at a packet of 200000 bytes \(big\).*lower wire.chunk",
         ):
             hear(link, "never", 30)
     finally:
         link.close()
 
 
-def test_publishing_waits_for_a_stuck_broker_and_then_says_so(
+def test_publishing_to_a_stuck_broker_fails_after_a_timeout(
     mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("federated.wire.links.mqtt.PATIENCE", 0.5)

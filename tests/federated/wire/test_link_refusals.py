@@ -1,6 +1,4 @@
-"""What a link says when there is no broker, when it is not let in, and when another takes its
-name.
-"""
+"""Errors of a link: no broker, a rejected client, and a name that another client takes."""
 
 from __future__ import annotations
 
@@ -38,18 +36,18 @@ def test_a_second_client_of_the_name_ends_the_first_with_a_reason(
     first = MqttLink(mosquitto.address, "a")
     second = MqttLink(mosquitto.address, "a")
     try:
-        with pytest.raises(LinkError, match="another client connected as 'a'"):
+        with pytest.raises(LinkError, match=r"another client .*'a'"):
             hear(first, "never", 10)
     finally:
         first.close()
         second.close()
 
 
-def test_of_two_clients_of_one_name_the_one_that_ends_lets_the_other_be(
+def test_after_one_of_two_namesakes_ends_the_other_stays_connected(
     mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the broker gives no reason they throw each other out in turn; once one has ended,
-    nobody throws the other out any more.
+    """Without a reason from the broker, two namesakes disconnect each other in turn. Once one has
+    ended, the other stays connected.
     """
     monkeypatch.setattr(links, "SHORTS", 2)
     pair = [MqttLink(mosquitto.address, "a") for _ in range(2)]
@@ -75,7 +73,7 @@ def test_of_two_clients_of_one_name_the_one_that_ends_lets_the_other_be(
 
 @contextlib.contextmanager
 def impostor(answer: bytes | None) -> Iterator[int]:
-    """Something that listens and is no broker: silent for ever (None), or hanging up after its
+    """Listen as something other than a broker: silent forever (None), or hanging up after its
     answer.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -101,27 +99,27 @@ def impostor(answer: bytes | None) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
-def test_what_is_no_broker_is_called_so_in_time(answer: bytes | None) -> None:
+def test_something_other_than_a_broker_is_an_error_in_time(answer: bytes | None) -> None:
     with impostor(answer) as port:
         start = time.monotonic()
         with pytest.raises(
             LinkError,
-            match=rf"127.0.0.1:{port}: (something listens there, but does not answer|it hung up)",
+            match=rf"127.0.0.1:{port}: (the port is open|the connection was closed)",
         ):
             MqttLink(f"127.0.0.1:{port}", "a", timeout=3.0)
         assert time.monotonic() - start < 8
 
 
-def test_a_port_where_nothing_listens_is_called_so_at_once() -> None:
+def test_a_closed_port_is_an_error_at_once() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         start = time.monotonic()
-        with pytest.raises(LinkError, match="refused, nothing listens there: start a broker"):
+        with pytest.raises(LinkError, match="refused: start a broker"):
             MqttLink(f"127.0.0.1:{reserved.getsockname()[1]}", "a")
         assert time.monotonic() - start < 2
 
 
-def test_a_name_that_does_not_resolve_is_called_so() -> None:
+def test_a_name_that_does_not_resolve_is_an_error() -> None:
     with pytest.raises(LinkError, match=r"the name 'nowhere.invalid' does not resolve"):
         MqttLink("nowhere.invalid", "a", timeout=5.0)
 
@@ -133,7 +131,7 @@ def test_wrong_and_missing_passwords_are_refused_with_a_hint(tmp_path: Path) -> 
     with brokers.start(port=0, directory=tmp_path / "b", clients=tmp_path / "users") as broker:
         for login in ("", "me:wrong@", "you:right@"):
             with pytest.raises(
-                LinkError, match=r"refuses this client: .*mqtt://user:password@host"
+                LinkError, match=r"rejected this client: .*mqtt://user:password@host"
             ) as caught:
                 MqttLink(f"mqtt://{login}{broker.address}", "a")
             assert "wrong" not in str(caught.value)
@@ -170,7 +168,7 @@ def certificate(tmp_path: Path) -> Path:
 @needs_mosquitto
 # the library leaves a refused TLS socket to the collector
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_tls_is_checked_against_the_authority_that_is_given(certificate: Path) -> None:
+def test_tls_is_checked_against_the_given_authority(certificate: Path) -> None:
     folder = certificate.parent
     port = free_port("127.0.0.1", 0)
     lines = [
@@ -193,7 +191,7 @@ def test_tls_is_checked_against_the_authority_that_is_given(certificate: Path) -
             assert len(hear(link, "x").payload) == 300_000
         with pytest.raises(LinkError, match=r"certificate is not trusted.*ca=FILE"):
             MqttLink(f"mqtts://127.0.0.1:{port}", "a")
-        with pytest.raises(LinkError, match="no link to the broker"):
+        with pytest.raises(LinkError, match="cannot connect to the broker"):
             MqttLink(f"mqtt://127.0.0.1:{port}", "a", timeout=3.0)
         with pytest.raises(ConfigError, match="does not exist"):
             MqttLink(f"mqtts://127.0.0.1:{port}?ca={folder / 'none.pem'}", "a")

@@ -1,4 +1,4 @@
-"""A broker that says why it hangs up: another client took the place of this one."""
+"""A broker that reports that another client took this one's place."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TAKEN_OVER = bytes([0xE0, 2, 0x8E, 0])  # DISCONNECT (section 3.14): session tak
 
 
 def heard(link: MqttLink) -> None:
-    """Takes what comes; an attempt to come back would be made within 2 s."""
+    """Receive for long enough to see a reconnection, which would happen within 2 s."""
     for _ in range(3):
         link.receive(2.5)
 
 
-def test_a_link_whose_session_was_taken_over_ends_at_once_and_does_not_come_back() -> None:
+def test_a_link_whose_session_was_taken_over_ends_without_reconnecting() -> None:
     came: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as door:
 
@@ -43,8 +43,7 @@ def test_a_link_whose_session_was_taken_over_ends_at_once_and_does_not_come_back
         link.publish("t", b"x", qos=0)
         with pytest.raises(
             LinkError,
-            match="another client connected as 'a' and took its place: each needs a name of its "
-            "own",
+            match="another client connected as 'a' and replaced this one",
         ):
             heard(link)
         link.close()

@@ -1,4 +1,4 @@
-"""What messages say of themselves."""
+"""Limits that messages state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS of a link: what a refusal means is said in words that help."""
+"""TLS of a link: failures are explained with a remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
 def serving(
     pem: Path, authority: Authority, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
 ) -> Iterator[int]:
-    """A server that wants certificates of an authority, and its port."""
+    """Run a server that requires certificates of an authority; the context value is its port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.maximum_version = newest
     context.load_cert_chain(pem)
@@ -68,7 +68,7 @@ def serving(
 def server(
     authority: Authority, folder: Path, begins: timedelta, ends: timedelta, host: str = "localhost"
 ) -> Path:
-    """A server's certificate of the authority, from now + begins to now + ends."""
+    """Return a server's certificate of the authority, valid from now + begins to now + ends."""
     root, now = read_pair(authority.folder / "root.pem"), datetime.now(UTC)
     builder = (
         x509.CertificateBuilder()
@@ -89,7 +89,7 @@ def server(
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_each_refusal_of_a_client_has_its_own_words_under_both_versions(
+def test_each_rejection_of_a_client_is_explained_under_both_versions(
     authority: Authority, tmp_path: Path, newest: ssl.TLSVersion
 ) -> None:
     other = Authority(tmp_path / "other")
@@ -101,7 +101,7 @@ def test_each_refusal_of_a_client_has_its_own_words_under_both_versions(
     with serving(authority.server, authority, newest) as port:
 
         def answer(cert: Path | None, ca: Path = authority.ca) -> str:
-            return tls.refusal(
+            return tls.find_refusal(
                 Address(
                     "localhost",
                     port,
@@ -113,23 +113,21 @@ def test_each_refusal_of_a_client_has_its_own_words_under_both_versions(
 
         assert answer(good) == ""
         assert answer(gone) == tls.REVOKED
-        assert "does it want a certificate?" in answer(None) or "wants a certificate" in answer(
-            None
-        )
-        assert "of an authority that the broker does not know" in answer(other.coordinator)
+        assert "requires a certificate" in answer(None)
+        assert "does not know the authority" in answer(other.coordinator)
         assert "its certificate is not trusted" in answer(good, other.ca)
         assert "enrol this device (edge-agent join --token)" in answer(good, other.ca)
     other.close()
 
 
-def test_a_name_that_the_certificate_does_not_hold_is_told_with_those_that_it_holds(
+def test_a_wrong_host_name_is_explained_with_the_names_in_the_certificate(
     authority: Authority, tmp_path: Path
 ) -> None:
     with serving(
         server(authority, tmp_path, timedelta(days=-1), timedelta(days=1), "broker.example"),
         authority,
     ) as port:
-        said = tls.refusal(
+        said = tls.find_refusal(
             Address(
                 "127.0.0.1", port, tls=True, ca=str(authority.ca), cert=str(authority.coordinator)
             )
@@ -144,35 +142,35 @@ def test_a_name_that_the_certificate_does_not_hold_is_told_with_those_that_it_ho
 @pytest.mark.parametrize(
     ("begins", "ends", "what"), [(-2, -1, "has expired"), (1, 2, "not yet valid")]
 )
-def test_a_certificate_of_another_time_has_the_device_look_at_its_clock(
+def test_an_expired_or_future_certificate_is_explained_with_the_clock(
     authority: Authority, tmp_path: Path, begins: int, ends: int, what: str
 ) -> None:
     with serving(
         server(authority, tmp_path, timedelta(days=begins), timedelta(days=ends)), authority
     ) as port:
-        said = tls.refusal(
+        said = tls.find_refusal(
             Address(
                 "localhost", port, tls=True, ca=str(authority.ca), cert=str(authority.coordinator)
             )
         )
     assert what in said
     assert f"this device's clock says {datetime.now(UTC):%Y-%m-%d}" in said
-    assert "start the coordinator anew" in said
+    assert "restart the coordinator" in said
 
 
-def test_a_file_that_holds_no_key_is_named(authority: Authority) -> None:
+def test_a_file_without_a_key_is_an_error(authority: Authority) -> None:
     with pytest.raises(ConfigError, match=r"expected a certificate and its key in .*ca.pem"):
-        tls.context(Address("b", 1, tls=True, ca=str(authority.ca), cert=str(authority.ca)))
+        tls.make_context(Address("b", 1, tls=True, ca=str(authority.ca), cert=str(authority.ca)))
 
 
-def test_a_client_id_is_known_to_the_keys_holder_alone_and_stays(
-    authority: Authority, tmp_path: Path
-) -> None:
+def test_a_client_id_depends_on_the_key_and_is_stable(authority: Authority, tmp_path: Path) -> None:
     one, two = (
         Address("b", 1, tls=True, cert=str(member(authority, name, tmp_path)))
         for name in ("one", "two")
     )
     assert (
-        tls.private_name(one, "r-a") == tls.private_name(one, "r-a") != tls.private_name(two, "r-a")
+        tls.make_private_name(one, "r-a")
+        == tls.make_private_name(one, "r-a")
+        != tls.make_private_name(two, "r-a")
     )
-    assert tls.private_name(Address("b", 1), "r-a") == "r-a"
+    assert tls.make_private_name(Address("b", 1), "r-a") == "r-a"

@@ -1,4 +1,4 @@
-"""Topics: what is made can be read back, and no name can change what a topic means."""
+"""Topics that are built can be parsed, and no name can change a topic's meaning."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MADE = {
 
 
 @pytest.mark.parametrize("topic", MADE)
-def test_topics_are_spelt_as_the_page_says_and_read_back(topic: str) -> None:
+def test_topics_are_spelled_as_documented_and_parsed_back(topic: str) -> None:
     made, place = MADE[topic]
     assert made == topic
     assert topics.parse(made) == place
@@ -91,7 +91,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("topic", FOREIGN)
-def test_a_foreign_topic_is_nothing(topic: str) -> None:
+def test_a_foreign_topic_is_not_parsed(topic: str) -> None:
     assert topics.parse(topic) is None
 
 
@@ -115,17 +115,17 @@ def test_a_foreign_topic_is_nothing(topic: str) -> None:
         topics.coordinator_patterns,
     ],
 )
-def test_a_name_that_is_no_level_is_a_usage_error(make: Callable[[str], object], name: str) -> None:
+def test_an_invalid_name_is_a_usage_error(make: Callable[[str], object], name: str) -> None:
     with pytest.raises(UsageError, match="name: expected"):
         make(name)
 
 
-def test_no_agent_is_called_all() -> None:
+def test_no_agent_may_be_named_all() -> None:
     with pytest.raises(UsageError, match="not 'all'"):
         topics.command("r", "all")
 
 
-def test_each_side_hears_what_is_for_it_and_nothing_else() -> None:
+def test_each_side_subscribes_only_to_its_own_topics() -> None:
     agent, coordinator = topics.agent_patterns("r", "a"), topics.coordinator_patterns("r")
 
     def heard(patterns: tuple[str, ...]) -> set[str]:
@@ -148,7 +148,7 @@ def test_each_side_hears_what_is_for_it_and_nothing_else() -> None:
     assert heard((topics.serving("r", "+"),)) == {"fl/v1/r/agent/a/release"}
 
 
-def test_a_version_is_a_digest_and_a_file_no_path() -> None:
+def test_a_version_is_a_digest_and_a_file_is_not_a_path() -> None:
     with pytest.raises(UsageError, match=r"12 hexadecimal digits, found '\.\./etc'"):
         topics.release("r", "../etc", "f")
     with pytest.raises(UsageError, match=r"no '\.' first; found '\.\.'"):

@@ -13,9 +13,9 @@ from models.cost import cost
 from models.families.catalogue import (
     FAMILIES,
     build,
+    find_labelled,
     full,
     initial,
-    labelled,
     menu,
     network,
     shapes,
@@ -104,7 +104,7 @@ def test_menu_is_sorted_capped_and_unique():
     ],
 )
 def test_invalid_menus_are_refused(widths, depths):
-    with pytest.raises(ValueError, match="a menu of widths"):
+    with pytest.raises(ValueError, match="expected widths above 0"):
         menu(network("preresnet", (1, 8, 8), 10), widths, depths)
 
 
@@ -135,7 +135,7 @@ def test_a_meta_build_allocates_nothing():
 
 @pytest.fixture
 def own(monkeypatch):
-    """A module `own_models` with a perceptron that scales in width."""
+    """Return a module `own_models` with a perceptron that scales in width."""
     module = ModuleType("own_models")
 
     def perceptron(submodel: Submodel) -> nn.Module:
@@ -163,7 +163,7 @@ def test_user_function_is_a_family(own):
         "net.3.weight": (3, 3),
         "net.3.bias": (3,),
     }
-    assert labelled(large) == {"net.3.weight", "net.3.bias"}
+    assert find_labelled(large) == {"net.3.weight", "net.3.bias"}
     assert build(large)(torch.zeros(2, 1, 2, 2)).shape == (2, 3)
     assert cost(large).parameters == 6 * 4 + 6 + 3 * 6 + 3
     assert cost(large).macs == 6 * 4 + 3 * 6

@@ -11,12 +11,13 @@ import torch
 from models.cost import cost
 from models.families.catalogue import build, full, menu, network, shapes
 from models.families.densenet import DENSENET
-from models.torchvision_import import import_torchvision
+from models.optional_torchvision import import_torchvision
 from tests.support.pretrained import assert_equals_torchvision
 
 CIFAR, SMALL = (3, 32, 32), (1, 12, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "inputs", "outputs", "parameters", "macs"),
     [
@@ -85,6 +86,7 @@ def test_too_small_images_are_refused():
         network("densenet-121", (3, 16, 16), 10)
 
 
+@pytest.mark.slow
 def test_outputs_equal_torchvisions():
     assert_equals_torchvision("densenet-121")
 

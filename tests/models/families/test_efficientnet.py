@@ -29,6 +29,7 @@ def counts(depths: tuple[int, ...], width: float) -> tuple[int, int]:
     return cost(submodel).parameters, cost(submodel).macs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("depths", "width", "parameters", "macs"),
     [
@@ -63,6 +64,7 @@ def test_counts_of_torchvision():
     assert whole.macs == pytest.approx(8.366e9, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_outputs_equal_torchvisions():
     assert_equals_torchvision("efficientnet-v2s")
 

@@ -15,7 +15,7 @@ CIFAR = (3, 32, 32)
 
 
 def counts(repeats: tuple[int, ...], width: float) -> tuple[int, int]:
-    """Parameters and multiply-adds; repeats: blocks of the five sections that have more than
+    """Return parameters and multiply-adds. repeats: blocks of the five sections that have more than
     one.
     """
     (submodel,) = menu(network("mobilenet", CIFAR, 10), (width,), ((1, *repeats, 1),))

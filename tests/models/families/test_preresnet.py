@@ -13,8 +13,8 @@ from models.cost import cost
 from models.families.catalogue import (
     address,
     build,
+    find_labelled,
     full,
-    labelled,
     menu,
     network,
     shapes,
@@ -146,8 +146,8 @@ def test_scaler_sits_before_every_norm():
     net = build(scaled)
     assert len(norms(net)) == 7
     assert all(layer.scaler.rate == 0.5 for layer in norms(net).values())
-    assert {layer.scaler.scaled(layer.eps) for layer in norms(net.train()).values()} == {0.25e-5}
-    assert {layer.scaler.scaled(layer.eps) for layer in norms(net.eval()).values()} == {1e-5}
+    assert {layer.scaler.scale_eps(layer.eps) for layer in norms(net.train()).values()} == {0.25e-5}
+    assert {layer.scaler.scale_eps(layer.eps) for layer in norms(net.eval()).values()} == {1e-5}
 
 
 def test_a_scaler_that_is_always_on_divides_in_evaluation_too():
@@ -156,7 +156,7 @@ def test_a_scaler_that_is_always_on_divides_in_evaluation_too():
     """
     (scaled,) = menu(network("preresnet", DIGITS, 10), (0.5,), (1,), ("scaler-always",))
     net = build(scaled)
-    assert {layer.scaler.scaled(layer.eps) for layer in norms(net.eval()).values()} == {0.25e-5}
+    assert {layer.scaler.scale_eps(layer.eps) for layer in norms(net.eval()).values()} == {0.25e-5}
     norm, x = (
         net.norm.eval(),
         torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 32, 1, 1) * 1e-3,
@@ -178,7 +178,7 @@ def test_exit_has_its_own_norm():
     assert net.norms.keys() == {"0", "1"}
     assert [net.norms[index].num_features for index in ("0", "1")] == [16, 32]
     torch.nn.init.constant_(net.norms["0"].bias, 0.5)
-    feature = net.seen(x)[0]
+    feature = net.features_before_exits(x)[0]
     assert feature.min() < 0
     assert torch.equal(net.exits(x)[0], net.exits["0"](F.relu(net.norms["0"](feature))))
 
@@ -199,8 +199,8 @@ def test_initial_values():
 
 def test_labelled_tensors_have_the_classes_first():
     submodel = full(network("preresnet", DIGITS, 7))
-    assert {shapes(submodel)[name][0] for name in labelled(submodel)} == {7}
-    assert labelled(submodel) == {"linear.weight", "linear.bias"}
+    assert {shapes(submodel)[name][0] for name in find_labelled(submodel)} == {7}
+    assert find_labelled(submodel) == {"linear.weight", "linear.bias"}
 
 
 def test_statistics_of_every_norm():

@@ -18,8 +18,8 @@ from models.families import resnet
 from models.families.catalogue import build, full, network, shapes
 from models.families.resnet import CIFAR, FOUR, NAMES, Size, convert
 from models.layers.batch_norm import norms
+from models.optional_torchvision import import_torchvision
 from models.submodel import Submodel
-from models.torchvision_import import import_torchvision
 from tests.support.counts import NOTES, counted, published
 from tests.support.pretrained import assert_equals_torchvision
 
@@ -32,12 +32,12 @@ def prefix(depth: int, *counts: int) -> tuple[tuple[int, ...], ...]:
 
 
 def read(text: str) -> tuple[tuple[int, ...], ...]:
-    """ "11 10" -> ((1, 1), (1, 0))."""
+    """Parse a mask: "11 10" -> ((1, 1), (1, 0))."""
     return tuple(tuple(map(int, section)) for section in text.split())
 
 
 def roots(*shares: float) -> tuple[float, ...]:
-    """NeFL's channel ratios for fractions of parameters: the authors' code takes the root."""
+    """Return NeFL's channel ratios for fractions of parameters, with the authors' root."""
     return tuple(map(math.sqrt, shares))
 
 
@@ -270,6 +270,7 @@ def test_masks_that_do_not_fit(mask):
         build(replace(whole("resnet-small", DIGITS), mask=mask))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["resnet-18", "resnet-101"])
 def test_outputs_equal_torchvisions(model):
     assert_equals_torchvision(model)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.cost import cost
-from models.families.catalogue import build, full, initial, labelled, menu, network, shapes
+from models.families.catalogue import build, find_labelled, full, initial, menu, network, shapes
 from models.layers.basic import Scaler
 from tests.support.counts import published
 
@@ -54,7 +54,7 @@ def test_a_quarter_of_the_width_keeps_every_head_and_every_word():
     assert found["embedding.tokens"] == (33_279, 64)
     assert found["sections.0.1.attention.project.weight"] == (3, 8, 8, 64)
     assert found["sections.0.1.feed.linear1.weight"] == (128, 64)
-    assert labelled(quarter) == {
+    assert find_labelled(quarter) == {
         "embedding.tokens",
         "decoder.linear2.weight",
         "decoder.linear2.bias",

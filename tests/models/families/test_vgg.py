@@ -12,7 +12,7 @@ import torch
 from models.cost import cost
 from models.families.catalogue import build, full, menu, network, shapes, statistics
 from models.families.vgg import NAMES, VGG
-from models.torchvision_import import import_torchvision
+from models.optional_torchvision import import_torchvision
 from tests.support.counts import published
 from tests.support.pretrained import original
 
@@ -92,6 +92,7 @@ def test_torchvisions_presets_start_as_torchvision_does():
     assert not net.hidden[0].bias.any()
 
 
+@pytest.mark.slow
 def test_outputs_equal_torchvisions():
     """At 32x32, which is fast: torchvision repeats the one remaining position 49 times, so the
     weights of the first linear add up.

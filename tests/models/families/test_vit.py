@@ -100,6 +100,7 @@ def test_it_is_initialised_as_torchvisions():
     )
 
 
+@pytest.mark.slow
 def test_outputs_equal_torchvisions():
     assert_equals_torchvision("vit-b", IMAGENET)
 

@@ -106,8 +106,8 @@ def test_a_large_kernel_has_each_smaller_one_once():
 
 
 def parallel(layer, x, weights):
-    """The branches of a 3x3 convolution, padding 1, run one by one as the paper runs them: each
-    pads by half its own kernel.
+    """Run the branches of a 3x3 convolution, padding 1, one by one as in the paper: each pads by
+    half its own kernel.
     """
     origin, point, row, column, pooled = weights
     stride, groups = layer.stride, layer.groups
@@ -194,8 +194,8 @@ def test_a_norm_with_running_statistics_fuses_into_its_convolution():
 
 
 def test_batch_statistics_make_a_norm_within_a_branch_no_linear_layer():
-    """Why no branch has a norm of its own: in training, the fused convolution is not what the two
-    were.
+    """A branch has no norm of its own, because in training the fused convolution would differ from
+    the two.
     """
     torch.manual_seed(0)
     conv, norm, x = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), torch.randn(2, 3, 5, 5)

@@ -21,7 +21,7 @@ def maps(seed: int = 0) -> tuple[torch.Tensor, list[torch.Tensor]]:
 
 
 def together(module: nn.Module, name: str) -> torch.Tensor:
-    """A tensor of both parts, as one over all channels."""
+    """Return the tensor of both parts, as one over all channels."""
     return torch.cat(
         [module.inputs.get_parameter(name), module.grown.get_parameter(name).flatten(-2)], -1
     )

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.families.catalogue import build, full, labelled, network, normalising, shapes
+from models.families.catalogue import build, find_labelled, full, network, normalising, shapes
 from models.layers.exits import Attentive, Exits, exit_places, levels
 from models.slicing import corners
 from models.submodel import Submodel
@@ -22,16 +22,16 @@ KINDS = ("exits", "exits-adapter", "exits-conv")
 
 
 def small(kind: str, *mask: tuple[int, ...], width: float = 1.0) -> Submodel:
-    """ResNet "small", of three sections of two blocks, with exits."""
+    """Return ResNet "small", with three sections of two blocks, and exits."""
     made = full(network("resnet-small", DIGITS, 10), (kind,))
     return replace(made, width=width, mask=mask or made.mask)
 
 
 def heads(submodel: Submodel) -> set[str]:
-    """Modules that make logits."""
+    """Return modules that make logits."""
     return {
         name.removesuffix(".linear.weight").removesuffix(".weight")
-        for name in labelled(submodel)
+        for name in find_labelled(submodel)
         if name.endswith("weight")
     }
 
@@ -268,5 +268,5 @@ def test_every_tensor_of_a_level_has_a_gradient(model, kind):
 @pytest.mark.parametrize("model", MODELS)
 def test_labelled_tensors_of_exits_have_the_classes_first(model):
     for level in leveled(model, "exits", 0.5):
-        assert {shapes(level)[name][0] for name in labelled(level)} == {10}
-        assert len(labelled(level)) == 2 * len(exit_places(level))
+        assert {shapes(level)[name][0] for name in find_labelled(level)} == {10}
+        assert len(find_labelled(level)) == 2 * len(exit_places(level))

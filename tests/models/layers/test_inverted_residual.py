@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.families.catalogue import address, build, full, labelled, menu, network, shapes
+from models.families.catalogue import address, build, find_labelled, full, menu, network, shapes
 from models.layers.basic import Scaler, scale
 from models.layers.inverted_residual import (
     Block,
@@ -141,7 +141,7 @@ def test_names_do_not_depend_on_width():
 
 
 def test_the_classifier_is_labelled():
-    assert labelled(full(network("efficientnet-tiny", DIGITS, 10))) == {
+    assert find_labelled(full(network("efficientnet-tiny", DIGITS, 10))) == {
         "linear.weight",
         "linear.bias",
     }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.families.catalogue import build, full, initial, labelled, shapes, statistics
+from models.families.catalogue import build, find_labelled, full, initial, shapes, statistics
 from models.slicing import corners, extract
 from tests.support.own import Named, Residual, at, cnn, passes, sizes
 from tests.support.slices import embed
@@ -33,7 +33,7 @@ def test_a_plain_cnn_keeps_its_leading_channels_and_their_positions(named: Named
         "4.weight": (10, 20),
     }
     assert statistics(at(made, 0.5)) == {"net.0.1.running_mean": (4,), "net.0.1.running_var": (4,)}
-    assert labelled(at(made, 0.5)) == {"net.4.weight", "net.4.bias"}
+    assert find_labelled(at(made, 0.5)) == {"net.4.weight", "net.4.bias"}
 
 
 def test_narrow_network_equals_handwritten_one(named: Named) -> None:

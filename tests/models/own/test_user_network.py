@@ -16,8 +16,8 @@ from export.verify import load
 from models.families.catalogue import (
     address,
     build,
+    find_labelled,
     full,
-    labelled,
     menu,
     network,
     normalising,
@@ -168,7 +168,7 @@ def test_a_regression_has_no_classes(named: Named) -> None:
         "value",
     )
     assert made.objective == "value"
-    assert labelled(at(made, 0.5)) == frozenset()
+    assert find_labelled(at(made, 0.5)) == frozenset()
     assert list(sizes(made).values()) == [(4, 4), (2, 4)]
 
 
@@ -199,6 +199,7 @@ def test_a_narrow_layer_is_scaled_in_training_where_a_method_asks(named: Named) 
     assert shapes(Submodel(normed, 0.5, (), ("scaler",))) == shapes(Submodel(normed, 0.5, ()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedfa"])
 def test_every_method_trains_it_in_every_size(tmp_path: Path, method: str) -> None:
     settings = {
@@ -222,6 +223,7 @@ def test_every_method_trains_it_in_every_size(tmp_path: Path, method: str) -> No
     assert max(central.values()) > 0.3
 
 
+@pytest.mark.slow
 def test_half_width_exports_with_equal_outputs(tmp_path: Path) -> None:
     torch.manual_seed(0)
     submodel = at(network("tests.support.model:residual", (1, 8, 8), 10), 0.5)

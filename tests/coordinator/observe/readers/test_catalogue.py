@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.observe.events import Event, RoundEnded, Turned
-from coordinator.observe.readers.catalogue import READERS, find_readers, publish_safely
+from coordinator.observe.events import Event, LoopTurned, RoundEnded
+from coordinator.observe.readers.catalogue import READERS, find_readers, make_reader, publish_safely
 from coordinator.observe.readers.reader import ReaderContext
 from coordinator.run.preparation import prepare
 from coordinator.settings.config import Config, load
@@ -37,7 +37,7 @@ def test_a_run_has_the_usual_readers_then_those_that_it_names_each_once() -> Non
 
 
 def test_an_unknown_reader_is_an_error_before_the_run_has_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(Unknown, match="unknown event reader 'cvs'; known: csv"):
+    with pytest.raises(Unknown, match="unknown event reader 'cvs'; did you mean csv"):
         prepare(configured({"observe.readers": ["cvs"]}), tmp_path, resume=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -48,11 +48,21 @@ def test_metrics_without_an_address_are_an_error(tmp_path: Path) -> None:
         READERS["metrics"](context)
 
 
+def test_a_factory_that_makes_no_reader_is_an_error(tmp_path: Path) -> None:
+    """The reader in place of its factory, a factory without `return`, or one that fails."""
+    context = ReaderContext(tmp_path, Config(), lambda: 0.0)
+    for make in (lambda event: None, lambda context: {"read": print}):
+        with pytest.raises(ConfigError, match=r"event reader 'mine' returned a .* ReaderContext"):
+            make_reader("mine", make, context)
+    with pytest.raises(ConfigError, match="event reader 'mine': AttributeError"):
+        make_reader("mine", lambda context: context.absent, context)
+
+
 def test_readers_are_a_setting_of_every_source() -> None:
     assert load(None, {"ESPALIER_OBSERVE__READERS": '["csv"]'}, ()).observe.readers == ("csv",)
 
 
-def test_a_reader_that_raises_is_logged_and_dropped_and_the_others_go_on(
+def test_a_reader_that_raises_is_logged_and_removed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     came: list[Event] = []
@@ -62,17 +72,17 @@ def test_a_reader_that_raises_is_logged_and_dropped_and_the_others_go_on(
         raise OSError("no room")
 
     seen: list[Event] = []
-    publish = publish_safely([("broken", fail), ("whole", seen.append)])
+    publish = publish_safely({"broken": fail, "whole": seen.append})
     with caplog.at_level(logging.ERROR):
-        publish(Turned())
-        publish(Turned())
-    assert (came, seen) == ([Turned()], [Turned(), Turned()])
+        publish(LoopTurned())
+        publish(LoopTurned())
+    assert (came, seen) == ([LoopTurned()], [LoopTurned(), LoopTurned()])
     (record,) = caplog.records
     assert "'broken' failed" in record.getMessage()
     assert "no room" in str(record.exc_info)
 
 
-def test_readers_of_other_packages_hear_a_whole_run_and_one_that_fails_does_not_end_it(
+def test_readers_of_other_packages_read_a_run_and_a_failing_one_does_not_end_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(
@@ -83,8 +93,8 @@ def test_readers_of_other_packages_hear_a_whole_run_and_one_that_fails_does_not_
     done = federate(tmp_path, [Member("a0", digits(0, 1))], {**TINY, "observe.readers": readers})
     assert done.result.rounds == 2
     counted = json.loads((tmp_path / "runs" / RUN / "counts.json").read_text())
-    assert {name: counted[name] for name in ("RoundBegan", "RoundEnded", "RunEnded")} == {
-        "RoundBegan": 2,
+    assert {name: counted[name] for name in ("RoundStarted", "RoundEnded", "RunEnded")} == {
+        "RoundStarted": 2,
         "RoundEnded": 2,
         "RunEnded": 1,
     }

@@ -25,7 +25,7 @@ ENTRY = Entry("pi", "w0.5-d2", "folded", loss=0.25, seconds=1.5)
 @pytest.mark.parametrize(
     ("event", "fields"),
     [
-        (events.RoundBegan(3, 9, {}), {"event": "round began", "asked": 0}),
+        (events.RoundStarted(3, 9, {}), {"event": "round began", "asked": 0}),
         (
             events.UpdateFolded(ENTRY),
             {
@@ -37,14 +37,14 @@ ENTRY = Entry("pi", "w0.5-d2", "folded", loss=0.25, seconds=1.5)
                 "seconds": 1.5,
             },
         ),
-        (events.StageTook("finish", 0.5), {"event": "finish", "seconds": 0.5}),
+        (events.StageFinished("finish", 0.5), {"event": "finish", "seconds": 0.5}),
         (
             events.RunEnded("stopped", "stopped at once"),
             {"event": "coordinator ended", "phase": "stopped"},
         ),
-        (events.AgentCame("pi", True), {"event": "came", "agent": "pi"}),
-        (events.AgentWent("pi", "went away"), {"event": "went", "agent": "pi"}),
-        (events.AgentTurnedAway("pi", "no"), {"event": "turned away", "agent": "pi"}),
+        (events.AgentJoined("pi", True), {"event": "came", "agent": "pi"}),
+        (events.AgentLeft("pi", "went away"), {"event": "went", "agent": "pi"}),
+        (events.AgentRefused("pi", "no"), {"event": "turned away", "agent": "pi"}),
         (events.LeaseExpired("pi", 9.0), {"event": "lease expired", "agent": "pi"}),
         (
             events.TaskFailed("pi", "w1", "failed: disk"),
@@ -69,7 +69,7 @@ def test_an_event_is_one_record_with_its_fields(
     assert {name: getattr(record, name) for name in fields} == fields
 
 
-def test_a_round_is_a_record_for_each_task_without_an_update_and_one_for_itself(
+def test_a_finished_round_logs_each_task_without_an_update_and_itself(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -98,7 +98,7 @@ def test_records_of_a_round_carry_its_number_and_a_pause_is_logged_once(
     caplog.set_level(logging.INFO)
     known = context()
     read = write_log(known)
-    read(events.RoundBegan(4, 9, {}))
+    read(events.RoundStarted(4, 9, {}))
     assert known.log_fields == {"run": "r", "round": 4}
     for _ in range(3):
         read(events.RunPaused())
@@ -112,22 +112,22 @@ def test_a_reason_to_wait_is_logged_once_before_each_round(
     for _ in range(2):
         for _ in range(3):
             read(events.RoundDelayed("no agent has room"))
-        read(events.RoundBegan(4, 9, {}))
+        read(events.RoundStarted(4, 9, {}))
     assert [
         record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
-    ] == ["no round begins: no agent has room"] * 2
+    ] == ["no round starts: no agent has room"] * 2
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        events.Turned(),
+        events.LoopTurned(),
         events.FleetChanged(),
-        events.StageTook("fold", 0.1),
+        events.StageFinished("fold", 0.1),
         events.PrivacySpent(1.0),
     ],
 )
-def test_what_happens_all_the_time_is_not_logged(
+def test_frequent_events_are_not_logged(
     event: events.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

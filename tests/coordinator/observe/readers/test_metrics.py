@@ -1,4 +1,4 @@
-"""Who may ask for metrics, and what addresses are refused."""
+"""The metrics server: addresses, certificates and counters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from coordinator.access.authority import Authority
 from coordinator.cli.main import main
-from coordinator.observe.events import AgentTurnedAway, Rejected
+from coordinator.observe.events import AgentRefused, Rejected
 from coordinator.observe.readers.metrics import REFUSALS, MetricsServer, RunMeter
 from coordinator.observe.readers.reader import ReaderContext
 from coordinator.settings.config import Config
@@ -22,9 +22,9 @@ from coordinator.settings.services import Metrics
 from federated.errors import ConfigError, LinkError, UsageError
 
 
-def test_beyond_loopback_nobody_is_answered_without_a_certificate() -> None:
+def test_listening_beyond_loopback_requires_certificates() -> None:
     with pytest.raises(
-        ConfigError, match=r"opens the metrics to the network: name metrics.certificate"
+        ConfigError, match=r"opens the metrics to the network: set metrics.certificate"
     ):
         MetricsServer(Metrics(listen="0.0.0.0:0"))
 
@@ -32,20 +32,20 @@ def test_beyond_loopback_nobody_is_answered_without_a_certificate() -> None:
 @pytest.mark.parametrize(
     "listen", ["", "here", "127.0.0.1:x", "127.0.0.1:99999", "no.such.host.invalid:1"]
 )
-def test_addresses_that_are_none_are_said(listen: str) -> None:
+def test_invalid_addresses_are_rejected(listen: str) -> None:
     with pytest.raises(UsageError, match=r"metrics.listen: expected"):
         MetricsServer(Metrics(listen=listen))
 
 
-def test_a_port_that_is_taken_is_said() -> None:
+def test_a_port_in_use_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(LinkError, match="choose another port by --metrics"):
+        with pytest.raises(LinkError, match="choose another port"):
             MetricsServer(Metrics(listen=listen))
 
 
 @pytest.mark.parametrize("command", ["start", "simulate"])
-def test_an_address_that_cannot_be_had_is_said_before_there_is_a_broker_or_a_run(
+def test_a_wrong_address_fails_before_a_broker_or_a_run_starts(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -65,7 +65,7 @@ def test_an_address_that_cannot_be_had_is_said_before_there_is_a_broker_or_a_run
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
-def test_files_that_are_missing_or_do_not_fit_are_said(tmp_path: Path) -> None:
+def test_missing_and_unusable_files_are_errors(tmp_path: Path) -> None:
     there = tmp_path / "there.pem"
     there.write_text("nothing")
     wanted = Metrics(
@@ -74,11 +74,11 @@ def test_files_that_are_missing_or_do_not_fit_are_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="missing does not exist"):
         MetricsServer(wanted)
     wanted = Metrics(listen="127.0.0.1:0", certificate=str(there), key=str(there), ca=str(there))
-    with pytest.raises(ConfigError, match="do not go together"):
+    with pytest.raises(ConfigError, match="do not match"):
         MetricsServer(wanted)
 
 
-def test_with_an_authority_only_who_shows_its_certificate_is_answered(tmp_path: Path) -> None:
+def test_only_clients_with_a_certificate_are_served(tmp_path: Path) -> None:
     made = Authority(tmp_path / "pki")
     made.close()
     wanted = Metrics(
@@ -101,14 +101,14 @@ def test_with_an_authority_only_who_shows_its_certificate_is_answered(tmp_path: 
             pass
 
 
-def test_rejected_messages_are_counted_by_kind_and_what_has_no_kind_of_its_own_is_not(
+def test_rejected_messages_are_counted_by_known_kinds(
     tmp_path: Path,
 ) -> None:
     with contextlib.closing(MetricsServer(Metrics(listen="127.0.0.1:0"))) as server:
         meter = RunMeter(ReaderContext(tmp_path, Config(), lambda: 0.0), server.registry)
         for kind in ("size", "update", "update", "answered"):
             meter.read(Rejected(kind, "pi", "reason", "pi", "t"))
-        meter.read(AgentTurnedAway("pi", "reason"))
+        meter.read(AgentRefused("pi", "reason"))
         with urllib.request.urlopen(server.address, timeout=60) as answer:
             found = answer.read().decode()
     counted = dict(re.findall(r'espalier_rejects_total\{reason="(\w+)"\} ([0-9.]+)', found))

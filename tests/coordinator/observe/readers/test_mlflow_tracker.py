@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 from coordinator.observe.events import RoundEnded, RunEnded
-from coordinator.observe.readers.mlflow_tracker import FILE, flat, send, track_by_mlflow
+from coordinator.observe.readers.mlflow_tracker import (
+    FILE,
+    flatten_settings,
+    send,
+    track_with_mlflow,
+)
 from coordinator.observe.readers.reader import ReaderContext
 from coordinator.observe.records import RoundRecord, Score
 from coordinator.settings.config import Config, to_json
@@ -35,7 +40,7 @@ def test_a_run_that_is_resumed_continues_its_run_at_the_server(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "server").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a server that needs no process
     for number, end in ((1, RunEnded("stopped", "asked")), (2, RunEnded("over", "done"))):
-        read = track_by_mlflow(context(tmp_path))
+        read = track_with_mlflow(context(tmp_path))
         read(finished(number))
         read(end)
         client, run = mlflow.MlflowClient(), (tmp_path / FILE).read_text().strip()
@@ -49,7 +54,7 @@ def test_a_run_that_is_resumed_continues_its_run_at_the_server(
 
 def test_the_address_of_the_broker_is_no_parameter() -> None:
     config = Config(broker=Broker(url="mqtt://me:secret@host"))
-    known = dict(flat(to_json(config)))
+    known = dict(flatten_settings(to_json(config)))
     assert known["name"] == ""
     assert known["simulate.agents"] == "10"
     assert not any("secret" in value for value in known.values())
@@ -78,7 +83,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://nowhere")
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(MissingExtra, match=r"pip install 'espalier\[mlflow\]'"):
-        track_by_mlflow(context(tmp_path))
+        track_with_mlflow(context(tmp_path))
 
 
 def test_a_missing_address_is_said_before_anything_is_sent(
@@ -86,4 +91,4 @@ def test_a_missing_address_is_said_before_anything_is_sent(
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(ConfigError, match="set MLFLOW_TRACKING_URI"):
-        track_by_mlflow(context(tmp_path))
+        track_with_mlflow(context(tmp_path))

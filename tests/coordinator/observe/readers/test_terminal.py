@@ -1,4 +1,4 @@
-"""What a person reads of a run's scores, by what its data teach."""
+"""Lines and tables of scores, by the target of the data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from coordinator.observe.events import AgentsAwaited, RoundBegan, RoundEnded
-from coordinator.observe.readers.terminal import Lines, closing_table, score_table
+from coordinator.observe.events import AgentsAwaited, RoundEnded, RoundStarted
+from coordinator.observe.readers.terminal import LinePrinter, render_agents, render_scores
 from coordinator.observe.records import RoundRecord, Score
 from models.families.catalogue import full, network
 
@@ -31,19 +31,17 @@ CLASSES = Score(
         (CLASSES, ["  accuracy (central): w1 0.500"]),
     ],
 )
-def test_a_round_is_told_in_the_measure_of_its_data(score: Score, lines: list[str]) -> None:
+def test_a_round_is_printed_with_the_metrics_of_its_data(score: Score, lines: list[str]) -> None:
     said: list[str] = []
-    Lines(said.append).read(RoundEnded(RoundRecord(1, 0.5, {}, {}, scores=(score,))))
+    LinePrinter(said.append).read(RoundEnded(RoundRecord(1, 0.5, {}, {}, scores=(score,))))
     assert said[1:] == lines
 
 
 @pytest.mark.parametrize(("agents", "said"), [(2, "a0 w1-d2.2, a1 w1-d2.2"), (20, "20 x w1-d2.2")])
-def test_a_submodel_made_for_each_agent_is_told_as_the_menu_lists_it(
-    agents: int, said: str
-) -> None:
+def test_a_submodel_of_one_agent_is_printed_as_the_menu_lists_it(agents: int, said: str) -> None:
     whole, lines = full(network("lenet", (1, 16, 16), 10)), list[str]()
-    Lines(lines.append).read(
-        RoundBegan(1, 2, {f"a{i}": replace(whole, owner=f"a{i}") for i in range(agents)})
+    LinePrinter(lines.append).read(
+        RoundStarted(1, 2, {f"a{i}": replace(whole, owner=f"a{i}") for i in range(agents)})
     )
     assert lines == [f"round 1 of 2: {said.replace('w1-d2.2', whole.name)}"]
 
@@ -52,7 +50,7 @@ def test_a_view_that_a_submodel_lacks_is_a_dash() -> None:
     console = Console(width=120)
     with console.capture() as capture:
         console.print(
-            score_table(
+            render_scores(
                 [
                     VALUES,
                     Score(
@@ -61,7 +59,7 @@ def test_a_view_that_a_submodel_lacks_is_a_dash() -> None:
                 ]
             )
         )
-        console.print(closing_table([("pi", "w1-x4", "w1", 10, 10**6)], [VALUES]))
+        console.print(render_agents([("pi", "w1-x4", "w1", 10, 10**6)], [VALUES]))
     words = [line.split() for line in capture.get().splitlines()]
     assert words[0] == [
         "submodel",
@@ -79,15 +77,15 @@ def test_a_view_that_a_submodel_lacks_is_a_dash() -> None:
     assert "accuracy" not in capture.get()
 
 
-def test_who_is_missing_after_a_round_is_told_though_as_many_were_missing_before_it(
+def test_missing_agents_are_printed_again_after_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, lines = [0.0], list[str]()
     monkeypatch.setattr("coordinator.observe.readers.terminal.time.monotonic", lambda: now[0])
-    told = Lines(lines.append)
+    told = LinePrinter(lines.append)
     for now[0] in (10.0, 20.0):
         told.read(AgentsAwaited(1, 2))
-    told.read(RoundBegan(1, 2, {}))
+    told.read(RoundStarted(1, 2, {}))
     now[0] = 30.0
     told.read(AgentsAwaited(1, 2))
     assert [line for line in lines if line.startswith("waiting")] == ["waiting: 1 of 2 agents"] * 2

@@ -15,7 +15,7 @@ from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
 from edge_agent.device.limits import Limits
-from edge_agent.join.worker import Job, Worker
+from edge_agent.join.training_worker import Job, Worker
 from federated.device.trainers.catalogue import TRAINERS, open_trainer
 from federated.errors import ConfigError, MissingExtra, Unknown
 from federated.task import Profile, Recipe, Task
@@ -90,7 +90,7 @@ def test_a_trainer_is_chosen_by_module_and_function_or_by_entry_point(
     install(tmp_path, "toy", {"espalier.trainers": {"adding": NAME}})
     monkeypatch.syspath_prepend(str(tmp_path))
     assert isinstance(open_trainer("adding"), Adding)
-    with pytest.raises(Unknown, match="unknown trainer 'pytroch'; known: pytorch, adding"):
+    with pytest.raises(Unknown, match="unknown trainer 'pytroch'; did you mean pytorch"):
         open_trainer("pytroch")
     with pytest.raises(ConfigError, match="no_such_module"):
         open_trainer("no_such_module:trainer")
@@ -129,7 +129,7 @@ def test_a_simulation_runs_with_a_foreign_trainer(tmp_path: Path) -> None:
 
 @pytest.fixture
 def torchless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that start now find no PyTorch."""
+    """Hide PyTorch from processes that start now."""
     (tmp_path / "without").mkdir()
     (tmp_path / "without/torch.py").write_text("raise ModuleNotFoundError('hidden', name='torch')")
     path = [str(tmp_path / "without"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

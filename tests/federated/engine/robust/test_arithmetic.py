@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federated.engine.aggregate import Total, fold, mean
-from federated.engine.kept_parts import Kept
+from federated.engine.part_store import PartStore
 from federated.engine.robust import arithmetic
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
@@ -144,7 +144,7 @@ def test_a_device_whose_late_update_came_into_the_same_round_counts_once(tmp_pat
     """One liar of four devices, twice: beside 1, 2 and 3 its two 900s would be more than a trimmed
     mean of f = 1 outlives. Its last one counts.
     """
-    kept = Kept(tmp_path)
+    kept = PartStore(tmp_path)
     for name, round, value in (
         ("liar", 1, 900.0),
         ("a", 2, 1.0),

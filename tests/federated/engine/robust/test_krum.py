@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from federated.engine.kept_parts import Kept
-from federated.engine.robust.arithmetic import nearest
+from federated.engine.part_store import PartStore
+from federated.engine.robust.arithmetic import pick_nearest
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
 from tests.support.kept import OLD, corner, kept_of, part, result, whole
@@ -60,19 +60,19 @@ def test_krum_is_that_of_a_plain_loop():
     points, f = rng.standard_normal((9, 4)), 2
     squares = ((points[:, None] - points[None]) ** 2).sum(-1)
     scores = [sum(sorted(squares[i][j] for j in range(9) if j != i)[: 9 - f - 2]) for i in range(9)]
-    assert nearest(squares, f, 3) == sorted(np.argsort(scores)[:3].tolist())
+    assert pick_nearest(squares, f, 3) == sorted(np.argsort(scores)[:3].tolist())
 
 
 def test_a_device_cannot_outvote_its_group_under_krum_by_answering_twice(tmp_path):
     """Five honest ones far from each other; two equal lies of one device would be each other's
     nearest.
     """
-    kept = Kept(tmp_path)
+    kept = PartStore(tmp_path)
     for name, round, value in (
         ("liar", 1, 100.0),
         *((f"a{i}", 2, 10.0 * i) for i in range(4)),
         ("liar", 2, 100.0),
     ):
         kept.fold([corner(value)], (name, round))
-    kept.newest()
+    kept.keep_newest()
     assert [key[0] for key in kept.counting] == ["a0", "a1", "a2", "a3", "liar"]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from federated.engine.aggregate import Total, fold
-from federated.engine.kept_parts import Kept
+from federated.engine.part_store import PartStore
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
-from federated.engine.update_norms import grounded
+from federated.engine.update_norms import add_missing_homes
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Update
@@ -41,7 +43,7 @@ def test_two_liars_of_sixteen_do_not_move_nested_submodels_away_from_the_honest_
         name: 0.1 * torch.randn(value.shape, generator=rng) for name, value in state.tensors.items()
     }
     all_, honest = Total(), Total()
-    kept = Kept(tmp_path)
+    kept = PartStore(tmp_path)
     for index in range(16):
         submodel = menu[index % 2]
         plan = fedavg.place(state, submodel)
@@ -84,7 +86,7 @@ def test_every_method_that_stands_robust_rules_finishes_what_they_give(tmp_path,
     given = configure(chosen, {}, rounds=10)
     menu = chosen.menu(net, given)
     state = chosen.start(initial(net, 0, chosen.features), menu, given)
-    state = type(state)(0, state.tensors, state.settings, {menu[-1]: 5}, {})
+    state = replace(state, fleet={menu[-1]: 5})
     plan = chosen.place(state, menu[-1])
     rng = torch.Generator().manual_seed(0)
     new = {
@@ -92,7 +94,7 @@ def test_every_method_that_stands_robust_rules_finishes_what_they_give(tmp_path,
         for name, value in chosen.dispatch(state, plan).items()
     }
     for rule in RULES.values():
-        kept = Kept(tmp_path / rule.name)
+        kept = PartStore(tmp_path / rule.name)
         plain = Total()
         for index in range(5):
             made = Update(
@@ -101,7 +103,9 @@ def test_every_method_that_stands_robust_rules_finishes_what_they_give(tmp_path,
             kept.fold(chosen.parts(state, plan, made), (f"a{index}", 1))
             fold(plain, chosen.parts(state, plan, made), (index,))
         total = combine(rule, kept, state.tensors, 1)
-        found = chosen.finish(grounded(state, total.sums), total, np.random.default_rng(0)).tensors
+        found = chosen.finish(
+            add_missing_homes(state, total.sums), total, np.random.default_rng(0)
+        ).tensors
         wanted = chosen.finish(state, plain, np.random.default_rng(0)).tensors
         assert found.keys() == wanted.keys()
         for home, value in wanted.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from federated.methods.hypernetwork.decoder import Decoder, capped, largest, tile
+from federated.methods.hypernetwork.decoder import Decoder, bounding_shape, cap_shape, tile
 
 
 def test_a_decoder_is_two_layers_whose_last_has_the_shape_of_what_it_makes():
@@ -39,8 +39,8 @@ def test_a_tile_repeats_in_some_axes_and_is_cut_in_others():
     ],
 )
 def test_the_longest_axis_is_halved_until_a_shape_fits(shape, most, expected):
-    assert capped(shape, most) == expected
+    assert cap_shape(shape, most) == expected
 
 
 def test_the_largest_of_shapes_holds_each():
-    assert largest([(2, 9, 3), (4, 1, 3)]) == (4, 9, 3)
+    assert bounding_shape([(2, 9, 3), (4, 1, 3)]) == (4, 9, 3)

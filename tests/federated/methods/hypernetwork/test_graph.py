@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from federated.methods.hypernetwork.graph import FAR, OPERATIONS, factor, graph, paths
+from federated.methods.hypernetwork.graph import (
+    FAR,
+    OPERATIONS,
+    read_graph,
+    scale_factor,
+    shortest_paths,
+)
 from models.families.catalogue import FAMILIES, build, full, network, shapes
 from models.submodel import Submodel
 from tests.support.families import small
@@ -40,7 +46,7 @@ class Tied(nn.Module):
 
 
 def counted(submodel):
-    return Counter(OPERATIONS[index] for index in graph(submodel).operations)
+    return Counter(OPERATIONS[index] for index in read_graph(submodel).operations)
 
 
 def own(name):
@@ -58,7 +64,7 @@ def tied():
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_tensor_of_every_family_is_made_once_in_its_own_shape(family):
     whole = full(small(family))
-    found = graph(whole)
+    found = read_graph(whole)
     assert {slot.name: slot.shape for slot in found.slots} == shapes(whole)
     assert len(found.slots) == len(shapes(whole))
     assert {slot.role for slot in found.slots} == {"weight", "scale", "bias"}
@@ -67,14 +73,14 @@ def test_every_tensor_of_every_family_is_made_once_in_its_own_shape(family):
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_node_lies_on_a_way_from_the_input(family):
-    found = graph(full(small(family)))
+    found = read_graph(full(small(family)))
     assert not found.paths.triu().any(), "inputs come before what they enter"
     assert (found.paths[1:] > 0).any(1).sum() >= len(found.operations) - 2, "all but the inputs"
 
 
 def test_layers_in_a_row_are_a_chain():
     """Flatten and relu are no nodes: input, linear, linear."""
-    found = graph(full(network("tests.support.model:small", (1, 8, 8), 10)))
+    found = read_graph(full(network("tests.support.model:small", (1, 8, 8), 10)))
     assert [OPERATIONS[index] for index in found.operations] == ["input", "linear", "linear"]
     assert found.paths.tolist() == [[0, 0, 0], [1, 0, 0], [2, 1, 0]]
     assert found.sizes.tolist() == [[0, 0, 0, 0], [32, 64, 0, 0], [10, 32, 0, 0]]
@@ -90,7 +96,7 @@ def test_a_shortcut_is_a_shorter_path():
     """conv, norm, relu on one way and nothing on the other: from the stem's norm to the sum it is
     one step, and three by the block.
     """
-    found = graph(full(network("tests.support.model:residual", (1, 8, 8), 10)))
+    found = read_graph(full(network("tests.support.model:residual", (1, 8, 8), 10)))
     names = [OPERATIONS[index] for index in found.operations]
     assert names == [
         "input",
@@ -135,15 +141,15 @@ def test_depth_shows_in_the_graph_and_width_in_the_sizes():
     whole, narrow, shallow = (
         Submodel(net, w, ((1, d, d, d),) * 3) for w, d in ((1.0, 1), (0.5, 1), (1.0, 0))
     )
-    assert torch.equal(graph(whole).paths, graph(narrow).paths)
-    assert not torch.equal(graph(whole).sizes, graph(narrow).sizes)
-    assert len(graph(shallow).operations) < len(graph(whole).operations)
+    assert torch.equal(read_graph(whole).paths, read_graph(narrow).paths)
+    assert not torch.equal(read_graph(whole).sizes, read_graph(narrow).sizes)
+    assert len(read_graph(shallow).operations) < len(read_graph(whole).operations)
 
 
 def test_an_exit_belongs_to_the_graph():
     whole = full(network("resnet-small", (1, 8, 8), 10))
     first = replace(whole, mask=(whole.mask[0], (0, 0), (0, 0)), features=("exits-adapter",))
-    assert {slot.name for slot in graph(first).slots if slot.head} == {
+    assert {slot.name for slot in read_graph(first).slots if slot.head} == {
         "exits.0.linear.weight",
         "exits.0.linear.bias",
     }
@@ -151,18 +157,18 @@ def test_an_exit_belongs_to_the_graph():
 
 def test_the_owner_makes_no_difference():
     whole = full(small("mlp"))
-    assert graph(replace(whole, owner="a7")) is graph(whole)
+    assert read_graph(replace(whole, owner="a7")) is read_graph(whole)
 
 
 def test_a_tensor_in_no_operation_has_a_node_of_its_own():
-    found = graph(own("forgetful"))
+    found = read_graph(own("forgetful"))
     unused = next(slot for slot in found.slots if slot.name.endswith("unused"))
     assert OPERATIONS[found.operations[unused.node]] == "other"
     assert not found.paths[unused.node].any()
 
 
 def test_a_tensor_that_is_used_twice_belongs_where_it_is_used_first():
-    found = graph(own("tied"))
+    found = read_graph(own("tied"))
     assert [OPERATIONS[index] for index in found.operations] == [
         "input",
         "linear",
@@ -173,7 +179,7 @@ def test_a_tensor_that_is_used_twice_belongs_where_it_is_used_first():
 
 
 def test_paths_end_at_the_farthest():
-    chain = paths([[], *([index] for index in range(FAR + 1))])
+    chain = shortest_paths([[], *([index] for index in range(FAR + 1))])
     assert chain[FAR, 0] == FAR
     assert chain[FAR + 1, 0] == 0
     assert chain[FAR + 1, 1] == FAR
@@ -192,14 +198,14 @@ def test_paths_end_at_the_farthest():
     ],
 )
 def test_the_factor_of_a_weight(shape, outputs, expected):
-    assert factor(shape, outputs) == pytest.approx(expected)
+    assert scale_factor(shape, outputs) == pytest.approx(expected)
 
 
 def test_attention_counts_what_comes_in():
     """Of [3, heads, features, D] and [D, heads, features] the first axes, as many as the bias has,
     go out.
     """
-    slots = {slot.name: slot for slot in graph(full(small("vit"))).slots}
+    slots = {slot.name: slot for slot in read_graph(full(small("vit"))).slots}
     project, out = (slots[f"sections.0.0.attention.{name}.weight"] for name in ("project", "out"))
     assert project.factor == pytest.approx(math.sqrt(2 / project.shape[3]))
     assert out.factor == pytest.approx(math.sqrt(2 / (out.shape[1] * out.shape[2])))

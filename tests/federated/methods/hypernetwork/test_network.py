@@ -11,10 +11,10 @@ from federated.methods.hypernetwork.network import (
     Encoder,
     Hypernetwork,
     Sweep,
+    class_shares,
     generate,
-    layout,
-    layout_of,
-    shares,
+    make_layout,
+    read_layout,
 )
 from models.families.catalogue import full, menu, network, shapes
 from tests.support.families import small
@@ -28,7 +28,7 @@ def begun(sizes=SIZES, hidden=8, cap=65536, seed=0):
     torch.manual_seed(seed)
     return {
         name: value.detach()
-        for name, value in Hypernetwork(layout(sizes, hidden, cap)).state_dict().items()
+        for name, value in Hypernetwork(make_layout(sizes, hidden, cap)).state_dict().items()
     }
 
 
@@ -45,7 +45,7 @@ def test_networks_of_any_form_are_made_whole(family):
     sizes = menu(net, (0.5, 1.0), (2,))
     phi = begun(sizes)
     for submodel in sizes:
-        found = made(submodel, phi, classes=shares(None, net.outputs))
+        found = made(submodel, phi, classes=class_shares(None, net.outputs))
         assert {name: tuple(value.shape) for name, value in found.items()} == shapes(submodel)
         assert all(bool(value.isfinite().all()) for value in found.values())
 
@@ -60,8 +60,8 @@ def test_networks_that_share_nothing_come_of_one_hypernetwork():
 
 
 def test_the_layout_is_written_in_the_shapes():
-    form = layout(SIZES, 8, 1000)
-    assert layout_of(begun(cap=1000)) == form
+    form = make_layout(SIZES, 8, 1000)
+    assert read_layout(begun(cap=1000)) == form
     hidden, classes, decoders, heads = form
     assert (hidden, classes) == (8, 3)
     # of 64 x 64, at most 1000 numbers: 32 x 64, 32 x 32, 16 x 32
@@ -75,7 +75,7 @@ def test_the_layout_is_written_in_the_shapes():
 
 def test_a_tensor_beyond_the_cap_repeats():
     weight = made(SIZES[-1], begun(cap=1000))["sections.0.0.linear.weight"]
-    rows, columns = dict(layout(SIZES, 8, 1000)[2])["linear_weight_2"]
+    rows, columns = dict(make_layout(SIZES, 8, 1000)[2])["linear_weight_2"]
     assert torch.equal(weight[:rows], weight[rows : 2 * rows])
     assert torch.equal(weight[:, :columns], weight[:, columns : 2 * columns])
     assert not torch.equal(weight[0], weight[1])
@@ -189,17 +189,17 @@ def test_the_encoder_takes_the_order_of_numbers_as_none():
     ],
 )
 def test_what_is_no_share_of_classes_counts_as_equal_shares(told):
-    torch.testing.assert_close(shares(told, 3), EVEN)
+    torch.testing.assert_close(class_shares(told, 3), EVEN)
 
 
 def test_shares_of_classes_are_taken_as_told():
-    assert shares([0.25, 0.75, 0], 3).tolist() == [0.25, 0.75, 0.0]
+    assert class_shares([0.25, 0.75, 0], 3).tolist() == [0.25, 0.75, 0.0]
 
 
 def test_a_small_resnet_is_made_within_a_second():
     submodel = full(network("preresnet", (1, 8, 8), 10))
     phi = begun([submodel], hidden=32)
-    made(submodel, phi, classes=shares(None, 10))
+    made(submodel, phi, classes=class_shares(None, 10))
     start = time.process_time()
-    made(submodel, phi, classes=shares(None, 10))
+    made(submodel, phi, classes=class_shares(None, 10))
     assert time.process_time() - start < 1.0

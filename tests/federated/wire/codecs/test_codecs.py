@@ -1,4 +1,7 @@
-"""Codecs: what comes back, what it takes, and what is refused."""
+"""Codecs: decoded values, encoded sizes and rejected values.
+
+TRY_CODEC=module:attribute tries a codec of your own instead of the built-in ones.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ from federated.wire.codecs.catalogue import CODECS, codec, codec_names, find_cod
 from federated.wire.codecs.codec import Codec
 from models.families.catalogue import full, network
 from tests.support.plugins import install
+from tests.support.tried import tried
 
+TRIED = {name: find_codec(name) for name in tried("codec", CODECS)}
 SUBMODEL = full(network("mlp", (4,), 3))
 ORDINARY = st.floats(-6e4, 6e4, width=32, allow_subnormal=False)
 
@@ -30,26 +35,26 @@ def update(**values: object) -> Update:
     return Update("r", 1, 1, "a0", "train", SUBMODEL, "r0", 5, 1, made, {"loss": 0.5})
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", TRIED)
 @settings(max_examples=50, deadline=None)
 @given(value=arrays(np.float32, array_shapes(max_dims=3, max_side=5), elements=ORDINARY))
 def test_every_codec_keeps_names_shapes_order_and_dtype(name: str, value: np.ndarray) -> None:
     sent = update(b=value, a=value.T)
-    found = update_file.decode(update_file.encode(sent, CODECS[name]), CODECS[name])
+    found = update_file.decode(update_file.encode(sent, TRIED[name]), TRIED[name])
     assert list(found.tensors) == ["b", "a"]
     assert found.tensors["a"].shape == value.T.shape
     assert {array.dtype for array in found.tensors.values()} == {np.dtype(np.float32)}
     assert replace(found, tensors={}) == replace(sent, tensors={})
 
 
-@pytest.mark.parametrize("name", CODECS)
-def test_every_codec_says_what_it_takes(name: str) -> None:
-    """A tensor of 4096 values: beyond the header's bytes, exactly as many as it says."""
-    empty = len(update_file.encode(update(w=np.zeros(0)), CODECS[name]))
-    full_size = len(update_file.encode(update(w=np.zeros(4096)), CODECS[name]))
-    assert abs(full_size - empty - CODECS[name].size(4096)) <= tensors.ALIGNMENT
-    assert CODECS[name].size(4096) <= 4 * 4096
-    assert CODECS[name].name == name
+@pytest.mark.parametrize("name", TRIED)
+def test_every_codec_states_its_encoded_size(name: str) -> None:
+    """A tensor of 4096 values takes exactly the stated bytes beyond the header."""
+    empty = len(update_file.encode(update(w=np.zeros(0)), TRIED[name]))
+    full_size = len(update_file.encode(update(w=np.zeros(4096)), TRIED[name]))
+    assert abs(full_size - empty - TRIED[name].size(4096)) <= tensors.ALIGNMENT
+    assert TRIED[name].size(4096) <= 4 * 4096
+    assert ":" in name or TRIED[name].name == name
 
 
 def test_raw_is_the_format_of_tensors_byte_for_byte() -> None:
@@ -74,21 +79,27 @@ def test_half_precision_by_hand() -> None:
 
 
 @pytest.mark.parametrize("value", [65520.0, -1e30, np.inf, np.nan])
-def test_half_precision_refuses_what_it_cannot_hold(value: float) -> None:
+def test_half_precision_rejects_values_beyond_its_range(value: float) -> None:
     with pytest.raises(Refused, match=r"tensor w: expected values up to 65504.*'raw'"):
         update_file.encode(update(w=[1.0, value]), CODECS["fp16"])
 
 
-def test_half_precision_refuses_what_it_did_not_encode() -> None:
+def test_half_precision_rejects_other_dtypes() -> None:
     blob = update_file.encode(update(w=[1.0]), CODECS["raw"])
     with pytest.raises(Malformed, match="tensor w: expected float16, found float32"):
         update_file.decode(blob, CODECS["fp16"])
 
 
-def test_a_codec_of_another_package_that_breaks_is_the_senders_fault() -> None:
+def test_an_error_in_a_codec_is_a_malformed_update() -> None:
     broken = Codec("broken", "", lambda t: t, lambda t: {"w": t["absent"]}, lambda n: n)
     with pytest.raises(Malformed, match="codec broken: KeyError"):
         update_file.decode(update_file.encode(update(w=[1.0]), broken), broken)
+
+
+def test_a_codec_with_an_unsupported_dtype_is_named_in_the_error() -> None:
+    made = Codec("wide", "", lambda t: {"w": t["w"].astype(np.uint16)}, lambda t: t, lambda n: n)
+    with pytest.raises(Refused, match=r"codec wide: ValueError: tensor w: .*found uint16"):
+        update_file.encode(update(w=[1.0]), made)
 
 
 TOY = """

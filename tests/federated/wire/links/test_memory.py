@@ -1,4 +1,4 @@
-"""The broker in memory does what a broker does."""
+"""The broker in memory behaves as a real broker."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_retained_messages_come_with_each_subscription_until_cleared() -> None:
     assert drain(b) == []
 
 
-def test_unsubscribed_patterns_are_not_heard() -> None:
+def test_unsubscribed_patterns_are_not_delivered() -> None:
     broker = MemoryBroker()
     a, b = MemoryLink(broker, "a"), MemoryLink(broker, "b")
     b.subscribe("x")
@@ -56,7 +56,7 @@ def test_unsubscribed_patterns_are_not_heard() -> None:
     assert drain(b) == []
 
 
-def test_a_will_is_published_retained_after_a_crash_and_not_after_a_farewell() -> None:
+def test_a_will_is_published_after_a_crash_and_not_after_close() -> None:
     broker = MemoryBroker()
     watcher = MemoryLink(broker, "w")
     watcher.subscribe("will/+")
@@ -66,7 +66,7 @@ def test_a_will_is_published_retained_after_a_crash_and_not_after_a_farewell() -
     assert broker.retained == {"will/b": b"gone"}
 
 
-def test_a_second_link_of_a_name_throws_the_first_out() -> None:
+def test_a_second_link_of_a_name_disconnects_the_first() -> None:
     broker = MemoryBroker()
     first = MemoryLink(broker, "a", ("will", b"gone"))
     second = MemoryLink(broker, "a")
@@ -93,7 +93,7 @@ def test_messages_wait_in_both_directions_while_a_link_is_down_and_heartbeats_do
     b.publish("to-a", b"2")
     b.publish("to-a", b"beat", qos=0)
     assert drain(a) == []
-    a.mend()
+    a.restore()
     assert drain(a) == [(LINK_UP, b"", False), ("to-a", b"2", False)]
     assert ("from-a", b"1", False) in drain(b)
 
@@ -113,7 +113,7 @@ def test_tampering_drops_repeats_and_corrupts_what_is_delivered_and_not_what_is_
     assert broker.retained == {"drop": b"1", "x": b"2"}
 
 
-def test_a_payload_over_the_limit_is_refused_and_probing_finds_what_passes() -> None:
+def test_a_payload_over_the_limit_is_rejected_and_probing_finds_the_limit() -> None:
     link = MemoryLink(MemoryBroker(max_payload=100_000), "a")
     assert link.max_chunk == 100_000 - 4096
     with pytest.raises(LinkError, match=r"over the broker's limit of 100000.*wire.chunk"):

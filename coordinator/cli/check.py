@@ -1,0 +1,35 @@
+"""The command `coordinator check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from coordinator.cli.options import RUNS, as_json, plainly
+from federated.errors import StoreError
+from federated.runtime.console import FORMAT
+
+__all__ = ["check"]
+
+
+@click.command()
+@click.argument("run")
+@click.option(
+    "--repair", is_flag=True, help="give up what is damaged, so that the run can be resumed"
+)
+@RUNS
+@FORMAT
+def check(run: str, repair: bool, runs: Path, form: str) -> None:
+    """Check the files of RUN against their digests.
+
+    The exit code is 7 if a file is damaged and was not repaired.
+    """
+    with plainly("check"):
+        from coordinator.views.run_check import check_run, render_check
+
+        made = check_run(run, runs, repair=repair)
+        click.echo(as_json(made) if form == "json" else render_check(made))
+        left = [one["file"] for one in made["damaged"] if not one["repaired"]]
+        if left:
+            raise StoreError(f"run '{run}' is damaged: {', '.join(left)}")

@@ -1,0 +1,248 @@
+"""Rules that follow from the state of a round alone: when to ask replacements, what to fold, when
+to close a phase.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import islice
+from statistics import median_high, median_low
+
+from msgspec.structs import replace
+
+from coordinator.round.round import (
+    RETURN_TIME,
+    Agent,
+    Phase,
+    Round,
+    phase_tasks,
+    put_task,
+    tasks_of,
+)
+from coordinator.round.round_actions import Abort, Action, Fold, Prepare, Relieve, Snapshot
+from coordinator.round.task_state import Spare
+from federated.task import Work
+
+__all__ = [
+    "FIRST_LEASE",
+    "MEDIAN_CAP",
+    "MIN_LEASE",
+    "SLACK",
+    "compute_lease",
+    "expected_seconds",
+    "proceed",
+    "typical_seconds",
+]
+
+MIN_LEASE = 10.0  # seconds; a shorter prediction says little about a device
+# seconds: minimum for the first task of its kind, since a slow device may load and warm up long
+FIRST_LEASE = 60.0
+MAX_DOUBLINGS = 4  # of a lease
+MAX_UNMEASURED = 3600.0  # seconds: limit of a prediction for an agent that was never measured
+SLACK = 3.0  # lease over the expected seconds of a task, including its transfers
+MEDIAN_CAP = 4.0  # limit of a prediction, in medians of the phase
+# seconds between attempts to make room in a full spool, so that several updates leave it together
+RELIEF_PAUSE = 1.0
+
+
+def proceed(r: Round, out: list[Action]) -> Round:
+    """Apply every rule once. `close` comes first, since a closing phase asks nobody else."""
+    if r.phase is None or r.phase.closed:
+        return r
+    return request_snapshot(settle(fold_next(replace_missing(close(r), out), out), out), out)
+
+
+# ---- leases --------------------------------------------------------------------------------------
+
+
+def expected_seconds(agent: Agent | None, work: Work, seconds: float) -> float:
+    """Return the seconds that a task should take, given the predicted ones.
+
+    Predictions of training learn from rounds themselves. Others are multiplied by the error of the
+    last one, as the coordinator measured it. Claims of an agent that was never measured count for
+    at most an hour.
+    """
+    if agent is None or work not in agent.pace:
+        return min(seconds, MAX_UNMEASURED)
+    return seconds * (agent.pace[work] if work != "train" else 1.0)
+
+
+def typical_seconds(r: Round, work: Work, predicted: Iterable[tuple[str, float]]) -> float:
+    """Return the median of the seconds that tasks should take, which a minority cannot move.
+
+    predicted: agent and predicted seconds of each task. Only agents that the coordinator has
+        measured count, if there are any: with two agents, a claim of one must not shorten the lease
+        of the other.
+    """
+    tasks = [(r.agents.get(agent), seconds) for agent, seconds in predicted]
+    measured = [
+        expected_seconds(agent, work, seconds)
+        for agent, seconds in tasks
+        if agent is not None and work in agent.pace
+    ]
+    if measured:
+        return median_high(measured)
+    return median_low([expected_seconds(agent, work, seconds) for agent, seconds in tasks] or [0.0])
+
+
+def compute_lease(r: Round, agent: Agent, work: Work, seconds: float) -> float:
+    """Return the seconds of a task's lease, given the predicted ones; 0 if tasks have no leases.
+
+    The lease doubles with each lease that the agent wasted, so that a device that is slower than
+    predicted delivers in the end. Such devices are asked less often (see `Wasted`), so one that
+    never delivers costs less and less.
+    """
+    if not r.rules.leases:
+        return 0.0
+    wasted = agent.wasted[work].leases if work in agent.wasted else 0
+    least = MIN_LEASE if work in agent.pace or wasted else FIRST_LEASE
+    cap = MEDIAN_CAP * r.phase.typical if r.phase is not None and r.phase.typical else math.inf
+    return (1 << min(wasted, MAX_DOUBLINGS)) * max(
+        least, SLACK * min(expected_seconds(agent, work, seconds), cap)
+    )
+
+
+# ---- replacement ---------------------------------------------------------------------------------
+
+
+def replace_missing(r: Round, out: list[Action]) -> Round:
+    """Ask replacements for agents that left, failed or are late; in buffered mode also for agents
+    that have delivered.
+    """
+    phase = r.current_phase
+    if not phase.spares or phase.closing or phase.exhausted:
+        return r
+    missing = (
+        phase.wanted - phase.working - len(phase.preparing) - (0 if phase.flowing else phase.came)
+    )
+    if missing <= 0:
+        return r
+    available = (spare.agent for spare in phase.spares if is_available(r, phase, spare))
+    chosen = frozenset(islice(available, missing))
+    out += map(Prepare, (spare.agent for spare in phase.spares if spare.agent in chosen))
+    return replace(
+        r,
+        phase=replace(
+            phase,
+            spares=tuple(spare for spare in phase.spares if spare.agent not in chosen),
+            exhausted=len(chosen) < missing,  # the remaining time only decreases
+            preparing=phase.preparing | chosen,
+        ),
+    )
+
+
+def is_available(r: Round, phase: Phase, spare: Spare) -> bool:
+    """Return whether a spare is ready, idle, and fast enough for the remaining time."""
+    agent = r.agents.get(spare.agent)
+    if agent is None or not agent.ready or any(state.open for state in tasks_of(r, spare.agent)):
+        return False
+    return not phase.timed or spare.seconds <= phase.began + phase.limit - r.now
+
+
+# ---- folding -------------------------------------------------------------------------------------
+
+
+def fold_next(r: Round, out: list[Action]) -> Round:
+    """Fold one update at a time, in the order of keys, so that sums repeat bit for bit.
+
+    An update waits for earlier ones that agents work on, unless the spool is full, too many updates
+    wait, or the phase closes.
+    """
+    phase = r.current_phase
+    if phase.folding is not None or not phase.whole:
+        return r
+    hurry = phase.flowing or phase.closing or r.full or 0 < r.rules.most < len(phase.whole)
+    place = min(phase.whole) if hurry else find_next_place(r, phase)
+    if place not in phase.whole:
+        return r if place == phase.first else replace(r, phase=replace(phase, first=place))
+    key, first = phase.whole[place], phase.first if hurry else max(place, phase.first)
+    out.append(Fold(key))
+    r = put_task(r, replace(r.tasks[key], stage="folding"))
+    return replace(r, phase=replace(r.current_phase, folding=key, first=first))
+
+
+def find_next_place(r: Round, phase: Phase) -> int:
+    """Return the lowest place with a complete update, or with an update to wait for."""
+    place = phase.first
+    while place < len(phase.order) and place not in phase.whole:
+        state = r.tasks[phase.order[place]]
+        if state.working and not state.carried:
+            break
+        place += 1
+    return place
+
+
+# ---- the end of a phase --------------------------------------------------------------------------
+
+
+def close(r: Round) -> Round:
+    """Close the phase to further agents as soon as there is a reason."""
+    phase = r.current_phase
+    why = phase.closing or reason_to_close(r, phase)
+    return r if why == phase.closing else replace(r, phase=replace(phase, closing=why))
+
+
+def settle(r: Round, out: list[Action]) -> Round:
+    """Carry open tasks into the next round, or abandon them, once all updates are folded."""
+    phase = r.current_phase
+    if not phase.closing or phase.whole or phase.folding is not None:
+        return r
+    for state in phase_tasks(r):
+        if state.outcome:
+            continue
+        # its update would not be too old in the next round
+        if phase.carries and phase.round - state.task.round < r.rules.stale:
+            r = put_task(r, replace(state, carried=True, place=-1))
+            continue
+        outcome = "gone" if state.lost >= 0 else "stale" if state.carried else "late"
+        reason = (
+            "its weights are too old"
+            if outcome == "stale"
+            else f"round {state.task.round} is closed"
+        )
+        out.append(Abort(state.task, reason))
+        r = put_task(r, replace(state, stage="done", outcome=outcome))
+    if phase.work == "train":
+        done = tuple(state for state in phase_tasks(r) if state.outcome)
+        r = replace(r, trained=phase.round, settled=done, ended=r.now)
+    return replace(r, phase=replace(r.current_phase, closed=True))
+
+
+def reason_to_close(r: Round, phase: Phase) -> str:
+    """Return why the phase closes now; empty if it stays open.
+
+    It closes at its quorum or deadline, or when nobody is left who could contribute. A training
+    without any update waits for late agents until the deadline.
+    """
+    if phase.came >= phase.quorum:
+        return "quorum"
+    if r.now >= phase.began + phase.limit:
+        return "deadline"
+    returning = any(r.now - went < RETURN_TIME for went in phase.away.values())
+    if phase.working or phase.preparing or returning:
+        return ""
+    tasks = map(r.tasks.__getitem__, phase.order if phase.work == "train" else ())
+    if not phase.came and any(task.open and task.late and task.lost < 0 for task in tasks):
+        return ""
+    return "nobody left"
+
+
+def request_snapshot(r: Round, out: list[Action]) -> Round:
+    """Request a snapshot every few folds, and in a full spool as soon as nothing is left to fold,
+    so that files can leave it.
+    """
+    phase = r.current_phase
+    if r.saving:
+        return r
+    due = 0 < r.rules.every <= len(r.unkept) and len(r.unkept) > r.refused
+    if r.full and not phase.whole and phase.folding is None and r.now - r.relieved >= RELIEF_PAUSE:
+        r = replace(r, relieved=r.now)
+        if not r.unkept:
+            out.append(Relieve(False))
+            return replace(r, full=False)
+        due = True
+    if not due:
+        return r
+    out.append(Snapshot(r.unkept))
+    return replace(r, saving=True)

@@ -1,0 +1,96 @@
+"""Digests of the rows in a run's database, with which rows that a disk changed are found.
+
+SQLite checks the shape of its pages, not the values in them. Rows that are written together are a
+part: a whole table, or the rows of one number, such as those of a round. Whoever writes a part
+seals it in the same transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from itertools import groupby
+
+__all__ = ["SCHEMA", "find_damage", "has_digests", "seal"]
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS digests (part TEXT, number INTEGER, digest TEXT NOT NULL,
+                                    PRIMARY KEY (part, number));
+"""
+# table -> column whose values number its parts; None: the table is one part, number 0
+PARTS = {
+    "facts": None,
+    "rounds": "round",
+    "updates": "round",
+    "scores": "round",
+    "standings": None,
+    "decisions": "round",
+    "profiles": None,
+    "norms": None,
+    "releases": "release",
+}
+Rows = list[tuple[object, ...]]
+
+
+def seal(database: sqlite3.Connection, part: str, number: int = 0) -> None:
+    """Store the digest of a part's present rows; within the caller's transaction."""
+    column = PARTS[part]
+    where, values = (f" WHERE {column} = ?", (number,)) if column else ("", ())
+    query = f"SELECT * FROM {part}{where} ORDER BY rowid"  # noqa: S608  # names of PARTS
+    database.execute(
+        "INSERT OR REPLACE INTO digests VALUES (?, ?, ?)",
+        (part, number, digest_rows(database.execute(query, values).fetchall())),
+    )
+
+
+def has_digests(database: sqlite3.Connection) -> bool:
+    """Return whether the database has digests; an earlier version stored none."""
+    return bool(database.execute("SELECT 1 FROM sqlite_master WHERE name = 'digests'").fetchall())
+
+
+def find_damage(database: sqlite3.Connection, parts: tuple[str, ...] = tuple(PARTS)) -> list[str]:
+    """Return which parts differ from their digests, in words. Rows that an earlier version wrote
+    have no digest.
+    """
+    try:
+        if not has_digests(database):
+            return []
+        known: dict[str, dict[int, str]] = {}
+        for part, number, digest in database.execute("SELECT * FROM digests"):
+            known.setdefault(part, {})[number] = digest
+        found = [f"digests of an unknown table '{part}'" for part in known if part not in PARTS]
+        for part in parts:
+            found += compare(part, known.get(part, {}), digest_parts(database, part))
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        return [str(error)]
+    return found
+
+
+def compare(part: str, known: dict[int, str], present: dict[int, str]) -> list[str]:
+    """Return the damaged parts of a table. known: stored digests; present: those of its rows."""
+    first, nothing = min(known, default=None), digest_rows([])
+    return [
+        f"{part} of {PARTS[part]} {number}" if PARTS[part] else part
+        for number in sorted({*known, *present})
+        if first is not None
+        and number >= first
+        and known.get(number) != present.get(number, nothing)
+    ]
+
+
+def digest_parts(database: sqlite3.Connection, part: str) -> dict[int, str]:
+    """Return the digests of a table's present rows, by number."""
+    column = PARTS[part]
+    if column is None:
+        rows = database.execute(f"SELECT * FROM {part} ORDER BY rowid")  # noqa: S608
+        return {0: digest_rows(rows.fetchall())}
+    query = f"SELECT {column}, * FROM {part} ORDER BY {column}, rowid"  # noqa: S608
+    return {
+        number: digest_rows([row[1:] for row in rows])
+        for number, rows in groupby(database.execute(query), key=lambda row: row[0])
+    }
+
+
+def digest_rows(rows: Rows) -> str:
+    """Return the sha256 of rows."""
+    return hashlib.sha256(repr(rows).encode()).hexdigest()

@@ -1,0 +1,276 @@
+"""Execution of a prepared run over any link: announce it, choose its network, run its rounds."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from coordinator.access.broker_access import BrokerAccess
+from coordinator.assign.data_cards import build_network
+from coordinator.assign.eligibility import Eligibility
+from coordinator.assign.offers import match_pins
+from coordinator.fleet.fleet import Fleet, Intake
+from coordinator.fleet.run_clock import RunClock
+from coordinator.observe.events import Publish
+from coordinator.observe.readers.catalogue import Oversight, oversee
+from coordinator.phases.context import RunContext
+from coordinator.phases.evaluation import Evaluator
+from coordinator.phases.patience import ENDLESS, PATIENCE
+from coordinator.round.round import Rules
+from coordinator.run.network_agreement import await_network
+from coordinator.run.preparation import Prepared, make_weights, propose_menu
+from coordinator.run.rounds import Result, conduct
+from coordinator.settings.config import Config, to_json
+from coordinator.store.database import Facts
+from coordinator.store.past_states import PastStates
+from coordinator.trust.defences import Defences, check_leaks
+from federated.capabilities import list_required
+from federated.engine.buffered import make_buffered
+from federated.errors import ConfigError, EspalierError, LinkError, StoreError
+from federated.method import Method, Settings
+from federated.methods.catalogue import loaded_hooks
+from federated.methods.common.inactive_mechanisms import inactive
+from federated.task import Recipe
+from federated.wire import messages
+from federated.wire.link import Link
+from models.families.catalogue import probes
+from models.submodel import Network, Submodel
+
+__all__ = ["RunOptions", "check_hooks", "choose_probes", "complete_card", "run"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of a run that depend on the process that executes it.
+
+    gate: tells which certificates are revoked; None without certificates.
+    patience: time limit of a phase without a deadline, in predicted seconds of its slowest task.
+    device: where the coordinator computes.
+    durable: whether received updates survive this process and a power cut. If not, an interrupted
+        round starts over.
+    clock: seconds, of any origin.
+    """
+
+    gate: BrokerAccess | None = None
+    patience: float = PATIENCE
+    device: str = "cpu"
+    durable: bool = True
+    clock: Callable[[], float] = time.monotonic
+
+
+def run(
+    prepared: Prepared,
+    link: Link,
+    read: Publish,
+    bind: Callable[[Fleet], None] = lambda fleet: None,
+    options: RunOptions = RunOptions(),
+) -> Result:
+    """Execute a run over a link.
+
+    read: reader of all events.
+    bind: called with the fleet once it exists.
+    Raises Stopped if a user stopped the run (`coordinator.store.control`); it can be resumed.
+    """
+    config = prepared.config
+    with oversee(prepared.store.folder, config, read, prepared.metrics, options.clock) as oversight:
+        leases = options.patience < ENDLESS
+        rules = read_rules(prepared.method, config, durable=options.durable, leases=leases)
+        fleet = assemble_fleet(prepared, link, oversight, rules, RunClock(options.clock))
+        fleet.follow(oversight.control, options.gate)
+        bind(fleet)
+        oversight.follow(fleet)
+        return _announce(prepared, fleet, oversight, options)
+
+
+def read_rules(method: Method, config: Config, *, durable: bool, leases: bool) -> Rules:
+    """Return the rules of a run. durable, leases: see `Rules`."""
+    fleet, late = config.fleet, "buffered" in method.allows
+    if fleet.late == "take" and fleet.mode == "sync" and not late:
+        log.warning(
+            "discarding late updates despite fleet.late = 'take': not supported by method %s: %s",
+            method.name,
+            method.forbids["buffered"],
+        )
+    stale = fleet.staleness if late and (fleet.late == "take" or fleet.mode == "buffered") else -1
+    return Rules(
+        stale=stale,
+        every=config.journal.every,
+        most=config.journal.waiting,
+        durable=durable,
+        leases=leases,
+    )
+
+
+def assemble_fleet(
+    prepared: Prepared, link: Link, oversight: Oversight, rules: Rules, clock: RunClock
+) -> Fleet:
+    """Return the fleet behind a link, with the run's card."""
+    config, method, store = prepared.config, prepared.method, prepared.store
+    network = store.read_facts().network or (
+        build_network(config, [prepared.data.card()]) if prepared.data is not None else None
+    )
+    card = messages.Run(
+        run=config.name,
+        method=method.name,
+        model=config.model.name,
+        network=network,
+        calibration=choose_probes(network, method, config.settings),
+        batch=config.settings["batch"],
+        session=secrets.token_hex(8),
+        codec=config.wire.codec,
+    )
+    card = complete_card(card, method, config.settings)
+    intake = Intake(
+        store.next_session(),
+        config.wire.slots,
+        config.wire.chunk,
+        rules,
+        store.journal if rules.durable else None,
+    )
+    return Fleet(link, card, store.spool, intake, publish=oversight.publish, clock=clock)
+
+
+def _announce(
+    prepared: Prepared, fleet: Fleet, oversight: Oversight, options: RunOptions
+) -> Result:
+    """Announce the run and conduct it. When it ends, tell agents whether to wait for a coordinator
+    that resumes it.
+    """
+    try:
+        fleet.admit(Eligibility(prepared.config))
+        fleet.endpoint.announce()
+        return _conduct(prepared, fleet, oversight, options)
+    except LinkError:
+        raise
+    except BaseException as error:
+        # after a full disk or an interrupt the run can be resumed, so agents wait
+        if isinstance(error, EspalierError) and not isinstance(error, StoreError):
+            fleet.dismiss(f"the run ended: {error}")
+        else:
+            fleet.endpoint.withdraw()
+        raise
+
+
+def _conduct(prepared: Prepared, fleet: Fleet, oversight: Oversight, options: RunOptions) -> Result:
+    """Make the values that all rounds share, and run the rounds."""
+    config, method, store = prepared.config, prepared.method, prepared.store
+    settings = config.settings
+    network = learn_network(prepared, fleet, oversight.publish, settings)
+    menu = propose_menu(method, network, settings)
+    check_leaks(config, menu, known=prepared.data is not None)
+    for reason in inactive(method, menu, settings):
+        log.warning("%s: %s", method.name, reason)
+    store.write_facts(Facts(to_json(config), network, menu, list_reach(method, menu, settings)))
+    first = method.start(make_weights(config, network, method), menu, settings)
+    recipes = [method.recipe(first, one) for one in menu]
+    check_hooks(method, recipes)
+    needed = frozenset[str]().union(*map(list_required, recipes))
+    fleet.admit(Eligibility(config, network, needed))
+    past = (
+        PastStates(store, first, config.fleet.staleness) if fleet.round.rules.stale >= 0 else None
+    )
+    run = RunContext(
+        config,
+        method if past is None else make_buffered(method, past.base),
+        menu,
+        fleet,
+        store,
+        oversight.publish,
+        oversight.control,
+        Defences(config, store.trust, store.folder / "kept", store.rounds_done + 1),
+        past,
+        match_pins(menu, config.assign.submodels),
+        options.patience,
+    )
+    return conduct(run, Evaluator(run, prepared.data, options.device), first)
+
+
+def check_hooks(method: Method, recipes: Collection[Recipe]) -> None:
+    """Check that the hooks of a method fit its recipes. Warn about hooks that no recipe names.
+
+    Raises ConfigError for hooks that devices would not find, or would confuse with others.
+    """
+    own, named = method.hooks, {recipe.hook for recipe in recipes} - {""}
+    if foreign := sorted(named - ({own.name} if own else set())):
+        raise ConfigError(
+            f"method {method.name}: a recipe names the hooks '{foreign[0]}', expected "
+            f"{repr(own.name) if own else 'none'}: set the field `hooks` of the method to them, or "
+            "correct `hook` in the recipe"
+        )
+    if own and loaded_hooks().get(own.name, own) != own:
+        raise ConfigError(
+            f"method {method.name}: other hooks have the name '{own.name}' already: choose another "
+            "name for `Hooks`, and for `hook` in the recipe"
+        )
+    if own and own.train and not named:
+        log.warning(
+            "%s: no recipe names the hooks '%s', so devices train without them: set `hook` in the "
+            "recipe",
+            method.name,
+            own.name,
+        )
+
+
+def list_reach(
+    method: Method, menu: Sequence[Submodel], settings: Settings
+) -> dict[str, tuple[str, ...]]:
+    """Return, for each submodel of the menu, the submodels that its updates train, without
+    branches.
+    """
+    return {
+        one.unowned.name: tuple(
+            dict.fromkeys(other.plain.name for other in method.trains(settings, menu, one))
+        )
+        for one in menu
+    }
+
+
+def learn_network(
+    prepared: Prepared, fleet: Fleet, publish: Publish, settings: Settings
+) -> Network:
+    """Return the largest network: from the run's card, or from the data of the first agents. In the
+    latter case, add it to the card.
+    """
+    config, method = prepared.config, prepared.method
+    if fleet.run.network is not None:
+        return fleet.run.network
+    network = await_network(fleet, config, publish)
+    card = replace(fleet.run, network=network, calibration=choose_probes(network, method, settings))
+    fleet.reannounce(complete_card(card, method, settings))
+    return network
+
+
+def choose_probes(
+    network: Network | None, method: Method, settings: Settings
+) -> tuple[Submodel, ...]:
+    """Return the small submodels, of the least and the greatest depth, that agents measure instead
+    of large ones.
+    """
+    if network is None:
+        return ()
+    depths = [
+        max((sum(section) for section in submodel.mask), default=1)
+        for submodel in propose_menu(method, network, settings)
+    ]
+    return probes(network, sorted({min(depths), max(depths)}), method.features)
+
+
+def complete_card(card: messages.Run, method: Method, settings: Settings) -> messages.Run:
+    """Return the card with the method's settings, and with its menu if the method surveys devices
+    and the network is known.
+    """
+    surveys = (
+        card.network is not None and method.hooks is not None and method.hooks.survey is not None
+    )
+    return replace(
+        card,
+        settings=msgspec.to_builtins(settings),
+        menu=method.menu(card.network, settings) if surveys and card.network is not None else (),
+    )

@@ -1,0 +1,222 @@
+"""Simulated devices: participants of the real protocol on links in memory, with worker processes.
+
+A device holds its part of a partition, as with `edge-agent join --shard I/N --partition RULE --seed
+S`, trains with one thread, and claims a speed instead of measuring one. One thread sends and
+receives for all devices; worker processes train.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+from coordinator.fleet.fleet import Fleet
+from coordinator.settings.config import Config
+from coordinator.simulate.data_source import DataSource, device_names
+from coordinator.simulate.workers import UNLIMITED, Workers, read_outcome
+from federated.device.participant import Equipment, Participant
+from federated.device.spool import Spool
+from federated.device.task_runner import Outcome
+from federated.device.trainers.catalogue import open_trainer
+from federated.errors import FleetError
+from federated.task import CODECS, Card, Profile, Task, Timing
+from federated.wire import envelope, messages, topics
+from federated.wire.codecs.catalogue import codec_names
+from federated.wire.link import CHUNK
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from models.cost import cost
+
+__all__ = ["Devices"]
+
+RATE = 1e10  # multiply-adds per second of a device of speed 1
+SESSION = "simulated"
+SWEEP = 3.0  # seconds between turns of idle devices, which send heartbeats
+CACHED = 64  # downloads shared by all devices: more than a round and its evaluation need
+WAKE = -1  # in place of a device's index
+
+
+@dataclass
+class PooledRunner:
+    """A device's task runner, with tasks that wait for a worker.
+
+    workers: the pool that executes tasks.
+    index: of the device.
+    notify: called when a task is done.
+    delay: minimum seconds of a training.
+    progress: finished and planned steps, which workers do not report.
+    present: current task, file of its result, and its future loss.
+    until: time before which the current task does not count as done.
+    """
+
+    workers: Workers
+    index: int
+    notify: Callable[[], None]
+    delay: float = 0.0
+    progress: tuple[int, int] = (0, 0)
+    present: tuple[Task, Path, Future[float]] | None = None
+    until: float = 0.0
+
+    def begin(self, task: Task, weights: Path, result: Path) -> None:
+        future = self.workers.begin(self.index, task, weights, result)
+        self.present = task, result, future
+        self.until = time.monotonic() + (self.delay if task.work == "train" else 0.0)
+        future.add_done_callback(lambda _: self._finish())
+
+    def _finish(self) -> None:
+        """Notify the device once its task is done and the delay is over."""
+        left = self.until - time.monotonic()
+        if left <= 0:
+            self.notify()
+            return
+        timer = threading.Timer(left, self.notify)
+        timer.daemon = True
+        timer.start()
+
+    def poll(self) -> Outcome | None:
+        if self.present is None or not self.present[2].done() or time.monotonic() < self.until:
+            return None
+        (task, result, future), self.present = self.present, None
+        found = read_outcome(future)
+        if isinstance(found, str):
+            return Outcome(task, None, found)
+        return Outcome(task, result, loss=found)
+
+    def cancel(self) -> None:
+        if self.present is not None:
+            self.present[2].cancel()
+            self.present = None
+
+
+class Devices:
+    """All devices of a simulation. Call `begin` when the run is known, `close` when it is over.
+
+    error: the error that stopped them, if any.
+    """
+
+    def __init__(
+        self, broker: MemoryBroker, config: Config, source: DataSource, folder: Path
+    ) -> None:
+        self.source, self.config, self.folder = source, config, folder
+        self.error: BaseException | None = None
+        self._broker = broker
+        # only tells the devices' capabilities; workers train
+        self._trainer = open_trainer(config.simulate.trainer, config.simulate.device)
+        self._workers = Workers(source, config)
+        self._stop = threading.Event()
+        self._calls = queue.SimpleQueue[int]()  # indices of devices with news
+        self._thread: threading.Thread | None = None
+        self._weights: OrderedDict[str, Path] = OrderedDict()
+
+    def begin(self, fleet: Fleet) -> None:
+        """Join the fleet's run in a thread. An error in it also ends the coordinator's link."""
+
+        def run() -> None:
+            # the workers inherit the mask, so they ignore ctrl-C
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self._serve(fleet.run)
+            except BaseException as error:
+                self.error = error
+                if isinstance(fleet.link, MemoryLink):
+                    fleet.link.kill()
+
+        self._thread = threading.Thread(target=run, name="devices", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._workers.stop()
+        self._calls.put(WAKE)
+        if self._thread is not None:
+            self._thread.join()
+        self._workers.close()
+
+    def _serve(self, run: messages.Run) -> None:
+        """Serve all devices until each has left the run, or `close` is called. Raises FleetError if
+        the coordinator refuses one: a simulation requires all of them.
+        """
+        agents = device_names(self.source.agents)
+        surveys = self._workers.survey(len(agents), run) if run.menu else repeat(dict[str, Any]())
+        present = {
+            index: self._make_participant(run, index, name, survey)
+            for index, (name, survey) in enumerate(zip(agents, surveys, strict=False))
+        }
+        for participant, _ in present.values():
+            participant.join()
+        due = time.monotonic() + SWEEP
+        while present and not self._stop.is_set():
+            try:
+                devices = [self._calls.get(timeout=max(0.0, due - time.monotonic()))]
+            except queue.Empty:
+                devices = []
+            if time.monotonic() >= due:  # also if there is news of other devices all the time
+                devices, due = list(present), time.monotonic() + SWEEP
+            for index in devices:
+                if index in present and not serve_device(*present[index]):
+                    gone, _ = present.pop(index)
+                    if gone.refused:
+                        raise FleetError(f"the run cannot use {gone.name}: {gone.over}")
+
+    def _make_participant(
+        self, run: messages.Run, index: int, name: str, survey: dict[str, Any]
+    ) -> tuple[Participant, MemoryLink]:
+        will = topics.status(run.run, name), envelope.encode(messages.Status(name, SESSION, False))
+        notify = partial(self._calls.put, index)
+        delays = self.config.simulate.delays or (0.0,)
+        delay = pick_value(delays, index, self.source.agents)
+        runner = PooledRunner(self._workers, index, notify, delay)
+        link = MemoryLink(self._broker, name, will, arrived=notify)
+        link.subscribe(topics.run(run.run))
+        data = self.source.device(index).card()
+        measure = partial(self._make_profile, index, name, data, survey)
+        spool = Spool(self.folder / name)
+        equipment = Equipment(measure, runner, spool, weights=self._weights, cached=CACHED)
+        return Participant(link, run, name, SESSION, equipment), link
+
+    def _make_profile(
+        self, index: int, name: str, data: Card, survey: dict[str, Any], run: messages.Run
+    ) -> Profile:
+        """Return the profile that a device of the configured speed would measure."""
+        speed = pick_value(self.config.simulate.speeds, index, self.source.agents)
+        timings = tuple(
+            Timing(s, run.batch, cost(s).macs * run.batch / (speed * RATE)) for s in run.calibration
+        )
+        return Profile(
+            name,
+            "simulation",
+            f"speed {speed:g}",
+            speed,
+            UNLIMITED,
+            1e12,
+            CHUNK,
+            self._trainer.runtime,
+            data,
+            timings,
+            survey,
+            codecs=codec_names()[:CODECS],
+            capabilities=tuple(sorted(self._trainer.capabilities)),
+        )
+
+
+def pick_value(values: Sequence[float], index: int, agents: int) -> float:
+    """Return a device's value. Equal shares of the devices have the values in order."""
+    return values[index * len(values) // agents]
+
+
+def serve_device(participant: Participant, link: MemoryLink) -> bool:
+    """Handle all that is due at a device. Return False once it has left the run."""
+    while participant.turn(0.0) and link.backlog:
+        pass
+    if participant.over:
+        participant.leave()
+    return not participant.over

@@ -1,0 +1,167 @@
+"""Damage to a run's folder, found and repaired before the run continues from it. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from pathlib import Path
+
+from coordinator.row_digests import SCHEMA, find_damage, has_digests, seal
+from coordinator.store.database import describe_damage
+from coordinator.store.file_digests import find_problem
+from coordinator.store.run_folders import DATABASE
+from federated.errors import StoreError
+
+__all__ = [
+    "allow_new_journal",
+    "check_rows",
+    "drop_damaged_rounds",
+    "find_damaged_rounds",
+    "find_traces",
+    "list_checkpoints",
+    "may_begin_journal",
+    "read_checkpoint_id",
+    "recover",
+]
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS, SEGMENTS, TOTALS = "round-*.safetensors", "journal-*.log", "total-*"
+NEW_JOURNAL = "new journal"  # key of the checkpoint that needs no journal
+ROWS = ("rounds", "updates", "scores")  # tables of finished rounds
+
+
+def recover(folder: Path, database: sqlite3.Connection) -> None:
+    """Check everything that a run continues from. Rounds at the end with damaged checkpoints are
+    given up. Raises StoreError for other damage.
+    """
+    if damage := find_damage(database):
+        raise describe_damage(folder, damage)
+    if not has_digests(database):
+        log.info("run '%s' has rows of a version without digests", folder.name)
+        database.executescript(SCHEMA)
+    if problem := check_rows(folder, database):
+        raise StoreError(
+            f"run '{folder.name}': {problem}; restore the folder from a backup, or start a new run "
+            f"from the weights: --init {folder}/round-NNNNNN.safetensors"
+        )
+    for number, found in drop_damaged_rounds(folder, database).items():
+        log.error("gave up round %d, which is trained again: %s", number, found)
+
+
+def check_rows(folder: Path, database: sqlite3.Connection) -> str:
+    """Return why the database lost rounds, as it does without its write-ahead log; empty if it did
+    not.
+    """
+    (last,) = database.execute("SELECT COALESCE(MAX(round), 0) FROM rounds").fetchone()
+    newer = [name for name in find_traces(folder) if number_of(name) > last + 1]
+    return (
+        f"{DATABASE} ends after round {last}, but the folder has {newer[-1]}: the database lost "
+        f"rounds, perhaps with its file {DATABASE}-wal"
+        if newer
+        else ""
+    )
+
+
+def list_checkpoints(folder: Path, database: sqlite3.Connection) -> list[tuple[int, str, str]]:
+    """Return the round, file name and sha256 of each checkpoint that may exist, the last one
+    first.
+    """
+    count = max(2, len(list(folder.glob(CHECKPOINTS))))
+    return database.execute(
+        "SELECT round, checkpoint, digest FROM rounds ORDER BY round DESC LIMIT ?", (count,)
+    ).fetchall()
+
+
+def find_damaged_rounds(folder: Path, database: sqlite3.Connection) -> dict[int, str]:
+    """Return the last rounds of which no checkpoint can be read, with the problem of each. Raises
+    StoreError if no checkpoint of several is left.
+    """
+    rows, problems = list_checkpoints(folder, database), dict[int, str]()
+    for number, name, digest in rows:
+        if not (problem := find_problem(folder / name, digest)):
+            break
+        problems[number] = f"{name} {problem}"
+    if len(problems) == len(rows) > 1:
+        raise StoreError(
+            f"run '{folder.name}': no checkpoint in {folder} can be read: "
+            f"{'; '.join(problems.values())}; restore the folder from a backup"
+        )
+    return problems
+
+
+def drop_damaged_rounds(folder: Path, database: sqlite3.Connection) -> dict[int, str]:
+    """Give up the rounds of `find_damaged_rounds`, and return them. Their files get other names.
+    Standings and privacy costs stay. Raises StoreError.
+    """
+    problems = find_damaged_rounds(folder, database)
+    if not problems:
+        return problems
+    good = min(problems) - 1
+    try:
+        # the rows last, so that this is repeated after a crash
+        for path in folder.glob(CHECKPOINTS):
+            if number_of(path.name) > good:
+                path.replace(path.with_name(f"damaged-{path.name}"))
+        remove_journal(folder)
+        with database:
+            for table in ROWS:
+                database.execute(f"DELETE FROM {table} WHERE round > ?", (good,))  # noqa: S608
+                database.execute("DELETE FROM digests WHERE part = ? AND number > ?", (table, good))
+            mark_new_journal(database)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"cannot give up round {good + 1} in {folder}: {error}") from error
+    return problems
+
+
+def allow_new_journal(folder: Path, database: sqlite3.Connection) -> None:
+    """Remove a damaged journal: the round in progress starts over. Raises StoreError."""
+    try:
+        with database:
+            mark_new_journal(database)
+        remove_journal(folder)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"cannot remove the journal in {folder}: {error}") from error
+
+
+def may_begin_journal(folder: Path, database: sqlite3.Connection) -> bool:
+    """Return whether a run without a journal may begin one: it is new, or its journal was given
+    up.
+    """
+    found = read_checkpoint_id(database)
+    row = database.execute("SELECT value FROM facts WHERE key = ?", (NEW_JOURNAL,)).fetchone()
+    return (row is not None and json.loads(row[0]) == found) or not (found or find_traces(folder))
+
+
+def read_checkpoint_id(database: sqlite3.Connection) -> str:
+    """Return the round and sha256 of the last checkpoint; empty before the first one."""
+    row = database.execute(
+        "SELECT round, digest FROM rounds ORDER BY round DESC LIMIT 1"
+    ).fetchone()
+    return f"{row[0]}:{row[1]}" if row is not None else ""
+
+
+def find_traces(folder: Path) -> list[str]:
+    """Return the names of a run's checkpoints and journal segments, the latest last."""
+    return sorted(path.name for one in (SEGMENTS, CHECKPOINTS) for path in folder.glob(one))
+
+
+def number_of(name: str) -> int:
+    """Return the round of a checkpoint; 0 for another file."""
+    round = name.removeprefix("round-").removesuffix(".safetensors")
+    return int(round) if round.isdecimal() else 0
+
+
+def mark_new_journal(database: sqlite3.Connection) -> None:
+    """Note that the last checkpoint needs no journal; within the caller's transaction."""
+    value = json.dumps(read_checkpoint_id(database))
+    database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (NEW_JOURNAL, value))
+    seal(database, "facts")
+
+
+def remove_journal(folder: Path) -> None:
+    """Remove all segments of a journal, and the totals that they name."""
+    for pattern in (SEGMENTS, TOTALS):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)

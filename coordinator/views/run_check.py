@@ -1,0 +1,253 @@
+"""Output of `coordinator check`: the damage to a run's folder, and its repair. Torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from coordinator.release.history import HISTORY, History, is_intact
+from coordinator.row_digests import find_damage
+from coordinator.settings.config import read_tables
+from coordinator.store import damage, run_lock
+from coordinator.store.database import open_database
+from coordinator.store.file_digests import find_problem
+from coordinator.store.journal_records import FRAME, split_records, unpack_plainly
+from coordinator.store.run_folders import DATABASE, missing_run
+from coordinator.store.run_records import RunRecords
+from coordinator.store.spool_files import update_path
+from federated.errors import StoreError
+from federated.safe_text import make_safe
+from federated.task import Key
+from federated.wire.topics import VERSION
+
+__all__ = ["check_run", "render_check"]
+
+MANIFEST = "manifest.json"
+BACKUP = "restore it from a backup"
+RELEASE_AGAIN = "restore it from a backup, or release the round again"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was checked.
+
+    file: its path in the run's folder.
+    problem: in words that follow the file; empty if it is intact.
+    remedy: what resuming or a person does about it.
+    repair: repairs it; None if only a person can.
+    """
+
+    file: str
+    problem: str = ""
+    remedy: str = ""
+    repair: Callable[[], object] | None = None
+
+
+def check_run(name: str, runs: Path, *, repair: bool) -> dict[str, Any]:
+    """Check all files of a run; return the result as plain values.
+
+    repair: also repair what can be repaired.
+    Raises StoreError if there is no such run, or if a coordinator works on it.
+    """
+    folder = runs / name
+    if not (folder / DATABASE).exists() and not damage.find_traces(folder):
+        raise missing_run(folder)
+    lock = run_lock.acquire(folder)
+    try:
+        found = list(check_folder(folder))
+        broken = [one for one in found if one.problem]
+        for one in broken if repair else ():
+            if one.repair is not None:
+                one.repair()
+    finally:
+        os.close(lock)
+    return {
+        "run": name,
+        "checked": len(found),
+        "damaged": [
+            {
+                "file": one.file,
+                "problem": one.problem,
+                "remedy": one.remedy,
+                "repairable": one.repair is not None,
+                "repaired": repair and one.repair is not None,
+            }
+            for one in broken
+        ],
+    }
+
+
+def render_check(made: dict[str, Any]) -> str:
+    """Return the result as text: a line for each damaged file, and a summary."""
+    lines = [
+        make_safe(f"{one['file']} {one['problem']}: {describe_remedy(one)}", None)
+        for one in made["damaged"]
+    ]
+    count = len(made["damaged"])
+    return "\n".join(
+        [*lines, f"run '{made['run']}': checked {made['checked']} parts, {count or 'none'} damaged"]
+    )
+
+
+def describe_remedy(one: dict[str, Any]) -> str:
+    if one["repaired"]:
+        return f"repaired; {one['remedy']}"
+    return f"with --repair, {one['remedy']}" if one["repairable"] else one["remedy"]
+
+
+# ---- what is checked -----------------------------------------------------------------------------
+
+
+def check_folder(folder: Path) -> Iterator[Finding]:
+    """Yield a finding for each part of a run's folder."""
+    try:
+        if not (folder / DATABASE).exists():
+            raise StoreError("is missing")
+        database = sqlite3.connect(folder / DATABASE)
+        with closing(database):
+            yield from check_database(folder, database)
+    except (StoreError, sqlite3.Error) as error:
+        yield Finding(DATABASE, f"cannot be read ({error})", BACKUP)
+    yield from check_releases(folder / "releases")
+
+
+def check_database(folder: Path, database: sqlite3.Connection) -> Iterator[Finding]:
+    """Yield findings on the database, and on the files whose digests it holds."""
+    broken = find_damage(database)
+    if lost := damage.check_rows(folder, database):
+        broken.append(lost)
+    yield Finding(DATABASE, f"is damaged ({', '.join(broken)})" if broken else "", BACKUP)
+    if broken:
+        return
+    yield from check_checkpoints(folder, database)
+    if damage.find_damaged_rounds(folder, database):
+        return  # the journal continues a round that is given up
+    with closing(open_database(folder, read_only=True)) as second:
+        rounds = read_tables(RunRecords(folder, second).read_facts().config).rounds
+    yield from check_journal(folder, database, rounds)
+
+
+def check_checkpoints(folder: Path, database: sqlite3.Connection) -> Iterator[Finding]:
+    rows = damage.list_checkpoints(folder, database)
+    try:
+        last = damage.find_damaged_rounds(folder, database)
+    except StoreError:  # no checkpoint is left
+        for _, name, digest in rows:
+            yield Finding(name, find_problem(folder / name, digest), BACKUP)
+        raise
+
+    def drop_rounds() -> None:
+        with closing(sqlite3.connect(folder / DATABASE)) as own:
+            damage.drop_damaged_rounds(folder, own)
+
+    for number, name, digest in rows:
+        path = folder / name
+        if number in last:
+            remedy = f"round {number} is given up and trained again"
+            yield Finding(name, find_problem(path, digest), remedy, drop_rounds)
+        elif path.exists():
+            remedy = "it is put aside; only late updates need it"
+            yield Finding(name, find_problem(path, digest), remedy, partial(put_aside, path))
+
+
+def put_aside(path: Path) -> None:
+    """Give a damaged checkpoint another name."""
+    path.replace(path.with_name(f"damaged-{path.name}"))
+
+
+def check_journal(folder: Path, database: sqlite3.Connection, rounds: int) -> Iterator[Finding]:
+    """Yield findings on the journal of the round in progress, its total and its updates."""
+    checkpoint = damage.read_checkpoint_id(database)
+    done = int(checkpoint.partition(":")[0] or 0)
+    remedy = f"round {done + 1} starts from its beginning"
+
+    def restart() -> None:
+        with closing(sqlite3.connect(folder / DATABASE)) as own:
+            damage.allow_new_journal(folder, own)
+
+    for path in sorted(folder.glob("journal-*.log"), reverse=True):
+        data = path.read_bytes()
+        try:
+            payloads = split_records(data)
+            base, *events = map(unpack_plainly, payloads)
+            named = base["checkpoint"]
+        except (ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
+            yield Finding(path.name, f"is damaged: {error}", remedy, restart)
+            return
+        if named != checkpoint:
+            continue
+        end = sum(FRAME.size + len(payload) for payload in payloads)
+        problem = f"has {len(data) - end} damaged bytes at its end" if end < len(data) else ""
+        remedy_of_tail = "they are cut off, as those that a crash leaves"
+        yield Finding(path.name, problem, remedy_of_tail, partial(os.truncate, path, end))
+        if base["total"] and base.get("digest"):
+            total = folder / base["total"]
+            yield Finding(total.name, find_problem(total, base["digest"]), remedy, restart)
+        yield from check_updates(folder / "spool", base, events)
+        return
+    if done < rounds and not damage.may_begin_journal(folder, database):
+        yield Finding("journal", f"that continues round {done} is missing", remedy, restart)
+
+
+def check_updates(spool: Path, base: Any, events: list[Any]) -> Iterator[Finding]:
+    """Yield findings on the received updates that are still in the spool."""
+    digests = {Key(*key): state["digest"] for key, state in base["round"]["tasks"]}
+    digests |= {Key(*e["key"]): e["digest"] for e in events if e["type"] == "UpdateCame"}
+    for key, digest in digests.items():
+        path = update_path(spool, key)
+        if digest and path.exists():
+            remedy = "it is removed, and requested again or its round starts over"
+            file = f"spool/{path.parent.name}/{path.name}"
+            yield Finding(file, find_problem(path, digest), remedy, path.unlink)
+
+
+def check_releases(folder: Path) -> Iterator[Finding]:
+    """Yield findings on the releases of a run, and on their history."""
+    if (folder / HISTORY).exists():
+        try:
+            history = msgspec.json.decode((folder / HISTORY).read_bytes(), type=History)
+            problem = "" if is_intact(history) else "is damaged: its digest differs"
+        except (OSError, ValueError) as error:  # errors of msgspec are ValueErrors
+            problem = f"cannot be read: {error}"
+        yield Finding(f"{folder.name}/{HISTORY}", problem, BACKUP)
+    for version in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if re.match(VERSION, version.name):
+            yield from check_release(version)
+
+
+def check_release(folder: Path) -> Iterator[Finding]:
+    """Yield findings on the manifest of a release and on the files that it lists."""
+    place = f"{folder.parent.name}/{folder.name}"
+    try:
+        data = (folder / MANIFEST).read_bytes()
+    except OSError as error:
+        yield Finding(f"{place}/{MANIFEST}", f"cannot be read: {error.strerror}", RELEASE_AGAIN)
+        return
+    if hashlib.sha256(data).hexdigest()[: len(folder.name)] != folder.name:
+        problem = "is damaged: its sha256 is not the version's"
+        yield Finding(f"{place}/{MANIFEST}", problem, RELEASE_AGAIN)
+        return
+    yield Finding(f"{place}/{MANIFEST}")
+    for name, digest in sorted(list_files(msgspec.json.decode(data))):
+        yield Finding(f"{place}/{name}", find_problem(folder / name, digest), RELEASE_AGAIN)
+
+
+def list_files(value: Any) -> set[tuple[str, str]]:
+    """Return the names and digests of the files in a manifest, whose digest was checked."""
+    if isinstance(value, list):
+        return set().union(*map(list_files, value))
+    if not isinstance(value, dict):
+        return set()
+    if value.keys() >= {"name", "size", "sha256"}:
+        return {(value["name"], value["sha256"])}
+    return set().union(*map(list_files, value.values()))

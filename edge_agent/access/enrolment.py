@@ -1,0 +1,242 @@
+"""Request and renew this device's certificate over HTTPS. Needs `cryptography`.
+
+The device makes its key here and signs a request with it. Before it sends anything, it fetches the
+authority's certificate and compares it with the fingerprint in the token; afterwards it talks only
+to a server whose certificate that authority issued for that host. The key is on disk before the
+token is used: if the answer is lost, a second request with the same key returns the same
+certificate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import socket
+import ssl
+from datetime import UTC, datetime
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from edge_agent.access.credentials import Credentials, Enrolment, lock
+from federated.errors import ConfigError, LinkError, StoreError
+from federated.runtime import files
+from federated.wire import tls
+from federated.wire.address import Address
+from federated.wire.enrolment_token import (
+    AUTHORITY,
+    ENROL,
+    LARGEST,
+    RENEW,
+    Answer,
+    Ask,
+    Renewal,
+    Token,
+)
+
+__all__ = ["enrol", "is_due", "renew", "seconds_left"]
+
+TIMEOUT = 15.0  # seconds per request
+
+
+def enrol(token: Token, folder: Path) -> Credentials:
+    """Obtain a certificate with a token and save it in `folder`. Raises LinkError, StoreError."""
+    authority = fetch_authority(Address(token.host, token.port, tls=True), token)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+        with lock(folder):
+            key = load_or_create_key(folder / "key.pem")
+            files.write(folder / "ca.pem", authority.encode())
+            answer = post(
+                Address(token.host, token.port, tls=True, ca=str(folder / "ca.pem")),
+                ENROL,
+                Ask(token.secret.hex(), sign_request(token.name, key)),
+            )
+            digest = hashlib.sha256(token.secret).hexdigest()
+            enrolment = Enrolment(token.name, token.host, token.port, answer.broker, digest)
+            credentials = Credentials(**msgspec.structs.asdict(enrolment), folder=folder)
+            save_certificate(credentials, answer, key)
+            files.write(folder / "about.json", msgspec.json.encode(enrolment))
+            (folder / "key.pem").unlink()
+    except OSError as error:
+        raise StoreError(
+            f"{folder}: expected a folder for this device's certificate: {error.strerror or error}"
+        ) from error
+    return credentials
+
+
+def renew(credentials: Credentials) -> None:
+    """Replace a certificate with one for a new key. On LinkError and StoreError the old one
+    stays.
+    """
+    if seconds_left(credentials.pem) <= 0:
+        expiry = load_certificate(credentials.pem).not_valid_after_utc
+        raise LinkError(
+            f"this device's certificate expired at {expiry:%Y-%m-%d %H:%M} UTC and can no longer "
+            f"be renewed: if this device's clock is right ({datetime.now(UTC):%Y-%m-%d %H:%M} "
+            f"UTC), request a new token (coordinator enroll {credentials.name})"
+        )
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = Renewal(sign_request(credentials.name, key))
+    answer = post(credentials.authority_address, RENEW, request)
+    try:
+        save_certificate(credentials, answer, key)
+    except OSError as error:
+        raise StoreError(f"{credentials.pem}: {error}") from error
+
+
+def is_due(pem: Path) -> bool:
+    """Return True if less than a third of a certificate's life is left."""
+    found = load_certificate(pem)
+    life = (found.not_valid_after_utc - found.not_valid_before_utc).total_seconds()
+    return seconds_left(pem) < life / 3
+
+
+def seconds_left(pem: Path) -> float:
+    """Return the seconds until a certificate expires, by this device's clock."""
+    return (load_certificate(pem).not_valid_after_utc - datetime.now(UTC)).total_seconds()
+
+
+def load_certificate(pem: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(pem.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{pem}: expected a certificate in PEM: {error}") from error
+
+
+def sign_request(name: str, key: ec.EllipticCurvePrivateKey) -> str:
+    """Return a certificate request (PKCS #10, PEM) for a name, signed with its key."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
+
+def load_or_create_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the key of an interrupted enrolment, or a new one that is already on disk."""
+    if path.exists():
+        try:
+            key = serialization.load_pem_private_key(path.read_bytes(), None)
+        except ValueError:
+            key = None
+        if isinstance(key, ec.EllipticCurvePrivateKey):
+            return key
+    new = ec.generate_private_key(ec.SECP256R1())
+    files.write(path, encode_key(new))
+    path.chmod(0o600)
+    return new
+
+
+def save_certificate(
+    credentials: Credentials, answer: Answer, key: ec.EllipticCurvePrivateKey
+) -> None:
+    """Check that a certificate is for this key and name, then write both. Raises LinkError."""
+    try:
+        new = x509.load_pem_x509_certificate(answer.certificate.encode())
+        new.verify_directly_issued_by(load_certificate(credentials.ca))
+        names = [
+            str(part.value) for part in new.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        ]
+        if new.public_key() != key.public_key() or names != [credentials.name]:
+            raise ValueError("it has another key or name")
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise LinkError(
+            f"{credentials.host}:{credentials.port}: expected a certificate for this device's key "
+            f"and name, found another: {error}"
+        ) from error
+    # only the owner may open the folder, so the file is protected before the chmod too
+    files.write(credentials.pem, answer.certificate.encode() + encode_key(key))
+    credentials.pem.chmod(0o600)
+
+
+def encode_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+# ---- HTTPS ---------------------------------------------------------------------------------------
+
+
+def fetch_authority(address: Address, token: Token) -> str:
+    """Fetch the authority's certificate (PEM) from any server, and check it against the token.
+    Raises LinkError.
+    """
+    unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # nothing secret is sent here, and the answer is compared with the token
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+    status, body = send_request(address, unverified, "GET", AUTHORITY, None)
+    try:
+        found = ssl.PEM_cert_to_DER_cert(body.decode("ascii").strip()) if status == 200 else b""
+    except ValueError:
+        found = b""
+    fingerprint = hashlib.sha256(found).digest() if found else b""
+    if not hmac.compare_digest(fingerprint, token.fingerprint):
+        raise LinkError(
+            f"{address.host}:{address.port} shows another authority than the token names "
+            f"({fingerprint.hex()[:16] or 'none'}... instead of "
+            f"{token.fingerprint.hex()[:16]}...): either the token is from another coordinator, "
+            "or someone intercepts the connection. Nothing was sent"
+        )
+    # Encode again what was compared: a second certificate after the padding of the first would be
+    # trusted without having been compared.
+    return ssl.DER_cert_to_PEM_cert(found)
+
+
+def post(address: Address, path: str, request: Ask | Renewal) -> Answer:
+    """Send a request to the authority and return its answer. Raises LinkError with the reason for a
+    refusal.
+    """
+    context = tls.make_context(address)
+    status, body = send_request(address, context, "POST", path, msgspec.json.encode(request))
+    try:
+        if status == 200:
+            return msgspec.json.decode(body, type=Answer)
+        reason = str(json.loads(body)["error"])[:500]
+    except (ValueError, KeyError, TypeError, msgspec.DecodeError):
+        reason = f"unexpected answer with status {status}"
+    raise LinkError(f"the coordinator at {address.host}:{address.port} refused: {reason}")
+
+
+def send_request(
+    address: Address, context: ssl.SSLContext, method: str, path: str, body: bytes | None
+) -> tuple[int, bytes]:
+    """Return the status and the body of an answer; read at most LARGEST bytes.
+
+    Raises LinkError.
+    """
+    problem = f"cannot enrol at {address.host}:{address.port}"
+    link = HTTPSConnection(address.host, address.port, timeout=TIMEOUT, context=context)
+    try:
+        link.request(
+            method, path, body, {"content-type": "application/json", "connection": "close"}
+        )
+        answer = link.getresponse()
+        return answer.status, answer.read(LARGEST)
+    except ssl.SSLError as error:
+        raise LinkError(f"{problem}: {tls.explain(address, error)}") from error
+    except socket.gaierror as error:
+        raise LinkError(
+            f"{problem}: the name '{address.host}' does not resolve here: request a token "
+            "with --host ADDRESS"
+        ) from error
+    except (OSError, HTTPException) as error:
+        reason = (
+            "connection refused"
+            if isinstance(error, ConnectionRefusedError)
+            else str(error) or type(error).__name__
+        )
+        raise LinkError(
+            f"{problem}: {reason}: check that the coordinator runs with --tls and that no firewall "
+            "blocks the port"
+        ) from error
+    finally:
+        link.close()

@@ -1,0 +1,103 @@
+"""Check the option values of `edge-agent` and convert them for its commands."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge_agent.access.identity import machine_name, reserve_name
+from edge_agent.device.limits import Limits, parse_size
+from edge_agent.join.training_worker import Job
+from federated.data.defaults import DATA, PARTITION, SEED
+from federated.device.trainers.catalogue import DEFAULT
+from federated.errors import UsageError
+from federated.task import LABELS
+
+__all__ = ["check_agent_name", "make_job", "rename_data_options", "split_words", "stop_on_signals"]
+
+
+def split_words(text: str) -> tuple[str, ...]:
+    """Split a text at commas, without empty parts."""
+    return tuple(word for part in text.split(",") if (word := part.strip()))
+
+
+def rename_data_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with those of `own_data` named as in requests. Raises UsageError."""
+    check_shard(options)
+    named = {
+        "root": options.pop("data_root"),
+        "partition": options.pop("partition") or PARTITION,
+        "seed": options.pop("seed") or SEED,
+    }
+    return {**options, **named}
+
+
+def make_job(name: str | None, options: dict[str, Any]) -> Job:
+    """Return the job of a worker from the options of `join`. Raises ConfigError, UsageError."""
+    check_shard(options)
+    memory = options["limit_memory"]
+    return Job(
+        name=reserve_name(machine_name()) if name is None else check_agent_name(name),
+        data=options["data"] or DATA,
+        root=options["data_root"],
+        shard=options["shard"] or "",
+        partition=options["partition"] or PARTITION,
+        seed=options["seed"] or SEED,
+        device=options["device"],
+        model=options["model"],
+        method=options.get("method", ""),
+        codec=options.get("codec", ""),
+        limits=Limits(options["limit_cpus"], parse_size(memory) if memory else None),
+        labels=check_labels(options["labels"]),
+        trainer=options.get("trainer", DEFAULT),
+    )
+
+
+def check_shard(options: Mapping[str, Any]) -> None:
+    """Raise UsageError if --partition or --seed is set without --shard."""
+    if options["shard"] is None and (
+        options["partition"] is not None or options["seed"] is not None
+    ):
+        raise UsageError("--partition and --seed require --shard I/N")
+
+
+def check_labels(labels: Sequence[str]) -> tuple[str, ...]:
+    """Return the labels without duplicates. Raises UsageError for an invalid one or too many."""
+    for label in labels:
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", label):
+            raise UsageError(
+                f"--label: expected 1 to 64 letters, digits, '.', '_' or '-', found '{label[:80]}'"
+            )
+    unique = tuple(dict.fromkeys(labels))
+    if len(unique) > LABELS:
+        raise UsageError(f"--label: expected at most {LABELS} labels, found {len(unique)}")
+    return unique
+
+
+def check_agent_name(name: str | None) -> str:
+    """Return the given name, or this machine's if there is none. Raises UsageError."""
+    if name is None:
+        return machine_name()
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) or name == "all":
+        raise UsageError(
+            "--name: expected 1 to 64 letters, digits, '.', '_' or '-', and not 'all'; "
+            f"found '{name}'"
+        )
+    return name
+
+
+def stop_on_signals() -> threading.Event:
+    """Return an event that ctrl-C and SIGTERM set. A second signal interrupts at once."""
+    stop = threading.Event()
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
+    return stop

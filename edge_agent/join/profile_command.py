@@ -1,0 +1,229 @@
+"""`edge-agent profile`: measure the device, print each result at once, and return them as a sheet.
+Does not import torch.
+
+The device's facts take no time; each family of networks takes seconds, unless its timings are
+cached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edge_agent.device.board import processor_name
+from edge_agent.device.heat import Heat, read_heat
+from edge_agent.device.load import BUSY, measure_load
+from edge_agent.device.measurement_cache import versions
+from edge_agent.device.power import is_metered
+from edge_agent.join.training_worker import Job, Worker
+from federated.device.profile_file import FORMAT, RUNTIMES, Calibration, Circumstances, Sheet, write
+from federated.errors import ConfigError, EspalierError, MissingExtra, Unknown
+from federated.runtime.console import Say, handle_sigterm
+from federated.task import Board, Card, Profile
+from federated.wire import topics
+from federated.wire.links.catalogue import open_link
+
+__all__ = ["FAMILIES", "ProfileRequest", "encode_sheet", "measure_sheet", "profile_device"]
+
+
+# the default: a network of plain convolutions, one of grouped convolutions, and one without any
+FAMILIES = ("preresnet", "mobilenet", "vit")
+OFFLINE = "profile"  # stands for a run in the topic of the link's probe
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """Options of the command.
+
+    models: families, or families with a preset; empty for FAMILIES.
+    runtimes: empty for all installed ones.
+    batch: examples of a training step.
+    threads: 0 finds the best number.
+    broker: measure the uplink to it; empty for none.
+    fresh: ignore cached timings.
+    """
+
+    models: tuple[str, ...] = ()
+    runtimes: tuple[str, ...] = ()
+    batch: int = 32
+    threads: int = 0
+    broker: str = ""
+    fresh: bool = False
+
+
+def profile_device(job: Job, request: ProfileRequest, out: Path | None, form: str, say: Say) -> str:
+    """Measure the device and write the sheet to `out`. Return it as JSON if `form` is json. Raises
+    as `measure_sheet`, and ConfigError for an unwritable file.
+    """
+    if unknown := [name for name in request.runtimes if name not in RUNTIMES]:
+        raise Unknown("runtime", unknown[0], RUNTIMES)
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: the folder {out.parent} does not exist")
+    sheet = measure_sheet(job, request, say)
+    if out is not None:
+        write(sheet, out)
+        say(f"wrote {out}: coordinator assign --profile {out} says what this device would train")
+    return encode_sheet(sheet) if form == "json" else ""
+
+
+def encode_sheet(sheet: Sheet) -> str:
+    """Return the sheet as one line of JSON, as in its file."""
+    return msgspec.json.encode({"format": FORMAT, **msgspec.to_builtins(sheet)}).decode()
+
+
+def measure_sheet(job: Job, request: ProfileRequest, say: Say) -> Sheet:
+    """Measure and calibrate the device. Raises MissingExtra without PyTorch, ConfigError if no
+    calibration is possible, LinkError.
+    """
+    heat = read_heat()
+    with handle_sigterm(), contextlib.closing(Worker(job)) as worker:
+        card = _load(worker)
+        facts = worker.look()
+        for line in describe_device(facts, heat, worker.limits):
+            say(line)
+        chunk, uplink = _measure_uplink(job, request.broker, say)
+        calibrations, circumstances = _calibrate_all(worker, card, request, say)
+    if circumstances.throttled:
+        say("the device throttled while it was measured: timings of a hot device are not cached")
+    if circumstances.busy >= BUSY:
+        say(
+            f"other processes used up to {circumstances.busy:.0%} of the processors: measure again "
+            "on an idle device (disturbed timings are not cached)"
+        )
+    link = {"agent": job.name, "uplink": uplink, "chunk": chunk}
+    profile = msgspec.convert({**facts, **link, "data": asdict(card), "timings": ()}, Profile)
+    taken = datetime.now(UTC).isoformat(timespec="seconds")
+    return Sheet(
+        profile, calibrations, circumstances, versions(), job.limits.cpus, job.limits.memory, taken
+    )
+
+
+def _load(worker: Worker) -> Card:
+    try:
+        return worker.load()
+    except MissingExtra as error:
+        raise MissingExtra("edge-agent profile", error.extra, error.package) from None
+
+
+def describe_device(facts: dict[str, Any], heat: Heat, limits: str) -> list[str]:
+    """Describe a device in lines, before anything is timed."""
+    board = msgspec.convert(facts["board"], Board)
+    heat_parts = [f"{heat.celsius:.0f} C"] if heat.celsius is not None else []
+    heat_parts += [f"{heat.mhz:.0f} MHz"] if heat.mhz is not None else []
+    heat_parts += [
+        {None: "throttling unknown", False: "not throttled", True: "throttled"}[heat.throttled]
+    ]
+    if heat.ever and not heat.throttled:
+        heat_parts += ["has throttled since start-up"]
+    metered = {None: "unknown whether metered", False: "unmetered", True: "metered"}[is_metered()]
+    load = measure_load()
+    used = "load unknown" if load is None else f"other processes use {load:.0%}"
+    gpu = f"{board.gpu}{' (shares the memory)' if board.shared else ''}" if board.gpu else "none"
+    return [
+        f"board      {board.model or 'unknown'} ({board.kind}), {facts['system']}",
+        f"processor  {processor_name()}: {facts['cpus']:g} usable; limits: {limits}; {used}",
+        f"memory     {facts['memory'] / 1e6:.0f} MB for training",
+        f"gpu        {gpu}",
+        f"heat       {', '.join(heat_parts)}",
+        f"power      {board.power or 'unknown'}",
+        f"network    {metered}",
+    ]
+
+
+def _measure_uplink(job: Job, broker: str, say: Say) -> tuple[int, float]:
+    """Return the largest payload and the bytes per second to a broker; zeros without one."""
+    if not broker:
+        say("uplink     not measured: set --broker")
+        return 0, 0.0
+    client = f"profile-{job.name[:40]}-{secrets.token_hex(3)}"
+    with contextlib.closing(open_link(broker, client)) as link:
+        chunk, uplink = link.probe(topics.probe(OFFLINE, job.name))
+    say(f"uplink     {uplink / 1e6:.1f} MB/s, payloads of {chunk} bytes")
+    return chunk, uplink
+
+
+def _calibrate_all(
+    worker: Worker, card: Card, request: ProfileRequest, say: Say
+) -> tuple[tuple[Calibration, ...], Circumstances]:
+    """Calibrate every family with every runtime. A default family that does not fit the data and a
+    default runtime that is not installed are skipped.
+    """
+    calibrations, conditions = list[Calibration](), list[Circumstances]()
+    errors = list[EspalierError]()
+    for model in request.models or FAMILIES:
+        for runtime in request.runtimes or RUNTIMES:
+            order = {
+                "model": model,
+                "runtime": runtime,
+                "batch": request.batch,
+                "threads": request.threads,
+                "fresh": request.fresh,
+            }
+            try:
+                answer = _calibrate(worker, order)
+            except EspalierError as error:
+                named = request.runtimes if isinstance(error, MissingExtra) else request.models
+                if named or not worker.alive:
+                    raise
+                say(f"{model}, {runtime}: skipped: {error}")
+                errors.append(error)
+                continue
+            calibration = _read_calibration(answer, runtime)
+            say(_describe_calibration(model, calibration, request.batch, known=not answer["taken"]))
+            calibrations.append(calibration)
+            conditions.append(msgspec.convert(answer["circumstances"], Circumstances))
+    if not calibrations:
+        raise ConfigError(f"no calibration possible: {errors[0]}")
+    return tuple(calibrations), _merge(conditions)
+
+
+def _calibrate(worker: Worker, order: dict[str, Any]) -> dict[str, Any]:
+    """Calibrate in the worker. Missing graphs are exported here, outside the worker's limits:
+    exporting is not part of the measurement.
+    """
+    answer = worker.calibrate(order)
+    if not answer["missing"]:
+        return answer
+    from edge_agent.join.calibration import export_graphs
+    from models.submodel import Submodel
+
+    missing = msgspec.convert(answer["missing"], list[Submodel])
+    with tempfile.TemporaryDirectory(prefix="espalier-") as folder:
+        files = export_graphs(missing, answer["dtype"], Path(folder))
+        return worker.calibrate({**order, "files": files})
+
+
+def _read_calibration(answer: dict[str, Any], runtime: str) -> Calibration:
+    work = "train" if runtime == "torch" else "infer"
+    facts = {name: answer[name] for name in ("family", "threads", "timings")}
+    return msgspec.convert({**facts, "runtime": runtime, "work": work}, Calibration)
+
+
+def _describe_calibration(model: str, calibration: Calibration, batch: int, *, known: bool) -> str:
+    work = f"training step of {batch}" if calibration.work == "train" else "prediction"
+    times = ", ".join(
+        f"{timing.submodel.name} {timing.seconds * 1000:.3g} ms" for timing in calibration.timings
+    )
+    threads = f"{calibration.threads} thread{'s' if calibration.threads > 1 else ''}"
+    cached = " (cached)" if known else ""
+    return f"{model}, {calibration.runtime}, {threads}: {work}: {times}{cached}"
+
+
+def _merge(conditions: Sequence[Circumstances]) -> Circumstances:
+    """Return the last temperature and clock, and the worst throttling and load."""
+    last = conditions[-1]
+    throttled = [each.throttled for each in conditions if each.throttled is not None]
+    return Circumstances(
+        last.celsius,
+        last.mhz,
+        any(throttled) if throttled else None,
+        max(each.busy for each in conditions),
+    )

@@ -1,0 +1,155 @@
+"""Download a release from a broker into a folder: the manifest, then the files of one submodel,
+each checked against its digest. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+
+from export import bundle
+from export.bundle import File
+from export.verify import sha256
+from federated.errors import ExportError, StoreError, WireError
+from federated.wire import envelope, messages, topics
+from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery
+from federated.wire.link import Link
+from federated.wire.release_files import Version
+from federated.wire.retained_blobs import Download, RetainedBlob
+
+__all__ = ["MAX_BYTES", "ReleaseDownload", "strip_folder", "version_folder"]
+
+log = logging.getLogger(__name__)
+
+# bytes; protobuf limits an ONNX file with its weights to this size
+MAX_BYTES = 2**31 - 1
+MAX_MANIFEST_BYTES = 4 << 20
+TRIES = 3  # attempts for a file whose complete download has the wrong digest
+
+
+def version_folder(directory: Path, run: str, version: str) -> Path:
+    """Return the folder of a version in a device's store. ExportError: the run's name is not a
+    safe folder name.
+    """
+    if not re.search("[^.]", run):
+        raise ExportError(f"expected a run whose name is a valid folder name, found '{run}'")
+    return directory / run / version
+
+
+def strip_folder(directory: Path, reason: str) -> str:
+    """Remove the store's path from a reason that leaves this device."""
+    return reason.replace(f"{directory}{os.sep}", "")
+
+
+class ReleaseDownload:
+    """Download one version into `folder`; files already there with the right digest are not
+    downloaded again. `whole`: all files are complete.
+    """
+
+    def __init__(
+        self, link: Link, run: str, version: Version, submodel: str, folder: Path, now: float
+    ) -> None:
+        """Start the download.
+
+        now: seconds of some clock
+        ExportError: the card is invalid. StoreError: the folder cannot be written.
+        """
+        self.version, self.submodel, self.folder, self.whole = version, submodel, folder, False
+        self._link, self._run = link, run
+        self._missing = [File(bundle.MANIFEST, version.size, version.sha256)]
+        self._download: Download | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._start_next(now)
+        except OSError as error:
+            raise StoreError(f"{folder}: {error.strerror or error}") from error
+
+    def hear(self, delivery: Delivery, now: float) -> bool:
+        """Process a delivery, and return whether it belongs to this release. ExportError: a file
+        is not the promised one. Also raises StoreError.
+        """
+        if delivery.topic in (LINK_DOWN, LINK_UP) and self._download is not None:
+            self._download.resume(now) if delivery.topic == LINK_UP else self._download.save()
+        place = topics.parse(delivery.topic)
+        if (
+            place is None
+            or place.way != "release"
+            or place.kind == "card"
+            or place.run != self._run
+        ):
+            return False
+        if (
+            self._download is None
+            or (place.version, place.file) != (self.version.name, self._missing[0].name)
+            or not delivery.payload
+        ):
+            return True  # belongs to a file that is already complete
+        try:
+            message = envelope.decode(delivery.payload)
+            if isinstance(message, messages.Manifest | messages.Chunk) and self._download.take(
+                message, now
+            ):
+                self._start_next(now)
+        except WireError as error:
+            # damaged, or part of another file: it is requested again. `error` itself would keep the
+            # file's memory alive.
+            log.warning("ignored a chunk of %s: %s", delivery.topic, str(error))
+            if self._download is not None and self._download.digest_failures >= TRIES:
+                raise ExportError(
+                    f"{self._missing[0].name} of version {self.version.name}: {error}"
+                ) from None
+        except OSError as error:
+            raise StoreError(f"{self.folder}: {error.strerror or error}") from error
+        return True
+
+    def tick(self, now: float) -> None:
+        """Request missing chunks again."""
+        if self._download is not None:
+            self._download.tick(now)
+
+    def close(self) -> None:
+        """Stop listening. Received data is kept for the next download."""
+        if self._download is not None:
+            self._download.close()
+            self._download = None
+
+    def _start_next(self, now: float) -> None:
+        """Request the next missing file."""
+        self._download = None
+        while self._missing and self._is_complete(self._missing[0]):
+            if self._missing.pop(0).name == bundle.MANIFEST:
+                self._missing += self._list_files()
+        if not self._missing:
+            self.whole = True
+            return
+        file = self._missing[0]
+        most = MAX_MANIFEST_BYTES if file.name == bundle.MANIFEST else MAX_BYTES
+        if not 0 < file.size <= most:
+            raise ExportError(
+                f"{file.name} of version {self.version.name}: expected 1 to {most} "
+                f"bytes, found {file.size}"
+            )
+        base = topics.release(self._run, self.version.name, file.name)
+        blob = RetainedBlob(base, file.sha256, file.size)
+        self._download = Download(self._link, blob, self.folder / file.name, now)
+
+    def _is_complete(self, file: File) -> bool:
+        path = self.folder / file.name
+        return path.is_file() and path.stat().st_size == file.size and sha256(path) == file.sha256
+
+    def _list_files(self) -> tuple[File, ...]:
+        """Return the files of the submodel. ExportError: the manifest does not match the card."""
+        found = bundle.manifest(self.folder)
+        if (found.run, found.round) != (self._run, self.version.round):
+            raise ExportError(
+                f"{self.folder}: expected round {self.version.round} of '{self._run}', "
+                f"found {found.round} of '{found.run}'"
+            )
+        if self.submodel not in {entry.submodel for entry in found.submodels}:
+            raise ExportError(
+                f"{self.folder}: the card promises submodel '{self.submodel}', but the manifest "
+                "has none of that name"
+            )
+        return bundle.files(found, self.submodel)

@@ -1,0 +1,122 @@
+"""The state of an agent and of its open tasks: frozen records."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from federated.device.namesake import Namesake
+from federated.task import Profile, Task
+from federated.wire.messages import Failure, Run
+
+__all__ = ["AgentState", "OpenTask", "active", "activity", "find", "put", "remove", "sending"]
+
+Stage: TypeAlias = Literal["waiting", "fetching", "ready", "training", "sending"]
+
+
+class OpenTask(Struct, frozen=True):
+    """A task whose update is not answered yet.
+
+    task: the task as it arrived last.
+    until: its deadline, in the agent's seconds.
+    stage: waiting (for its turn), fetching (its weights), ready (to train), training, or sending
+        (its update).
+    offered: whether its update was offered on the current connection.
+    """
+
+    task: Task
+    until: float = math.inf
+    stage: Stage = "waiting"
+    offered: bool = False
+
+    def is_for(self, task: Task) -> bool:
+        """Return whether this is the same attempt at the same work."""
+        return self.task.key == task.key and self.task.attempt == task.attempt
+
+
+class AgentState(Struct, frozen=True):
+    """The state of an agent between two events.
+
+    card: the run's card.
+    name: the agent's name.
+    session: identifies its process.
+    profile: the device's measurements of itself.
+    now: time of the last event, in the agent's seconds.
+    online: whether the agent has joined and the link is up.
+    paused: why it accepts no task now; empty if it does.
+    looked: when it last checked whether it may work.
+    said: the `paused` of its last status; None if it must publish its profile and status.
+    tasks: the open tasks, in order of arrival.
+    failures: of failed tasks, the oldest first; sent again if the task arrives again.
+    unsaid: failures that are not sent yet.
+    loss: of its last training; NaN before.
+    beaten: time of the last heartbeat, and the agent's activity then.
+    finished: number of trainings whose updates the coordinator accepted.
+    namesake: other agents with its name.
+    over: why its part in the run has ended; empty until then.
+    refused: whether the coordinator rejected the agent.
+    """
+
+    card: Run
+    name: str
+    session: str
+    profile: Profile
+    now: float = 0.0
+    online: bool = False
+    paused: str = ""
+    looked: float = 0.0
+    said: str | None = None
+    tasks: tuple[OpenTask, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    unsaid: tuple[Failure, ...] = ()
+    loss: float = math.nan
+    beaten: tuple[float, str] = (0.0, "")
+    finished: int = 0
+    namesake: Namesake = Namesake()
+    over: str = ""
+    refused: bool = False
+
+
+# ---- queries -------------------------------------------------------------------------------------
+
+
+def find(a: AgentState, task: Task) -> OpenTask | None:
+    """Return the open task that is the same attempt at the same work."""
+    return next((one for one in a.tasks if one.is_for(task)), None)
+
+
+def active(a: AgentState) -> OpenTask | None:
+    """Return the task being worked on: its weights are being fetched or are here, or it trains."""
+    return next((one for one in a.tasks if one.stage in ("fetching", "ready", "training")), None)
+
+
+def sending(a: AgentState) -> list[OpenTask]:
+    """Return the tasks with a finished update, the oldest first."""
+    return [one for one in a.tasks if one.stage == "sending"]
+
+
+def activity(a: AgentState) -> str:
+    """Return the agent's activity in one word: the work of the task in training, download, send or
+    idle.
+    """
+    if (one := active(a)) is not None:
+        return one.task.work if one.stage == "training" else "download"
+    return "send" if sending(a) else "idle"
+
+
+# ---- changes -------------------------------------------------------------------------------------
+
+
+def put(a: AgentState, changed: OpenTask) -> AgentState:
+    """Return the agent with a changed open task."""
+    return replace(a, tasks=tuple(changed if one.is_for(changed.task) else one for one in a.tasks))
+
+
+def remove(a: AgentState, *gone: OpenTask) -> AgentState:
+    """Return the agent without these tasks."""
+    return replace(
+        a, tasks=tuple(one for one in a.tasks if not any(one is other for other in gone))
+    )

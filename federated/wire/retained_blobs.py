@@ -1,0 +1,219 @@
+"""Blobs as retained messages: published once in chunks, and delivered by the broker to every
+subscriber.
+
+Weights and releases travel this way. The receiver subscribes to the manifest, then to missing
+chunks by name, a window at a time: brokers limit how many retained messages one wildcard
+subscription delivers (rumqttd to 100, RabbitMQ to none), and a slow device is never sent more than
+a window. Received chunks survive the link and the process (see `federated.wire.partial_file`), so
+that a later download requests only the missing ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from federated.errors import Refused
+from federated.runtime import files
+from federated.wire import envelope, messages, topics
+from federated.wire.chunks import slices
+from federated.wire.link import Link
+from federated.wire.partial_file import PART, PartialFile
+
+__all__ = ["Download", "RetainedBlob", "publish", "withdraw"]
+
+PATIENCE = 5.0  # seconds without a new chunk before the missing ones are requested again
+WINDOW = 16  # largest number of chunks requested at a time
+
+
+def publish(link: Link, base: str, manifest: messages.Manifest, data: memoryview) -> None:
+    """Publish `data` under `base`: the manifest last, when all chunks can be fetched."""
+    for chunk in slices(manifest, data):
+        link.publish(topics.chunk(base, chunk.index), envelope.encode(chunk), retain=True)
+    link.publish(topics.manifest(base), envelope.encode(manifest), retain=True)
+
+
+def withdraw(link: Link, base: str, manifest: messages.Manifest) -> None:
+    """Remove what `publish` published."""
+    for topic in [topics.manifest(base), *(topics.chunk(base, i) for i in range(manifest.total))]:
+        link.publish(topic, b"", retain=True)
+
+
+@dataclass(frozen=True)
+class RetainedBlob:
+    """A published blob, as a trusted message described it.
+
+    base: topic that its manifest and chunks are published under.
+    sha256: its digest, hexadecimal.
+    size: bytes.
+    """
+
+    base: str
+    sha256: str
+    size: int
+
+
+class Download:
+    """The download of a blob into a file, which resumes what an earlier process began.
+
+    Two processes that download the same blob into one folder never write one file: the first locks
+    it, the other writes a file of its own.
+
+    progressed: when the last new chunk arrived.
+    digest_failures: times that all chunks were there and the digest was wrong.
+    """
+
+    def __init__(
+        self, link: Link, blob: RetainedBlob, path: Path, now: float, *, sync: bool = True
+    ) -> None:
+        """sync: whether the blob is on the disk before the file gets its final name."""
+        self.link, self.blob, self.path = link, blob, path
+        self.progressed, self.digest_failures = now, 0
+        self._sync = sync
+        self._partial: PartialFile | None = None
+        self._lock = -1  # on the partial file that other processes resume
+        self._manifest = topics.manifest(blob.base)
+        self._requested = dict[int, str]()  # topics of the subscribed chunks, by index
+        link.subscribe(self._manifest)
+
+    def take(self, message: messages.Manifest | messages.Chunk, now: float) -> bool:
+        """Handle a message of this transfer, and return whether the file is complete.
+
+        Raises Refused for a message that is damaged or of another blob, OSError if the disk has no
+        room.
+        """
+        if isinstance(message, messages.Manifest):
+            # The blob may be published again with another chunk size.
+            if self._partial is None or self._partial.manifest != message:
+                self._open(message)
+                self.progressed = now
+            self._request_missing()
+        elif self._partial is None or self._partial.manifest.transfer != message.transfer:
+            return False
+        elif self._partial.take(message, now):
+            self.progressed = now
+            self._advance(self._partial, message.index)
+        return self._partial is not None and self._partial.complete and self._finish(self._partial)
+
+    @property
+    def received(self) -> int:
+        """Number of chunks received."""
+        return self._partial.received if self._partial is not None else 0
+
+    def tick(self, now: float) -> None:
+        """Request the missing chunks again if nothing arrived for PATIENCE seconds: a new
+        subscription makes the broker repeat retained messages.
+        """
+        if now - self.progressed < PATIENCE:
+            return
+        self.progressed = now
+        self._unsubscribe()
+        # The manifest first: another blob may be published there by now.
+        self.link.subscribe(self._manifest)
+
+    def save(self) -> None:
+        """Store on disk which chunks were received. Call it when the link goes down."""
+        if self._partial is not None and self._lock >= 0:
+            self._partial.acknowledge()
+
+    def resume(self, now: float) -> None:
+        """Request the missing chunks at once. Call it when the link is up again."""
+        self.progressed = now - PATIENCE
+        self.tick(now)
+
+    def close(self) -> None:
+        """Stop the download, and keep its chunks for a later one unless the file is our own."""
+        if self._partial is not None and self._lock >= 0 and self._partial.received:
+            self._partial.acknowledge()
+            self._partial.close()
+            self._partial = None
+        self.discard()
+
+    def discard(self) -> None:
+        """Stop the download and remove its chunks."""
+        self._unsubscribe()
+        if self._partial is not None:
+            self._partial.discard()
+        self._release()
+
+    def _unsubscribe(self) -> None:
+        for topic in (self._manifest, *self._requested.values()):
+            self.link.unsubscribe(topic)
+        self._requested.clear()
+
+    def _open(self, manifest: messages.Manifest) -> None:
+        """Resume the transfer of a manifest, or begin it and allocate all of its room."""
+        blob = self.blob
+        if (manifest.sha256, manifest.size) != (blob.sha256, blob.size):
+            raise Refused(
+                f"{blob.base}: expected {blob.size} bytes with sha256 {blob.sha256[:12]}, "
+                f"found {manifest.size} with {manifest.sha256[:12]}"
+            )
+        if self._partial is not None:
+            self._partial.discard()
+            self._partial = None
+        if self._lock < 0:
+            self._lock = _lock(self.path.with_name(self.path.name + PART))
+        path = (
+            self.path
+            if self._lock >= 0
+            else self.path.with_name(f"{self.path.name}.{os.getpid()}-{secrets.token_hex(3)}")
+        )
+        try:
+            self._partial = PartialFile(manifest, path, limit=blob.size)
+        except OSError:
+            self._release()
+            raise
+
+    def _request_missing(self) -> None:
+        assert self._partial is not None
+        for index in self._partial.missing[:WINDOW]:
+            if index not in self._requested:
+                self._requested[index] = topics.chunk(self.blob.base, index)
+                self.link.subscribe(self._requested[index])
+
+    def _advance(self, partial: PartialFile, index: int) -> None:
+        """Store the bitmap from time to time, and request more once half a window is left."""
+        if partial.is_grant_due(self.progressed):
+            self.save()
+        if (topic := self._requested.pop(index, None)) is not None:
+            self.link.unsubscribe(topic)
+        if len(self._requested) <= WINDOW // 2:
+            self._request_missing()
+
+    def _finish(self, partial: PartialFile) -> bool:
+        try:
+            partial.finish(sync=self._sync).replace(self.path)
+            if self._sync:
+                files.sync(self.path.parent)
+        except Refused:
+            self.digest_failures += 1
+            raise
+        self._unsubscribe()
+        self._release()
+        return True
+
+    def _release(self) -> None:
+        """Forget the partial file and release its lock."""
+        self._partial = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _lock(path: Path) -> int:
+    """Create a file if needed, and return a handle that locks it until the handle is closed or the
+    process ends; -1 if another process holds the lock. Raises OSError.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    with contextlib.suppress(OSError):  # without locks in the file system, nobody holds one
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The last holder may have removed the file meanwhile.
+        if os.fstat(handle).st_ino == path.stat().st_ino:
+            return handle
+    os.close(handle)
+    return -1

@@ -1,0 +1,77 @@
+"""A method of one's own that contradicts itself is an error before or in its first round."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from coordinator.run.rounds import finish_round
+from coordinator.run.runner import check_hooks
+from federated.engine.aggregate import Total
+from federated.errors import ConfigError
+from federated.method import State, configure
+from federated.methods.catalogue import METHODS, method
+from federated.methods.fedavg import fedavg
+from federated.task import Recipe
+from federated.training.hooks import Hooks
+from models.families.catalogue import initial, network
+
+HOOKS = Hooks("mine", open=print)
+MINE = replace(fedavg(), name="mine", hooks=HOOKS)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if method(name).hooks])
+def test_the_hooks_of_every_method_match_its_recipes(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen, net = method(name), network("preresnet", (1, 4, 4), 3)
+    settings = configure(chosen, {}, rounds=10)
+    menu = chosen.menu(net, settings)
+    state = chosen.start(initial(net, 0, chosen.features), menu, settings)
+    check_hooks(chosen, [chosen.recipe(state, one) for one in menu])
+    assert not caplog.records
+
+
+def test_a_recipe_that_names_hooks_which_the_method_lacks_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"names the hooks 'mine', expected none: set.*`hooks`"):
+        check_hooks(fedavg(), [Recipe(), Recipe(hook="mine")])
+    with pytest.raises(ConfigError, match="names the hooks 'other', expected 'mine'"):
+        check_hooks(MINE, [Recipe(hook="other")])
+
+
+def test_hooks_with_the_name_of_others_are_an_error() -> None:
+    """A device would run the built-in ones."""
+    moon = method("moon")
+    assert moon.hooks is not None
+    check_hooks(moon, [Recipe(hook="moon")])
+    mine = replace(moon, hooks=replace(moon.hooks, step=print))
+    with pytest.raises(ConfigError, match="other hooks have the name 'moon'"):
+        check_hooks(mine, [Recipe(hook="moon")])
+
+
+def test_hooks_that_no_recipe_names_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        check_hooks(MINE, [Recipe(), Recipe(hook="mine")])
+        check_hooks(replace(MINE, hooks=Hooks("mine", survey=dict)), [Recipe()])
+        assert not caplog.records
+        check_hooks(MINE, [Recipe()])
+    assert "no recipe names the hooks 'mine'" in caplog.text
+
+
+def test_a_round_that_the_method_does_not_count_is_an_error() -> None:
+    state = State(3, {}, configure(fedavg(), {}))
+
+    def finish(state: State, total: Total, rng: np.random.Generator) -> State:
+        return state
+
+    run = SimpleNamespace(
+        method=replace(MINE, finish=finish),
+        config=SimpleNamespace(seed=0),
+        publish=lambda event: None,
+    )
+    with pytest.raises(ConfigError, match=r"method mine: expected.*round 4, found round 3"):
+        finish_round(run, state, Total())

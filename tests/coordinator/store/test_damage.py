@@ -1,0 +1,191 @@
+"""Damage to a run's folder is found before anything is trained on it, and said."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from coordinator.assign.decision_record import Decision
+from coordinator.assign.standing import Standing
+from coordinator.observe.records import Entry, RoundRecord, Score
+from coordinator.row_digests import find_damage
+from coordinator.store.damage import allow_new_journal, may_begin_journal
+from coordinator.store.database import Facts
+from coordinator.store.store import Store
+from coordinator.trust.trust_tables import ChangeNorm
+from federated.errors import StoreError
+from tests.support.peer import PROFILE
+
+
+def done(number: int) -> RoundRecord:
+    tensors = {"w": torch.arange(64.0) + number}
+    entries = [Entry("a", "w1", "folded", 10, 2, 0.5, 1.0)]
+    scores = [Score("w1", "central", 0.25, 1.5, 8)]
+    return RoundRecord(number, 2.0, tensors, {}, entries, scores, standings={"a": Standing()})
+
+
+def make_run(root: Path, rounds: int) -> Path:
+    """A run with rows in every table."""
+    store = Store.create(root, "r", Facts({"rounds": 9}))
+    store.next_session()
+    for number in range(1, rounds + 1):
+        decision = Decision("a", "w1", True, "first", 0.1, 1.0, 7)
+        store.agents.write_decisions(number, {"a": decision}, {"a": PROFILE})
+        store.trust.write_norms([ChangeNorm(number, "a", "w1", "weights", 1.5)])
+        store.trust.write_costs(number, {"a": 0.5})
+        store.save(done(number))
+    store.close()
+    return root / "r"
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 0x10
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-50])
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
+    folder = make_run(tmp_path, 3)
+    damage(folder / "round-000003.safetensors")
+    with pytest.raises(StoreError, match=r"round-000003.safetensors is .*coordinator check r"):
+        Store.open(tmp_path, "r", read_only=True).read_last()
+    store = Store.open(tmp_path, "r")
+    last = store.read_last()
+    assert last is not None
+    assert (last.round, last.tensors["w"][0]) == (2, 2.0)
+    assert "gave up round 3, which is trained again: round-000003.safetensors is" in caplog.text
+    assert store.may_begin_journal
+    assert [number for number, *_ in store.history()] == [1, 2]
+    assert (store.entries(3), store.scores(3)) == ([], [])
+    assert store.trust.read_costs() == {"a": 1.5}, "someone may have seen round 3"
+    assert len(list(folder.glob("damaged-*"))) == (damage is not Path.unlink)
+    store.save(done(3))
+    store.close()
+    store = Store.open(tmp_path, "r")
+    assert store.rounds_done == 3
+    store.close()
+
+
+def test_rounds_without_any_intact_checkpoint_are_an_error(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, 3)
+    for path in folder.glob("round-*"):
+        flip(path)
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(StoreError, match=r"no checkpoint in .* can be read"):
+        Store.open(tmp_path, "r")
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_first_round_that_is_damaged_starts_over(tmp_path: Path) -> None:
+    flip(make_run(tmp_path, 1) / "round-000001.safetensors")
+    store = Store.open(tmp_path, "r")
+    assert (store.rounds_done, store.read_last(), store.may_begin_journal) == (0, None, True)
+    store.close()
+
+
+def test_a_checkpoint_that_a_crash_left_unnamed_goes_with_the_damaged_one_before(
+    tmp_path: Path,
+) -> None:
+    folder = make_run(tmp_path, 3)
+    flip(folder / "round-000003.safetensors")
+    shutil.copy(folder / "round-000002.safetensors", folder / "round-000004.safetensors")
+    for _ in range(2):
+        store = Store.open(tmp_path, "r")
+        assert store.rounds_done == 2
+        store.close()
+
+
+def test_a_damaged_earlier_checkpoint_is_not_used(tmp_path: Path) -> None:
+    flip(make_run(tmp_path, 3) / "round-000002.safetensors")
+    store = Store.open(tmp_path, "r")
+    assert store.rounds_done == 3
+    with pytest.raises(StoreError, match=r"round-000002.safetensors, which a late update"):
+        store.read_checkpoint(2)
+    store.close()
+
+
+def test_a_database_that_lost_its_log_does_not_begin_at_round_one(tmp_path: Path) -> None:
+    empty, folder = make_run(tmp_path / "empty", 0), make_run(tmp_path, 3)
+    shutil.copy(empty / "run.sqlite", folder / "run.sqlite")
+    with pytest.raises(StoreError, match=r"after round 0, but .* round-000003.*run.sqlite-wal"):
+        Store.open(tmp_path, "r")
+    (folder / "run.sqlite").unlink()
+    with pytest.raises(StoreError, match=r"has round-000003.safetensors but no run.sqlite"):
+        Store.create(tmp_path, "r")
+    assert len(list(folder.glob("round-*"))) == 2
+
+
+def test_a_run_whose_journal_is_lost_may_not_begin_another(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, 1)
+    database = sqlite3.connect(folder / "run.sqlite")
+    assert not may_begin_journal(folder, database)
+    allow_new_journal(folder, database)
+    assert may_begin_journal(folder, database)
+    database.close()
+    store = Store.open(tmp_path, "r")
+    assert store.may_begin_journal
+    store.save(done(2))
+    assert not store.may_begin_journal, "the next checkpoint has a journal of its own"
+    store.close()
+
+
+CHANGES = {
+    "facts": "UPDATE facts SET value = replace(value, '9', '8') WHERE key = 'config'",
+    "rounds": "UPDATE rounds SET seconds = 2.5 WHERE round = 1",
+    "updates": "UPDATE updates SET samples = 11 WHERE round = 2",
+    "scores": "UPDATE scores SET accuracy = 0.75 WHERE round = 2",
+    "standings": "UPDATE standings SET standing = replace(standing, '1', '3')",
+    "decisions": "UPDATE decisions SET submodel = 'w0' WHERE round = 2",
+    "profiles": "UPDATE profiles SET agent = 'b'",
+    "norms": "UPDATE norms SET norm = 1.25 WHERE round = 1",
+    "releases": "UPDATE releases SET cost = 0.25 WHERE release = 2",
+    "rounds of round 1": "DELETE FROM rounds WHERE round = 1",
+    "unknown table 'round'": "UPDATE digests SET part = 'round' WHERE part = 'rounds'",
+    "updates of round 3": "UPDATE digests SET number = 3 WHERE part = 'updates' AND number = 2",
+}
+
+
+@pytest.mark.parametrize("part", CHANGES)
+def test_every_changed_row_is_found(tmp_path: Path, part: str) -> None:
+    folder = make_run(tmp_path, 2)
+    database = sqlite3.connect(folder / "run.sqlite")
+    assert find_damage(database) == []
+    with database:
+        assert database.execute(CHANGES[part]).rowcount
+    assert any(part in found for found in find_damage(database))
+    database.close()
+    with pytest.raises(StoreError, match=r"run.sqlite is damaged .*backup"):
+        Store.open(tmp_path, "r")
+
+
+def test_a_run_of_a_version_without_digests_is_read_and_gets_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_run(tmp_path, 1)
+    database = sqlite3.connect(folder / "run.sqlite")
+    database.execute("DROP TABLE digests")
+    database.close()
+    caplog.set_level("INFO")
+    store = Store.open(tmp_path, "r")
+    assert "has rows of a version without digests" in caplog.text
+    store.save(replace(done(2)))
+    store.close()
+    store = Store.open(tmp_path, "r")
+    assert find_damage(store._database) == []
+    with store._database:
+        store._database.execute("UPDATE rounds SET seconds = 9")
+    assert find_damage(store._database) == ["rounds of round 2"], "round 1 has no digest"
+    store.close()

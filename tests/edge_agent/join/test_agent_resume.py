@@ -1,0 +1,295 @@
+"""A real `edge-agent join` at a real broker that is killed, stopped or started twice loses no
+work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.broker import local as brokers
+from coordinator.broker.local import Broker
+from coordinator.fleet.fleet import Fleet
+from coordinator.phases.patience import ENDLESS
+from coordinator.store.store import Store
+from federated.task import Update
+from federated.wire import envelope, messages, topics
+from federated.wire.links.catalogue import open_link
+from tests.support.brokers import listens, needs_mosquitto, port_of
+from tests.support.federation import RUN, Federation, Member, digits, federate
+from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.processes,
+    needs_mosquitto,
+]
+JOIN = [
+    sys.executable,
+    "-c",
+    "from edge_agent.cli.main import main; main()",
+    "join",
+    "--run",
+    RUN,
+    "--name",
+    "a0",
+    "--data",
+    "digits",
+    "--shard",
+    "0/2",
+]
+SIZE = 4_900_000  # bytes of an update: preresnet-10 of half the width
+SETTINGS = {
+    "model.name": "preresnet-10",
+    "method.name": "fedavg",
+    "method.widths": [0.5],
+    "method.depths": [4],
+    "train.steps": 1,
+    "train.batch": 4,
+    "evaluate.devices": False,
+    "fleet.min_agents": 2,
+    "fleet.wait": 120.0,
+}
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with brokers.start(port=0, kind="mosquitto", directory=tmp_path / "broker") as started:
+        yield started
+
+
+class Spy:
+    """Count the chunks of updates at the broker, and their bytes."""
+
+    def __init__(self, address: str) -> None:
+        self.bytes, self.seen = 0, set[tuple[str, int]]()
+        self.link = open_link(address, "spy")
+        self.link.subscribe(f"{topics.ROOT}/{RUN}/agent/a0/up/+/c/+")
+        self._going = True
+        self._thread = threading.Thread(target=self._count, daemon=True)
+        self._thread.start()
+
+    def _count(self) -> None:
+        while self._going:
+            delivery = self.link.receive(0.1)
+            if delivery is not None and delivery.payload and not delivery.topic.startswith("$"):
+                chunk = envelope.decode(delivery.payload)
+                assert isinstance(chunk, messages.Chunk)
+                self.seen.add((chunk.transfer, chunk.index))
+                self.bytes += len(chunk.data)
+
+    def close(self) -> None:
+        self._going = False
+        self._thread.join()
+        self.link.close()
+
+
+class Stage:
+    """A coordinator in a thread, with a second agent that keeps the round open until the update of
+    the agent under test has arrived.
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder, self.address = folder, address
+        self.fleets: list[Fleet] = []
+        self.done: Federation | None = None
+        self.going = threading.Event()  # whether the round may end
+        self.environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parents[3]),
+        }
+        self._processes: list[subprocess.Popen[str]] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        def patient(update: Update) -> Update:
+            assert self.going.wait(90)
+            eventually(
+                lambda: any(
+                    state.came for state in self.fleets[0].tasks if state.task.agent == "a0"
+                )
+            )
+            return update
+
+        other = Member("a1", digits(1, 2), change=patient)
+        # No lease expires while the test delays the round.
+        self.done = federate(
+            self.folder,
+            [other],
+            SETTINGS,
+            broker=self.address,
+            watch=self.fleets.append,
+            patience=ENDLESS,
+        )
+
+    def join(self, port: int, spool: str = "spool") -> subprocess.Popen[str]:
+        command = [
+            *JOIN,
+            "--broker",
+            f"127.0.0.1:{port}",
+            "--spool",
+            str(self.folder / spool),
+            "--format",
+            "json",
+        ]
+        with (self.folder / f"{len(self._processes)}.err").open("w") as log:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment
+            )
+        self._processes.append(process)
+        return process
+
+    def said(self, number: int) -> str:
+        return (self.folder / f"{number}.err").read_text()
+
+    def end(self) -> dict[str, str]:
+        """Wait for the end of the run, and return the outcome of each agent's task in round 1."""
+        self._thread.join(120)
+        assert self.done is not None
+        store = Store.open(self.folder / "runs", RUN, read_only=True)
+        try:
+            return {entry.agent: entry.outcome for entry in store.entries(1)}
+        finally:
+            store.close()
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def stage(tmp_path: Path, broker: Broker) -> Iterator[Stage]:
+    stage = Stage(tmp_path, broker.address)
+    yield stage
+    stage.close()
+
+
+def test_an_agent_killed_during_its_upload_resumes_it(
+    stage: Stage, broker: Broker, tmp_path: Path
+) -> None:
+    """It trains once, and sends less than 1.1 times the bytes of its update."""
+    spy, slow = Spy(broker.address), Proxy(port_of(broker), 1.2e6)
+    try:
+        first = stage.join(slow.port)
+        eventually(lambda: len(spy.seen) >= 8)
+        first.kill()
+        first.wait()
+        before = len(spy.seen)
+        assert len(list((tmp_path / "spool" / RUN / "a0").glob("*.task"))) == 1
+        slow.rate = 20e6  # only the upload needs to be slow
+        stage.going.set()
+        second = stage.join(slow.port)
+        assert stage.end() == {"a0": "folded", "a1": "folded"}
+        out, _ = second.communicate(timeout=60)
+        assert json.loads(out.splitlines()[-1])["reason"] == "the run is over"
+    finally:
+        slow.close()
+        spy.close()
+    assert 8 <= before < 18
+    assert len({transfer for transfer, _ in spy.seen}) == 1, "one training, one transfer"
+    assert spy.bytes < 1.1 * SIZE
+    assert spy.bytes > 0.98 * SIZE
+    left = [path.name for path in (tmp_path / "spool" / RUN / "a0").iterdir()]
+    assert left == [], "the run is over"
+
+
+@pytest.mark.slow
+def test_a_second_agent_with_the_same_name_and_spool_exits_and_the_first_stays(
+    stage: Stage, broker: Broker
+) -> None:
+    first = stage.join(port_of(broker))
+    eventually(lambda: "joined run" in stage.said(0))
+    second = stage.join(port_of(broker))
+    assert second.wait(60) == 7
+    stage.going.set()
+    assert (
+        "in use by another agent of this name: give each agent its own --name, or its own --spool"
+        in stage.said(1)
+    )
+    assert stage.end() == {"a0": "folded", "a1": "folded"}
+    out, _ = first.communicate(timeout=60)
+    assert json.loads(out.splitlines()[-1])["updates"] == 1
+
+
+@pytest.mark.slow
+def test_of_two_agents_with_one_name_one_leaves_with_a_reason_and_the_others_update_is_folded(
+    stage: Stage, broker: Broker
+) -> None:
+    """With separate spools, neither sees the other's lock. The broker disconnects the first, which
+    may miss the reason, reconnect, and displace the second.
+    """
+    slow = Proxy(port_of(broker), 1.2e6)
+    try:
+        both = [stage.join(slow.port)]
+        eventually(lambda: bool(list(stage.folder.glob("spool/*/a0/*.task"))))
+        slow.rate = 0.2e6
+        both.append(stage.join(port_of(broker), "elsewhere"))
+        eventually(lambda: any(process.poll() is not None for process in both))
+        slow.rate = 20e6
+        gone = 0 if both[0].poll() is not None else 1
+        assert both[gone].returncode in (5, 6)
+        assert "(--name)" in stage.said(gone)
+        stage.going.set()
+        assert stage.end() == {"a0": "folded", "a1": "folded"}
+        out, _ = both[1 - gone].communicate(timeout=60)
+        assert json.loads(out.splitlines()[-1])["reason"] == "the run is over"
+    finally:
+        slow.close()
+
+
+@pytest.mark.slow
+def test_no_training_is_repeated_if_the_broker_crashes_during_uploads(tmp_path: Path) -> None:
+    """A new broker without its state replaces it; coordinator and agents reconnect, and each agent
+    trains once.
+    """
+    trained: list[str] = []
+
+    def note(update: Update) -> Update:
+        trained.append(update.agent)
+        return update
+
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(
+            brokers.start(port=0, kind="mosquitto", directory=tmp_path / "first")
+        )
+        slow = stack.enter_context(contextlib.closing(Proxy(port_of(first), 4e6)))
+        spy = stack.enter_context(contextlib.closing(Spy(first.address)))
+
+        def die() -> None:
+            eventually(lambda: len(spy.seen) >= 5)
+            os.killpg(first._process.pid, signal.SIGKILL)
+            eventually(lambda: not listens(first.address))  # the port is freed after a moment
+            stack.enter_context(
+                brokers.start(port=port_of(first), kind="mosquitto", directory=tmp_path / "second")
+            )
+
+        death = threading.Thread(target=die, daemon=True)
+        death.start()
+        members = [Member(f"a{i}", digits(i, 2), change=note) for i in range(2)]
+        done = federate(
+            tmp_path, members, SETTINGS, broker=f"127.0.0.1:{slow.port}", patience=ENDLESS
+        )
+        death.join(60)
+        assert not death.is_alive()
+    assert sorted(trained) == ["a0", "a1"]
+    assert all(member.error is None for member in done.members.values())
+    store = Store.open(tmp_path / "runs", RUN, read_only=True)
+    assert {entry.agent: entry.outcome for entry in store.entries(1)} == {
+        "a0": "folded",
+        "a1": "folded",
+    }
+    store.close()

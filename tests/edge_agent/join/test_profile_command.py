@@ -1,0 +1,182 @@
+"""`edge-agent profile`, from its flags to its sheet."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from coordinator.broker import local as brokers
+from edge_agent.cli.main import main
+from edge_agent.join import profile_command
+from federated.device.profile_file import read, select_profile
+from federated.errors import MissingExtra
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[str]:
+    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
+        yield started.address
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, ["profile", *words])
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_the_sheet_has_the_devices_facts_and_timings(tmp_path: Path, broker: str) -> None:
+    out = tmp_path / "pi.json"
+    limits = [
+        "--limit-cpus",
+        "0.5",
+        "--limit-memory",
+        "2GB",
+        "--label",
+        "eu",
+        "--label",
+        "attic",
+        "--name",
+        "pi-1",
+    ]
+    done = run(
+        "--family",
+        "lenet,mlp",
+        "--runtime",
+        "torch",
+        "--batch",
+        "8",
+        "--broker",
+        broker,
+        *limits,
+        "--out",
+        str(out),
+        "--format",
+        "json",
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == json.loads(out.read_text())
+    sheet = read(out)
+    assert (sheet.profile.agent, sheet.profile.labels, sheet.limit_cpus, sheet.limit_memory) == (
+        "pi-1",
+        ("eu", "attic"),
+        0.5,
+        2 * 10**9,
+    )
+    assert sheet.profile.cpus == 0.5
+    assert 0 < sheet.profile.memory < 2 * 10**9
+    assert sheet.profile.uplink > 0
+    assert [(c.family, c.runtime, c.work) for c in sheet.calibrations] == [
+        ("lenet", "torch", "train"),
+        ("mlp", "torch", "train"),
+    ]
+    assert all(timing.batch == 8 for timing in select_profile(sheet, "mlp").timings)
+    assert sheet.versions["torch"]
+    for word in (
+        "board",
+        "processor",
+        "memory",
+        "gpu",
+        "heat",
+        "power",
+        "uplink",
+        "lenet, torch",
+        "wrote",
+    ):
+        assert word in done.stderr
+
+
+@pytest.mark.slow
+def test_a_runtime_that_is_not_installed_is_skipped_unless_it_was_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lacking(worker: Any, order: dict[str, Any]) -> dict[str, Any]:
+        if order["runtime"] == "onnx":
+            raise MissingExtra("an export to ONNX", "export", "onnxscript")
+        answer: dict[str, Any] = worker.calibrate(order)
+        return answer
+
+    monkeypatch.setattr(profile_command, "_calibrate", lacking)
+    done = run("--family", "mlp", "--batch", "8", "--threads", "1")
+    assert done.exit_code == 0
+    assert (
+        "mlp, onnx: skipped: an export to ONNX needs the package 'onnxscript': pip "
+        "install 'espalier[export]'" in done.output
+    )
+    assert run("--family", "mlp", "--batch", "8", "--runtime", "onnx").exit_code == 4
+
+
+@pytest.mark.slow
+def test_default_families_that_do_not_fit_the_data_are_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(profile_command, "FAMILIES", ("resnet1d", "mlp"))
+    done = run(
+        "--data", "digits", "--runtime", "torch", "--batch", "8", "--threads", "1", "--name", "a"
+    )
+    assert done.exit_code == 0, done.output
+    assert "resnet1d, torch: skipped: resnet1d: cannot take examples" in done.output
+    monkeypatch.setattr(profile_command, "FAMILIES", ("resnet1d",))
+    done = run("--data", "digits", "--runtime", "torch", "--batch", "8", "--name", "a")
+    assert done.exit_code == 3
+    assert "error: no calibration possible: resnet1d: cannot take" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--runtime", "tf"], 2, "unknown runtime 'tf'; known: onnx, torch"),
+        (["--family", "mobilnet"], 2, "unknown model 'mobilnet'; did you mean mobilenet"),
+        (["--label", "a b"], 2, "--label: expected 1 to 64 letters"),
+        (["--out", "no-such-folder/x.json"], 3, "the folder no-such-folder does not exist"),
+        (["--limit-cpus", "0"], 3, "--limit-cpus: expected"),
+        (
+            ["--limit-memory", "70MB"],
+            3,
+            "alone take about 400 MB: raise --limit-memory",
+        ),
+        (["--data", "no-such-data"], 2, "no-such-data"),
+        (["--broker", "127.0.0.1:1"], 5, "127.0.0.1"),
+        (["--model", "os:system"], 3, "os:system"),
+    ],
+)
+def test_errors_take_one_line(words: list[str], code: int, said: str) -> None:
+    done = run(*words)
+    assert done.exit_code == code, done.output
+    assert said in (error := done.output.splitlines()[-1])
+    assert error.startswith("error: ")
+
+
+def test_a_profile_that_is_terminated_leaves_no_files(
+    tmp_path: Path,
+) -> None:
+    places = {
+        "TMPDIR": str(tmp_path / "tmp"),
+        "ESPALIER_CACHE": str(tmp_path / "cache"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    (tmp_path / "tmp").mkdir()
+    code = "from edge_agent.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "profile", "--family", "mlp", "--runtime", "torch"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **places},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("board")
+        process.terminate()
+        _, err = process.communicate()
+    assert (process.returncode, err.strip()) == (130, "interrupted")
+    assert not list((tmp_path / "tmp").iterdir())
