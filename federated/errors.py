@@ -10,6 +10,7 @@ EspalierError                      exit  meaning
 ├── FleetError                      6    too few agents, or a run that no agent can serve
 ├── StoreError                      7    a run directory that is missing, foreign, in use or damaged
 ├── ExportError                     8    an exported graph that is wrong, foreign or corrupt
+├── Superseded                      9    another coordinator of the same run took over
 └── WireError                       -    a message that cannot be accepted; never ends a run
     ├── ProtocolMismatch            -    another protocol version
     ├── Malformed                   -    not msgpack, an unknown kind, or fields of the wrong type
@@ -35,6 +36,7 @@ __all__ = [
     "ProtocolMismatch",
     "Refused",
     "StoreError",
+    "Superseded",
     "Unknown",
     "UsageError",
     "WireError",
@@ -97,6 +99,10 @@ class StoreError(EspalierError):
 
 class ExportError(EspalierError):
     exit_code = 8
+
+
+class Superseded(EspalierError):
+    exit_code = 9
 
 
 class WireError(EspalierError):

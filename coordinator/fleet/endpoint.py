@@ -26,12 +26,19 @@ class Endpoint:
     """Sends the messages of one run.
 
     card: what agents need to find the run and to measure themselves.
-    spool: folder for copies of the weights.
-    chunk: size of a chunk in bytes; 0: what the link allows.
+    epoch: in every message, so that agents and other coordinators of the run know which of two is
+        the later one.
     """
 
-    def __init__(self, link: Link, card: messages.Run, spool: Path, chunk: int = 0) -> None:
-        self.link, self.card = link, card
+    def __init__(
+        self, link: Link, card: messages.Run, spool: Path, chunk: int = 0, epoch: int = 0
+    ) -> None:
+        """Make the end of a link.
+
+        spool: folder for copies of the weights.
+        chunk: size of a chunk in bytes; 0: what the link allows.
+        """
+        self.link, self.card, self.epoch = link, card, epoch
         self.slots = WeightSlots(link, card.run, spool, chunk)
         self._dismissed = False
 
@@ -50,7 +57,7 @@ class Endpoint:
     def publish(self, card: messages.Run) -> None:
         """Publish the run's card, which may hold more than the last one."""
         self.card = card
-        self.link.publish(topics.run(card.run), envelope.encode(card), retain=True)
+        self.link.publish(topics.run(card.run), self._encode(card), retain=True)
 
     def republish(self) -> None:
         """Publish everything again, for a broker that restarted and may have lost it."""
@@ -59,7 +66,10 @@ class Endpoint:
 
     def tell(self, agent: str, message: messages.Message) -> None:
         """Send a message to one agent."""
-        self.link.publish(topics.command(self.card.run, agent), envelope.encode(message))
+        self.link.publish(topics.command(self.card.run, agent), self._encode(message))
+
+    def _encode(self, message: messages.Message) -> bytes:
+        return envelope.encode(message, self.epoch)
 
     def dismiss(
         self,
@@ -79,7 +89,7 @@ class Endpoint:
         self._dismissed = True
         run = self.card.run
         try:
-            goodbye = envelope.encode(messages.Goodbye(reason))
+            goodbye = self._encode(messages.Goodbye(reason))
             self.link.publish(topics.everyone(run), goodbye)
             # replaces the card: agents that are offline get it when they return
             self.link.publish(topics.run(run), goodbye, retain=True)

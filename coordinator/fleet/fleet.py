@@ -27,7 +27,7 @@ from coordinator.round.task_state import TaskState
 from coordinator.store.control import Control
 from coordinator.store.journal import Journal
 from coordinator.trust.acceptance import check_profile
-from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
+from federated.errors import Malformed, ProtocolMismatch, Refused, Superseded, WireError
 from federated.task import Key, Profile, Work
 from federated.wire import envelope, messages, topics
 from federated.wire.delivery_queue import LINK_UP, Delivery
@@ -36,6 +36,8 @@ from federated.wire.link import Link
 __all__ = ["Fleet", "Intake"]
 
 POLL = 0.5  # seconds between ticks
+# seconds after a reconnection for the broker to send the card of a later coordinator
+FENCE = 1.0
 REVOKED = "its certificate was revoked"
 
 
@@ -44,6 +46,7 @@ class Intake:
     """Settings for the reception of updates.
 
     attempt: the coordinator's session, which its tasks carry.
+    epoch: of this coordinator among all of the run; 0: there can be no other one.
     slots: number of updates that are received at the same time.
     chunk: size of a chunk of weights in bytes; 0: what the link allows.
     rules: of the run.
@@ -51,6 +54,7 @@ class Intake:
     """
 
     attempt: int = 1
+    epoch: int = 0
     slots: int = 8
     chunk: int = 0
     rules: Rules = Rules()  # noqa: RUF009  # frozen
@@ -71,7 +75,7 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.link, self.attempt, self.publish, self.clock = link, intake.attempt, publish, clock
-        self.endpoint = Endpoint(link, run, spool, intake.chunk)
+        self.endpoint = Endpoint(link, run, spool, intake.chunk, intake.epoch)
         self.inbox = Inbox(spool, intake.slots, sync=intake.rules.durable)
         self.driver = Driver(
             self.endpoint, self.inbox, intake.rules, publish, clock, intake.journal
@@ -81,6 +85,8 @@ class Fleet:
         self._eligibility: Eligibility | None = None
         self._barred: frozenset[str] = frozenset()
         self._ticked = self._filled = -math.inf
+        self._leading = False  # whether this process has begun a phase
+        self._republish_at = math.inf
         # deliveries that arrived before a tick was due, and are handled before it
         self._ahead: int | None = None
 
@@ -165,6 +171,7 @@ class Fleet:
 
     def finish_phase(self) -> None:
         """Run the current phase to its end."""
+        self._leading = True
         while not (phase := self.driver.phase).closed:
             self.turn(max(0.02, min(0.2, phase.began + phase.limit - self.clock())))
         self.driver.end()
@@ -185,6 +192,9 @@ class Fleet:
             except WireError as error:
                 self._reject(delivery.topic, error)
         now = self.clock()
+        if now >= self._republish_at:
+            self._republish_at = math.inf
+            self.endpoint.republish()
         if ticking := self._may_tick(now, delivery):
             self._ticked = now
             self.driver.handle(on.Ticked(now, self.inbox.waiting))
@@ -220,9 +230,15 @@ class Fleet:
     # ---- messages --------------------------------------------------------------------------------
 
     def _handle(self, delivery: Delivery) -> None:
-        if delivery.topic == LINK_UP:  # a restarted broker may have lost what it retained
-            self.endpoint.republish()
+        if delivery.topic == LINK_UP:
+            # a restarted broker may have lost what it retained; but a later coordinator may lead
+            # the run by now, and its card must not be replaced
+            self.endpoint.link.subscribe(topics.run(self.run.run))
+            self._republish_at = self.clock() + FENCE
         where = topics.parse(delivery.topic)
+        if where is not None and where.kind == "run":
+            self._take_card(delivery)
+            return
         if where is None or not where.agent or not delivery.payload or where.agent in self._barred:
             return
         message, name, now = envelope.decode(delivery.payload), where.agent, self.clock()
@@ -264,6 +280,30 @@ class Fleet:
             case _:
                 raise Refused(f"agents do not send {type(message).__name__}")
         self.publish(FleetChanged())
+
+    def _take_card(self, delivery: Delivery) -> None:
+        """Compare epochs with the coordinator that published a card of this run.
+
+        A coordinator that has not asked agents yet is the later one, whatever the clocks say. The
+        earlier one leaves: raises Superseded. If an earlier one replaced or removed the card,
+        publish it again.
+        """
+        payload, mine = delivery.payload, self.endpoint.epoch
+        card, epoch = envelope.decode_with_epoch(payload) if payload else (None, 0)
+        own = isinstance(card, messages.Run) and card.session == self.run.session
+        if own or not mine:
+            return
+        if epoch >= mine and self._leading:
+            raise Superseded(
+                f"another coordinator took over run '{self.run.run}' (epoch {epoch}, expected at "
+                f"most {mine}): keep one of them, and stop the other"
+            )
+        if epoch >= mine:
+            self.endpoint.epoch = epoch + 1
+        elif delivery.retained:  # from before this one announced itself
+            return
+        if self._republish_at == math.inf:
+            self.endpoint.publish(self.run)
 
     def _check_eligibility(self, name: str, profile: Profile) -> on.ProfileCame:
         rules = self._eligibility

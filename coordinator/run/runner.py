@@ -31,7 +31,7 @@ from coordinator.store.past_states import PastStates
 from coordinator.trust.defences import Defences, check_leaks
 from federated.capabilities import list_required
 from federated.engine.buffered import make_buffered
-from federated.errors import ConfigError, EspalierError, LinkError, StoreError
+from federated.errors import ConfigError, EspalierError, LinkError, StoreError, Superseded
 from federated.method import Method, Settings
 from federated.methods.catalogue import loaded_hooks
 from federated.methods.common.inactive_mechanisms import inactive
@@ -129,6 +129,7 @@ def assemble_fleet(
     card = complete_card(card, method, config.settings)
     intake = Intake(
         store.next_session(),
+        store.next_epoch(time.time()),
         config.wire.slots,
         config.wire.chunk,
         rules,
@@ -147,7 +148,7 @@ def _announce(
         fleet.admit(Eligibility(prepared.config))
         fleet.endpoint.announce()
         return _conduct(prepared, fleet, oversight, options)
-    except LinkError:
+    except (LinkError, Superseded):
         raise
     except BaseException as error:
         # after a full disk or an interrupt the run can be resumed, so agents wait

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import typing
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,9 @@ class Base(Struct, frozen=True):
 class Journal:
     """The journal in a run's folder. Every method raises StoreError if the disk fails."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
+        """check: called before each write; raises StoreError if this process may not write."""
+        self._folder, self._check = folder, check
         self._file: FileIO | None = None
         self._base: Base | None = None
         self._unsynced = False
@@ -109,6 +111,7 @@ class Journal:
         number = max((int(path.stem.partition("-")[2]) for path in self._segments()), default=0) + 1
         path = self._folder / f"journal-{number:06d}.log"
         part = path.with_suffix(".part")
+        self._check()
         try:
             part.write_bytes(frame(pack(base)))
             files.sync(part)
@@ -125,6 +128,7 @@ class Journal:
     def append(self, event: RoundEvent) -> None:
         """Write an event, which is on disk only after `sync`. A partial write is cut off again."""
         assert self._file is not None, "no segment was begun"
+        self._check()
         end, left = self._file.tell(), memoryview(frame(pack(event), synced=not self._unsynced))
         try:
             while left:
@@ -152,6 +156,7 @@ class Journal:
         """Write a total to a file of this name, and return its sha256."""
         path = self._folder / name
         part, (tensors, text) = path.with_suffix(".part"), dump(total)
+        self._check()
         try:
             save_file(
                 {home: tensor.contiguous() for home, tensor in tensors.items()},

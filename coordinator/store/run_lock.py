@@ -9,7 +9,7 @@ from pathlib import Path
 
 from federated.errors import StoreError
 
-__all__ = ["acquire", "is_held"]
+__all__ = ["acquire", "check", "is_held"]
 
 # attempts at the lock, a moment apart: `is_held` takes it for a moment
 ATTEMPTS = 5
@@ -32,6 +32,21 @@ def acquire(folder: Path) -> int:
                 ) from error
             time.sleep(0.02)
     return handle
+
+
+def check(handle: int, folder: Path) -> None:
+    """Raise StoreError unless the handle's file is still the folder's lock. Someone who removed it,
+    or moved the folder, allowed another coordinator to acquire a new one.
+    """
+    try:
+        held = os.path.samestat(os.fstat(handle), (folder / "lock").stat())
+    except OSError:
+        held = False
+    if not held:
+        raise StoreError(
+            f"lost the lock of run '{folder.name}': {folder / 'lock'} was removed or replaced, and "
+            "another coordinator may hold the run; stop it, then resume this run with --resume"
+        )
 
 
 def is_held(folder: Path) -> bool:

@@ -67,7 +67,7 @@ class Store(RunRecords):
         self._lock = lock
         self.spool = folder / "spool"
         self.trust = trust_tables.TrustTables(database)
-        self.journal = Journal(folder)
+        self.journal = Journal(folder, self._check_lock)
         self.kept = KEPT  # number of checkpoints to keep
 
     @classmethod
@@ -149,20 +149,34 @@ class Store(RunRecords):
         """Count one more start of a coordinator on this run, and return the number, which its tasks
         carry as the attempt. Raises StoreError.
         """
+        return self._increase("sessions", 1)
+
+    def next_epoch(self, now: float) -> int:
+        """Return a higher epoch than those of earlier coordinators of this run, also of one that
+        has a copy of the folder: the time in milliseconds. Raises StoreError.
+
+        now: seconds since 1970. If the clock went back, the last epoch plus one.
+        """
+        return self._increase("epoch", int(1000 * now))
+
+    def _increase(self, key: str, least: int) -> int:
+        """Store and return the next value of a number in `facts`, at least `least`."""
         with self._writing("its start"):
-            row = self._database.execute(
-                "SELECT value FROM facts WHERE key = 'sessions'"
-            ).fetchone()
-            session = int(row[0]) + 1 if row else 1
-            self._database.execute(
-                "INSERT OR REPLACE INTO facts VALUES ('sessions', ?)", (str(session),)
-            )
+            row = self._database.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
+            value = max(least, int(row[0]) + 1 if row else 1)
+            self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, str(value)))
             seal(self._database, "facts")
-        return session
+        return value
+
+    def _check_lock(self) -> None:
+        """Raise StoreError if this process lost the run's lock."""
+        if self._lock is not None:
+            run_lock.check(self._lock, self.folder)
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
         """Open a transaction that writes `what`. Raises StoreError if it fails."""
+        self._check_lock()
         try:
             with self._database:
                 yield
@@ -179,6 +193,7 @@ class Store(RunRecords):
 
         value: the round that the journal continues from; None without a journal.
         """
+        self._check_lock()
         checkpoint = self.folder / f"round-{done.round:06d}.safetensors"
         part = checkpoint.with_suffix(".part")
         try:

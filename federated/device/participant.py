@@ -71,6 +71,7 @@ class Participant:
         self._downloads = Downloads(link, equipment.spool, equipment.weights, equipment.cached)
         self._uploads = Uploads(link, run.run, name, equipment.spool)
         self._events: deque[on.AgentEvent] = deque()
+        self._epoch = 0  # the highest of the run's coordinators
         tasks = tuple(OpenTask(task, stage="sending") for task in self._uploads.resume(run))
         now, paused, profile = equipment.clock(), equipment.pause(), equipment.measure(run)
         self.value = AgentState(run, name, session, profile, paused=paused, looked=now, tasks=tasks)
@@ -174,7 +175,14 @@ class Participant:
             self.handle(on.LinkBack(now) if online else on.LinkLost(now))
         if not delivery.payload or delivery.topic.startswith("$"):
             return
-        match envelope.decode(delivery.payload):
+        message, epoch = envelope.decode_with_epoch(delivery.payload)
+        if 0 < epoch < self._epoch:
+            raise Refused(
+                f"its coordinator has the epoch {epoch}, and a later one, with the epoch "
+                f"{self._epoch}, leads the run"
+            )
+        self._epoch = max(self._epoch, epoch)
+        match message:
             case messages.Manifest() | messages.Chunk() as message:
                 self._download(delivery.topic, message, now)
             case messages.Grant() as grant:

@@ -1,4 +1,5 @@
-"""Encoding of messages in a msgpack envelope `{"v": protocol, "kind": name, "body": fields}`.
+"""Encoding of messages in a msgpack envelope `{"v": protocol, "kind": name, "body": fields}`, with
+an `epoch` in those of a coordinator: later coordinators of a run have higher ones.
 
 Decoding checks every field. Unknown fields are ignored, so that a later version may add some. A
 change of meaning increments `PROTOCOL`, and peers with another version are rejected with that
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import msgpack
 import msgspec
@@ -39,7 +40,7 @@ from federated.wire.messages import (
 from federated.wire.release_files import Release, Serving
 from models.submodel import Submodel
 
-__all__ = ["MAX_MESSAGE", "MESSAGES", "PROTOCOL", "decode", "encode"]
+__all__ = ["MAX_MESSAGE", "MESSAGES", "PROTOCOL", "decode", "decode_with_epoch", "encode"]
 
 PROTOCOL = 2
 # bytes of any message but a chunk (a release for 4,000 agents with the longest names); decoded, it
@@ -72,6 +73,9 @@ for _type in (*MESSAGES.values(), Update):
     msgspec.msgpack.Decoder(_type)
 
 
+_SIZE = 1 << 62  # limit of an epoch, and of the bytes of a memory or chunk (`Natural`)
+
+
 class _Envelope(msgspec.Struct):
     """An envelope whose parts are not decoded yet. All lengths in it are checked against the
     payload.
@@ -80,6 +84,7 @@ class _Envelope(msgspec.Struct):
     v: msgspec.Raw
     kind: msgspec.Raw
     body: msgspec.Raw
+    epoch: Annotated[int, msgspec.Meta(ge=0, lt=_SIZE)] = 0
 
 
 _ENVELOPE, _CHUNK = msgspec.msgpack.Decoder(_Envelope), msgspec.msgpack.Decoder(Chunk)
@@ -98,19 +103,20 @@ _LIMITS = {
     "max_map_len": 1 << 16,
     "max_ext_len": 0,
 }
-_SIZE = 1 << 62  # bytes of a memory or chunk, the limit of `Natural`
 _OUTSIDE = 256  # bytes of a version and a kind
 _UNSEEN = {"options", "settings", "survey"}  # fields with a method's plain values
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message, epoch: int = 0) -> bytes:
     """Return the payload of a message. Texts are made safe to show, and cut to the length
-    that `decode` accepts."""
+    that `decode` accepts.
+
+    epoch: of the coordinator that sends it; 0: none.
+    """
     body = msgspec.to_builtins(message, builtin_types=(bytes,))
     body |= {name: make_safe(body[name]) for name in _TEXTS[type(message)]}
-    payload: bytes = msgpack.packb(
-        {"v": PROTOCOL, "kind": _KINDS[type(message)], "body": body}, use_bin_type=True
-    )
+    parts = {"v": PROTOCOL, "kind": _KINDS[type(message)], "body": body}
+    payload: bytes = msgpack.packb(parts | {"epoch": epoch} if epoch else parts, use_bin_type=True)
     return payload
 
 
@@ -118,6 +124,11 @@ def decode(payload: bytes | bytearray | memoryview) -> Message:
     """Return the message of a payload, its text made safe to show. Raises ProtocolMismatch for
     another version, and Malformed for any other problem.
     """
+    return decode_with_epoch(payload)[0]
+
+
+def decode_with_epoch(payload: bytes | bytearray | memoryview) -> tuple[Message, int]:
+    """Return as `decode` does, with the epoch of the coordinator that sent it; 0: none."""
     envelope = _open(payload)
     if (v := _unpack(envelope.v)) != PROTOCOL or isinstance(v, bool):
         raise ProtocolMismatch(
@@ -147,7 +158,7 @@ def decode(payload: bytes | bytearray | memoryview) -> Message:
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise Malformed(f"message '{kind}': {error}") from None
     _check(kind, message)
-    return message
+    return message, envelope.epoch
 
 
 def _open(payload: bytes | bytearray | memoryview) -> _Envelope:

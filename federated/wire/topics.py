@@ -257,9 +257,12 @@ def retained_patterns() -> tuple[str, ...]:
 
 
 def coordinator_patterns(run: str) -> tuple[str, ...]:
-    """Return the patterns that a coordinator subscribes to."""
+    """Return the patterns that a coordinator subscribes to. The run's card reveals another
+    coordinator of the run.
+    """
     base = f"{ROOT}/{_name('run', run)}/agent/+"
-    return tuple(f"{base}/{what}" for what in ("status", "profile", "hb", "say", "up/+/c/+"))
+    agents = (f"{base}/{what}" for what in ("status", "profile", "hb", "say", "up/+/c/+"))
+    return globals()["run"](run), *agents
 
 
 def parse(topic: str) -> Place | None:

@@ -86,13 +86,16 @@ class Hand:
 
 
 class Clerk:
-    """The coordinator's end. said: all that the agent said, by its `say` topic; statuses, beats
-    apart.
+    """The coordinator's end.
+
+    said: the agent's messages on its `say` topic
+    epoch: of its messages
     """
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker, self.link = broker, MemoryLink(broker, "coordinator")
         self.said: list[messages.Message] = []
+        self.epoch = 0
         self.statuses: list[messages.Status] = []
         self.receivers: dict[str, Receiver] = {}
         self.chunks: list[tuple[str, int]] = []  # as they came: transfer, index
@@ -108,7 +111,7 @@ class Clerk:
         )
 
     def tell(self, message: messages.Message) -> None:
-        self.link.publish(topics.command(RUN, AGENT), envelope.encode(message))
+        self.link.publish(topics.command(RUN, AGENT), envelope.encode(message, self.epoch))
 
     def hear(self) -> list[messages.Message]:
         """Return the agent's messages since the last call."""

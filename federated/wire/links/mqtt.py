@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 # link fails
 STRIKES = 3
 SHORT, SHORTS = 5.0, 5  # a connection shorter than SHORT seconds; so many in a row fail the link
+RIVALRY = 60.0  # seconds in which a second client of this name that takes over twice stays
 # disconnections in a row without a successful connection, after which to look for a TLS error
 SHUT = 3
 # seconds that a full queue stops the network (less than half the keep-alive) before a delivery is
@@ -85,6 +87,7 @@ class MqttLink:
         self._acknowledged = threading.Event()
         self._fatal, self._closed, self._greeted, self._up = "", False, False, False
         self._strikes, self._shorts, self._acks, self._since = 0, 0, 0, time.monotonic()
+        self._taken = -math.inf  # when another client of this name took over last
         self._shut = 0  # disconnections in a row without a successful connection
         handlers = Handlers(
             self._on_connect,
@@ -285,7 +288,7 @@ class MqttLink:
             return
         self._up = False
         self._shorts = self._shorts + 1 if time.monotonic() - self._since < SHORT else 0
-        if reason.getName() == "Session taken over":
+        if reason.getName() == "Session taken over" and self._taken_over():
             self._fail(
                 f"{self.address}: another client connected as '{self.client_id}' and "
                 "replaced this one: give each client its own name (--name)"
@@ -305,6 +308,14 @@ class MqttLink:
                 f"{size} bytes ({topic}): it may accept no packets of that size; "
                 "lower wire.chunk, or raise the broker's limit (mosquitto: max_packet_size)"
             )
+
+    def _taken_over(self) -> bool:
+        """Return whether another client of this name took over twice in a minute: of two, the later
+        one then stays. The earlier one of two coordinators leaves by itself after the first time.
+        """
+        now = time.monotonic()
+        last, self._taken = self._taken, now
+        return now - last < RIVALRY
 
     def _fail(self, why: str) -> None:
         self._fatal = why

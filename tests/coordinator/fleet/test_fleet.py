@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.fleet import FENCE, Fleet
 from coordinator.fleet.weight_slots import WeightSlots
 from coordinator.observe.events import AgentJoined, AgentLeft, Event, Rejected
 from coordinator.round.agent_handlers import SILENCE
@@ -66,7 +66,7 @@ def test_weights_that_do_not_fit_the_disk_are_a_store_error_and_leave_no_file(
 
 
 def test_weights_are_published_again_to_a_broker_that_lost_them(
-    fleet: Fleet, memory: MemoryBroker
+    fleet: Fleet, memory: MemoryBroker, clock: Clock
 ) -> None:
     fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
     known = dict(memory.retained)
@@ -76,6 +76,8 @@ def test_weights_are_published_again_to_a_broker_that_lost_them(
     assert isinstance(link, MemoryLink)
     link.drop()
     link.restore()
+    listen(fleet)
+    clock.now += FENCE
     listen(fleet)
     assert memory.retained == known
     fleet.dismiss("over")

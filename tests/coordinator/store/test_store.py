@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,14 @@ import torch
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.standing import Setback, Standing
 from coordinator.observe.records import Entry, RoundRecord, Score
+from coordinator.round.round import Round
+from coordinator.round.round_events import Ticked
 from coordinator.store import database as databases
 from coordinator.store.database import Facts
+from coordinator.store.journal import Base
 from coordinator.store.run_folders import find_latest_run, list_runs
 from coordinator.store.store import Store
+from federated.engine.aggregate import Total
 from federated.errors import StoreError
 from federated.task import Card, Profile, Timing
 from models.submodel import Network, Submodel
@@ -214,4 +219,38 @@ def test_the_last_submodel_of_an_agent_is_that_of_its_latest_task(tmp_path: Path
     store.save(replace(done(2), entries=(Entry("nano", "w1-d2.2.2", "failed: no"),)))
     store.save(replace(done(3), entries=(Entry("nano", "w0.5-d2.2.2", "folded", task=1),)))
     assert store.last_submodels() == {"nano": "w1-d2.2.2"}
+    store.close()
+
+
+def test_a_later_coordinator_has_a_higher_epoch_even_if_the_clock_went_back(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    first = store.next_epoch(1000.0)
+    assert first == 1_000_000
+    assert store.next_epoch(900.0) == first + 1
+    store.close()
+    store = Store.open(tmp_path, "r")
+    assert store.next_epoch(2000.0) == 2_000_000
+    store.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_coordinator_that_lost_its_lock_writes_nothing(tmp_path: Path, replaced: bool) -> None:
+    store = Store.create(tmp_path, "r")
+    store.journal.begin(Base("", Round()))
+    (tmp_path / "r" / "lock").unlink()
+    if replaced:
+        (tmp_path / "r" / "lock").touch()
+    before = {path: path.read_bytes() for path in (tmp_path / "r").iterdir() if path.is_file()}
+    writes: list[Callable[[], object]] = [
+        lambda: store.save(done(1)),
+        store.next_session,
+        lambda: store.journal.begin(Base("", Round())),
+        lambda: store.journal.append(Ticked(0.0)),
+        lambda: store.journal.write_total("total-1", Total()),
+    ]
+    for write in writes:
+        with pytest.raises(StoreError, match="lost the lock of run 'r'"):
+            write()
+    found = {path: path.read_bytes() for path in (tmp_path / "r").iterdir() if path.is_file()}
+    assert found == before
     store.close()

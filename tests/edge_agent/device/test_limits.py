@@ -60,8 +60,9 @@ def run(code: str, bounds: Limits) -> tuple[subprocess.CompletedProcess[str], li
 
 @pytest.mark.parametrize("share", [0.25, 0.6])
 def test_process_gets_only_its_fraction_of_a_processor(way: str, share: float) -> None:
+    free = min(float(run(BURN, Limits())[0].stdout) for _ in range(2))  # others may use some of it
     done, how = run(BURN, Limits(cpus=share))
-    assert float(done.stdout) == pytest.approx(share, abs=0.12), how
+    assert min(share, share * free) - 0.12 <= float(done.stdout) <= share + 0.12, how
 
 
 def test_memory_is_limited(way: str) -> None:

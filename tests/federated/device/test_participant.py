@@ -389,3 +389,26 @@ def test_a_task_dropped_just_after_its_end_leaves_no_update(tmp_path: Path) -> N
     agent.hand.end(b"u")
     assert agent.turn() == []
     assert {path.suffix for path in tmp_path.iterdir()} == {".weights"}
+
+
+def test_an_agent_follows_the_latest_coordinator_alone(tmp_path: Path) -> None:
+    """An earlier one that wakes up can neither ask it nor take its update."""
+    agent = Agent(tmp_path)
+    agent.clerk.epoch = 6
+    agent.clerk.tell(messages.Grant("unknown", b"", True))
+    agent.turn()
+    (offer,) = agent.work(task())
+    agent.clerk.epoch = 5
+    agent.ask(task(2))
+    agent.clerk.receipt(task())
+    agent.clerk.tell(messages.Goodbye("over"))
+    agent.turn()
+    assert not agent.participant.over
+    assert agent.participant.finished == 0
+    assert [one.task.round for one in agent.participant.value.tasks] == [offer.round]
+    agent.clerk.epoch = 6
+    agent.clerk.receipt(task())
+    agent.turn()
+    assert agent.participant.finished == 1
+    agent.participant.leave()
+    agent.spool.close()

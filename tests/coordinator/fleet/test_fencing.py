@@ -1,0 +1,122 @@
+"""Two coordinators of one run: the later one leads, and the earlier one leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.fleet.fleet import FENCE, Fleet, Intake
+from federated.errors import Superseded
+from federated.wire import envelope, messages, topics
+from federated.wire.delivery_queue import LINK_UP, Delivery
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from tests.support.clerk import CARD
+from tests.support.clock import Clock
+from tests.support.peer import Peer, collect, listen, task
+
+
+def coordinator(
+    broker: MemoryBroker, folder: Path, clock: Clock, session: str, epoch: int
+) -> Fleet:
+    """Return a coordinator of run 'r' that has announced itself."""
+    fleet = Fleet(
+        MemoryLink(broker, f"coordinator-{session}"),
+        replace(CARD, session=session),
+        folder / session,
+        Intake(epoch=epoch),
+        clock=clock,
+    )
+    fleet.endpoint.announce()
+    return fleet
+
+
+def read_card(broker: MemoryBroker) -> tuple[str, int]:
+    """Return the session and the epoch of the retained card."""
+    link = MemoryLink(broker, "reader")
+    link.subscribe(topics.run("r"))
+    delivery = link.receive(0)
+    assert delivery is not None
+    card, epoch = envelope.decode_with_epoch(delivery.payload)
+    assert isinstance(card, messages.Run)
+    return card.session, epoch
+
+
+def lead(fleet: Fleet, broker: MemoryBroker) -> None:
+    """Make a coordinator ask an agent."""
+    Peer(broker, "a")
+    listen(fleet)
+    collect(fleet, [task("a")], limit=0.0)
+
+
+def test_a_coordinator_leaves_when_a_later_one_appears(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock
+) -> None:
+    first = coordinator(memory, tmp_path, clock, "first", 5)
+    lead(first, memory)
+    coordinator(memory, tmp_path, clock, "second", 6)
+    with pytest.raises(Superseded, match=r"took over run 'r' \(epoch 6, expected at most 5\)"):
+        listen(first)
+    assert read_card(memory) == ("second", 6)
+
+
+def test_a_coordinator_whose_clock_is_behind_takes_a_higher_epoch(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock
+) -> None:
+    first = coordinator(memory, tmp_path, clock, "first", 5)
+    lead(first, memory)
+    second = coordinator(memory, tmp_path, clock, "second", 3)
+    listen(second)
+    assert read_card(memory) == ("second", 6)
+    with pytest.raises(Superseded):
+        listen(first)
+
+
+def test_the_card_of_an_earlier_coordinator_is_replaced(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock
+) -> None:
+    later = coordinator(memory, tmp_path, clock, "later", 6)
+    listen(later)
+    coordinator(memory, tmp_path, clock, "earlier", 5)
+    listen(later)
+    assert read_card(memory) == ("later", 6)
+
+
+def test_a_coordinator_looks_for_a_later_one_before_it_publishes_again(
+    memory: MemoryBroker,
+    tmp_path: Path,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was away while the later one announced itself, and heard nothing of it."""
+    first = coordinator(memory, tmp_path, clock, "first", 5)
+    lead(first, memory)
+    first.link.unsubscribe(topics.run("r"))
+    coordinator(memory, tmp_path, clock, "second", 6)
+    receive = first.link.receive
+    waiting = [Delivery(LINK_UP, b"")]
+    monkeypatch.setattr(
+        first.link, "receive", lambda timeout: waiting.pop() if waiting else receive(timeout)
+    )
+    first.turn(0)
+    with pytest.raises(Superseded):
+        listen(first)
+    assert read_card(memory) == ("second", 6)
+
+
+def test_a_broker_that_forgot_the_card_gets_it_again(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = coordinator(memory, tmp_path, clock, "only", 5)
+    listen(fleet)
+    fleet.link.unsubscribe(topics.run("r"))
+    fleet.link.publish(topics.run("r"), b"", retain=True)
+    waiting, receive = [Delivery(LINK_UP, b"")], fleet.link.receive
+    monkeypatch.setattr(
+        fleet.link, "receive", lambda timeout: waiting.pop() if waiting else receive(timeout)
+    )
+    fleet.turn(0)
+    clock.now += FENCE
+    fleet.turn(0)
+    assert read_card(memory) == ("only", 5)
