@@ -122,11 +122,8 @@ class AuthorityWatcher:
         if self._broker is not None:
             self._broker.reload(names)
             if new:
-                log.warning(
-                    "revoked: %s; restarting the broker to close their connections",
-                    ", ".join(sorted(new)),
-                )
-                self._broker.restart()
+                log.warning("revoked: %s; closing their connections", ", ".join(sorted(new)))
+                self._broker.disconnect(new)
         elif new:
             log.warning(
                 "revoked: %s; the broker is external: install the new revocation list "

@@ -15,14 +15,19 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from coordinator.broker import embedded, mosquitto
 from coordinator.broker import passwords as users
 from coordinator.broker.addresses import check_exposure, find_reachable_hosts, free_port
+from coordinator.broker.dynamic_security import (
+    configure_plugin,
+    disconnect_users,
+    find_plugin,
+)
 from coordinator.broker.mosquitto import COORDINATOR, MAX_PACKET, TlsFiles, find_mosquitto
 from federated.errors import LinkError
 from federated.runtime import files
@@ -49,22 +54,36 @@ trap 'kill -HUP "$broker"' HUP
 while wait "$broker"; status=$?; kill -0 "$broker" 2>/dev/null; do :; done; exit $status"""
 
 
-class Broker:
-    """A running broker.
+@dataclass(frozen=True)
+class Program:
+    """How to run a broker.
 
     kind: mosquitto or embedded.
     name: name and version, for messages.
-    address: for agents.
-    url: for the coordinator, with its credentials.
-    log: file of the broker's log.
+    command: starts it.
+    log: file of its log.
+    disconnects: whether it can disconnect single clients.
     """
 
-    def __init__(
-        self, kind: str, name: str, address: str, url: str, log: Path, command: list[str]
-    ) -> None:
+    kind: str
+    name: str
+    command: list[str]
+    log: Path
+    disconnects: bool = False
+
+
+class Broker:
+    """A running broker.
+
+    kind, name, log: see `Program`.
+    address: for agents.
+    url: for the coordinator, with its credentials.
+    """
+
+    def __init__(self, program: Program, address: str, url: str) -> None:
         """Start the broker and wait until it answers. Raises LinkError with the end of its log."""
-        self.kind, self.name, self.address, self.url, self.log = kind, name, address, url, log
-        self._command = command
+        self.kind, self.name, self.log = program.kind, program.name, program.log
+        self.address, self.url, self._program = address, url, program
         self._process = self._start()
 
     def __enter__(self) -> Broker:
@@ -86,11 +105,24 @@ class Broker:
     def reload(self, barred: Iterable[str] = ()) -> None:
         """Make mosquitto reload its certificates, its revocation list and its access control list.
 
-        barred: clients without any rights. They stay connected until `restart`, but can do nothing.
+        barred: clients without any rights. They stay connected until `disconnect`, but can do
+            nothing.
         """
         files.write(self.log.parent / ACL_FILE, mosquitto.format_acl(COORDINATOR, barred).encode())
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGHUP)
+
+    def disconnect(self, names: Collection[str]) -> None:
+        """Disconnect the clients with these names, which may not reconnect: without mosquitto's
+        plugin, by a restart. Raises LinkError.
+        """
+        if self._program.disconnects:
+            try:
+                disconnect_users(self.url, names)
+                return
+            except LinkError as error:
+                log.warning("restarting the broker to disconnect revoked clients: %s", error)
+        self.restart()
 
     def restart(self) -> None:
         """Restart the broker with its stored state. Disconnects all clients; authorised ones
@@ -125,7 +157,7 @@ class Broker:
         with self.log.open("wb") as out:
             # Its own session: Ctrl-C must reach only the coordinator, which has messages to send.
             self._process = subprocess.Popen(  # noqa: S603  # nothing in it comes from elsewhere
-                ["/bin/sh", "-c", GUARD, "guard", *self._command],
+                ["/bin/sh", "-c", GUARD, "guard", *self._program.command],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
@@ -210,24 +242,26 @@ def start(
     address, url = f"{'mqtts://' if tls else ''}{far}:{port}", format_url(entry)
     if program is None:
         command = embedded.prepare(near.strip("[]"), port, folder, max_packet)
-        return Broker(
-            "embedded", embedded.describe(), address, url, folder / "embedded.log", command
-        )
+        own = Program("embedded", embedded.describe(), command, folder / "embedded.log")
+        return Broker(own, address, url)
     configuration = folder / "mosquitto.conf"
     lines = [
         f"listener {port} {listen}",
         *_configure_clients(folder, file, tls),
         *mosquitto.configure_limits(folder, max_packet),
     ]
+    plugin = find_plugin(program) if tls is not None else None
+    if plugin is not None:
+        lines += configure_plugin(plugin, folder)
     configuration.write_text("\n".join(lines) + "\n")
-    return Broker(
+    own = Program(
         "mosquitto",
         f"mosquitto {mosquitto.read_version(program)}",
-        address,
-        url,
-        folder / "mosquitto.log",
         [program, "-c", str(configuration)],
+        folder / "mosquitto.log",
+        disconnects=plugin is not None,
     )
+    return Broker(own, address, url)
 
 
 def _explain_missing(kind: str, flag: str) -> str:

@@ -120,6 +120,8 @@ def format_acl(coordinator: str, barred: Iterable[str] = ()) -> str:
         f"user {coordinator}",
         f"topic readwrite {topics.all_topics()}",
         "topic read $SYS/#",
+        f"topic write {topics.dynamic_security()}",
+        f"topic read {topics.dynamic_security_answer()}",
         *(line for name in sorted(barred) for line in ("", f"user {name}", "topic deny #")),
     ]
     return "\n".join(lines) + "\n"

@@ -45,6 +45,8 @@ __all__ = [
     "chunk",
     "command",
     "coordinator_patterns",
+    "dynamic_security",
+    "dynamic_security_answer",
     "everyone",
     "heartbeat",
     "manifest",
@@ -244,6 +246,16 @@ def agent_rights() -> tuple[tuple[Literal["read", "write"], str], ...]:
 def all_topics() -> str:
     """Return the pattern of all topics of this project."""
     return f"{ROOT}/#"
+
+
+def dynamic_security() -> str:
+    """Return the topic of commands to mosquitto's dynamic-security plugin."""
+    return "$CONTROL/dynamic-security/v1"
+
+
+def dynamic_security_answer() -> str:
+    """Return the topic of that plugin's answers."""
+    return f"{dynamic_security()}/response"
 
 
 def all_commands() -> str:

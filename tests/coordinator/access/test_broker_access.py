@@ -26,6 +26,8 @@ from coordinator.access.broker_access import (
     add_certificate,
     open_broker_access,
 )
+from coordinator.broker.dynamic_security import find_plugin
+from coordinator.broker.mosquitto import find_mosquitto
 from coordinator.cli.main import main
 from coordinator.fleet.fleet import REVOKED, Fleet
 from coordinator.settings.services import Broker
@@ -67,9 +69,15 @@ def token_for(folder: Path, name: str) -> str:
 @pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
-def test_an_agent_revoked_during_a_run_is_disconnected_and_the_others_reconnect(
-    tmp_path: Path,
+@pytest.mark.parametrize("plugin", [True, False])
+def test_an_agent_revoked_during_a_run_is_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin: bool
 ) -> None:
+    """With mosquitto's plugin the others stay connected; without it, they reconnect."""
+    if not plugin:
+        monkeypatch.setattr("coordinator.broker.local.find_plugin", lambda program: None)
+    elif find_plugin(find_mosquitto() or "") is None:
+        pytest.skip("mosquitto_dynamic_security.so is not installed")
     with opened(tmp_path) as (gate, _):
         link = open_link(gate.address, "coordinator-r")
         fleet = Fleet(
@@ -77,12 +85,11 @@ def test_an_agent_revoked_during_a_run_is_disconnected_and_the_others_reconnect(
         )
         fleet.follow(gate=gate)
         fleet.endpoint.announce()
-        links = {
-            name: open_link(
-                str(resolve_broker(None, None, token_for(tmp_path, name))[0]), f"r-{name}"
-            )
+        addresses = {
+            name: str(resolve_broker(None, None, token_for(tmp_path, name))[0])
             for name in ("good", "lost")
         }
+        links = {name: open_link(address, f"r-{name}") for name, address in addresses.items()}
         for name, one in links.items():
             one.publish(
                 topics.status("r", name),
@@ -116,8 +123,13 @@ def test_an_agent_revoked_during_a_run_is_disconnected_and_the_others_reconnect(
             delivery = links["good"].receive(0.05)
             return delivery is not None and delivery.topic == LINK_UP
 
-        eventually(back)
         eventually(ended)
+        if plugin:
+            with pytest.raises(LinkError, match="revoked"):
+                open_link(addresses["lost"], "another-id")
+            assert links["good"].receive(1.0) is None, "it was never disconnected"
+        else:
+            eventually(back)
         links["good"].publish(topics.say("r", "good"), b"still here")
         for one in (*links.values(), link):
             one.close()
@@ -150,7 +162,7 @@ def test_a_failed_poll_is_repeated(tmp_path: Path) -> None:
             if len(reloaded) == 1:
                 raise OSError(errno.ENOSPC, "no space")
 
-        def restart(self) -> None: ...
+        def disconnect(self, names: frozenset[str]) -> None: ...
 
     authority, gate = Authority(tmp_path / "pki"), BrokerAccess("h")
     watcher = AuthorityWatcher(authority, gate, Full())  # type: ignore[arg-type]

@@ -89,7 +89,8 @@ def test_an_agent_may_subscribe_to_its_patterns(pattern: str) -> None:
 @pytest.mark.parametrize(
     "pattern",
     [
-        *topics.coordinator_patterns("r"),
+        *set(topics.coordinator_patterns("r")) - {topics.run("r")},
+        topics.dynamic_security_answer(),
         topics.command("r", "b"),
         topics.ask("r", "b", "+"),
         "fl/v1/+/cmd/+",
