@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from federated.errors import ConfigError, Unknown
+from federated.errors import ConfigError, EspalierError, Unknown
 from federated.method import Method
 from federated.methods.allsmall import allsmall
 from federated.methods.depthfl import depthfl
@@ -29,7 +29,7 @@ from federated.methods.nefl import nefl_d, nefl_do, nefl_w, nefl_wd
 from federated.methods.recipfl import recipfl
 from federated.methods.scaffold import scaffold
 from federated.methods.scalefl import scalefl
-from federated.runtime.plugins import find
+from federated.runtime.plugins import find, report_failure
 from federated.training.hooks import Hooks
 from models.extensions import Kind, load_all
 
@@ -80,7 +80,7 @@ def method(name: str) -> Method:
     lower case; one of an installed package (`espalier.methods`); or `module:function`. The method's
     `name` is the given one.
 
-    Unknown: no such method; the the error names the nearest. ConfigError: it cannot be imported or
+    Unknown: no such method; the error names the nearest. ConfigError: it cannot be imported or
         made.
     """
     chosen = name.lower() if name.lower() in METHODS else name
@@ -96,7 +96,7 @@ def loaded_methods() -> dict[str, Method]:
     for name, function in load_all(KIND, METHODS).items():
         try:
             made[name] = make(name, function)
-        except ConfigError as error:
+        except EspalierError as error:
             log.warning("Ignored a method: %s", error)
     return made
 
@@ -128,10 +128,8 @@ def make(name: str, function: Callable[[], Method]) -> Method:
     """Call a function that returns a method, and name the method. ConfigError: it fails."""
     if name in METHODS:
         return function()
-    try:
+    with report_failure(KIND.noun, name):
         found = function()
-    except Exception as error:  # whatever a foreign function raises
-        raise ConfigError(f"method '{name}': {type(error).__name__}: {error}") from error
     if not isinstance(found, Method):
         raise ConfigError(f"method '{name}' returned a {type(found).__name__}; expected a Method")
     return replace(found, name=name)

@@ -1,14 +1,16 @@
-"""Lookup of extensions by name (robust rules, codecs, ...), with the project's errors."""
+"""Lookup and use of extensions (robust rules, codecs, ...), with the project's errors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
-from federated.errors import ConfigError, Unknown
+from federated.errors import ConfigError, EspalierError, Unknown
 from models.extensions import Kind, lookup
 
-__all__ = ["find", "unknown"]
+__all__ = ["check_declares", "find", "report_failure", "unknown"]
 
 T = TypeVar("T")
 
@@ -31,3 +33,27 @@ def unknown(kind: Kind, error: LookupError) -> Unknown:
     """Return the project's error for an unknown name."""
     name, known = error.args
     return Unknown(kind.noun, name, known, f"name one of your own as {kind.own}")
+
+
+@contextmanager
+def report_failure(noun: str, name: str) -> Iterator[None]:
+    """Raise ConfigError, which names the extension, for whatever its function raises. The project's
+    own errors pass.
+    """
+    try:
+        yield
+    except EspalierError:
+        raise
+    except Exception as error:  # a foreign function can raise anything
+        raise ConfigError(f"{noun} '{name}': {type(error).__name__}: {error}") from error
+
+
+def check_declares(noun: str, name: str, found: object, protocol: type) -> None:
+    """Raise ConfigError if what an extension's function returned lacks members of a protocol."""
+    declared = {*inspect.get_annotations(protocol), *vars(protocol)}
+    public = sorted(member for member in declared if not member.startswith("_"))
+    if missing := [member for member in public if not hasattr(found, member)]:
+        raise ConfigError(
+            f"{noun} '{name}' returned a {type(found).__name__} without {', '.join(missing)}; "
+            f"expected a {protocol.__name__}, see {protocol.__module__}"
+        )

@@ -24,10 +24,10 @@ from coordinator.observe.readers.reader import ReaderContext, ReaderFactory
 from coordinator.observe.readers.tensorboard import write_tensorboard
 from coordinator.settings.config import Config
 from coordinator.store.control import Control, Stopped
-from federated.errors import ConfigError, EspalierError
+from federated.errors import ConfigError
 from federated.runtime.clock_jumps import JumpDetector
 from federated.runtime.logs import EVENTS, record_log
-from federated.runtime.plugins import find
+from federated.runtime.plugins import find, report_failure
 from models.extensions import Kind
 
 __all__ = ["READERS", "Oversight", "find_readers", "make_reader", "oversee"]
@@ -130,12 +130,8 @@ def make_reader(name: str, make: ReaderFactory, context: ReaderContext) -> Publi
     """Return the reader that a factory makes. Raises ConfigError if it makes none, and the errors
     of the factory.
     """
-    try:
+    with report_failure(KIND.noun, name):
         read: Any = make(context)
-    except EspalierError:
-        raise
-    except Exception as error:  # whatever a foreign function raises
-        raise ConfigError(f"event reader '{name}': {type(error).__name__}: {error}") from error
     if not callable(read):
         raise ConfigError(
             f"event reader '{name}' returned a {type(read).__name__}, expected a function of an "

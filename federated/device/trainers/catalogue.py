@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from federated.errors import MissingExtra
-from federated.runtime.plugins import find
+from federated.runtime.plugins import check_declares, find, report_failure
 from models.extensions import Kind
 
 if TYPE_CHECKING:  # settings import this module, and need no numpy
@@ -45,7 +45,15 @@ def open_trainer(name: str, device: str = "cpu") -> Trainer:
     """Return the trainer that the owner of this machine named: a built-in one, one of an installed
     package (`espalier.trainers`), or `module:function`.
 
-    Raises Unknown with the nearest name; ConfigError if it cannot be imported or cannot use the
-    device; MissingExtra.
+    Raises Unknown with the nearest name; ConfigError if it cannot be imported, cannot use the
+    device, or is no trainer; MissingExtra.
     """
-    return find(KIND, name, TRAINERS)(device)
+    make = find(KIND, name, TRAINERS)
+    if name in TRAINERS:
+        return make(device)
+    from federated.device.trainers.trainer import Trainer  # see above
+
+    with report_failure(KIND.noun, name):
+        made = make(device)
+        check_declares(KIND.noun, name, made, Trainer)  # a property can raise anything, too
+    return made

@@ -29,6 +29,6 @@ def rule(name: str) -> Rule | None:
     (`espalier.rules`), or `module:attribute`. Return None for "none", with which updates combine as
     the method defines.
 
-    Unknown: no such rule; the the error names the nearest. ConfigError: it cannot be imported.
+    Unknown: no such rule; the error names the nearest. ConfigError: it cannot be imported.
     """
     return find(KIND, name, {"none": None, **RULES})

@@ -1,6 +1,7 @@
 """The kinds of links, selected by the scheme of an address.
 
-A scheme is a name in LINKS, or the name of an entry point in the group `espalier.links`.
+A scheme is a name in LINKS, the name of an entry point in the group `espalier.links`, or
+`module:function`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from federated.runtime.plugins import find
+from federated.errors import LinkError
+from federated.runtime.plugins import check_declares, find, report_failure
 from federated.wire.address import get_scheme
 from federated.wire.link import Link, Will
 from federated.wire.links.memory import open_memory_link
@@ -42,6 +44,16 @@ def open_link(address: str, client_id: str, will: Will | None = None) -> Link:
     client_id: name of this client, unique at the broker.
     will: topic and payload that the broker publishes, retained, if this link ends without `close`.
     Raises UsageError for an unknown scheme or an invalid address, ConfigError for a scheme whose
-    package cannot be loaded, LinkError if it cannot connect.
+    package cannot be loaded or is no link, LinkError if it cannot connect.
     """
-    return find(KIND, get_scheme(address), LINKS)(address, client_id, will)
+    scheme = get_scheme(address)
+    connect = find(KIND, scheme, LINKS)
+    if scheme in LINKS:
+        return connect(address, client_id, will)
+    with report_failure(KIND.noun, scheme):
+        try:
+            link = connect(address, client_id, will)
+        except OSError as error:
+            raise LinkError(f"{KIND.noun} '{scheme}': cannot connect: {error}") from error
+    check_declares(KIND.noun, scheme, link, Link)
+    return link

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from federated.errors import LinkError, Unknown, UsageError
+from federated.errors import ConfigError, LinkError, Unknown, UsageError
 from federated.wire.delivery_queue import Delivery
 from federated.wire.link import Link
 from federated.wire.links.catalogue import LINKS, open_link
@@ -79,6 +79,34 @@ def test_an_unknown_scheme_is_an_error_that_lists_the_known_ones() -> None:
         match=r"'mqqt'; did you mean mqtt.* name .* module:function$",
     ):
         open_link("mqqt://localhost", "a")
+
+
+def refuse(address: str, client_id: str, will: object) -> None:
+    raise ConnectionRefusedError("nobody listens")
+
+
+def open_nothing(address: str, client_id: str, will: object) -> None:
+    return None
+
+
+HERE = "tests.federated.wire.links.test_catalogue"
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "match"),
+    [
+        ("tests.support.tcp_link:open_tcp_link://host:port", ConfigError, "ValueError"),
+        ("tests.support.tcp_link:open_tcp_link://127.0.0.1:1", LinkError, "no hub"),
+        ("math:sqrt://host", ConfigError, "math:sqrt.*TypeError"),
+        (f"{HERE}:refuse://host", LinkError, "cannot connect.*nobody listens"),
+        (f"{HERE}:open_nothing://host", ConfigError, "NoneType without backlog, .*publish.*Link"),
+    ],
+)
+def test_whatever_an_opener_of_another_package_raises_is_an_error_of_the_project(
+    address: str, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        open_link(address, "a")
 
 
 @pytest.mark.slow
