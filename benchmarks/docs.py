@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
+from coordinator.observe.readers.catalogue import ALWAYS, READERS
 from federated.data.catalogue import DATASETS
 from federated.engine.robust.catalogue import RULES
 from federated.errors import ConfigError
 from federated.methods.catalogue import METHODS, method
 from federated.runtime.console import report_errors
 from federated.wire.codecs.catalogue import CODECS
+from models.families.catalogue import FAMILIES
+from models.family import Family
 
 __all__ = ["TABLES", "command", "find_outdated", "replace_table"]
 
@@ -64,11 +68,52 @@ def list_codecs() -> Iterator[str]:
     return render_table(("`wire.codec`", "encoding", "bytes per million weights"), rows)
 
 
+def list_families() -> Iterator[str]:
+    heads = ("family", "presets (the first is the default)", "torchvision's weights", "use")
+    rows = (
+        (
+            f"`{name}`",
+            quote(list_presets(known)),
+            quote(known.torchvision.names if known.torchvision else ()),
+            known.help,
+        )
+        for name, known in FAMILIES.items()
+    )
+    return render_table(heads, rows)
+
+
+def list_presets(known: Family) -> list[str]:
+    """Return the names of a family's presets, its default first."""
+    return sorted(known.presets, key=lambda name: name != known.default)
+
+
+def quote(names: Iterable[str]) -> str:
+    """Return names as code, in one cell."""
+    return " ".join(f"`{name}`" for name in names)
+
+
+def list_readers() -> Iterator[str]:
+    """Yield the table of the readers that `observe.readers` adds, with the first lines of their
+    files.
+    """
+    added = READERS.keys() - {*ALWAYS, "metrics"}  # `[metrics] listen` adds this one
+    rows = ((f"`{name}`", describe_file(READERS[name])) for name in sorted(added))
+    return render_table(("`observe.readers`", "output"), rows)
+
+
+def describe_file(member: Callable[..., object]) -> str:
+    """Return the first sentence of the file that defines a function."""
+    text = sys.modules[member.__module__].__doc__ or ""
+    return " ".join(text.partition("\n\n")[0].split()).removesuffix(".")
+
+
 # name in the page's markers -> page, function that renders the table
 TABLES: Mapping[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "codecs": ("docs/operations.md", list_codecs),
     "data sets": ("README.md", list_data),
+    "event readers": ("docs/operations.md", list_readers),
     "methods": ("README.md", list_methods),
+    "model families": ("README.md", list_families),
     "robust rules": ("SECURITY.md", list_rules),
 }
 
@@ -102,7 +147,7 @@ def find_outdated() -> dict[Path, str]:
 @click.command("docs")
 @click.option("--check", is_flag=True, help="Write nothing; fail if a page is out of date")
 def command(check: bool) -> None:
-    """Write the tables of methods, data sets, robust rules and codecs into the documentation."""
+    """Write the tables that list the catalogues into the documentation."""
     with report_errors("python -m benchmarks docs", "train", "interrupted"):
         outdated = find_outdated()
         if check and outdated:

@@ -77,6 +77,7 @@ class Family:
     address: section, block and rest of a tensor's name, None outside the sections; used for
         grafting
     torchvision: names and conversion of torchvision's weights, or None
+    help: its data and its presets, one line for the table in README.md
     """
 
     build: Callable[[Submodel], nn.Module]
@@ -88,6 +89,7 @@ class Family:
     objective: Callable[[str, Target], Objective] = plain_objective
     address: Callable[[str], Address | None] = parse_address
     torchvision: Torchvision | None = None
+    help: str = ""
 
 
 @dataclass(frozen=True)

@@ -97,4 +97,10 @@ class LeNet(nn.Module):
         return self.linear(x)  # type: ignore[no-any-return]
 
 
-LENET = Family(build=LeNet, presets=PRESETS, default="5", inputs=3)
+LENET = Family(
+    build=LeNet,
+    presets=PRESETS,
+    default="5",
+    inputs=3,
+    help="for pictures",
+)

@@ -85,5 +85,10 @@ class Mlp(nn.Module):
 
 
 MLP = Family(
-    build=Mlp, presets=PRESETS, default="small", inputs=0, features=frozenset({"scaler", "steps"})
+    build=Mlp,
+    presets=PRESETS,
+    default="small",
+    inputs=0,
+    features=frozenset({"scaler", "steps"}),
+    help="for tables",
 )

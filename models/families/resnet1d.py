@@ -121,4 +121,5 @@ RESNET1D = Family(
     default="small",
     inputs=2,
     features=frozenset({"scaler", "steps"}),
+    help="for windows of sensor data",
 )

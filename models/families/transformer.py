@@ -165,4 +165,5 @@ TRANSFORMER = Family(
     labelled=labelled_tensors,
     features=frozenset({"scaler", "steps"}),
     objective=objective,
+    help="for text; `heterofl` and `small` predict masked words, the others the next word",
 )

@@ -169,5 +169,10 @@ class Vgg(nn.Module):
 
 
 VGG = Family(
-    build=Vgg, presets=PRESETS, default="9-small", inputs=3, torchvision=Torchvision(NAMES, convert)
+    build=Vgg,
+    presets=PRESETS,
+    default="9-small",
+    inputs=3,
+    torchvision=Torchvision(NAMES, convert),
+    help="for pictures; torchvision's weights are those with batch norm, for 224 x 224 pixels",
 )
