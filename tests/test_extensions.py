@@ -4,6 +4,7 @@ installed package, and a name in a message imports nothing.
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -39,6 +40,14 @@ from tests.support.toy_extensions import MEMBERS, doubled_loss
 pytestmark = pytest.mark.usefixtures("forgotten_extensions")
 ROOT = Path(__file__).parents[1]
 TOY = dict.fromkeys(MEMBERS, "toy")
+# entry-point group -> files of the catalogue's folder that define no member
+NO_MEMBERS = {
+    "espalier.codecs": {"update_file"},
+    "espalier.data": {"card_fit", "splits"},
+    "espalier.links": {"paho_client"},
+    "espalier.readers": {"terminal"},  # a command passes it to the run
+    "espalier.rules": {"arithmetic"},
+}
 NET = network("mlp", (4,), 2)
 CARD = Run("r", "toy", "mlp", NET, (), 8, "s", menu=(full(NET),))
 
@@ -273,10 +282,48 @@ def test_every_extension_point_has_a_toy_and_a_row_in_the_contributors_page() ->
         assert group in (ROOT / catalogue).read_text()
 
 
+@pytest.mark.parametrize("group", MEMBERS)
+def test_every_file_of_a_member_is_in_the_catalogue(group: str) -> None:
+    """A catalogue imports each file of its folder, except those that define no member. Ruff rejects
+    an import that the catalogue's dict does not use.
+    """
+    path = next(path for path, point in find_catalogues() if point.group == group)
+    folder = ".".join(path.parent.relative_to(ROOT).parts)
+    beside = {one.stem for one in path.parent.glob("*.py")} - {"__init__", "catalogue"}
+    found = {name.removeprefix(f"{folder}.").partition(".")[0] for name in list_imports(path)}
+    assert beside - found == NO_MEMBERS.get(group, set())
+
+
+def list_imports(path: Path) -> Iterator[str]:
+    """Yield `module.name` of what a file imports from modules, within functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("group", MEMBERS)
+def test_a_catalogue_is_one_sorted_dict(group: str) -> None:
+    path = next(path for path, point in find_catalogues() if point.group == group)
+    literals = [
+        [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict)
+    ]
+    (names,) = literals
+    assert names
+    assert names == sorted(names)
+
+
 def extension_points() -> Iterator[Kind]:
     """Yield the `Kind` of every catalogue."""
+    for _, point in find_catalogues():
+        yield point
+
+
+def find_catalogues() -> Iterator[tuple[Path, Kind]]:
+    """Yield the file and the `Kind` of every catalogue."""
     for package in ("models", "federated", "export", "edge_agent", "coordinator"):
         for path in (ROOT / package).rglob("catalogue.py"):
             module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
             if isinstance(found := getattr(module, "KIND", None), Kind):
-                yield found
+                yield path, found

@@ -82,6 +82,16 @@ def test_a_reader_that_raises_is_logged_and_removed(
     assert "no room" in str(record.exc_info)
 
 
+@pytest.mark.parametrize("name", sorted(READERS.keys() - {"mlflow"}))  # it needs a server
+def test_every_built_in_reader_reads_a_run(name: str, tmp_path: Path) -> None:
+    if name == "tensorboard":
+        pytest.importorskip("tensorboardX")
+    chosen = {"metrics.listen": "127.0.0.1:0"} if name == "metrics" else {"observe.readers": [name]}
+    done = federate(tmp_path, [Member("a0", digits(0, 1))], {**TINY, **chosen})
+    assert done.result.rounds == 2
+    assert "reader dropped" not in (tmp_path / "runs" / RUN / "log.jsonl").read_text()
+
+
 def test_readers_of_other_packages_read_a_run_and_a_failing_one_does_not_end_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

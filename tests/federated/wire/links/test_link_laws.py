@@ -16,7 +16,7 @@ from coordinator.broker import local as brokers
 from federated.errors import LinkError
 from federated.wire.delivery_queue import Delivery
 from federated.wire.link import Link, Will
-from federated.wire.links.catalogue import open_link
+from federated.wire.links.catalogue import LINKS, open_link
 from tests.support.tcp_link import TcpHub
 from tests.support.tried import tried
 
@@ -57,6 +57,10 @@ def drain(link: Link, name: str) -> list[Delivery]:
             return found
         found.append(delivery)
     raise AssertionError("a link must receive what it sends to itself")
+
+
+def test_the_laws_are_tried_on_every_built_in_link() -> None:
+    assert {LINKS[scheme] for scheme in ("memory", "mqtt")} == set(LINKS.values())
 
 
 def test_messages_arrive_in_order_at_their_subscribers(connect: Connect) -> None:
