@@ -163,7 +163,8 @@ def lines(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         reached = f"{row.to_accuracy:.1f}" if row.to_accuracy is not None else "never"
         told.append(
-            f"{row.mode:10}{row.updates:9}{row.seconds:9.1f}{row.accuracy:10.3f}{reached:>9}{row.last:8.3f}{row.late:7.0%}"
+            f"{row.mode:10}{row.updates:9}{row.seconds:9.1f}{row.accuracy:10.3f}"
+            f"{reached:>9}{row.last:8.3f}{row.late:7.0%}"
         )
     return told
 

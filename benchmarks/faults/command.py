@@ -85,7 +85,8 @@ def lines(found: Iterable[Summary]) -> list[str]:
         f"{'doubled':>9}{'equal':>7}{'recovery':>10}{'longest':>9}"
     )
     told = [
-        f"{s.scenario:30}{s.runs:6}{s.injected:10}{s.survived:10}{s.lost_updates:6}{s.double_folded:9}{s.equal:7}"
+        f"{s.scenario:30}{s.runs:6}{s.injected:10}{s.survived:10}"
+        f"{s.lost_updates:6}{s.double_folded:9}{s.equal:7}"
         f"{s.recovery_s:8.1f} s{s.longest_s:7.1f} s"
         for s in found
     ]
