@@ -18,11 +18,11 @@ import numpy as np
 
 from benchmarks.step_process import Taken, ask
 from edge_agent.device.load import BUSY, Load
-from federated.device.prediction import step_seconds
 from federated.errors import ConfigError
 from federated.runtime.console import FORMAT, report_errors, speaker
 from federated.runtime.plugins import unknown
 from federated.task import Timing
+from federated.training.prediction import step_seconds
 from models.cost import cost
 from models.families.catalogue import KIND, full, menu, network, probes
 from models.submodel import Moments, Network, Submodel

@@ -18,9 +18,9 @@ from export import onnx_export, verify
 from export.bundle import CHECK, Entry, File, Kind, Variant, file_of
 from export.quantize import available_kinds, quantize
 from export.verify import Array, Output
-from federated.engine.tallies import Tally, add, metrics
 from federated.errors import ExportError
 from federated.training.objective import tally
+from federated.training.tallies import Tally, add, metrics
 from federated.wire import tensors
 from models.cost import cost
 from models.submodel import Network, Submodel

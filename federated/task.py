@@ -168,7 +168,7 @@ class Update:
     steps: number of optimiser steps.
     tensors: local name -> array (numpy on the wire, torch tensors over the same memory in methods).
     notes: plain values: labels (classes held), batches, loss, tallies (see
-        `federated.engine.tallies`) by view; for a measured training also seconds (in all), step
+        `federated.training.tallies`) by view; for a measured training also seconds (in all), step
         (mean seconds) and peak (bytes beyond the process itself).
     """
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from coordinator.assign.standing import Standing, list_active
-from federated.device.prediction import step_seconds
 from federated.errors import ConfigError, Unknown
 from federated.task import Profile, Recipe
+from federated.training.prediction import step_seconds
 from federated.wire.codecs.codec import Codec
 from federated.wire.codecs.raw import RAW
 from models.cost import Cost, cost

@@ -73,7 +73,7 @@ class Score:
         `labels` (the same, absent classes masked), `before` and `after` (each device's own, before
         and after local training). A network with several exits also has `central/exit0` or
         `devices/exit0` and so on, and the mean of their logits, `central/ensemble` (DepthFL).
-    accuracy: see `federated.engine.tallies.metrics`, as for all numbers.
+    accuracy: see `federated.training.tallies.metrics`, as for all numbers.
     loss: mean over the examples.
     examples: number of examples.
     agent: of the data; empty for all together.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from coordinator.observe.records import Score
-from federated.engine.tallies import Tallies, Tally, add, metrics
+from federated.training.tallies import Tallies, Tally, add, metrics
 from models.submodel import Submodel
 
 __all__ = [

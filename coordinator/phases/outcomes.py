@@ -18,8 +18,8 @@ from coordinator.assign.standing import (
 )
 from coordinator.observe.records import Entry
 from coordinator.round.task_state import TaskState
-from federated.device.prediction import step_seconds
 from federated.task import Profile, Update
+from federated.training.prediction import step_seconds
 from federated.wire.codecs.catalogue import codec
 from models.cost import cost
 

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from federated.engine.tallies import fields
 from federated.errors import Refused
 from federated.task import LONGEST, SHORTEST, Card, Profile, Task, Update
+from federated.training.tallies import fields
 from federated.wire import tensors
 from federated.wire.messages import Run
 from models.families.catalogue import statistics

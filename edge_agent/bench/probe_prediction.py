@@ -26,7 +26,7 @@ class Prediction:
         """Predict the seconds of one inference (p50)."""
         if submodel is None or not _can_predict(self.inference, submodel):
             return None
-        from federated.device.prediction import latency_seconds
+        from federated.training.prediction import latency_seconds
 
         return latency_seconds(self.inference, submodel)
 
@@ -34,7 +34,7 @@ class Prediction:
         """Predict the seconds of a training step (the fastest)."""
         if submodel is None or not _can_predict(self.training, submodel):
             return None
-        from federated.device.prediction import step_seconds
+        from federated.training.prediction import step_seconds
 
         return step_seconds(self.training, submodel, batch)
 

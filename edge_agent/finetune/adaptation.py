@@ -33,11 +33,11 @@ from export.verify import TOKENS
 from federated.data.dataset import Dataset
 from federated.device.trainers.catalogue import DEFAULT, open_trainer
 from federated.device.trainers.trainer import LoadedNetwork, Start
-from federated.engine.tallies import metrics
 from federated.errors import ConfigError, DataError, ExportError, UsageError
 from federated.runtime.console import Say
 from federated.task import Recipe
 from federated.training.execution import Diverged, Execution, TrainingSet
+from federated.training.tallies import metrics
 from models.families import catalogue
 from models.submodel import Network, Submodel
 
@@ -77,7 +77,7 @@ class Adapted:
 
     examples: number of training examples.
     held_out: number of held-out examples.
-    before, after: `federated.engine.tallies.metrics` on the held-out examples.
+    before, after: `federated.training.tallies.metrics` on the held-out examples.
     kept: "personal" or "release".
     model: the folder to serve from now on; empty if only the weights were written.
     weights: path of the adapted weights; empty if the release is kept.

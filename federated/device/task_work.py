@@ -13,12 +13,12 @@ from typing import Any
 
 from federated.capabilities import describe_missing, list_required
 from federated.device.trainers.trainer import LoadedNetwork, Shapes, Start, TensorShapes, Trainer
-from federated.engine.tallies import Tallies
 from federated.errors import Refused
 from federated.task import Task, Update
 from federated.training import device_memory
 from federated.training.device_memory import variate_name
 from federated.training.execution import UNWATCHED, Array, Examples, Execution, TrainingSet
+from federated.training.tallies import Tallies
 from federated.wire import tensors as blobs
 from federated.wire.codecs import update_file
 from federated.wire.codecs.catalogue import codec

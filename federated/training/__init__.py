@@ -1,1 +1,1 @@
-"""Local training with PyTorch: the loop, its hooks, and the memory of a device between rounds."""
+"""Local training with PyTorch: loop, hooks, scores, device memory, and predicted durations."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from federated.engine.tallies import Tallies, add
 from federated.task import Recipe
 from federated.training import objective
 from federated.training.execution import Array, Stopped, TrainingData
 from federated.training.loop import check_examples, shuffle, to_device
+from federated.training.tallies import Tallies, add
 from models.layers.batch_norm import calibrate as measure
 from models.submodel import Submodel
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from federated.capabilities import CAPABILITIES, name_hook
 from federated.device.trainers.trainer import Shapes, Start, TrainingResult
-from federated.engine.tallies import Tallies
 from federated.errors import ConfigError
 from federated.methods.catalogue import hooks, loaded_hooks, loaded_method
 from federated.settings import validate
@@ -23,6 +22,7 @@ from federated.training import scoring
 from federated.training.execution import Array, Examples, Execution, TrainingData, TrainingSet
 from federated.training.hooks import Survey
 from federated.training.loop import descend, open_session, train
+from federated.training.tallies import Tallies
 from federated.wire.messages import Run
 from models.cost import cost
 from models.families.catalogue import build, shapes, statistics

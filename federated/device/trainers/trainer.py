@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from federated.engine.tallies import Tallies
 from federated.task import Recipe
 from federated.training.execution import Array, Examples, Execution, TrainingData
+from federated.training.tallies import Tallies
 from federated.wire.messages import Run
 from models.submodel import Submodel
 

@@ -10,9 +10,9 @@ import pytest
 from coordinator.assign.offers import Bounds, find_affordable, find_bounds, make_offers, match_pins
 from coordinator.assign.selection import draw_names, make_generator
 from coordinator.assign.standing import Setback, Standing
-from federated.device.prediction import step_seconds
 from federated.errors import ConfigError
 from federated.task import Card, Profile, Recipe, Timing
+from federated.training.prediction import step_seconds
 from federated.wire.codecs.fp16 import FP16
 from federated.wire.codecs.raw import RAW
 from models.cost import cost

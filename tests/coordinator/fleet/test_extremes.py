@@ -40,12 +40,12 @@ from coordinator.store.store import Store
 from coordinator.trust.acceptance import check_match, check_profile, check_training, expected_shapes
 from federated.engine.aggregate import Total, dump, fold
 from federated.engine.aggregate import load as load_total
-from federated.engine.tallies import fields
 from federated.errors import WireError
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.safe_text import MAX_TEXT
 from federated.task import LONGEST, Profile, Recipe, Task, Update
+from federated.training.tallies import fields
 from federated.wire import envelope, tensors
 from federated.wire.codecs.raw import RAW
 from models.families.catalogue import initial, menu, network, statistics

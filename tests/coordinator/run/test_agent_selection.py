@@ -12,9 +12,9 @@ import pytest
 from coordinator.assign.decision_record import Decision
 from coordinator.phases.patience import ENDLESS, PATIENCE
 from coordinator.store.store import Store
-from federated.device.prediction import step_seconds
 from federated.errors import FleetError
 from federated.task import Update
+from federated.training.prediction import step_seconds
 from tests.support.federation import RUN, Member, digits, federate
 
 SMALL = {

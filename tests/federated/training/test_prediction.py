@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federated.device.prediction import (
+from federated.task import Timing
+from federated.training.prediction import (
     KINDS,
     TRUST,
     count_work,
@@ -25,7 +26,6 @@ from federated.device.prediction import (
     latency_seconds,
     step_seconds,
 )
-from federated.task import Timing
 from models.cost import cost
 from models.families.catalogue import full, menu, network, probes
 from models.pass_work import work

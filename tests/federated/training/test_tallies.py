@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from federated.engine.tallies import add, fields, metrics
+from federated.training.tallies import add, fields, metrics
 from models.submodel import Network
 
 CLASSES = Network("n", "", (1,), 3)
