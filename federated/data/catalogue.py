@@ -59,33 +59,35 @@ class BuiltIn:
     """A data set that is known by name.
 
     load: from the folder of named data sets.
-    about: its contents and where its files come from, as the README says.
-    held: its held-out part, likewise.
+    about: its contents and the source of its files, for the README.
+    held: its held-out part, for the README.
     """
 
     load: Callable[[Path], Dataset]
     about: str
-    held: str = "the published test part"
+    held: str = "the published test set"
 
 
 DATASETS: Mapping[str, BuiltIn] = {
-    "cifar10": BuiltIn(vision.cifar10, "pictures of ten classes, 32 x 32; downloaded"),
-    "cifar100": BuiltIn(vision.cifar100, "pictures of a hundred classes, 32 x 32; downloaded"),
-    "cinic10": BuiltIn(vision.cinic10, "pictures of CIFAR-10's classes, 32 x 32; downloaded"),
+    "cifar10": BuiltIn(vision.cifar10, "images of ten classes, 32 x 32; downloaded"),
+    "cifar100": BuiltIn(vision.cifar100, "images of a hundred classes, 32 x 32; downloaded"),
+    "cinic10": BuiltIn(vision.cinic10, "images of CIFAR-10's classes, 32 x 32; downloaded"),
     "digits": BuiltIn(
         digits,
         "1797 handwritten digits, 8 x 8 (UCI, CC BY 4.0); part of the package",
-        "a stratified 20 % that no agent holds",
+        "a stratified 20 % that no agent trains on",
     ),
-    "fashion-mnist": BuiltIn(vision.fashion_mnist, "pictures of clothes, 28 x 28; downloaded"),
+    "fashion-mnist": BuiltIn(vision.fashion_mnist, "images of clothes, 28 x 28; downloaded"),
     "har": BuiltIn(
         har,
         "windows of motion sensor data from phones and watches of 23 people; a file in "
         "`--data-root`: `har/windows100.npz`",
-        "a fifth of the people; on a device, its last recordings",
+        "a fifth of the people; on a device, the last recordings",
     ),
     "mnist": BuiltIn(vision.mnist, "handwritten digits, 28 x 28; downloaded"),
-    "svhn": BuiltIn(vision.svhn, "house numbers, 32 x 32; downloaded; needs the extra `data`"),
+    "svhn": BuiltIn(
+        vision.svhn, "images of house numbers, 32 x 32; downloaded; needs the extra `data`"
+    ),
     "wikitext-2": BuiltIn(
         wikitext_2,
         "windows of 64 words, for predicting the next or masked words; files in `--data-root`: "

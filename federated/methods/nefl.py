@@ -236,13 +236,17 @@ def nefl_w() -> Method:
     """Return the method that keeps every block, and sqrt(gamma) of the channels of each layer:
     about a fraction gamma of the parameters (section III).
     """
-    return nefl("nefl-w", "narrower submodels, each with its own norms and learnable steps", "w")
+    return nefl(
+        "nefl-w", "narrower submodels, each with its own norms and learnable step sizes", "w"
+    )
 
 
 def nefl_d() -> Method:
     """Return the method that keeps every channel, and fewer blocks."""
     return nefl(
-        "nefl-d", "submodels with fewer blocks, each with its own norms and learnable steps", "d"
+        "nefl-d",
+        "submodels with fewer blocks, each with its own norms and learnable step sizes",
+        "d",
     )
 
 
@@ -250,7 +254,7 @@ def nefl_wd() -> Method:
     """Return the method with fewer channels and fewer blocks."""
     return nefl(
         "nefl-wd",
-        "narrower submodels with fewer blocks, each with its own norms and learnable steps",
+        "narrower submodels with fewer blocks, each with its own norms and learnable step sizes",
         "wd",
     )
 
@@ -270,7 +274,7 @@ def nefl_do() -> Method:
     return replace(
         base,
         name="nefl-do",
-        summary="nefl-d with larger initial steps where blocks are left out",
+        summary="nefl-d with larger initial step sizes where blocks are left out",
         settings=vary(base.settings, first_step="skipped"),
         inactive=inactive_first_step,
     )

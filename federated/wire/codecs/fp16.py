@@ -39,7 +39,8 @@ def decode(tensors: Tensors) -> Tensors:
 
 FP16 = Codec(
     name="fp16",
-    help="half precision: error of at most 2^-11 of a value, or 2^-25; no values above 65504",
+    help="half precision: relative error of at most 2^-11 (below 2^-14: absolute error of at most "
+    "2^-25); no values above 65504",
     encode=encode,
     decode=decode,
     size=lambda count: 2 * count,
