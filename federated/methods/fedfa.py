@@ -195,8 +195,8 @@ def fedfa() -> Method:
     return replace(
         base,
         name="fedfa",
-        summary="narrower and shallower submodels; missing blocks are copied from the "
-        "device's last block of the section (grafting), and layers are scaled to a common norm",
+        summary="narrower and shallower submodels; missing blocks are copies of the "
+        "last one (grafting), and layers are scaled to a common norm",
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures (arXiv "
         "2406.09877)",
         settings=vary(base.settings, sharing=None, **sizes, **training, **choices, **CHOICES),
