@@ -1,5 +1,5 @@
-# make demo | test | test-all | lint. Needs only Python 3.11 or newer. Everything is installed into
-# .venv; `make clean` removes it.
+# Targets: demo, test, test-all, lint. They need only Python 3.11 or newer and install everything into
+# .venv, which `make clean` removes.
 #   PYTHON=python3.12                   use another Python
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu
 #                                       torch without CUDA (200 MB instead of gigabytes on Linux)
@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 help:
 	@echo "make demo      Train with a coordinator and four unequal agents on this machine, and export the networks"
-	@echo "make test      Run all tests except slow ones (TESTS=\"tests/models -k slicing\": only these)"
+	@echo "make test      Run all tests except the slow ones (TESTS=\"tests/models -k slicing\": only these)"
 	@echo "make test-all  Run all tests"
 	@echo "make lint      Run ruff, mypy and bandit"
 	@echo "make clean     Remove .venv and caches"
@@ -27,8 +27,8 @@ help:
 demo: $(VENV)/installed
 	@$(BIN)/coordinator demo $(DEMO)
 
-# Most tests run in parallel, with one more worker than processors, because some tests wait more
-# than they compute. Tests that start brokers or processes, or measure time, then run one by one.
+# Most tests run in parallel, with one more worker than processors, because some tests mostly wait.
+# After them, the tests that start brokers or processes, or measure time, run one at a time.
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
 ALONE := broker or processes or timed
 
@@ -53,7 +53,7 @@ lint: $(VENV)/installed-dev
 clean:
 	rm -rf $(VENV) $(VENV)-base .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info build
 
-# These files mark completed steps. A step that failed, such as a broken download, runs again.
+# These files mark completed steps. A step that failed, such as an interrupted download, runs again.
 $(VENV)/created:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "expected Python 3.11 or newer, found %d.%d: use make PYTHON=..." % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)

@@ -34,8 +34,9 @@ QUEUE_BYTES = 1 << 30
 CONNECTIONS = 10_000
 KEEPALIVE = 600  # seconds: the broker tells clients that request a longer keepalive to use this
 HEAD = """\
-# Rights of agents. Each is identified by its authenticated name (%u: the name in its certificate,
-# or its user). The client id (%c) proves nothing, because clients choose it freely."""
+# Rights of agents. An agent is identified by its authenticated name (%u): the name in its
+# certificate, or its user name. The client id (%c) proves nothing, because clients choose it
+# freely."""
 
 
 @dataclass(frozen=True)

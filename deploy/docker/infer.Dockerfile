@@ -1,5 +1,6 @@
 # syntax=docker/dockerfile:1
-# An agent that serves inference with the releases of a run, without PyTorch; x86-64 and arm64. Set flags as EDGE_AGENT_INFER_BROKER=... and so on.
+# An agent that serves inference with the releases of a run, without PyTorch; x86-64 and arm64. Set flags as environment variables,
+# such as EDGE_AGENT_INFER_BROKER=...
 #   docker build -f deploy/docker/infer.Dockerfile -t espalier-infer .
 #   docker buildx build --platform linux/amd64,linux/arm64 -f deploy/docker/infer.Dockerfile -t REGISTRY/espalier-infer --push .
 # For a reproducible build, pin the base image by digest: --build-arg PYTHON=python@sha256:...
