@@ -229,5 +229,5 @@ DENSENET = Family(
     inputs=3,
     labelled=labelled_tensors,
     torchvision=Torchvision(NAMES, convert),
-    help="for pictures",
+    help="for images",
 )

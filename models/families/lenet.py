@@ -102,5 +102,5 @@ LENET = Family(
     presets=PRESETS,
     default="5",
     inputs=3,
-    help="for pictures",
+    help="for images",
 )

@@ -86,5 +86,5 @@ MOBILENET = Family(
     inputs=3,
     features=frozenset({"scaler", "steps"}),
     torchvision=Torchvision({"v2": "mobilenet_v2", "v2-cifar": "mobilenet_v2"}, convert),
-    help="for pictures",
+    help="for images",
 )

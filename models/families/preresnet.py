@@ -176,5 +176,5 @@ PRERESNET = Family(
     inputs=3,
     labelled=labelled_tensors,
     features=frozenset({"scaler", "scaler-always", "steps", *EXITS}),
-    help="for pictures",
+    help="for images",
 )

@@ -260,6 +260,6 @@ RESNET = Family(
     labelled=labelled_tensors,
     features=frozenset({"scaler", "scaler-always", "steps", *EXITS}),
     torchvision=Torchvision(NAMES, convert),
-    help="for pictures; `10` to `wide-101` with the stem of ImageNet, CIFAR (`-cifar`) or NeFL "
+    help="for images; `10` to `wide-101` with the stem of ImageNet, CIFAR (`-cifar`) or NeFL "
     "(`-nefl`)",
 )

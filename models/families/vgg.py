@@ -174,5 +174,5 @@ VGG = Family(
     default="9-small",
     inputs=3,
     torchvision=Torchvision(NAMES, convert),
-    help="for pictures; torchvision's weights are those with batch norm, for 224 x 224 pixels",
+    help="for images; torchvision's weights are those with batch norm, for 224 x 224 pixels",
 )

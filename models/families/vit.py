@@ -190,5 +190,5 @@ VIT = Family(
     inputs=3,
     features=frozenset({"scaler", "steps"}),
     torchvision=Torchvision({"b": "vit_b_16"}, convert),
-    help="for pictures of 32 x 32 pixels; `micro`: of 8 x 8; `tiny`, `s` and `b`: of 224 x 224",
+    help="for images of 32 x 32 pixels; `micro`: of 8 x 8; `tiny`, `s` and `b`: of 224 x 224",
 )
