@@ -31,15 +31,15 @@ __all__ = [
     "Kind",
     "Variant",
     "accurate_variants",
-    "check_of",
-    "entry_of",
-    "file_of",
-    "files",
-    "manifest",
+    "describe_file",
+    "find_entry",
+    "list_files",
     "read",
+    "read_check",
+    "read_manifest",
+    "read_version",
+    "read_weights",
     "recommended_entries",
-    "version",
-    "weights_of",
 ]
 
 MANIFEST = "manifest.json"
@@ -94,7 +94,7 @@ class Entry:
     parameters: number of parameters
     macs: multiply-adds for one example
     variants: graphs, fp32 first
-    weights: file that `weights_of` reads
+    weights: file that `read_weights` reads
     absent: why other variants are missing
     trained_updates: number of updates of the run that trained it, or None if unknown
     """
@@ -125,7 +125,7 @@ class Bundle:
     outputs: see `models.submodel.Network`
     examples: number of real examples that the graphs were compared on
     submodels: smallest first
-    check: file that `check_of` reads
+    check: file that `read_check` reads
     classes: names of the classes, if known
     labelled: whether the examples have labels
     calibrated: number of other examples that the int8 ranges were found on
@@ -157,14 +157,14 @@ def read(folder: Path, submodel: str | None = None) -> Bundle:
 
     ExportError: a file is missing, foreign or damaged. Unknown: the release has no such submodel.
     """
-    bundle = manifest(folder)
-    for entry in bundle.submodels if submodel is None else [entry_of(bundle, submodel)]:
+    bundle = read_manifest(folder)
+    for entry in bundle.submodels if submodel is None else [find_entry(bundle, submodel)]:
         _check_entry(folder, bundle, entry)
-    check_of(folder, bundle)
+    read_check(folder, bundle)
     return bundle
 
 
-def manifest(folder: Path) -> Bundle:
+def read_manifest(folder: Path) -> Bundle:
     """Read a manifest alone, without checking that its files exist. Raises ExportError."""
     try:
         bundle = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Bundle)
@@ -176,7 +176,7 @@ def manifest(folder: Path) -> Bundle:
         raise ExportError(f"{folder / MANIFEST}: not a manifest of a release: {error}") from error
     if bundle.format != FORMAT:
         raise ExportError(f"{folder / MANIFEST}: expected format {FORMAT}, found {bundle.format}")
-    for file in files(bundle):
+    for file in list_files(bundle):
         if not re.match(topics.FILE, file.name) or file.name == MANIFEST:
             raise ExportError(
                 f"{folder / MANIFEST}: expected a file within the folder, found '{file.name}'"
@@ -193,7 +193,7 @@ def manifest(folder: Path) -> Bundle:
     return bundle
 
 
-def version(folder: Path) -> str:
+def read_version(folder: Path) -> str:
     """Return the version of a release: the first 12 digits of its manifest's sha256. Raises
     ExportError.
     """
@@ -205,7 +205,7 @@ def version(folder: Path) -> str:
         ) from error
 
 
-def entry_of(bundle: Bundle, submodel: str) -> Entry:
+def find_entry(bundle: Bundle, submodel: str) -> Entry:
     """Return the entry of a submodel. Raises Unknown."""
     for entry in bundle.submodels:
         if entry.submodel == submodel:
@@ -222,11 +222,11 @@ def recommended_entries(bundle: Bundle) -> tuple[Entry, ...]:
     )
 
 
-def files(bundle: Bundle, submodel: str | None = None) -> tuple[File, ...]:
+def list_files(bundle: Bundle, submodel: str | None = None) -> tuple[File, ...]:
     """Return all files but the manifest, or those that a device with this submodel needs. Raises
     Unknown.
     """
-    chosen = bundle.submodels if submodel is None else (entry_of(bundle, submodel),)
+    chosen = bundle.submodels if submodel is None else (find_entry(bundle, submodel),)
     return (
         bundle.check,
         *(
@@ -237,7 +237,7 @@ def files(bundle: Bundle, submodel: str | None = None) -> tuple[File, ...]:
     )
 
 
-def file_of(path: Path) -> File:
+def describe_file(path: Path) -> File:
     """Describe an existing file."""
     return File(path.name, path.stat().st_size, verify.sha256(path))
 
@@ -250,7 +250,7 @@ def accurate_variants(entry: Entry) -> tuple[Variant, ...]:
     return tuple(variant for variant in entry.variants if _accuracy_loss(first, variant) <= POINT)
 
 
-def check_of(folder: Path, bundle: Bundle) -> tuple[Array, dict[str, Array]]:
+def read_check(folder: Path, bundle: Bundle) -> tuple[Array, dict[str, Array]]:
     """Return random raw inputs [n, *inputs] and each graph's recorded outputs for them, by file
     name. Raises ExportError.
     """
@@ -263,7 +263,7 @@ def check_of(folder: Path, bundle: Bundle) -> tuple[Array, dict[str, Array]]:
     return found.pop("x"), found
 
 
-def weights_of(folder: Path, entry: Entry) -> tuple[dict[str, Any], dict[str, Array]]:
+def read_weights(folder: Path, entry: Entry) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return the submodel as plain values (of a `models.submodel.Submodel`), and its parameters
     and running statistics by name. Raises ExportError.
     """
@@ -293,7 +293,7 @@ def _read_tensors(folder: Path, file: File) -> tuple[dict[str, Any], dict[str, A
 
 
 def _check_entry(folder: Path, bundle: Bundle, entry: Entry) -> None:
-    weights_of(folder, entry)
+    read_weights(folder, entry)
     for variant in entry.variants:
         session = verify.load(folder / variant.file.name, variant.file.sha256)
         expected = (

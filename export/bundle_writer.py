@@ -101,7 +101,7 @@ def _write_files(
         preprocessing=json.loads(first.metadata["preprocessing"]),
         about=contents.about,
     )
-    (folder / modelcard.NAME).write_text(modelcard.text(bundle), encoding="utf-8")
+    (folder / modelcard.NAME).write_text(modelcard.render_card(bundle), encoding="utf-8")
     (folder / MANIFEST).write_bytes(
         msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n"
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from export.bundle import Bundle, Entry, Variant, files, recommended_entries
+from export.bundle import Bundle, Entry, Variant, list_files, recommended_entries
 
-__all__ = ["NAME", "text"]
+__all__ = ["NAME", "render_card"]
 
 NAME = "MODEL.md"
 ANSWERS = {
@@ -23,7 +23,7 @@ SCORES = {
 }
 
 
-def text(bundle: Bundle) -> str:
+def render_card(bundle: Bundle) -> str:
     """Return the model card of a release."""
     parts = [
         _summary(bundle),
@@ -74,7 +74,7 @@ def _inputs(bundle: Bundle) -> str:
 def _variants(bundle: Bundle) -> str:
     score = SCORES[bundle.objective] if bundle.labelled else "answers as in PyTorch"
     rows = [
-        f"| submodel | parameters | MACs | graph | size | {score} | beside fp32 | "
+        f"| submodel | parameters | MACs | graph | size | {score} | difference from fp32 | "
         "largest difference |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -152,7 +152,7 @@ def _usage(bundle: Bundle) -> str:
 
 
 def _files(bundle: Bundle) -> str:
-    rows = [f"{file.sha256}  {file.name}" for file in files(bundle)]
+    rows = [f"{file.sha256}  {file.name}" for file in list_files(bundle)]
     return "\n".join(["## Files (sha256)", "", "```", *rows, "```"])
 
 

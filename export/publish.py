@@ -22,9 +22,9 @@ __all__ = [
     "PublishedReleases",
     "announce",
     "confirm",
+    "describe_version",
     "publish",
     "read_published",
-    "version_of",
     "withdraw",
 ]
 
@@ -67,7 +67,7 @@ class PublishedReleases:
             self.servings.pop(str(place.agent), None)
 
 
-def version_of(folder: Path, run: str, assignment: Mapping[str, str]) -> Version:
+def describe_version(folder: Path, run: str, assignment: Mapping[str, str]) -> Version:
     """Check a release folder and return its version record for the card.
 
     assignment: agent -> name of its submodel
@@ -114,8 +114,11 @@ def publish(
 
     ExportError: a file does not match the manifest. Also raises LinkError.
     """
-    version, sent = bundle.version(folder), {}
-    for file in (*bundle.files(bundle.manifest(folder)), bundle.file_of(folder / bundle.MANIFEST)):
+    version, sent = bundle.read_version(folder), {}
+    for file in (
+        *bundle.list_files(bundle.read_manifest(folder)),
+        bundle.describe_file(folder / bundle.MANIFEST),
+    ):
         known = present.get((version, file.name))
         if known is not None and known.sha256 == file.sha256:
             continue

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from export import onnx_export, verify
-from export.bundle import CHECK, Entry, File, Kind, Variant, file_of
+from export.bundle import CHECK, Entry, File, Kind, Variant, describe_file
 from export.quantize import available_kinds, quantize
 from export.verify import Array, Output
 from federated.errors import ExportError
@@ -125,7 +125,7 @@ def write_entry(
         )
     )
     what = cost(submodel)
-    return Entry(submodel.name, what.parameters, what.macs, graphs, file_of(weights), absent)
+    return Entry(submodel.name, what.parameters, what.macs, graphs, describe_file(weights), absent)
 
 
 def write_check(folder: Path, tokens: int, entries: Sequence[Entry], examples: Array) -> File:
@@ -149,7 +149,7 @@ def write_check(folder: Path, tokens: int, entries: Sequence[Entry], examples: A
             {}, {"x": x, **{name: verify.load(folder / name).predict(x) for name in names}}
         )
     )
-    return file_of(folder / CHECK)
+    return describe_file(folder / CHECK)
 
 
 @dataclass
@@ -182,7 +182,7 @@ class _Comparison:
         accuracy = metrics(add(self.scored), network)["accuracy"] if self.scored else None
         return Variant(
             kind,
-            file_of(path),
+            describe_file(path),
             self.difference,
             accuracy,
             metrics(add(self.agreed), network)["accuracy"],

@@ -3,9 +3,9 @@
 A name that the owner of this machine wrote may import code: `lookup`. A name from a message of
 another machine must not: look it up in the result of `load_all`.
 
-`models` knows nothing of the project's errors: an unknown name raises `LookupError(name, known
-names)`, and what cannot be imported ValueError. `federated.runtime.plugins.find` turns both into
-the project's own.
+`models` does not use the project's errors: an unknown name raises `LookupError(name, known names)`,
+and a failed import raises ValueError. `federated.runtime.plugins.find` turns both into the
+project's own errors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
-# group -> "module:attribute" -> member, of those that `lookup` was asked for in this process
+# group -> "module:attribute" -> member, for members that `lookup` found in this process
 NAMED: dict[str, dict[str, Any]] = {}
 
 
@@ -49,17 +49,17 @@ class Kind:
 
     @property
     def own(self) -> str:
-        """Form of the name of a user's own member."""
+        """Format in which users name their own members."""
         return "module:function" if self.member is None else "module:attribute"
 
 
 def lookup(kind: Kind, name: str, known: Mapping[str, T]) -> T:
     """Return the member with a name that the owner of this machine wrote: a built-in one,
-    "module:attribute", or one of an installed package. `load_all` returns a "module:attribute"
-    from now on.
+    "module:attribute", or one of an installed package. `load_all` also returns a
+    "module:attribute" that was looked up before.
 
-    LookupError(name, known names): there is none. ValueError: it cannot be imported, or is no
-    member.
+    Raises LookupError(name, known names) for an unknown name, ValueError for a member that cannot
+    be imported or has the wrong type.
     """
     if name in known:
         return known[name]
@@ -130,8 +130,8 @@ def entry_points(kind: Kind) -> EntryPoints:
 def import_member(name: str, member: type | None = None) -> Any:
     """Import and return "module:attribute"; the module may be in the current folder.
 
-    member: the type to expect; None: a function. ValueError: it cannot be imported, or is something
-    else.
+    member: the expected type; None: a function. Raises ValueError if the import fails or the type
+    differs.
     """
     module, _, attribute = name.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
@@ -148,7 +148,7 @@ def import_member(name: str, member: type | None = None) -> Any:
 
 
 def check_member(found: Any, member: type | None) -> Any:
-    """Return the value if it is a member. TypeError: it is not."""
+    """Return the value if it is a member; raise TypeError if not."""
     if callable(found) if member is None else isinstance(found, member):
         return found
     expected = "function" if member is None else member.__name__

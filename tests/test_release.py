@@ -248,8 +248,8 @@ def expected(folder: Path, x: Array) -> dict[tuple[str, str], tuple[int, ...]]:
     """Return the labels that each variant of a release gives these digits, as computed on this
     machine.
     """
-    entry = bundle.entry_of(bundle.read(folder), SMALL)
-    version = bundle.version(folder)
+    entry = bundle.find_entry(bundle.read(folder), SMALL)
+    version = bundle.read_version(folder)
     found = {
         v.kind: verify.load(folder / v.file.name).predict(x).argmax(axis=1) for v in entry.variants
     }
@@ -261,12 +261,12 @@ def expected(folder: Path, x: Array) -> dict[tuple[str, str], tuple[int, ...]]:
 def spoiled(folder: Path, out: Path) -> Path:
     """Return a release whose graphs fail the self-test although every digest is right."""
     shutil.copytree(folder, out)
-    made = bundle.manifest(out)
-    x, said = bundle.check_of(out, made)
+    made = bundle.read_manifest(out)
+    x, said = bundle.read_check(out, made)
     (out / bundle.CHECK).write_bytes(
         tensors.encode({}, {"x": x, **{name: -logits for name, logits in said.items()}})
     )
-    file = bundle.file_of(out / bundle.CHECK)
+    file = bundle.describe_file(out / bundle.CHECK)
     (out / bundle.MANIFEST).write_bytes(msgspec.json.encode(replace(made, check=file)))
     assert bundle.read(out).check == file
     return out
@@ -301,7 +301,7 @@ def test_nothing_is_lost_while_releases_come_are_tried_and_go(
     assert code == 0, said
     (row,) = told["reports"]
     assert (row["version"], row["failed"]) == (two, 0), "it still serves the last good one"
-    assert (row["state"], row["refused"]) == ("refused", bundle.version(bad))
+    assert (row["state"], row["refused"]) == ("refused", bundle.read_version(bad))
     assert "deviates from the exporter's machine" in row["reason"]
     assert row["answered"] > 0
     code, _, said = release("--promote")

@@ -340,7 +340,7 @@ def read_memory(path: Path) -> object:
 
 
 def read_manifest(path: Path) -> object:
-    return bundle.manifest(path.parent)
+    return bundle.read_manifest(path.parent)
 
 
 def decoders() -> dict[str, Decoder]:

@@ -47,7 +47,7 @@ class Archive:
     def check(self, version: str) -> Path:
         """Return the folder of a version. Raises StoreError if it has another manifest now."""
         folder = self.path(version)
-        if (found := bundle.version(folder)) != version:
+        if (found := bundle.read_version(folder)) != version:
             raise StoreError(
                 f"{folder / bundle.MANIFEST} is damaged: expected a sha256 of {version}..., found "
                 f"{found}...; restore it from a backup, or release the round again"
@@ -59,13 +59,13 @@ class Archive:
         an incomplete or damaged release, StoreError.
         """
         bundle.read(folder)
-        name = bundle.version(folder)
+        name = bundle.read_version(folder)
         partial = self.folder / f"{name}.{os.getpid()}.part"
         try:
             partial.mkdir()
             card = [modelcard.NAME] if (folder / modelcard.NAME).is_file() else []
             for file in (
-                *(file.name for file in bundle.files(bundle.manifest(folder))),
+                *(file.name for file in bundle.list_files(bundle.read_manifest(folder))),
                 bundle.MANIFEST,
                 *card,
             ):

@@ -29,9 +29,9 @@ from export.publish import (
     PublishedReleases,
     announce,
     confirm,
+    describe_version,
     publish,
     read_published,
-    version_of,
     withdraw,
 )
 from federated.errors import ExportError, StoreError, UsageError
@@ -169,7 +169,7 @@ class Rollout:
             self._write(new)
 
     def _add_version(self, old: History, name: str, request: ReleaseRequest) -> History:
-        version = version_of(self._archive.check(name), self.run, self._trained)
+        version = describe_version(self._archive.check(name), self.run, self._trained)
         past = old.items[name].before if name in old.items else {}
         now = {
             agent: serving
@@ -249,8 +249,8 @@ class Rollout:
 
     def _judge(self, history: History) -> canary.Verdict:
         item, stable = history.items[history.canary], history.stable
-        made = bundle.manifest(self._archive.check(history.canary))
-        old = (stable, bundle.manifest(self._archive.check(stable))) if stable else None
+        made = bundle.read_manifest(self._archive.check(history.canary))
+        old = (stable, bundle.read_manifest(self._archive.check(stable))) if stable else None
         verdict = canary.judge(history.canary, history.agents, item.reports, item.before, made, old)
         for note in verdict.notes:
             self._say(note)
@@ -263,7 +263,7 @@ class Rollout:
         version.
         """
         if request.bundle is not None:
-            found = bundle.manifest(request.bundle)
+            found = bundle.read_manifest(request.bundle)
             if found.run != self.run:
                 raise ExportError(
                     f"{request.bundle}: expected a release of run '{self.run}', found one "

@@ -114,7 +114,7 @@ def adapt(request: FinetuneRequest, folder: Path, name: str, data: Dataset, say:
     have no held-out part, ConfigError if training diverges.
     """
     release = bundle.read(folder, name)
-    submodel, weights = load_submodel(folder, bundle.entry_of(release, name), request.network)
+    submodel, weights = load_submodel(folder, bundle.find_entry(release, name), request.network)
     _check_data(release, submodel.network, data)
     recipe, trainer = _make_recipe(request, submodel), open_trainer(DEFAULT)
     if request.threads:
@@ -150,7 +150,7 @@ def load_submodel(
 
     Raises ExportError for invalid weights, UsageError for another `module:function`.
     """
-    plain, values = bundle.weights_of(folder, entry)
+    plain, values = bundle.read_weights(folder, entry)
     path = folder / entry.weights.name
     try:
         submodel = msgspec.convert(plain, Submodel)

@@ -47,13 +47,13 @@ def _is_personal(out: Path) -> bool:
     if bundle.MANIFEST not in names:
         return len(names) == 1 and all(name.endswith(".tensors") for name in names)
     try:
-        release = bundle.manifest(out)
+        release = bundle.read_manifest(out)
     except ExportError:
         return False
     return PERSONAL in release.about and names <= {
         bundle.MANIFEST,
         modelcard.NAME,
-        *(file.name for file in bundle.files(release)),
+        *(file.name for file in bundle.list_files(release)),
     }
 
 

@@ -15,7 +15,7 @@ from edge_agent.infer.answers import Answer, answer
 from edge_agent.infer.graph_choice import Choice, choose, sample_own, thread_counts
 from edge_agent.infer.graph_trial import CPU, Held, Trial, measure_session
 from edge_agent.infer.inputs import fit_shape
-from export.bundle import version as version_of
+from export.bundle import read_version
 from export.verify import Array, Session, load, sha256
 from federated.errors import DataError, EspalierError, ExportError, StoreError
 
@@ -114,7 +114,7 @@ class Engine:
         Raises ExportError, DataError, Unknown or StoreError; the present release then stays in use.
         """
         with self._exchange:
-            found = version_of(folder)
+            found = read_version(folder)
             if version and found != version:
                 raise ExportError(f"{folder}: expected version {version}, found {found}")
             present = self._present

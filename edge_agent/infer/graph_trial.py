@@ -2,7 +2,7 @@
 of threads.
 
 A way passes if it reproduces the outputs of the exporter's machine for the same noise
-(`export.bundle.check_of`), and if its graph loses at most one point of accuracy, both where the
+(`export.bundle.read_check`), and if its graph loses at most one point of accuracy, both where the
 release was made (`export.bundle.accurate_variants`) and on this device's own held-out examples, if
 any. Does not import torch.
 """
@@ -109,8 +109,8 @@ class TrialSetup:
                     f"--data: expected {found.dtype} examples of shape {list(found.inputs)} as in "
                     f"the release, found {own[1]} of shape {list(own[0])}"
                 )
-        x, wanted = bundle.check_of(folder, found)
-        return cls(folder, found, bundle.entry_of(found, submodel), x, wanted, held)
+        x, wanted = bundle.read_check(folder, found)
+        return cls(folder, found, bundle.find_entry(found, submodel), x, wanted, held)
 
 
 def run_trial(

@@ -141,7 +141,7 @@ class ReleaseDownload:
 
     def _list_files(self) -> tuple[File, ...]:
         """Return the files of the submodel. ExportError: the manifest does not match the card."""
-        found = bundle.manifest(self.folder)
+        found = bundle.read_manifest(self.folder)
         if (found.run, found.round) != (self._run, self.version.round):
             raise ExportError(
                 f"{self.folder}: expected round {self.version.round} of '{self._run}', "
@@ -152,4 +152,4 @@ class ReleaseDownload:
                 f"{self.folder}: the card promises submodel '{self.submodel}', but the manifest "
                 "has none of that name"
             )
-        return bundle.files(found, self.submodel)
+        return bundle.list_files(found, self.submodel)

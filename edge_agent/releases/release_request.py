@@ -79,7 +79,7 @@ def select_submodel(folder: Path, submodel: str | None) -> str:
         return submodel
     complete = [
         entry
-        for entry in bundle.manifest(folder).submodels
+        for entry in bundle.read_manifest(folder).submodels
         if all((folder / variant.file.name).exists() for variant in entry.variants)
     ]
     if len(complete) != 1:

@@ -17,7 +17,8 @@ c stays the mean of the c_i:
     c = (1/N) sum_i c_i,    and when N becomes N',    c <- (N c + sum_S (c_i+ - c_i)) / N'
 
 The coordinator keeps the N of c in homes `n/c/NAME`: one row per rectangle, with (start, stop) per
-axis and then the number of devices. N of a coordinate is the sum over the rectangles around it.
+axis and then the number of devices. N of a coordinate is the sum over the rectangles that contain
+it.
 
 Weights are averaged by examples, or uniformly as in the paper (setting `weighting`); variates are
 always averaged uniformly. Running statistics have no variate. Momentum defaults to 0, as in the
@@ -164,7 +165,7 @@ def make_disjoint(rectangles: Collection[Where]) -> list[Where]:
 def update_variate(old: Tensor, average: Tensor, one: Sum, now: Cover, before: Cover) -> Tensor:
     """Return (N old + |S| (average - old)) / N' per coordinate.
 
-    now, before: rectangles whose counts add up to N' and N; N is N' where it is unknown
+    now, before: rectangles whose counts add up to N' and N; where N is unknown, N' is used
 
     N' is at least |S|, since a device that answered is present. A coordinate that no device holds
     any more was never trained, so it stays 0.
@@ -194,9 +195,9 @@ def make_table(cover: Cover) -> Tensor:
     )
 
 
-def read_table(make_table: Tensor | None) -> Cover:
+def read_table(table: Tensor | None) -> Cover:
     """Return the rectangles and counts of a table; empty for None."""
-    rows = [] if make_table is None else make_table.tolist()
+    rows = [] if table is None else table.tolist()
     return {tuple(zip(edges[::2], edges[1::2], strict=True)): count for *edges, count in rows}
 
 

@@ -1,5 +1,5 @@
 """The post-activation ResNet of InCo, NeFL, DepthFL, ScaleFL and RecipFL (He et al., arXiv
-1512.03385). Read it from the bottom up.
+1512.03385).
 
 Presets are named by their number of layers: 10, 14, 18, 22, 26, 34 (two 3x3 convolutions per
 block), 101 and wide-101 (bottlenecks; Wide-ResNet-101-2, arXiv 1605.07146, has twice the inner
@@ -8,9 +8,10 @@ channels). Each comes with three stems: "18" has torchvision's (7x7 of stride 2 
 with projected shortcuts; "small" and "tiny" are for a CPU.
 
 Width scales every section's channels and a bottleneck's inner ones. Depth may leave out any block
-(NeFL, arXiv 2308.07761). A section's first block leaves its projection, relu(projection(x)), since
-it changes channels and resolution; without a projection, the section passes x on. With exits
-(`models.layers.exits`) a submodel ends at its last exit and has no later blocks.
+(NeFL, arXiv 2308.07761). If the first block of a section is left out, its projection stays,
+relu(projection(x)), since it changes channels and resolution; without a projection, x passes
+through unchanged. With exits (`models.layers.exits`) a submodel ends at its last exit and has no
+later blocks.
 "steps": the residual of a block is multiplied by a learnable number, relu(shortcut(x) + step *
 F(x)), initially 1 (NeFL, section III).
 
@@ -158,8 +159,8 @@ def initialise(net: nn.Module) -> None:
 
 
 def build_sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
-    """Build the first `end` blocks, named by their indices in the largest network; a skipped first
-    block leaves its projection.
+    """Build the first `end` blocks, named by their indices in the largest network. A skipped first
+    block is replaced with its projection.
     """
     made, channels, number, step = (
         nn.ModuleList(),
@@ -179,8 +180,9 @@ def build_sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
             number += 1
             if number > end:
                 break
-            # Only the place decides, never the kept channels: they may be equal by chance in a
-            # narrow submodel, and names must not change.
+            # The position of a block decides whether it has a projection, not the numbers of
+            # channels: a narrow submodel may round both to the same number, and the names of
+            # tensors must not depend on the width.
             stride = 2 if section and index == 0 else 1
             shortcut = (
                 Projection(channels, outputs, stride)

@@ -1,8 +1,8 @@
-"""Rules for layers: which axes of a layer's tensors belong to its input's channels, and which are
-new.
+"""Rules for layers: they label each axis of a layer's tensors with the input channels that it
+follows, or with new channels.
 
-A rule returns the labels of its result, or None if it does not apply: everything that the layer
-touches then stays whole.
+A rule returns the labels of its result, or None if it does not apply: then the layer's input,
+tensors and result keep their full size.
 """
 
 from __future__ import annotations

@@ -24,16 +24,16 @@ def find_sections(net: nn.Module, calls: Calls, found: Tensors) -> tuple[tuple[s
         inside = any(path.startswith(f"{block}.") for section in sections for block in section)
         if isinstance(container, nn.Sequential | nn.ModuleList) and not inside:
             sections += [
-                tuple(run) for run in runs(net, path, container, calls, found) if len(run) > 1
+                tuple(run) for run in find_runs(net, path, container, calls, found) if len(run) > 1
             ]
     return tuple(sections)
 
 
-def runs(
+def find_runs(
     net: nn.Module, path: str, container: nn.Module, calls: Calls, found: Tensors
 ) -> list[list[str]]:
-    """Return the runs of blocks among a container's children; a block that does not follow the last
-    one begins a run.
+    """Return the runs of consecutive blocks among a container's children. A block that does not
+    follow the previous one begins a new run.
     """
     runs: list[list[str]] = [[]]
     for key, child in container.named_children():
@@ -60,7 +60,7 @@ def is_block(module: nn.Module, calls: Sequence[Call]) -> bool:
 
 
 def follows(net: nn.Module, last: str, name: str, calls: Calls, found: Tensors) -> bool:
-    """Return True if a block has the last one's class, takes its output and keeps the shape."""
+    """Return True if a block has the previous one's class, takes its output and keeps the shape."""
     one, other = calls[last][0], calls[name][0]
     assert one is not None
     assert other is not None

@@ -1,5 +1,5 @@
-"""Find how to cut a network that ignores submodels, once by tracing it; then cut each copy that is
-built.
+"""Make submodels of a user's network that does not support them: trace it once to find the axes and
+blocks that can be cut, then cut each copy that is built.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from models.own.channels import Axis, Groups, length
 from models.own.sections import find_sections
 from models.own.tracing import label_tensors, named_tensors, trace
 
-__all__ = ["Structure", "cut", "find_structure", "first_line", "with_scalers"]
+__all__ = ["Structure", "add_scalers", "cut", "find_structure", "first_line"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Structure:
 
 
 def find_structure(net: nn.Module, example: Tensor) -> Structure:
-    """Return the structure of a network on the meta device, found with the batch `example`; the
+    """Trace a network on the meta device with the batch `example`, and return its structure. The
     network is unusable afterwards.
     """
     groups = Groups()
@@ -57,7 +57,7 @@ def find_structure(net: nn.Module, example: Tensor) -> Structure:
 
 
 def resolve(net: nn.Module, groups: Groups, sections: tuple[tuple[str, ...], ...]) -> Structure:
-    """Convert the groups found to axes by name; tensors that stay whole are left out."""
+    """Convert groups of channels to axes by tensor name, without tensors that stay whole."""
     axes = {
         name: groups.axes(groups.tensors[id(t)][1], t.shape)
         for name, t in named_tensors(net)
@@ -87,19 +87,21 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
-def cut(net: nn.Module, how: Structure, width: float, mask: Sequence[Sequence[int]]) -> nn.Module:
+def cut(
+    net: nn.Module, structure: Structure, width: float, mask: Sequence[Sequence[int]]
+) -> nn.Module:
     """Replace the blocks that the mask drops with the identity, and cut every tensor to its leading
     corner; in place.
     """
-    for names, section in zip(how.sections, mask, strict=True):
+    for names, section in zip(structure.sections, mask, strict=True):
         for name, keep in zip(names, section, strict=True):
             if not keep:
                 put(net, name, nn.Identity())
     shared: dict[int, Tensor] = {}  # a tensor shared under two names stays shared
     for name, tensor in list(named_tensors(net)):
-        if name in how.axes:
+        if name in structure.axes:
             corner = tensor.detach()[
-                tuple(slice(length(axis, width)) for axis in how.axes[name])
+                tuple(slice(length(axis, width)) for axis in structure.axes[name])
             ].clone()
             smaller = (
                 nn.Parameter(corner, tensor.requires_grad)
@@ -108,7 +110,7 @@ def cut(net: nn.Module, how: Structure, width: float, mask: Sequence[Sequence[in
             )
             put(net, name, shared.setdefault(id(tensor), smaller))
     kept = dict(net.named_modules())
-    for (name, attribute), axis in how.fields.items():
+    for (name, attribute), axis in structure.fields.items():
         if name in kept:
             setattr(
                 kept[name],
@@ -126,7 +128,7 @@ def put(net: nn.Module, name: str, value: nn.Module | Tensor) -> None:
     setattr(net.get_submodule(parent), key, value)
 
 
-def with_scalers(net: nn.Module, how: Structure, rate: float) -> nn.Module:
+def add_scalers(net: nn.Module, structure: Structure, rate: float) -> nn.Module:
     """Add a Scaler to each batch norm that was cut, or, if there are none, after each layer whose
     outputs were cut (see `models.layers.basic.scale`).
     """
@@ -137,12 +139,12 @@ def with_scalers(net: nn.Module, how: Structure, rate: float) -> nn.Module:
     }
     norms = [
         layers[name]
-        for name, attribute in how.fields
+        for name, attribute in structure.fields
         if attribute == "num_features" and name in layers
     ]
     outputs = [
         layers[name]
-        for name, attribute in how.fields
+        for name, attribute in structure.fields
         if attribute in {"out_channels", "out_features"} and name in layers
     ]
     for layer in norms or outputs:

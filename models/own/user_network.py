@@ -45,7 +45,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from models.extensions import import_member, list_required
 from models.family import Address, Family, check_mask, parse_address
 from models.layers.basic import Standardise
-from models.own.structure import Structure, cut, find_structure, first_line, with_scalers
+from models.own.structure import Structure, add_scalers, cut, find_structure, first_line
 from models.submodel import Network, Submodel
 
 __all__ = ["own"]
@@ -152,23 +152,23 @@ def analyse(network: Network) -> Structure:
     Width is disabled if the network cut to half its width fails.
     """
     example = torch.zeros((2, *network.inputs), device="meta")
-    how = find_structure(build_on_meta(network), example)
-    if failure(network, how, 1.0, example):
-        how = replace(how, sections=())
-    if not how.problem and (why := failure(network, how, 0.5, example)):
-        how = replace(how, problem=f"cut to half its width, it fails ({why})")
-    return how
+    structure = find_structure(build_on_meta(network), example)
+    if failure(network, structure, 1.0, example):
+        structure = replace(structure, sections=())
+    if not structure.problem and (why := failure(network, structure, 0.5, example)):
+        structure = replace(structure, problem=f"cut to half its width, it fails ({why})")
+    return structure
 
 
-def failure(network: Network, how: Structure, width: float, example: torch.Tensor) -> str:
+def failure(network: Network, structure: Structure, width: float, example: torch.Tensor) -> str:
     """Return the error that an example raises in the shallowest network of a width, in training or
     evaluation; "" if none.
     """
     net = cut(
         build_on_meta(network),
-        how,
+        structure,
         width,
-        [[1] + [0] * (len(section) - 1) for section in how.sections],
+        [[1] + [0] * (len(section) - 1) for section in structure.sections],
     )
     try:
         with torch.no_grad():
@@ -187,15 +187,21 @@ def build(submodel: Submodel) -> nn.Module:
     network = submodel.network
     if scales_itself(network):
         return add_standardise(call_function(submodel), network)
-    how = analyse(network)
-    check_mask(submodel, tuple(map(len, how.sections)))
-    if submodel.width < 1 and how.problem:
-        raise ValueError(f"model '{network.family}' cannot be narrowed: {how.problem}; {REMEDY}")
+    structure = analyse(network)
+    check_mask(submodel, tuple(map(len, structure.sections)))
+    if submodel.width < 1 and structure.problem:
+        raise ValueError(
+            f"model '{network.family}' cannot be narrowed: {structure.problem}; {REMEDY}"
+        )
     net = cut(
-        call_function(replace(submodel, width=1.0, mask=())), how, submodel.width, submodel.mask
+        call_function(replace(submodel, width=1.0, mask=())),
+        structure,
+        submodel.width,
+        submodel.mask,
     )
     return add_standardise(
-        with_scalers(net, how, submodel.width) if "scaler" in submodel.features else net, network
+        add_scalers(net, structure, submodel.width) if "scaler" in submodel.features else net,
+        network,
     )
 
 

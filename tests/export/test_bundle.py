@@ -63,9 +63,9 @@ def test_release_contains_files_and_description_of_each_submodel(release: Path) 
     assert {path.name for path in release.iterdir()} == {
         "manifest.json",
         "MODEL.md",
-        *(file.name for file in bundle.files(read)),
+        *(file.name for file in bundle.list_files(read)),
     }
-    for file in bundle.files(read):
+    for file in bundle.list_files(read):
         path = release / file.name
         assert (file.sha256, file.size) == (verify.sha256(path), path.stat().st_size)
     for entry, submodel in zip(
@@ -100,7 +100,7 @@ def test_manifest_describes_preprocessing(release: Path) -> None:
 def test_a_device_needs_the_files_of_its_submodel_and_the_check(release: Path) -> None:
     read = bundle.read(release, "w0.25-d1.1.1")
     graphs = [f"w0.25-d1.1.1{kind}.onnx" for kind in ("", ".int8-u8s8", ".int8-s8s8")]
-    assert [file.name for file in bundle.files(read, "w0.25-d1.1.1")] == [
+    assert [file.name for file in bundle.list_files(read, "w0.25-d1.1.1")] == [
         "check.tensors",
         *graphs,
         "w0.25-d1.1.1.tensors",
@@ -111,7 +111,7 @@ def test_a_device_needs_the_files_of_its_submodel_and_the_check(release: Path) -
 
 def test_check_contains_noise_and_outputs_of_each_graph(release: Path) -> None:
     read = bundle.read(release)
-    x, said = bundle.check_of(release, read)
+    x, said = bundle.read_check(release, read)
     assert (x.shape[1:], x.dtype) == (X.shape[1:], X.dtype)
     assert not any((one == real).all() for one in x for real in X)
     assert said.keys() == {
@@ -122,8 +122,8 @@ def test_check_contains_noise_and_outputs_of_each_graph(release: Path) -> None:
 
 
 def test_weights_rebuild_the_network(release: Path) -> None:
-    entry = bundle.entry_of(bundle.read(release), "w0.25-d1.1.1")
-    fields, weights = bundle.weights_of(release, entry)
+    entry = bundle.find_entry(bundle.read(release), "w0.25-d1.1.1")
+    fields, weights = bundle.read_weights(release, entry)
     submodel = msgspec.convert(fields, Submodel)
     assert submodel.name == entry.submodel
     net = catalogue.build(submodel)
@@ -182,10 +182,10 @@ def test_int8_may_lose_one_point(accuracy: float | None, agreement: float, good:
 
 
 def test_version_is_the_digest_of_the_manifest(copy: Path) -> None:
-    before = bundle.version(copy)
+    before = bundle.read_version(copy)
     assert before == verify.sha256(copy / "manifest.json")[:12]
     (copy / "manifest.json").write_bytes((copy / "manifest.json").read_bytes() + b" ")
-    assert bundle.version(copy) != before
+    assert bundle.read_version(copy) != before
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ from export import bundle
 from export.publish import (
     PublishedReleases,
     announce,
+    describe_version,
     publish,
     read_published,
-    version_of,
     withdraw,
 )
 from federated.errors import ExportError
@@ -38,11 +38,13 @@ def folder(tmp_path: Path) -> Path:
 
 def test_all_files_are_published_and_seen(broker: MemoryBroker, folder: Path) -> None:
     sent = publish(MemoryLink(broker, "coordinator"), "spring", folder, {})
-    name = bundle.version(folder)
+    name = bundle.read_version(folder)
     assert set(sent) == {(name, file) for file in FILES}
     seen = read_published(MemoryLink(broker, "other"), "spring", Clock())
     assert seen == PublishedReleases(None, sent)
-    announce(MemoryLink(broker, "coordinator"), Release("spring", version_of(folder, "spring", {})))
+    announce(
+        MemoryLink(broker, "coordinator"), Release("spring", describe_version(folder, "spring", {}))
+    )
     assert read_published(MemoryLink(broker, "other"), "spring", Clock()).card is not None
 
 
@@ -54,7 +56,7 @@ def test_only_missing_files_are_published(
     before = link.sent_bytes
     assert publish(link, "spring", folder, sent) == {}
     assert link.sent_bytes == before
-    name = bundle.version(folder)
+    name = bundle.read_version(folder)
     wrong = {**sent, (name, "w1-d1.onnx"): messages.Manifest("t", 9, 4096, "0" * 64)}
     assert publish(link, "spring", folder, wrong).keys() == {(name, "w1-d1.onnx")}
 
@@ -68,20 +70,20 @@ def test_withdrawing_clears_only_that_version(
     publish(link, "spring", other, {})
     seen = read_published(link, "spring", Clock())
     assert len(seen.manifests) == 8
-    withdraw(link, "spring", [bundle.version(other)], seen.manifests)
+    withdraw(link, "spring", [bundle.read_version(other)], seen.manifests)
     assert {
         place.version for topic in broker.retained if (place := topics.parse(topic)) is not None
-    } == {bundle.version(other)}
+    } == {bundle.read_version(other)}
     while (delivery := link.receive(0)) is not None:
         seen.hear(delivery)
-    assert {version for version, _ in seen.manifests} == {bundle.version(other)}
+    assert {version for version, _ in seen.manifests} == {bundle.read_version(other)}
     withdraw(link, "spring", [], seen.manifests)
     assert not broker.retained
 
 
 def test_version_lists_submodels_and_assignment(folder: Path) -> None:
-    version = version_of(folder, "spring", {"pi": "w1-d1", "tv": "w9"})
-    assert version.name == bundle.version(folder) == version.sha256[:12]
+    version = describe_version(folder, "spring", {"pi": "w1-d1", "tv": "w9"})
+    assert version.name == bundle.read_version(folder) == version.sha256[:12]
     assert (version.round, version.submodels, version.assignment) == (
         7,
         ("w1-d1",),
@@ -96,10 +98,10 @@ def test_foreign_or_damaged_release_is_refused(folder: Path) -> None:
     with pytest.raises(
         ExportError, match="expected a release of run 'autumn', found one of 'spring'"
     ):
-        version_of(folder, "autumn", {})
+        describe_version(folder, "autumn", {})
     (folder / "w1-d1.onnx").write_bytes(b"")
     with pytest.raises(ExportError, match="expected sha256"):
-        version_of(folder, "spring", {})
+        describe_version(folder, "spring", {})
     with pytest.raises(ExportError, match="expected sha256"):
         publish(MemoryLink(MemoryBroker(), "c"), "spring", folder, {})
 

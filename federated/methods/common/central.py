@@ -1,5 +1,5 @@
-"""Norm of a layer without its largest entries (FedFA, Park and Joe-Wong, arXiv 2406.09877,
-Algorithm 1, line 12), with one partition.
+"""Norm of a layer without its largest entries, computed with one partition (FedFA, Park and
+Joe-Wong, arXiv 2406.09877, Algorithm 1, line 12).
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ def central_norm(tensor: Tensor, scaling: str) -> float:
 
     scaling: "l2", or "rms" to divide by the square root of the number of entries
 
-    No interpolation is needed: above the value at the percentile's lower rank, only ties of that
-        value
-    count, so one partition suffices.
+    No interpolation is needed: of the entries above the percentile's lower rank, only those equal
+    to the entry at that rank count, so one partition suffices.
     """
     sizes: NDArray[np.float32] = np.abs(tensor.detach().numpy().reshape(-1))
     rank = math.floor(round(FRACTION * (sizes.size - 1), 9))

@@ -13,7 +13,7 @@ import pytest
 from coordinator.release.archive import Archive
 from coordinator.release.history import History, Item, release
 from export import bundle
-from export.publish import version_of
+from export.publish import describe_version
 from federated.errors import ExportError, StoreError
 from federated.runtime import files
 from tests.support.disk_calls import record_disk_calls
@@ -33,7 +33,7 @@ def test_a_release_is_copied_completely_and_can_be_added_twice(
     (folder / "notes.txt").write_text("not of the release")
     (folder / "MODEL.md").write_text("for people")
     name = archive.add(folder)
-    assert name == bundle.version(folder) == archive.add(folder)
+    assert name == bundle.read_version(folder) == archive.add(folder)
     assert {path.name for path in archive.path(name).iterdir()} == {
         "MODEL.md",
         "manifest.json",
@@ -99,7 +99,9 @@ def test_a_history_round_trips_and_unneeded_versions_are_deleted(
     history = History("spring")
     for i in range(3):
         name = archive.add(toy(tmp_path / str(i), bytes([i + 1])))
-        history = release(history, Item(version_of(archive.path(name), "spring", {})), f"t{i}")
+        history = release(
+            history, Item(describe_version(archive.path(name), "spring", {})), f"t{i}"
+        )
     archive.write(history)
     assert archive.read() == history
     archive.prune(history)
@@ -115,7 +117,9 @@ def test_a_flipped_bit_of_the_history_is_found_or_changes_nothing(
 ) -> None:
     name = archive.add(toy(tmp_path / "made"))
     history = release(
-        History("spring"), Item(version_of(archive.path(name), "spring", {"pi": "w1-d1"})), "t"
+        History("spring"),
+        Item(describe_version(archive.path(name), "spring", {"pi": "w1-d1"})),
+        "t",
     )
     archive.write(history)
     path = archive.folder / "history.json"

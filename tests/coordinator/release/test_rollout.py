@@ -133,7 +133,7 @@ def test_a_release_reaches_all_agents(fleet: Fleet) -> None:
     one = fleet.made("1")
     fleet.follow(bundle=one)
     result = fleet.follow(status=True)
-    name = bundle.version(one)
+    name = bundle.read_version(one)
     assert result["stable"] == name
     assert result["versions"][name]["round"] == 7
     told = fleet.follow(bundle=one, wait=10.0)
@@ -148,7 +148,7 @@ def stable(fleet: Fleet, letter: str) -> str:
     """Release to all agents, and wait until they have it."""
     folder = fleet.made(letter)
     fleet.follow(bundle=folder)
-    name = bundle.version(folder)
+    name = bundle.read_version(folder)
     eventually(lambda: all(device.version == name for device in fleet.devices.values()))
     return name
 
@@ -157,7 +157,7 @@ def test_a_canary_goes_to_a_share_and_is_promoted(fleet: Fleet) -> None:
     old = stable(fleet, "1")
     new = fleet.made("2")
     tried = fleet.follow(bundle=new, share="30%", wait=10.0)
-    name = bundle.version(new)
+    name = bundle.read_version(new)
     assert tried["agents"] == canary.draw_agents("30%", name, sorted(TRAINED))
     assert len(tried["agents"]) == 2
     assert {row["agent"] for row in tried["reports"] if row["version"] == name} == set(
@@ -183,7 +183,7 @@ def test_a_slow_canary_is_not_promoted_unless_forced(fleet: Fleet) -> None:
         fleet.follow(promote=True)
     assert fleet.card().canary is not None, "the canary continues until somebody decides"
     forced = fleet.follow(promote=True, force=True)
-    assert forced["stable"] == bundle.version(new)
+    assert forced["stable"] == bundle.read_version(new)
     assert forced["last"]["reasons"] == (
         "p90 is 1.30 times that of the stable version, +3.00 ms (median of 1 agents)",
     )
@@ -192,7 +192,7 @@ def test_a_slow_canary_is_not_promoted_unless_forced(fleet: Fleet) -> None:
 def test_one_command_rolls_a_refused_canary_back(fleet: Fleet) -> None:
     old = stable(fleet, "1")
     bad = fleet.made("2")
-    name = bundle.version(bad)
+    name = bundle.read_version(bad)
     fleet.devices["d2"].refuse.add(name)
     result = fleet.follow(bundle=bad, share="d2,d3", promote=True, wait=10.0)
     assert result["error"] == f"version {name} was rolled back: d2 refused it: the self-test fails"
@@ -212,7 +212,7 @@ def test_one_command_promotes_a_good_canary(fleet: Fleet) -> None:
     new = fleet.made("2")
     result = fleet.follow(bundle=new, share="25%", promote=True, wait=10.0)
     assert "error" not in result
-    assert (result["stable"], result["previous"]) == (bundle.version(new), old)
+    assert (result["stable"], result["previous"]) == (bundle.read_version(new), old)
     assert result["verdict"]["reasons"] == ()
 
 
@@ -275,7 +275,7 @@ def test_an_interrupted_release_is_completed_when_the_command_is_repeated(
     monkeypatch.undo()
     status = fleet.follow(status=True)
     assert (status["stable"], status["canary"]) == (old, "")
-    assert fleet.follow(bundle=new, share="1", wait=10.0)["canary"] == bundle.version(new)
+    assert fleet.follow(bundle=new, share="1", wait=10.0)["canary"] == bundle.read_version(new)
 
 
 def test_a_damaged_release_changes_nothing(fleet: Fleet) -> None:

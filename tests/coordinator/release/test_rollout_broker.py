@@ -44,8 +44,8 @@ def test_a_release_to_a_stalled_broker_is_complete_when_the_command_ends(
         seen = read_published(other, "spring", time.monotonic)
         other.close()
     name, files = (
-        bundle.version(folder),
-        {file.name for file in bundle.files(bundle.manifest(folder))},
+        bundle.read_version(folder),
+        {file.name for file in bundle.list_files(bundle.read_manifest(folder))},
     )
     assert seen.card is not None
     assert seen.card.stable is not None

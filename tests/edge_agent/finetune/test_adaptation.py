@@ -171,10 +171,12 @@ def test_a_higher_accuracy_or_for_texts_a_lower_loss_is_an_improvement(
 @pytest.mark.slow
 def test_only_the_head_can_be_trained(release: Path, tmp_path: Path) -> None:
     run(make_request(release, tmp_path, only="head", anyway=True))
-    entry = bundle.manifest(release).submodels[0]
+    entry = bundle.read_manifest(release).submodels[0]
     old, new = (
-        bundle.weights_of(release, entry)[1],
-        bundle.weights_of(tmp_path / "mine", bundle.manifest(tmp_path / "mine").submodels[0])[1],
+        bundle.read_weights(release, entry)[1],
+        bundle.read_weights(
+            tmp_path / "mine", bundle.read_manifest(tmp_path / "mine").submodels[0]
+        )[1],
     )
     submodel, _ = load_submodel(release, entry)
     changed = {
@@ -201,7 +203,7 @@ def test_a_second_run_replaces_the_first_result_and_a_failure_keeps_it(
     release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(make_request(release, tmp_path, anyway=True))
-    first = bundle.version(tmp_path / "mine")
+    first = bundle.read_version(tmp_path / "mine")
 
     def fail(*_: object, **__: object) -> None:
         raise ExportError("the exporter failed")
@@ -210,9 +212,9 @@ def test_a_second_run_replaces_the_first_result_and_a_failure_keeps_it(
         patch.setattr(bundle_writer, "write", fail)
         with pytest.raises(ExportError, match="the exporter failed"):
             run(make_request(release, tmp_path, anyway=True))
-    assert bundle.version(tmp_path / "mine") == first
+    assert bundle.read_version(tmp_path / "mine") == first
     run(make_request(release, tmp_path, anyway=True, epochs=1))
-    assert bundle.version(tmp_path / "mine") != first
+    assert bundle.read_version(tmp_path / "mine") != first
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["mine"]
 
 
@@ -254,8 +256,8 @@ def test_data_that_do_not_fit_the_release_are_rejected(release: Path, tmp_path: 
 
 
 def test_invalid_weights_are_rejected(copy: Path, tmp_path: Path) -> None:
-    entry = bundle.manifest(copy).submodels[0]
-    plain, values = bundle.weights_of(copy, entry)
+    entry = bundle.read_manifest(copy).submodels[0]
+    plain, values = bundle.read_weights(copy, entry)
     name = next(iter(families.shapes(load_submodel(copy, entry)[0])))
     for meta, given, message in (
         ({"family": 1}, values, "expected a submodel and its weights"),
@@ -278,19 +280,21 @@ def test_invalid_weights_are_rejected(copy: Path, tmp_path: Path) -> None:
     ):
         (copy / entry.weights.name).write_bytes(tensors.encode(meta, given))
         with pytest.raises(ExportError, match=message):
-            load_submodel(copy, replace(entry, weights=bundle.file_of(copy / entry.weights.name)))
+            load_submodel(
+                copy, replace(entry, weights=bundle.describe_file(copy / entry.weights.name))
+            )
     with pytest.raises(ExportError, match="expected sha256"):
         run(make_request(copy, tmp_path))
 
 
 def test_a_network_of_ones_own_is_built_only_if_its_owner_allows_it(copy: Path) -> None:
-    entry = bundle.manifest(copy).submodels[0]
-    plain, values = bundle.weights_of(copy, entry)
+    entry = bundle.read_manifest(copy).submodels[0]
+    plain, values = bundle.read_weights(copy, entry)
     (copy / entry.weights.name).write_bytes(
         tensors.encode({**plain, "network": {**plain["network"], "family": "os:abort"}}, values)
     )
     with pytest.raises(UsageError, match=r"os:abort.*--network os:abort"):
-        load_submodel(copy, replace(entry, weights=bundle.file_of(copy / entry.weights.name)))
+        load_submodel(copy, replace(entry, weights=bundle.describe_file(copy / entry.weights.name)))
 
 
 def test_invalid_sources_and_targets_are_rejected(release: Path, tmp_path: Path) -> None:

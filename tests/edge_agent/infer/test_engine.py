@@ -82,7 +82,9 @@ def test_requests_continue_during_exchanges(tmp_path: Path, store: Path) -> None
         release(tmp_path, 1, classes=("cat", "-")),
         release(tmp_path, 2, classes=("dog", "-")),
     ]
-    names = dict(zip((bundle.version(folder) for folder in folders), ("cat", "dog"), strict=True))
+    names = dict(
+        zip((bundle.read_version(folder) for folder in folders), ("cat", "dog"), strict=True)
+    )
     engine = Engine(store, threads=1)
     engine.adopt(folders[0], NAME)
     seen: list[tuple[str, str]] = []

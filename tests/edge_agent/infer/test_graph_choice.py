@@ -266,7 +266,7 @@ def test_a_foreign_submodel_and_a_damaged_file_are_named(tmp_path: Path) -> None
         choose(folder, "w9", "v")
     (folder / f"{NAME}.fp32.onnx").write_bytes(b"damaged")
     with pytest.raises(ExportError, match="expected sha256"):
-        choose(folder, NAME, bundle.version(folder))
+        choose(folder, NAME, bundle.read_version(folder))
 
 
 def test_untrained_submodel_logs_a_warning(

@@ -16,7 +16,7 @@ from edge_agent.infer import service as services
 from edge_agent.infer.engine import Engine
 from edge_agent.infer.service import ServicePlan, serve, serving_report
 from export import bundle
-from export.publish import announce, publish, version_of
+from export.publish import announce, describe_version, publish
 from federated.errors import FleetError, LinkError
 from federated.wire import envelope, topics
 from federated.wire.link import Link
@@ -57,12 +57,12 @@ class Served:
 
     def release(self, folder: Path, *, canary: Path | None = None) -> None:
         link = MemoryLink(self.broker, "coordinator")
-        known = Release("spring", version_of(folder, "spring", {"pi": NAME}))
+        known = Release("spring", describe_version(folder, "spring", {"pi": NAME}))
         publish(link, "spring", folder, {})
         if canary is not None:
             publish(link, "spring", canary, {})
             known = Release(
-                "spring", known.stable, version_of(canary, "spring", {"pi": NAME}), ("pi",)
+                "spring", known.stable, describe_version(canary, "spring", {"pi": NAME}), ("pi",)
             )
         announce(link, known)
 
@@ -73,7 +73,7 @@ class Served:
 
     def serves(self, folder: Path) -> bool:
         found = self.report()
-        return found is not None and found.version == bundle.version(folder)
+        return found is not None and found.version == bundle.read_version(folder)
 
     def _run(self) -> None:
         try:
@@ -127,7 +127,7 @@ def test_newer_release_replaces_and_is_compared(tmp_path: Path, served: Served) 
     eventually(lambda: served.serves(first))
     served.release(second)
     found = eventually(lambda: served.serves(second) and served.report())
-    assert found.before == bundle.version(first)
+    assert found.before == bundle.read_version(first)
     assert found.p90_before > 0
     served.release(first)
     eventually(lambda: served.serves(first))
@@ -140,11 +140,11 @@ def test_failing_canary_is_refused_and_stable_stays(tmp_path: Path, served: Serv
     eventually(lambda: served.serves(first))
     served.release(first, canary=bad)
     found = eventually(lambda: (report := served.report()) and report.refused and report)
-    assert found.version == bundle.version(first)
-    assert found.refused == bundle.version(bad)
+    assert found.version == bundle.read_version(first)
+    assert found.refused == bundle.read_version(bad)
     assert "deviates from the exporter's machine" in found.reason
     assert any("rejected " in line for line in served.lines)
-    assert served.engine.answer(np.array([2, 1])).choice.version == bundle.version(first)
+    assert served.engine.answer(np.array([2, 1])).choice.version == bundle.read_version(first)
     served.release(first)  # the canary is taken back
     eventually(lambda: (report := served.report()) and not report.refused)
 
@@ -182,7 +182,7 @@ def test_last_release_is_served_without_broker_until_it_returns(
             lambda: any("no broker there; still serving version" in line for line in fresh.lines)
         )
         assert fresh.engine.choice is not None
-        assert fresh.engine.choice.version == bundle.version(first)
+        assert fresh.engine.choice.version == bundle.read_version(first)
         second = version(tmp_path, 2)
         fresh.release(second)
         there.set()
@@ -205,7 +205,7 @@ def test_service_ends_without_release_and_broker(served: Served) -> None:
 def test_several_runs_require_a_choice(tmp_path: Path, served: Served) -> None:
     served.plan = ServicePlan("pi", "memory", None, None, tmp_path / "store")
     link = MemoryLink(served.broker, "coordinator")
-    found = version_of(version(tmp_path, 1), "spring", {"pi": NAME})
+    found = describe_version(version(tmp_path, 1), "spring", {"pi": NAME})
     for run in ("spring", "autumn"):
         announce(link, Release(run, found))
     served.start()

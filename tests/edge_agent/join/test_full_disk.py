@@ -33,7 +33,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
-def weights_of(submodel: Submodel) -> bytes:
+def read_weights(submodel: Submodel) -> bytes:
     whole = initial(NETWORK, 0)
     plan = corners(
         {name: tuple(value.shape) for name, value in whole.items()}, submodel, shapes(submodel)
@@ -45,7 +45,7 @@ def weights_of(submodel: Submodel) -> bytes:
 
 def test_an_agent_continues_after_its_disk_was_full(disk: Path) -> None:
     """First the weights do not fit, then the update; afterwards the agent resumes."""
-    weights = weights_of(SMALL)
+    weights = read_weights(SMALL)
     clerk, link = Clerk(broker := MemoryBroker()), MemoryLink(broker, AGENT)
     worker = Worker(Job(AGENT, "digits", None, "0/8", "iid", 0, "cpu", "", Limits()))
     try:

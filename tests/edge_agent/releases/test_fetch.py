@@ -15,7 +15,7 @@ from coordinator.broker import local as brokers
 from edge_agent.releases.fetch import fetch, fetch_from
 from edge_agent.releases.release_download import version_folder
 from export import bundle
-from export.publish import announce, publish, version_of
+from export.publish import announce, describe_version, publish
 from export.verify import load, sha256
 from federated.errors import ExportError, FleetError, LinkError, StoreError
 from federated.wire import envelope, messages, topics
@@ -54,14 +54,14 @@ def put(
 ) -> Version:
     """Publish a release for all agents."""
     link = MemoryLink(broker, "coordinator") if isinstance(broker, MemoryBroker) else broker
-    version = version_of(folder, run, assignment)
+    version = describe_version(folder, run, assignment)
     publish(link, run, folder, {})
     announce(link, Release(run, version))
     return version
 
 
 def base(folder: Path, file: str = "w1-d1.onnx") -> str:
-    return topics.release("spring", bundle.version(folder), file)
+    return topics.release("spring", bundle.read_version(folder), file)
 
 
 def test_agent_downloads_its_own_submodel(
@@ -158,7 +158,7 @@ def test_newer_release_replaces_the_download(
         MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 1000, clock=Clock()
     )
     assert published
-    assert folder.name == bundle.version(newer) != bundle.version(release)
+    assert folder.name == bundle.read_version(newer) != bundle.read_version(release)
 
 
 def test_republished_files_use_the_new_chunk_size(

@@ -13,7 +13,7 @@ import pytest
 from edge_agent.releases.follow import Follower
 from edge_agent.releases.release_watch import Arrival, Subscription
 from export import bundle
-from export.publish import announce, publish, version_of, withdraw
+from export.publish import announce, describe_version, publish, withdraw
 from federated.errors import FleetError
 from federated.wire import envelope, messages, topics
 from federated.wire.delivery_queue import Delivery
@@ -36,7 +36,7 @@ def make(tmp_path: Path, broker: MemoryBroker) -> Callable[[str], Version]:
     def made(padding: str) -> Version:
         folder = toy(tmp_path / f"made-{padding}", padding.encode() * 9000)
         publish(MemoryLink(broker, "coordinator"), "spring", folder, {})
-        return version_of(folder, "spring", ASSIGNED)
+        return describe_version(folder, "spring", ASSIGNED)
 
     return made
 

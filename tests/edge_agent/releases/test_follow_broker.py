@@ -8,7 +8,7 @@ import pytest
 
 from edge_agent.releases.follow import Follower, open_follower_link
 from edge_agent.releases.release_watch import Subscription
-from export.publish import announce, publish, version_of
+from export.publish import announce, describe_version, publish
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from federated.wire.release_files import Release, Serving
@@ -21,7 +21,7 @@ def test_report_of_disconnected_agent_is_removed(broker: str, tmp_path: Path) ->
     folder = toy(tmp_path / "release")
     coordinator = open_link(broker, "coordinator")
     publish(coordinator, "spring", folder, {})
-    announce(coordinator, Release("spring", version_of(folder, "spring", {"pi": "w1-d1"})))
+    announce(coordinator, Release("spring", describe_version(folder, "spring", {"pi": "w1-d1"})))
     coordinator.subscribe(topics.serving("spring", "pi"))
     link = open_follower_link(broker, "spring", "pi")
     f = Follower(link, Subscription("spring", "pi", None, tmp_path / "store"))
