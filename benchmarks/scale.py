@@ -67,11 +67,12 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Turn:
-    """One round.
+    """Measurements of one round.
 
-    folded: updates in the model
-    seconds: from the run's record
-    rss: most bytes of the coordinator
+    round: number of the round
+    folded: number of updates in the model
+    seconds: duration, from the run's record
+    rss: peak memory of the coordinator in bytes
     coordinator, broker: seconds of processor time of each
     """
 
@@ -85,19 +86,20 @@ class Turn:
 
 @dataclass(frozen=True)
 class Scale:
-    """Result.
+    """Result of the benchmark.
 
-    turns: by round
-    connected: agents at the first task
-    joined: seconds until then
-    lost: requested updates that were not folded
-    doubled, foreign, equal: as in `benchmarks.replay`
+    agents, rounds: numbers of agents and rounds
+    turns: measurements of each round
+    connected: number of agents that were connected at the first task
+    joined: seconds until the first task
+    lost: number of requested updates that were not folded
+    doubled, foreign, equal: see `benchmarks.replay.ReplayResult`
     model: bytes of the weights
     before: bytes of the coordinator before the first round
-    base: most bytes of a coordinator with few agents in any round
-    peak: most bytes of this one
-    flat: True if peak is within base and three models
-    seconds: of the benchmark
+    base: peak bytes of a coordinator with few agents
+    peak: peak bytes of the coordinator with all agents
+    flat: True if `peak` is at most `base` and three models
+    seconds: duration of the benchmark
     """
 
     agents: int
@@ -123,7 +125,7 @@ def is_flat(base: int, peaks: list[int], model: int) -> bool:
 
 
 def setting_flags(settings: Mapping[str, object]) -> list[str]:
-    """Return the flags that set a run's configuration."""
+    """Return the command-line flags for these settings."""
     return [
         part for key, value in settings.items() for part in ("--set", f"{key}={to_toml(value)}")
     ]
@@ -162,12 +164,12 @@ class Usage:
 
 @dataclass(frozen=True)
 class Course:
-    """One run.
+    """Measurements of one run.
 
-    turns: by round
+    turns: measurements of each round
     joined: seconds until the first task
-    connected: agents then
-    before: bytes of the coordinator then
+    connected: number of agents that were connected at the first task
+    before: bytes of the coordinator just before the first task
     """
 
     turns: tuple[Turn, ...]
@@ -177,10 +179,10 @@ class Course:
 
 
 def measure(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosquitto") -> Scale:
-    """Run the benchmark, after a small run for comparison. ConfigError: this machine does not allow
-    that many sockets. FleetError: a process fails.
+    """Run the benchmark, after a small run for comparison. Raises ConfigError if this machine does
+    not allow enough sockets, FleetError if a process fails.
     """
-    allow(agents + SPARE)
+    raise_file_limit(agents + SPARE)
     start = time.monotonic()
     few = run_fleet(folder / "few", FEW, FEW_ROUNDS, say, kind)
     many = run_fleet(folder / "many", agents, rounds, say, kind)
@@ -207,7 +209,7 @@ def measure(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosqu
 
 
 def run_fleet(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosquitto") -> Course:
-    """Run one fleet. FleetError: it fails or hangs."""
+    """Run one fleet. Raises FleetError if it fails or hangs."""
     folder.mkdir(parents=True)
     names = [f"a{i:04d}" for i in range(agents)]
     with ExitStack() as stack:
@@ -241,15 +243,17 @@ def run_fleet(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mos
         host, port = broker.address.rsplit(":", 1)
         fleet = RawFleet(RUN, names, (host, int(port)), Raw())
         stack.callback(fleet.close)
-        usage = Usage(psutil.Process(coordinator.popen.pid), program(broker))
-        joined, connected, before = join(fleet, coordinator, usage)
+        usage = Usage(psutil.Process(coordinator.popen.pid), find_broker_process(broker))
+        joined, connected, before = wait_for_task(fleet, coordinator, usage)
         say(f"{connected} agents after {joined:.1f} s; the coordinator holds {before / 1e6:.0f} MB")
-        peaks = follow(fleet, coordinator, usage, folder, rounds, say)
+        peaks = measure_rounds(fleet, coordinator, usage, folder, rounds, say)
     return Course(read_turns(folder, rounds, peaks), joined, connected, before)
 
 
-def allow(files: int) -> None:
-    """Allow this process to open this many files. ConfigError: it may not."""
+def raise_file_limit(files: int) -> None:
+    """Raise this process's limit of open files. Raises ConfigError if the system does not allow
+    it.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < files:
         raise ConfigError(
@@ -262,17 +266,17 @@ def allow(files: int) -> None:
     )
 
 
-def program(broker: brokers.Broker) -> psutil.Process:
-    """Return the broker's own process, below the shell that guards it."""
+def find_broker_process(broker: brokers.Broker) -> psutil.Process:
+    """Return the broker's own process, which is a child of a guarding shell."""
     return max(
         psutil.Process(broker.pid).children(recursive=True),
         key=lambda child: child.memory_info().rss,
     )
 
 
-def join(fleet: RawFleet, coordinator: Running, usage: Usage) -> tuple[float, int, int]:
-    """Run agents until the first task arrives. Return seconds, connected agents, and the bytes of
-    the coordinator just before.
+def wait_for_task(fleet: RawFleet, coordinator: Running, usage: Usage) -> tuple[float, int, int]:
+    """Run agents until the first task arrives. Return the seconds until then, the number of
+    connected agents, and the bytes of the coordinator just before.
     """
     start, base, sampled = time.monotonic(), 0, 0.0
     while not any(agent.task for agent in fleet.agents):
@@ -287,13 +291,13 @@ def join(fleet: RawFleet, coordinator: Running, usage: Usage) -> tuple[float, in
     return time.monotonic() - start, fleet.connected, base
 
 
-def follow(
+def measure_rounds(
     fleet: RawFleet, coordinator: Running, usage: Usage, folder: Path, rounds: int, say: Say
 ) -> list[tuple[int, float, float]]:
-    """Return the usage of coordinator and broker after each round: bytes, and processor seconds
-    since the start.
+    """Run agents until the coordinator ends. Return for each round the peak bytes of the
+    coordinator, and the processor seconds of coordinator and broker since the start.
     """
-    peaks, heard, sampled = list[tuple[int, float, float]](), time.monotonic(), 0.0
+    peaks, progressed, sampled = list[tuple[int, float, float]](), time.monotonic(), 0.0
     while coordinator.popen.poll() is None:
         fleet.turn(0.05)
         if time.monotonic() - sampled < SAMPLE:
@@ -301,8 +305,8 @@ def follow(
         sampled = time.monotonic()
         try:
             usage.sample()
-            if len(done := history(folder)) > len(peaks):
-                heard = time.monotonic()
+            if len(done := read_durations(folder)) > len(peaks):
+                progressed = time.monotonic()
                 peaks += [usage.take()] * (len(done) - len(peaks))
                 say(
                     f"round {len(done):3} of {rounds}: {done[-1]:6.2f} s, "
@@ -310,7 +314,7 @@ def follow(
                 )
         except psutil.NoSuchProcess:
             break
-        if time.monotonic() - heard > SILENCE:
+        if time.monotonic() - progressed > SILENCE:
             raise FleetError(
                 f"no round for {SILENCE:.0f} s; the end of the coordinator's "
                 f"log:\n{coordinator.tail()}"
@@ -320,7 +324,7 @@ def follow(
     return peaks
 
 
-def history(folder: Path) -> list[float]:
+def read_durations(folder: Path) -> list[float]:
     """Return the seconds of each finished round."""
     try:
         store = Store.open(folder, RUN, read_only=True)
@@ -335,8 +339,8 @@ def history(folder: Path) -> list[float]:
 def read_turns(
     folder: Path, rounds: int, peaks: list[tuple[int, float, float]]
 ) -> tuple[Turn, ...]:
-    """Return every round from its record, with its usage. The coordinator may end before a sample
-    of the last round.
+    """Return the measurements of every round. Rounds after the last sample get that sample, since
+    the coordinator may end before the last round is sampled.
     """
     store = Store.open(folder, RUN, read_only=True)
     try:

@@ -14,18 +14,18 @@ __all__ = ["Proxy"]
 
 PIECE = 16 << 10
 POLL = 0.005  # seconds between checks for data to pass
-ROOM = 4 << 20  # most bytes buffered in one direction
+ROOM = 4 << 20  # maximum number of bytes buffered in one direction
 
 
 @dataclass
 class Way:
     """One direction of a connection.
 
-    near, far: sockets of both ends
+    near, far: sockets of the sending and the receiving end
     up: True for the direction from the client
-    waiting: data and the time at which each may pass
-    held: bytes waiting
-    ended: True after the end
+    waiting: buffered data, each with the time when it may be forwarded
+    held: number of buffered bytes
+    ended: True once the sender closed the connection
     """
 
     near: socket.socket
@@ -40,8 +40,8 @@ class Proxy:
     """Forwarder of connections from 127.0.0.1:port to `target`; every byte arrives `delay` seconds
     later.
 
-    cut_up, cut_down: numbers of bytes in a direction (up: from the client), after each of which all
-        connections are cut once
+    cut_up, cut_down: byte counts of a direction (up: from the client); all connections are cut
+        once when a count is reached
     cut: number of cuts so far
     """
 

@@ -86,7 +86,7 @@ def kill_agents(trial: Trial) -> None:
 
     def strike() -> None:
         for name in trial.rng.sample(AGENTS, 2):
-            trial.fleet.sockets[name].die()
+            trial.fleet.sockets[name].kill()
             trial.strike()
 
     strike_later(trial, strike, trial.rng.uniform(0, LASTING))

@@ -1,7 +1,7 @@
 """Mutations that keep inputs well-formed, to reach the code behind the parsers.
 
-One place of a tree of plain values changes, and the tree is encoded again. Other bytes are left to
-the fuzzer's own mutations.
+The input is decoded, one value of its tree changes, and the tree is encoded again. Malformed inputs
+come from the fuzzer's own mutations of bytes.
 """
 
 from __future__ import annotations

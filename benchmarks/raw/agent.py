@@ -1,4 +1,4 @@
-"""Raw agent: it speaks the whole protocol, and learns nothing (see `benchmarks.raw.updates`)."""
+"""An agent that implements the whole protocol without training (see `benchmarks.raw.updates`)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Alter = Callable[[str, str, bytes], Iterable[tuple[str, bytes]]]
 class Raw:
     """Behaviour of a fleet of raw agents.
 
-    delay: seconds of a training
-    chunk: bytes of an update's chunks
-    beside: address of an agent's connection by name, if not the broker's
-    slow: bytes per second that an agent receives by name; others receive at full speed
-    alter: changes published messages
+    delay: seconds that a training takes
+    chunk: bytes per chunk of an update
+    beside: name of an agent -> address that it connects to in place of the broker's
+    slow: name of an agent -> bytes per second that it receives; others receive at full speed
+    alter: function that changes published messages; None: no change
     """
 
     delay: float = 0.0
@@ -39,8 +39,8 @@ class Raw:
 
 
 class RawAgent:
-    """One agent, which answers messages by `say`. It survives its link; `restart` makes it a new
-    process.
+    """One agent. It publishes with `say`, and keeps its state when its link is lost. `restart`
+    simulates a new process.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RawAgent:
         self.restart()
 
     def restart(self) -> None:
-        """Forget everything, like a killed process."""
+        """Reset the state, as if the process had been killed."""
         self.lives += 1
         self.session = f"{self.name}-{self.lives}"
         self.task: Task | None = None
@@ -83,7 +83,7 @@ class RawAgent:
     # ---- messages --------------------------------------------------------------------------------
 
     def on_connect(self, run: str) -> None:
-        """Subscribe and introduce the agent after the link was made."""
+        """Subscribe, and publish profile and status, after the link was made."""
         for pattern in topics.agent_patterns(run, self.name):
             self._listen(pattern, True)
         if self.base:
@@ -92,23 +92,24 @@ class RawAgent:
             self.introduce()
         self.offer_again()
 
-    def hear(self, topic: str, payload: bytes, now: float) -> None:
+    def handle(self, topic: str, payload: bytes, now: float) -> None:
+        """Handle a message."""
         match envelope.decode(payload):
             case messages.Run() as card:
-                self.meet(card)
+                self.handle_card(card)
             case Task() as task:
-                self.take(task, now)
+                self.handle_task(task, now)
             case messages.Manifest() | messages.Chunk() as message if (
                 self.base and topic.startswith(self.base + "/")
             ):
-                self.fetch(message, now)
+                self.handle_weights(message, now)
             case messages.Grant() as grant if (
                 self.sender is not None and grant.transfer == self.sender.manifest.transfer
             ):
                 self.sender.take_grant(grant.have, grant.open, now)
                 self.send()
             case messages.Receipt() as receipt:
-                self.settle(receipt)
+                self.handle_receipt(receipt)
             case messages.Abort() as abort if self.task is not None and (
                 self.task.round,
                 self.task.attempt,
@@ -123,7 +124,7 @@ class RawAgent:
                 pass
 
     def sign_off(self) -> None:
-        """Clear its retained messages, for which the coordinator waits."""
+        """Clear the retained messages. The coordinator waits for this."""
         if self.card is None:
             return
         for topic in (
@@ -132,7 +133,8 @@ class RawAgent:
         ):
             self._say(topic, b"", True, 1)
 
-    def meet(self, card: messages.Run) -> None:
+    def handle_card(self, card: messages.Run) -> None:
+        """Store the run's card, and publish the profile if the run changed."""
         known, self.card = self.card, card
         if card.network is not None and (
             known is None or (known.session, known.network) != (card.session, card.network)
@@ -141,6 +143,7 @@ class RawAgent:
             self.offer_again()
 
     def introduce(self) -> None:
+        """Publish profile and status."""
         assert self.card is not None
         run, timings = (
             self.card.run,
@@ -167,7 +170,8 @@ class RawAgent:
             1,
         )
 
-    def take(self, task: Task, now: float) -> None:
+    def handle_task(self, task: Task, now: float) -> None:
+        """Begin a task, unless it repeats the present one or is older."""
         if task.work != "train":
             return
         if self.task is not None:
@@ -186,7 +190,8 @@ class RawAgent:
         self.base = topics.model(task.run, task.slot, task.submodel.name)
         self._listen(f"{self.base}/#", True)
 
-    def fetch(self, message: messages.Manifest | messages.Chunk, now: float) -> None:
+    def handle_weights(self, message: messages.Manifest | messages.Chunk, now: float) -> None:
+        """Receive a part of the weights, and train once they are complete."""
         task = self.task
         if task is None:
             return
@@ -197,7 +202,7 @@ class RawAgent:
                 self.receiver = Receiver(message, limit=task.size)
             early, self.early = self.early, []
             for chunk in early:
-                self.fetch(chunk, now)
+                self.handle_weights(chunk, now)
             return
         if self.receiver is None:
             self.early = [*self.early, message][-EARLY:]
@@ -214,7 +219,8 @@ class RawAgent:
             self.known = task.digest, dict(tensors.decode(blob)[1])
             self.train(task, now)
 
-    def settle(self, receipt: messages.Receipt) -> None:
+    def handle_receipt(self, receipt: messages.Receipt) -> None:
+        """Record whether the update was accepted."""
         if (
             self.sender is None
             or self.task is None
@@ -230,6 +236,7 @@ class RawAgent:
     # ---- actions ---------------------------------------------------------------------------------
 
     def train(self, task: Task, now: float) -> None:
+        """Compute an update, to be offered after `delay` seconds."""
         assert self.known is not None
         update = empty_update(
             task.run, task.round, task.attempt, self.name, task.submodel, task.version
@@ -241,7 +248,7 @@ class RawAgent:
         self.tick(now)
 
     def tick(self, now: float) -> None:
-        """Do what is due."""
+        """Offer the update, send chunks, repeat subscriptions and send heartbeats that are due."""
         if self.card is None or self.over:
             return
         if (
@@ -289,12 +296,13 @@ class RawAgent:
         self._say(topics.say(task.run, self.name), envelope.encode(offer), False, 1)
 
     def offer_again(self) -> None:
-        """Offer the present update again, which the coordinator may have lost."""
+        """Offer the present update again, in case the coordinator lost it."""
         if self.sender is not None and self.task is not None and self.waiting is not None:
             self.sender.restart()
             self.offer(self.task, self.sender.manifest)
 
     def send(self) -> None:
+        """Send the chunks that the coordinator is ready for."""
         if self.sender is None or self.card is None:
             return
         base = topics.upload(self.card.run, self.name, self.sender.manifest.transfer)

@@ -82,7 +82,7 @@ class Socket:
             self.allowance = max(self.allowance, time.monotonic()) + len(payload) / slow
             self.fleet.pause(self)
         try:
-            self.agent.hear(topic, payload, time.monotonic())
+            self.agent.handle(topic, payload, time.monotonic())
         except (WireError, Refused) as error:
             self.agent.refused.append(str(error))
 
@@ -100,15 +100,15 @@ class Socket:
             self.client.unsubscribe(pattern)
 
     def cut(self) -> None:
-        """Lose the connection without a message; the agent survives."""
+        """Cut the connection without a DISCONNECT; the agent keeps its state."""
         sock = self.client.socket()
         if sock is not None:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]  # it is a socket
             self.client.loop_read()
 
-    def die(self) -> None:
-        """Kill the agent's process, in effect: it sends nothing, keeps nothing, and starts anew."""
+    def kill(self) -> None:
+        """Simulate a kill of the agent's process: cut the connection and reset the agent."""
         self.cut()
         self.agent.restart()
         self.client = self._make_client()
@@ -116,7 +116,7 @@ class Socket:
 
 
 class RawFleet:
-    """Many raw agents of one run; `turn` drives them all, in the caller's thread."""
+    """Many raw agents of one run, driven by `turn` in the caller's thread."""
 
     def __init__(self, run: str, names: Sequence[str], address: tuple[str, int], how: Raw) -> None:
         self.run, self.address, self.how = run, address, how
@@ -134,7 +134,7 @@ class RawFleet:
         return sum(one.client.is_connected() for one in self.sockets.values())
 
     def turn(self, timeout: float) -> None:
-        """Handle what arrives within `timeout` seconds, and everything that is due."""
+        """Handle messages that arrive within `timeout` seconds, and work that is due."""
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             _, name = heapq.heappop(self._timers)
@@ -191,7 +191,7 @@ class RawFleet:
             self._selector.register(sock, events, one)
 
     def pause(self, one: Socket) -> None:
-        """Leave incoming data of a slow agent in its socket for a while."""
+        """Stop reading the socket of a slow agent until its allowance allows more."""
         self.wants(one, one.client.socket(), write=one.client.want_write())
 
     def _forget(self, sock: Any) -> None:

@@ -31,8 +31,8 @@ __all__ = ["Summary", "command", "follow", "shrink"]
 
 BATCH = 20  # schedules per report of a worker
 AT_ONCE = 4  # batches with a planted defect in progress
-ENOUGH = 200  # schedules before their costs are compared with those without the defect
-COSTLY = 1.02  # factor of the cost that shows a defect
+ENOUGH = 200  # schedules to run before their costs are compared with those without the defect
+COSTLY = 1.02  # ratio of costs from which a defect counts as found
 
 Job: TypeAlias = tuple[int, int, str]
 """First seed of a batch, number of its schedules, and planted defect ("": none)."""
@@ -44,13 +44,15 @@ Cost: TypeAlias = tuple[float, int]
 class Summary:
     """Outcomes of schedules.
 
-    schedules: number of them
-    faults: number injected, by kind
-    finished: schedules that completed all rounds
-    stalled, lost, doubled, unequal: schedules in which this happened
-    other: schedules with another failure
-    failed: failure by seed
-    seconds: of one processor
+    schedules: number of schedules
+    faults: kind -> number of injected faults
+    finished: number of schedules that completed all rounds
+    stalled: number of schedules in which a run made no progress
+    lost, doubled: number of schedules in which an update was lost, or folded twice
+    unequal: number of schedules whose weights or journal do not match the folded updates
+    other: number of schedules with another failure
+    failed: seed -> failure
+    seconds: processor seconds
     """
 
     schedules: int = 0
@@ -84,7 +86,7 @@ def try_schedule(schedule: Schedule) -> Outcome:
 
 
 def run_batch(job: Job) -> tuple[list[Outcome], float]:
-    """Return the outcomes of a batch, and the seconds of this processor that it took."""
+    """Return the outcomes of a batch, and the seconds that it took."""
     first, count, defect = job
     silence()
     start = time.process_time()
@@ -95,7 +97,7 @@ def run_batch(job: Job) -> tuple[list[Outcome], float]:
 
 
 def silence() -> None:
-    """Use one thread, and log nothing: every schedule logs what it breaks."""
+    """Use one thread, and log nothing: every schedule would log its injected faults."""
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore", ResourceWarning)  # killed processes close nothing
@@ -109,9 +111,7 @@ def batches(first: int, count: int, defect: str = "") -> Iterator[Job]:
 
 
 def shrink(schedule: Schedule) -> Schedule:
-    """Return the schedule with the fewest faults that still fails: leave out each in turn until
-    none can be.
-    """
+    """Remove faults one at a time while the schedule still fails, and return the shortest one."""
     faults = list(schedule.faults)
     index = 0
     while index < len(faults):
@@ -164,10 +164,10 @@ def read_log(log: Path | None) -> Summary:
 class Hunt:
     """A search for one planted defect.
 
-    name: of the defect
-    tried: schedules run with it
-    wrong: failure that revealed it; empty if none did
-    costs: seconds of virtual time and trainings of these schedules, with the defect and without
+    name: name of the defect
+    tried: number of schedules run with the defect
+    wrong: failure that revealed the defect; empty if none did
+    costs: seconds of virtual time and trainings of these schedules, with and without the defect
     """
 
     name: str
@@ -177,7 +177,7 @@ class Hunt:
 
     @property
     def costly(self) -> str:
-        """Waste of time or work that the defect causes, in words; empty if none shows."""
+        """Description of the time or work that the defect wastes; empty if it wastes none."""
         (seconds, trainings), (before, usual) = self.costs
         if self.tried < ENOUGH:
             return ""

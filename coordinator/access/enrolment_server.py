@@ -75,7 +75,7 @@ class EnrolmentServer:
 
     @property
     def alive(self) -> bool:
-        """Whether the server's thread runs."""
+        """True if the server's thread runs."""
         return self._server.alive
 
     def reload(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from coordinator.cli.options import config_flag, list_given, plainly
+from coordinator.cli.options import config_flag, list_given, print_errors
 from federated.runtime.console import FORMAT
 
 __all__ = ["assign"]
@@ -70,7 +70,7 @@ def assign(
     List every submodel with its predicted time and memory on each device, and the reason for the
     choice. This needs no broker and no fleet.
     """
-    with plainly("assign"):
+    with print_errors("assign"):
         from coordinator.simulate.offline_assignment import assign_offline, render
 
         found = assign_offline(files, file, os.environ, settings, list_given(flags), examples)

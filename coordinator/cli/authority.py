@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coordinator.cli.options import PKI, plainly
+from coordinator.cli.options import PKI, print_errors
 from federated.runtime.console import FORMAT
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def authority(hosts: tuple[str, ...], target: Path | None, pki: str, form: str) 
 
     Create the authority if there is none.
     """
-    with plainly("authority"):
+    with print_errors("authority"):
         from coordinator.access.authority_folder import open_authority
         from coordinator.settings.services import Broker
 

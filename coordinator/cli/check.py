@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import RUNS, as_json, plainly
+from coordinator.cli.options import RUNS, as_json, print_errors
 from federated.errors import StoreError
 from federated.runtime.console import FORMAT
 
@@ -16,7 +16,7 @@ __all__ = ["check"]
 @click.command()
 @click.argument("run")
 @click.option(
-    "--repair", is_flag=True, help="give up what is damaged, so that the run can be resumed"
+    "--repair", is_flag=True, help="discard damaged files, so that the run can be resumed"
 )
 @RUNS
 @FORMAT
@@ -25,7 +25,7 @@ def check(run: str, repair: bool, runs: Path, form: str) -> None:
 
     The exit code is 7 if a file is damaged and was not repaired.
     """
-    with plainly("check"):
+    with print_errors("check"):
         from coordinator.views.run_check import check_run, render_check
 
         made = check_run(run, runs, repair=repair)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import plainly
+from coordinator.cli.options import print_errors
 from federated.runtime.console import FORMAT, speaker
 
 __all__ = ["demo"]
@@ -45,7 +45,7 @@ def demo(
     Each device is a process on this machine with enforced limits. The four unequal devices learn
     to classify handwritten digits together. The fifth has no PyTorch.
     """
-    with plainly("demo"):
+    with print_errors("demo"):
         from coordinator.simulate.demo_fleet import run_demo
 
         result = run_demo(

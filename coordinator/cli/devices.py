@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import RUNS, plainly
+from coordinator.cli.options import RUNS, print_errors
 from federated.runtime.console import FORMAT
 
 __all__ = ["devices"]
@@ -22,7 +22,7 @@ def devices(run: str | None, runs: Path, form: str) -> None:
 
     RUN defaults to the latest.
     """
-    with plainly("devices"):
+    with print_errors("devices"):
         from coordinator.views.agent_table import describe_agents, render_agents
 
         found = describe_agents(run, runs)

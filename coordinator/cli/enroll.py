@@ -8,7 +8,7 @@ from contextlib import closing
 
 import click
 
-from coordinator.cli.options import PKI, plainly
+from coordinator.cli.options import PKI, print_errors
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT
 from federated.wire.enrolment_token import PORT
@@ -45,7 +45,7 @@ def enroll(name: str, host: str | None, port: int | None, valid: str, pki: str, 
 
     The token works once, with `edge-agent join --token`. Create the authority if there is none.
     """
-    with plainly("enroll"):
+    with print_errors("enroll"):
         from coordinator.access.authority_folder import open_authority
         from coordinator.broker.addresses import find_own_address
         from coordinator.settings.services import Broker

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import RUNS, plainly
+from coordinator.cli.options import RUNS, print_errors
 from federated.runtime.console import FORMAT, speaker
 
 __all__ = ["export"]
@@ -57,7 +57,7 @@ def export(
     Each network is written in float32 and int8, and compared with PyTorch on real inputs.
     `coordinator release` sends them to the agents.
     """
-    with plainly("export"):
+    with print_errors("export"):
         from coordinator.release.export_run import ExportRequest, export_run
 
         request = ExportRequest(run, runs, out, wanted, inputs, int8)

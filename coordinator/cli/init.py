@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import config_flag, plainly
+from coordinator.cli.options import config_flag, print_errors
 from federated.errors import ConfigError
 
 __all__ = ["init_command"]
@@ -31,7 +31,7 @@ def init_command(method: str | None, out: Path | None) -> None:
     All settings have their defaults. Start a run from it with `coordinator start --config
     run.toml`.
     """
-    with plainly("init"):
+    with print_errors("init"):
         from coordinator.settings.config import METHOD
         from coordinator.settings.template import render_template
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import RUNS, as_json, plainly
+from coordinator.cli.options import RUNS, as_json, print_errors
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT
 
@@ -33,7 +33,7 @@ def log(
     RUN defaults to the one in progress, else to the latest. Events are rounds, updates, rejections,
     and agents that joined or left.
     """
-    with plainly("log"):
+    with print_errors("log"):
         from coordinator.store import run_lock
         from coordinator.store.run_folders import find_current_run, missing_run
         from coordinator.views import run_log

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from coordinator.cli.options import plainly
+from coordinator.cli.options import print_errors
 from federated.runtime.console import FORMAT
 
 __all__ = ["methods"]
@@ -21,7 +21,7 @@ def methods(name: str | None, form: str) -> None:
     The explanation lists the method's settings, their defaults, and the laws that it satisfies.
     NAME may be module:function.
     """
-    with plainly("methods"):
+    with print_errors("methods"):
         from coordinator.views.method_pages import (
             describe_method,
             list_methods,

@@ -20,8 +20,8 @@ __all__ = [
     "as_json",
     "config_flag",
     "list_given",
-    "plainly",
     "print_answer",
+    "print_errors",
 ]
 
 
@@ -86,7 +86,7 @@ RESUMABLE = {
 
 
 @contextmanager
-def plainly(command: str) -> Iterator[None]:
+def print_errors(command: str) -> Iterator[None]:
     """Report errors in plain words; see `federated.runtime.console.report_errors`."""
     interrupted = "interrupted" + RESUMABLE.get(command, "")
     with report_errors(f"coordinator {command}", "coordinator,export", interrupted):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import RUNS, plainly, print_answer
+from coordinator.cli.options import RUNS, print_answer, print_errors
 from federated.runtime.console import FORMAT
 
 __all__ = ["pause"]
@@ -22,7 +22,7 @@ def pause(run: str | None, off: bool, runs: Path, form: str) -> None:
 
     RUN defaults to the one in progress.
     """
-    with plainly("pause"):
+    with print_errors("pause"):
         from coordinator.store import control
         from coordinator.store.run_folders import find_current_run
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from coordinator.cli.options import RUNS, plainly
+from coordinator.cli.options import RUNS, print_errors
 from federated.errors import ExportError
 from federated.runtime.console import FORMAT, speaker
 
@@ -69,7 +69,7 @@ def release(runs: Path, form: str, **options: Any) -> None:
 
     The exit code is 8 if a canary is not promoted or was rolled back.
     """
-    with plainly("release"):
+    with print_errors("release"):
         from coordinator.release.rollout import ReleaseRequest, release_run
 
         result = release_run(ReleaseRequest(**options), runs, say=speaker(form))

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import click
 
-from coordinator.cli.options import PKI, plainly
+from coordinator.cli.options import PKI, print_errors
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT
 
@@ -23,7 +23,7 @@ def revoke(names: tuple[str, ...], pki: str, form: str) -> None:
 
     They cannot be renewed, and a running coordinator disconnects these agents at once.
     """
-    with plainly("revoke"):
+    with print_errors("revoke"):
         from coordinator.access.authority_folder import open_authority
         from coordinator.settings.services import Broker
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import RUNS, as_json, plainly
+from coordinator.cli.options import RUNS, as_json, print_errors
 from federated.runtime.console import FORMAT
 
 __all__ = ["list_runs"]
@@ -17,7 +17,7 @@ __all__ = ["list_runs"]
 @FORMAT
 def list_runs(runs: Path, form: str) -> None:
     """List all runs: method, model, rounds, accuracy and state."""
-    with plainly("runs"):
+    with print_errors("runs"):
         from coordinator.views.run_list import describe_runs, render_runs
 
         found = describe_runs(runs)

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from coordinator.cli.options import plainly
+from coordinator.cli.options import print_errors
 
 __all__ = ["schema_command"]
 
@@ -17,7 +17,7 @@ def schema_command() -> None:
 
     Editors and validators of TOML files can use it.
     """
-    with plainly("schema"):
+    with print_errors("schema"):
         from coordinator.settings.schema import build_schema
 
         click.echo(json.dumps(build_schema(), indent=2))

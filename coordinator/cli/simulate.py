@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from coordinator.cli.options import INIT, RUNS, config_flag, list_given, plainly
+from coordinator.cli.options import INIT, RUNS, config_flag, list_given, print_errors
 from federated.runtime.console import FORMAT, speaker
 
 __all__ = ["simulate"]
@@ -60,7 +60,7 @@ def simulate(
     Rounds and methods are those of `coordinator start`, which takes the same file (--config) for a
     real fleet.
     """
-    with plainly("simulate"):
+    with print_errors("simulate"):
         from coordinator.run.config_sources import ConfigSources
         from coordinator.simulate.simulation import simulate as run_simulation
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from coordinator.cli.options import INIT, RUNS, config_flag, list_given, plainly
+from coordinator.cli.options import INIT, RUNS, config_flag, list_given, print_errors
 from federated.runtime.console import FORMAT, speaker
 
 __all__ = ["start"]
@@ -89,7 +89,7 @@ def start(
     **flags: Any,
 ) -> None:
     """Start or resume a run, and wait until it ends."""
-    with plainly("start"):
+    with print_errors("start"):
         from coordinator.run.config_sources import ConfigSources
         from coordinator.run.launch import start_run
 

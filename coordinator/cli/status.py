@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import RUNS, as_json, plainly
+from coordinator.cli.options import RUNS, as_json, print_errors
 from federated.runtime.console import FORMAT
 
 __all__ = ["status"]
@@ -28,7 +28,7 @@ def status(run: str | None, watch: bool, runs: Path, form: str) -> None:
     RUN defaults to the one in progress, else to the latest. The output lists the round, tasks,
     agents, scores and errors, and says if a coordinator is running.
     """
-    with plainly("status"):
+    with print_errors("status"):
         from coordinator.views import run_status
 
         while True:

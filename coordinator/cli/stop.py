@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import RUNS, plainly, print_answer
+from coordinator.cli.options import RUNS, print_answer, print_errors
 from federated.errors import StoreError
 from federated.runtime.console import FORMAT
 
@@ -31,7 +31,7 @@ def stop(run: str | None, now: bool, wait: float, runs: Path, form: str) -> None
 
     RUN defaults to the one in progress. `coordinator start --resume` resumes it.
     """
-    with plainly("stop"):
+    with print_errors("stop"):
         from coordinator.store import control, run_lock
         from coordinator.store.run_folders import find_current_run
 

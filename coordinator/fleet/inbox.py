@@ -87,7 +87,7 @@ class Inbox:
     """Receives expected updates up to their expected size, at most `slots` of them at a time.
 
     While others wait, a transfer keeps its slot as long as it is not slower than PACE. A slower one
-    moves to the end of the queue and later continues where it was; a silent one leaves the queue.
+    moves to the end of the queue and resumes later; a silent one leaves the queue.
     This bounds the wait of an agent: each transfer ahead of it takes at most IDLE seconds, or its
     size divided by PACE if that is longer.
 
@@ -110,12 +110,14 @@ class Inbox:
         spool.mkdir(parents=True, exist_ok=True)
 
     def expect(self, limits: Mapping[Key, int], hold: Collection[Key] = ()) -> None:
-        """Expect only these updates, with their largest sizes in bytes, and those that are held, as
-        before. All other transfers are dropped.
+        """Expect only these updates, and drop all other transfers.
 
-        Partial files of an earlier process are continued. Complete ones are removed: nobody
-        recorded their digests, so damage would go unnoticed. Their agents got no answer and send
-        them again.
+        limits: update -> its maximum size in bytes
+        hold: updates that were expected before, to be expected as before
+
+        Partial files of an earlier process are resumed. Complete ones are removed: their digests
+        were not recorded, so damage would go unnoticed. Their agents got no answer and send them
+        again.
         """
         hold = set(hold)
         held = {key: place for key, place in self._expected.items() if key in hold}
@@ -134,7 +136,7 @@ class Inbox:
         self._expected[key] = Place(limit, self.path(key))
 
     def path(self, key: Key) -> Path:
-        """Return where an update lies once it is complete."""
+        """Return the file of an update once it is complete."""
         return update_path(self.spool, key)
 
     def forget(self, folder: str, keep: Collection[Key] = ()) -> None:
@@ -229,7 +231,7 @@ class Inbox:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Number of transfers with a slot, and of those that wait for one."""
+        """Number of transfers that have a slot, and number of those that wait for one."""
         return len(self._flowing), len(self._waiting)
 
     @property

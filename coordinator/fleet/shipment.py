@@ -35,7 +35,7 @@ HEADER = 65_536  # bytes allowed for an update's header
 def to_torch(update: Update) -> Update:
     """Return the update with torch tensors that share its memory."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the arrays are read-only, and nobody writes
+        warnings.simplefilter("ignore", UserWarning)  # the arrays are read-only, and no code writes
         shared = {name: torch.from_numpy(array) for name, array in update.tensors.items()}
     return replace(update, tensors=shared)
 
@@ -56,9 +56,9 @@ def statistics_of(state: State, submodel: Submodel) -> dict[str, torch.Tensor]:
 class Parcel:
     """One submodel of a state, for all agents that train it.
 
-    plan: how it is cut from the state.
-    shipment: that it belongs to.
-    submodel: itself.
+    plan: rows that cut the submodel from the state.
+    shipment: shipment that it belongs to.
+    submodel: the submodel.
     """
 
     plan: Plan
@@ -128,8 +128,8 @@ class Shipment:
     def task(
         self, agent: str, submodel: Submodel, recipe: Recipe, deadline: float, *, round: int
     ) -> Task:
-        """Return the task of an agent, without `since`. Publishes the weights if no other agent got
-        them yet.
+        """Return the task of an agent, without `since`. Publish the weights unless they are already
+        published.
         """
         sent, fleet = self.parcel(submodel).published, self.fleet
         run, attempt = fleet.run.run, fleet.attempt

@@ -44,7 +44,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AgentsAwaited:
-    """No round can start because too few agents are ready. Published at every check while that
+    """The next round waits because too few agents are ready. Published at every check while that
     lasts.
 
     ready: number of agents that are ready.
@@ -57,12 +57,13 @@ class AgentsAwaited:
 
 @dataclass(frozen=True)
 class RunPaused:
-    """No round starts because the run is paused. Published at every check while that lasts."""
+    """The next round waits because the run is paused. Published at every check while that lasts."""
 
 
 @dataclass(frozen=True)
 class RoundDelayed:
-    """No round starts for another reason. Published at every check while that lasts.
+    """The next round waits for a reason other than a pause or missing agents. Published at every
+    check while that lasts.
 
     why: the reason, in words.
     """

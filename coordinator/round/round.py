@@ -32,15 +32,16 @@ __all__ = [
     "tasks_of",
 ]
 
-MAX_REST = 32  # rounds that an agent sits out
-RETURN_TIME = 20.0  # seconds in which a lost agent may return to a phase that waits for nobody else
+MAX_REST = 32  # maximum number of rounds that an agent sits out
+# seconds that a phase waits for lost agents to return when it waits for no other agent
+RETURN_TIME = 20.0
 
 
 class Wasted(Struct, frozen=True):
     """Consecutive leases of one kind of work that expired although their agent was online.
 
-    leases: number of them, at most one per phase.
-    round: the round of the last one.
+    leases: number of wasted leases, at most one per phase.
+    round: round of the last wasted lease.
     """
 
     leases: int
@@ -48,8 +49,8 @@ class Wasted(Struct, frozen=True):
 
     @property
     def rests_until(self) -> int:
-        """The last round that the agent sits out, after 1, 2, 4, ... rounds. It is asked earlier
-        only if nobody else can be.
+        """The last round that the agent sits out: 1, 2, 4, ... rounds after the last wasted
+        lease. It is selected earlier only if no other agent is available.
         """
         return self.round + min(1 << (self.leases - 1), MAX_REST)
 
@@ -63,11 +64,11 @@ class Agent(Struct, frozen=True):
     seen: time of its last message, in the coordinator's seconds.
     profile: its measurements of itself; None until it sent them for the present run.
     state: idle, download, train, calibrate, evaluate or send, as it reports; gone when offline.
-    submodel: name of the submodel that it was asked for last.
-    loss: of its last training, as it reports.
-    refused: reason why it cannot take part; empty if it can.
-    excluded: reason why this run does not select it; empty if it does.
-    paused: reason why it takes no task at present; empty if it does.
+    submodel: name of the submodel of its last task.
+    loss: loss of its last training, as it reports.
+    refused: reason why the run cannot use it; empty if it can.
+    excluded: reason why this run does not select it; empty if it may.
+    paused: reason why it accepts no task at present; empty if it does.
     tasks: keys of its tasks in the present phase and of those carried from earlier rounds.
     pace: kind of work -> measured over predicted seconds of its last task.
     wasted: kind of work -> the leases that it wasted since its last update of that kind.
@@ -90,12 +91,12 @@ class Agent(Struct, frozen=True):
 
     @property
     def ready(self) -> bool:
-        """True if it can be asked."""
+        """True if it can be given a task."""
         return not self.absence
 
     @property
     def absence(self) -> str:
-        """The reason why it cannot be asked at present; empty if it can."""
+        """The reason why it cannot be given a task at present; empty if it can."""
         if self.refused:
             return f"refused: {self.refused}"
         if not self.online:
@@ -120,7 +121,8 @@ class Rules(Struct, frozen=True):
 
     stale: maximum age of a late update, in rounds; -1: late updates are dropped.
     every: folds between snapshots; 0: no snapshots.
-    most: maximum number of updates that wait in the spool for earlier names; 0: unlimited.
+    most: maximum number of updates that wait in the spool until earlier ones in the order of
+        folding arrive; 0: unlimited.
     durable: whether received updates survive this process, so that they stay in the spool until a
         snapshot holds them.
     leases: whether tasks have leases. Those of simulated devices have none, since their speeds are
@@ -139,27 +141,27 @@ class Phase(Struct, frozen=True):
 
     work: kind of work of its tasks.
     round: number of its round.
-    began: time of its begin, in the coordinator's seconds.
+    began: time when it began, in the coordinator's seconds.
     limit: seconds after which it closes.
     quorum: number of updates that close it.
     wanted: number of agents to be at work at the same time; used only while there are spares.
-    spares: agents that may be asked as replacements, in this order.
-    exhausted: no spare can be asked until an agent becomes ready or free, so rules skip them.
-    preparing: agents with tasks that are being made.
+    spares: agents that may replace others, in this order.
+    exhausted: True if no spare is available until an agent becomes ready or free.
+    preparing: agents whose tasks are being made.
     flowing: buffered mode: updates are folded in order of arrival, and tasks carried from earlier
         rounds count toward the quorum.
     carries: open tasks are carried into later rounds, and those carried so far are part of this
         phase.
-    timed: spares are asked only if they are fast enough for the remaining time.
+    timed: spares are used only if they are fast enough for the remaining time.
     typical: median of the seconds expected for its tasks.
-    order: keys by place.
-    first: the lowest place that may still be folded in order.
-    whole: place -> key of each update that waits to be folded.
+    order: keys of the tasks in the order of folding.
+    first: index in `order` of the next task to fold.
+    whole: index in `order` -> key of each complete update that waits to be folded.
     folding: the update being folded.
     came: number of counted tasks with an update.
     working: number of agents at work on counted tasks.
     away: counted tasks with lost agents that may return -> time of the loss.
-    closing: reason why it asks nobody else; empty while it is open.
+    closing: reason why no further agent gets a task; empty while it is open.
     closed: whether everything is folded and settled.
     """
 
@@ -199,10 +201,10 @@ class Round(Struct, frozen=True):
     agents: name -> agent.
     tasks: key -> task of the current phase, or of the last one, and carried ones.
     phase: the current phase, or the last one.
-    plan: of the current round; None between rounds.
+    plan: plan of the current round; None between rounds.
     trained: number of the last round with a closed training.
-    settled: the tasks of that training as it left them, without those carried into later rounds.
-    ended: time when it closed.
+    settled: final states of that training's tasks, without those carried into later rounds.
+    ended: time when that training closed.
     unkept: updates that are folded but in no snapshot, so their files stay in the spool.
     saving: whether a snapshot is in progress.
     refused: length of `unkept` when the last snapshot failed; the next one is tried after another
@@ -246,7 +248,7 @@ def phase_tasks(r: Round) -> list[TaskState]:
 
 
 def carried_tasks(r: Round) -> list[TaskState]:
-    """Return the tasks of earlier phases that neither they nor the present phase settle, by key."""
+    """Return open tasks of earlier phases that do not belong to the present one, by key."""
     return sorted(
         (task for task in r.tasks.values() if task.carried and task.place < 0),
         key=lambda task: task.key,
@@ -254,12 +256,12 @@ def carried_tasks(r: Round) -> list[TaskState]:
 
 
 def tasks_of(r: Round, agent: str) -> list[TaskState]:
-    """Return an agent's tasks, in the order in which it was asked."""
+    """Return an agent's tasks, in the order in which they were sent."""
     return [r.tasks[key] for key in r.agents[agent].tasks] if agent in r.agents else []
 
 
 def find_task(r: Round, key: Key, attempt: int) -> TaskState | None:
-    """Return the task of an update or failure; None if this attempt at it was not asked for."""
+    """Return the task of an update or failure; None if there is no task with this attempt."""
     task = r.tasks.get(key)
     return task if task is not None and task.task.attempt == attempt else None
 

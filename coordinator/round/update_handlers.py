@@ -50,7 +50,7 @@ def record_chunk(r: Round, e: on.ChunkCame, out: list[Action]) -> Round:
 
 
 def accept_update(r: Round, e: on.UpdateCame, out: list[Action]) -> Round:
-    """Accept a complete update: record how long it took, and forgive wasted leases."""
+    """Accept a complete update: record how long it took, and clear the agent's wasted leases."""
     state = find_task(r, e.key, e.attempt)
     if state is None or not state.open:
         return r
@@ -89,7 +89,7 @@ def refuse_update(r: Round, e: on.UpdateRefused, out: list[Action]) -> Round:
 
 
 def record_failure(r: Round, e: on.TaskFailed, out: list[Action]) -> Round:
-    """End a task that its agent failed or paused."""
+    """End a task that its agent failed or declined while paused."""
     state = find_task(r, e.key, e.attempt)
     if state is None or not state.open:
         return r

@@ -63,8 +63,8 @@ def draw_agents(
 ) -> dict[str, Submodel]:
     """Draw the agents of a round from those that can train.
 
-    wanted: number of agents to be at work.
-    busy: agents at work on earlier rounds; they count in buffered mode.
+    wanted: number of agents that should be at work.
+    busy: agents still at work on earlier rounds; in buffered mode they count toward `wanted`.
     """
     at_work = len(busy & able.keys()) if run.config.fleet.mode == "buffered" else 0
     names = draw_names(

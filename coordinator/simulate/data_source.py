@@ -28,8 +28,8 @@ class DataSource:
     data, root: data set and its folder (see `data.name` and `data.root`).
     agents: number of devices.
     partition: rule that divides the data among devices.
-    seed: of the random partition.
-    held: fraction of each device's examples that is held out.
+    seed: seed of the random partition.
+    held: fraction of each device's examples to hold out.
     """
 
     data: str

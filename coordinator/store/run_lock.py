@@ -11,13 +11,13 @@ from federated.errors import StoreError
 
 __all__ = ["acquire", "check", "is_held"]
 
-# attempts at the lock, a moment apart: `is_held` takes it for a moment
+# attempts to lock, shortly after each other, since `is_held` takes the lock for a moment
 ATTEMPTS = 5
 
 
 def acquire(folder: Path) -> int:
     """Lock the run for this process and return the handle. The system releases the lock when the
-    process ends, in whatever way. Raises StoreError if another process holds it.
+    process ends, also if it is killed. Raises StoreError if another process holds it.
     """
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     for left in reversed(range(ATTEMPTS)):

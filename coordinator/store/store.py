@@ -237,7 +237,7 @@ class Store(RunRecords):
 
     @property
     def may_begin_journal(self) -> bool:
-        """Whether a run without a journal may begin one."""
+        """True if a run without a journal may begin one."""
         return may_begin_journal(self.folder, self._database)
 
     def read_last(self) -> RoundRecord | None:

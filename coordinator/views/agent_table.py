@@ -1,4 +1,6 @@
-"""Output of `coordinator devices`: every agent of a run, its device, its submodel and why."""
+"""Output of `coordinator devices`: every agent of a run, its device, and its submodel with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +80,10 @@ def describe_agent(
     standing: Standing,
     last: tuple[int, Entry] | None,
 ) -> dict[str, Any]:
-    """Return one agent as plain values. predicted: costs of its present submodel, corrected by
-    earlier rounds. measured: those of its last training.
+    """Return one agent as plain values.
+
+    In the result, `predicted` has the costs of its present submodel, corrected with earlier rounds,
+    and `measured` the costs of its last training.
     """
     number, decision = decided or (0, Decision(agent, reason="no round has begun since it joined"))
     measured = None
@@ -126,7 +130,7 @@ def describe_device(profile: Profile) -> dict[str, Any]:
 def describe_state(
     number: int, done: int, decision: Decision, last: tuple[int, Entry] | None
 ) -> str:
-    """Return what an agent does or did last, in a few words."""
+    """Describe the state of an agent's last task in a few words."""
     if decision.asked and number > done:
         return f"asked in round {number}"
     if last is None:

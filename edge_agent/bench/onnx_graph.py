@@ -115,7 +115,7 @@ def check_runs(path: Path, provider: str) -> None:
     feed = draw_inputs(graph)
     try:
         graph.run(feed)
-    except Exception as error:  # as above
+    except Exception as error:  # the runtime's errors share no base class of their own
         shapes = ", ".join(
             f"'{name}' {value.dtype} {list(value.shape)}" for name, value in feed.items()
         )

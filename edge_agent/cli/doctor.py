@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from edge_agent.cli.flags import plainly
+from edge_agent.cli.flags import print_errors
 from federated.runtime.console import FORMAT
 
 __all__ = ["doctor"]
@@ -39,7 +39,7 @@ def doctor(
 
     Exits with 0 if nothing failed, else with the code of the first failure.
     """
-    with plainly("doctor"):
+    with print_errors("doctor"):
         from edge_agent.access.admission import resolve_broker
         from edge_agent.access.identity import machine_name
         from edge_agent.device import state_folder

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from edge_agent.cli.flags import RUN, STORE, WAIT_FOR_RELEASE, own_data, plainly
+from edge_agent.cli.flags import RUN, STORE, WAIT_FOR_RELEASE, own_data, print_errors
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT, speaker
 
@@ -98,7 +98,7 @@ def finetune(name: str | None, form: str, **options: Any) -> None:
     it is discarded. Nothing is sent. Needs PyTorch, and the extra `export` to write graphs that
     infer can serve.
     """
-    with plainly("finetune"):
+    with print_errors("finetune"):
         from edge_agent.access.admission import resolve_broker
         from edge_agent.cli.option_values import check_agent_name, rename_data_options
         from edge_agent.finetune.adaptation import FinetuneRequest, run_finetune

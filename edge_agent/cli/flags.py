@@ -22,7 +22,7 @@ __all__ = [
     "STORE",
     "WAIT_FOR_RELEASE",
     "own_data",
-    "plainly",
+    "print_errors",
 ]
 
 LABEL = click.option(
@@ -96,6 +96,6 @@ def own_data(description: str) -> Callable[[Callable[..., Any]], Callable[..., A
     return decorate
 
 
-def plainly(command: str) -> AbstractContextManager[None]:
+def print_errors(command: str) -> AbstractContextManager[None]:
     """Print errors of a command as text; see `federated.runtime.console.report_errors`."""
     return report_errors(f"edge-agent {command}", "train", "interrupted")

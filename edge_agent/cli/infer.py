@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from edge_agent.cli.flags import RUN, STORE, WAIT_FOR_RELEASE, own_data, plainly
+from edge_agent.cli.flags import RUN, STORE, WAIT_FOR_RELEASE, own_data, print_errors
 from federated.runtime.console import FORMAT, speaker
 from federated.runtime.logs import log_options
 
@@ -76,7 +76,7 @@ def infer(name: str | None, form: str, **options: Any) -> None:
     requests until stopped. --data is this device's own data; its held-out part is the validation
     set for releases. Does not need PyTorch.
     """
-    with plainly("infer"):
+    with print_errors("infer"):
         from edge_agent.access.admission import resolve_broker
         from edge_agent.cli.option_values import (
             check_agent_name,

@@ -10,7 +10,15 @@ from typing import Any
 
 import click
 
-from edge_agent.cli.flags import DEVICE, LABEL, LIMIT_CPUS, LIMIT_MEMORY, RUN, own_data, plainly
+from edge_agent.cli.flags import (
+    DEVICE,
+    LABEL,
+    LIMIT_CPUS,
+    LIMIT_MEMORY,
+    RUN,
+    own_data,
+    print_errors,
+)
 from edge_agent.device.state_folder import IN_HOME, SPOOL
 from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import UsageError
@@ -129,7 +137,7 @@ def join(
     """Join a run and train until it ends. The device is measured first; measurements are cached.
     Ctrl-C leaves the run cleanly.
     """
-    with plainly("join"):
+    with print_errors("join"):
         from edge_agent.access.admission import read_token, resolve_broker
         from edge_agent.cli.option_values import make_job, stop_on_signals
         from edge_agent.device.limits import parse_size

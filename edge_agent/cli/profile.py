@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edge_agent.cli.flags import DATA_ROOT, DEVICE, LABEL, LIMIT_CPUS, LIMIT_MEMORY, plainly
+from edge_agent.cli.flags import DATA_ROOT, DEVICE, LABEL, LIMIT_CPUS, LIMIT_MEMORY, print_errors
 from federated.runtime.console import FORMAT, speaker
 
 __all__ = ["profile"]
@@ -84,7 +84,7 @@ def profile(
     **options: Any,
 ) -> None:
     """Measure this device's hardware, limits and speed. Measurements are cached."""
-    with plainly("profile"):
+    with print_errors("profile"):
         from edge_agent.access.admission import resolve_broker
         from edge_agent.cli.option_values import check_agent_name, make_job, split_words
         from edge_agent.join.profile_command import ProfileRequest, profile_device

@@ -149,8 +149,8 @@ def memory_limit(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
 
 
 def end_with_parent() -> None:
-    """Kill this process when its parent ends for any reason: nothing would continue it after the
-    governor has stopped it.
+    """Kill this process when its parent ends for any reason. Otherwise a process that the governor
+    has stopped would never continue.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -53,7 +53,7 @@ class FinetuneRequest(ReleaseRequest):
     """Options of the command.
 
     out: folder of the adapted network.
-    epochs, steps, batch, lr: of the training; 0 steps: all steps of the epochs.
+    epochs, steps, batch, lr: settings of the training; 0 steps: all steps of the epochs.
     only: "all" layers or the "head" are trained.
     network: a `module:function` that the release may build.
     threads: 0 for PyTorch's choice.

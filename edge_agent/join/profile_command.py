@@ -1,5 +1,5 @@
-"""`edge-agent profile`: measure the device, print each result at once, and return them as a sheet.
-Does not import torch.
+"""`edge-agent profile`: measure the device, print each result immediately, and return all results
+as a sheet. Does not import torch.
 
 The device's facts take no time; each family of networks takes seconds, unless its timings are
 cached.
@@ -36,7 +36,7 @@ __all__ = ["FAMILIES", "ProfileRequest", "encode_sheet", "measure_sheet", "profi
 
 # the default: a network of plain convolutions, one of grouped convolutions, and one without any
 FAMILIES = ("preresnet", "mobilenet", "vit")
-OFFLINE = "profile"  # stands for a run in the topic of the link's probe
+OFFLINE = "profile"  # placeholder for the run's name in the topic of the link's probe
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ __all__ = ["Follower", "open_follower_link", "will"]
 
 log = logging.getLogger(__name__)
 
-# versions kept besides the present and the wanted one; the last good one is among them
+# number of versions kept in addition to the present and the wanted one, so that the last good one
+# is among them
 KEEP = 2
 
 

@@ -15,8 +15,8 @@ tensor in a round, mean - w, takes the place of a negative gradient. With v_0 = 
 Loshchilov and Hutter (arXiv 1711.05101). It counts the steps of a whole tensor, so it suits tensors
 that every round covers in the same place.
 
-Coordinates that no device held in a round keep their value and their moments. Moments are stored in
-the coordinator's flat dict of tensors as `server/m/KEY`, `server/v/KEY` and `server/t/KEY`. No
+Coordinates that no update of a round covers keep their value and their moments. Moments are stored
+in the coordinator's flat dict of tensors as `server/m/KEY`, `server/v/KEY` and `server/t/KEY`. No
 device receives them, and checkpoints keep them bit for bit.
 """
 
@@ -70,13 +70,13 @@ def step(
     change: Tensor,
     held: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the tensor after one step, and its moments by home.
+    """Return the tensor after one step, and its moments by their keys in the state.
 
-    tensors: the state's, with the moments of earlier steps
+    tensors: the state's tensors, with the moments of earlier steps
     key: name of the moments
     old: the tensor before the round
-    change: what the round adds to it
-    held: bool of the same shape, the coordinates that a device held; None: all
+    change: change of the tensor in the round
+    held: mask of the same shape, True for coordinates that an update covers; None: all
     """
     rule, beta1, beta2 = optimizer.rule, optimizer.beta1, optimizer.beta2
     homes = {name: f"server/{name}/{key}" for name in "mvt"}
@@ -105,7 +105,7 @@ def step(
 
 
 def mean_square(optimizer: ServerOptimizer, v: Tensor, square: Tensor) -> Tensor:
-    """Return v after a change of this square."""
+    """Return the next v, given the square of the change."""
     fresh = (1 - optimizer.beta2) * square
     match optimizer.rule:
         case "adagrad":
@@ -117,7 +117,7 @@ def mean_square(optimizer: ServerOptimizer, v: Tensor, square: Tensor) -> Tensor
 
 
 def coverage_mask(one: Sum) -> Tensor:
-    """Return the coordinates of a home that the round's devices held, as bool of its shape."""
+    """Return a mask of a tensor: True for coordinates that an update of the round covers."""
     held = torch.zeros(one.value.shape, dtype=torch.bool)
     for where, (weight, *_) in one.cover.items():
         view = held[as_slices(where)]

@@ -1,5 +1,5 @@
-"""Detection of jumps of the wall clock, by comparison with the monotonic clock, which all deadlines
-use. Torch-free.
+"""Detect jumps of the wall clock by comparing it with the monotonic clock, which all deadlines use.
+Does not import torch.
 """
 
 from __future__ import annotations

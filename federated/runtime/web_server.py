@@ -86,7 +86,7 @@ class WebServer:
 
     @property
     def alive(self) -> bool:
-        """Whether the server's thread runs."""
+        """True if the server's thread runs."""
         return self._thread.is_alive()
 
     def close(self) -> None:

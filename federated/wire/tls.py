@@ -171,4 +171,4 @@ def _list_names(address: Address) -> str:
             shown = secure.getpeercert() or {}
     except OSError:
         return "other names"
-    return ", ".join(str(pair[1]) for pair in shown.get("subjectAltName", ())) or "no name at all"
+    return ", ".join(str(pair[1]) for pair in shown.get("subjectAltName", ())) or "no name"

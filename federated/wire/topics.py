@@ -69,14 +69,14 @@ __all__ = [
 ROOT = "fl/v1"
 ALL = "all"  # command topic of all agents, so no agent may have this name
 NAME = r"^(?!\.\.?\Z)[A-Za-z0-9_.-]{1,64}\Z"  # never a path: runs and agents have folders
-# characters of a submodel's name without its owner, checked at the start of a run, so that names
-# which contain it are short enough
+# maximum length of a submodel's name without the agent that owns it, checked at the start of a run,
+# so that the longer names below fit their limits
 UNOWNED = 128
-SUBMODEL = r"^(?!\.\.?\Z)[A-Za-z0-9_.@-]{1,193}\Z"  # such a name, `@`, and an agent
-# a submodel, a round, an attempt and a work; with a suffix, the name of a file
+SUBMODEL = r"^(?!\.\.?\Z)[A-Za-z0-9_.@-]{1,193}\Z"  # name of a submodel, or NAME@AGENT
+# submodel, round, attempt and kind of work; also the stem of a file's name
 TRANSFER = r"^(?!\.\.?\Z)[A-Za-z0-9_.-]{1,225}\Z"
 VERSION = r"^[0-9a-f]{12}\Z"  # of a release: the first digits of its manifest's sha256
-# a submodel and a kind of file; never a path
+# submodel and kind of file; never a path
 FILE = r"^(?![.])[A-Za-z0-9_.@-]{1,200}\Z"
 AGENT = r"^(?!all\Z|\.\.?\Z)[A-Za-z0-9_.-]{1,64}\Z"
 
@@ -101,7 +101,7 @@ Kind = Literal[
 class Place:
     """A parsed topic.
 
-    kind: of the message.
+    kind: kind of the message.
     run: name of the run.
     agent: "all" for the shared command topic; None without an agent.
     transfer, version, submodel, file: of a manifest or a chunk.
@@ -223,8 +223,8 @@ def chunk(base: str, index: int | Literal["+"]) -> str:
 
 
 def agent_patterns(run: str, agent: str) -> tuple[str, ...]:
-    """Return the patterns that an agent subscribes to. Its own status
-    reveals another agent with its name.
+    """Return the patterns that an agent subscribes to. One is its own status topic, where a foreign
+    status reveals another agent with the same name.
     """
     return globals()["run"](run), command(run, agent), everyone(run), status(run, agent)
 
@@ -361,8 +361,8 @@ def _name(what: str, name: str, pattern: str = NAME) -> str:
 
 
 def _index(level: str) -> int:
-    """Return a chunk's index, or -1 if it is not spelled as here, such as `+1`, `01` or digits of
-    other scripts.
+    """Return a chunk's index, or -1 if it is not in plain decimal form: `+1`, `01` and digits of
+    other scripts are rejected.
     """
     return int(level) if re.match(r"^(0|[1-9][0-9]{0,9})\Z", level) else -1
 

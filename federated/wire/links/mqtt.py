@@ -1,4 +1,4 @@
-"""The link over MQTT."""
+"""Connection of an agent or of the coordinator to the broker over MQTT."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ __all__ = ["MqttLink"]
 
 log = logging.getLogger(__name__)
 
-# connections lost in a row, each with messages in flight and none acknowledged, after which the
-# link fails
+# number of consecutive connections, each lost with messages in flight and none acknowledged, after
+# which the link fails
 STRIKES = 3
-SHORT, SHORTS = 5.0, 5  # a connection shorter than SHORT seconds; so many in a row fail the link
-RIVALRY = 60.0  # seconds in which a second client of this name that takes over twice stays
+# the link fails after SHORTS consecutive connections shorter than SHORT seconds
+SHORT, SHORTS = 5.0, 5
+RIVALRY = 60.0  # seconds in which a second takeover by another client of this name fails the link
 # disconnections in a row without a successful connection, after which to look for a TLS error
 SHUT = 3
 # seconds that a full queue stops the network (less than half the keep-alive) before a delivery is
@@ -148,8 +149,8 @@ class MqttLink:
             and self._client.is_connected()
             and time.monotonic() < until
         ):
-            # The broker reads the retained messages afterwards; what this link publishes next must
-            # not replace them.
+            # Wait until the broker has answered, so that messages which this link publishes next do
+            # not replace the retained ones before the broker reads them.
             time.sleep(0.002)
 
     def unsubscribe(self, pattern: str) -> None:
