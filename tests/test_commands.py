@@ -121,7 +121,7 @@ def test_a_dry_run_shows_what_would_leave_and_sends_nothing(start: Start) -> Non
     assert sum(shown["train"]["tensors"]["sections.0.0.conv1.weight"]) > 0
 
 
-def test_no_run_at_the_broker_is_said_after_a_bounded_time(
+def test_a_missing_run_at_the_broker_is_reported_after_a_timeout(
     start: Start, broker: str, tmp_path: Path
 ) -> None:
     process = start(*AGENT, "join", "--broker", broker, "--wait", "2")

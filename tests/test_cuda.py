@@ -251,7 +251,7 @@ def test_a_simulation_on_a_gpu_repeats_bit_for_bit_whatever_the_workers(tmp_path
     assert apart(first, second) == 0
 
 
-def test_what_was_learned_on_a_gpu_is_exported_and_right(tmp_path: Path) -> None:
+def test_a_network_trained_on_a_gpu_is_exported_with_the_same_accuracy(tmp_path: Path) -> None:
     runs = simulated(tmp_path / "cuda", "cuda", settings("fedfa"))
     made, _ = write_release(ExportRequest("same-seed0", runs, tmp_path / "release"))
     assert all(entry.variants[0] in bundle.accurate_variants(entry) for entry in made.submodels)

@@ -200,7 +200,9 @@ def test_commands_meet_over_a_link_of_module_and_function(start: Start) -> None:
     ],
     ids=["survey", "function", "setting", "family"],
 )
-def test_an_agent_says_at_join_what_it_lacks_and_imports_nothing(card: Run, remedy: str) -> None:
+def test_an_agent_names_missing_capabilities_at_join_and_imports_nothing(
+    card: Run, remedy: str
+) -> None:
     with pytest.raises(Refused, match=remedy):
         check_run(job(), msgspec.to_builtins(card))
     assert "elsewhere" not in sys.modules

@@ -169,7 +169,7 @@ def spoil(what: str) -> Member:
         ("round", "expected round 1, found 99"),
     ],
 )
-def test_a_wrong_update_is_refused_with_a_reason_and_the_round_goes_on(
+def test_a_wrong_update_is_refused_with_a_reason_and_the_round_continues(
     tmp_path: Path, alone: Tensors, what: str, reason: str
 ) -> None:
     done = federate(
@@ -189,7 +189,7 @@ def test_a_wrong_update_is_refused_with_a_reason_and_the_round_goes_on(
     assert all(torch.equal(value, alone[home]) for home, value in weights.items())
 
 
-def test_foreign_messages_are_refused_and_the_round_goes_on(tmp_path: Path) -> None:
+def test_foreign_messages_are_refused_and_the_round_continues(tmp_path: Path) -> None:
     """Garbage, another protocol version, and another's name on one's own topic."""
     broker = MemoryBroker()
     stranger = MemoryLink(broker, "stranger")
@@ -290,7 +290,7 @@ def test_a_pinned_submodel_must_exist(tmp_path: Path) -> None:
         federate(tmp_path, members(), {"assign.submodels": {"a0": "w0.3-d2"}})
 
 
-def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     """Two rounds, then two more by resume, equal four at once, bit for bit; the history has each
     round once.
     """
@@ -371,7 +371,7 @@ def test_an_agent_that_can_hold_nothing_does_not_end_a_run_of_others(tmp_path: P
     assert set(done.result.history.assigned) <= {"a1", "a2"}
 
 
-def test_a_status_of_a_life_long_ago_turns_nobody_away(tmp_path: Path) -> None:
+def test_the_retained_status_of_an_old_process_does_not_block_an_agent(tmp_path: Path) -> None:
     broker = MemoryBroker()
     broker.publish(
         topics.status(RUN, "a0"), envelope.encode(messages.Status("a0", "old", True)), retain=True
@@ -383,7 +383,7 @@ def test_a_status_of_a_life_long_ago_turns_nobody_away(tmp_path: Path) -> None:
     ]
 
 
-def test_two_agents_of_one_name_are_told(tmp_path: Path) -> None:
+def test_two_agents_with_one_name_get_the_reason(tmp_path: Path) -> None:
     """The second takes over; the first is told why it cannot stay."""
     broker = MemoryBroker()
     second = MemoryLink(broker, "other client")

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("models", "federated", "export", "edge_agent", "coordinator", "benchmarks")
 
 
-def test_nothing_that_could_run_what_a_stranger_sent_is_called_anywhere() -> None:
+def test_no_module_calls_functions_that_could_run_received_data() -> None:
     """Nothing unpickles, compiles or evaluates; a device runs only code that was installed
     there.
     """

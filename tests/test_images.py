@@ -56,7 +56,7 @@ def test_hadolint_finds_no_fault_with_an_image(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-def test_an_image_copies_what_is_there_runs_as_nobody_special_and_starts_a_command(
+def test_an_image_copies_existing_files_runs_unprivileged_and_starts_a_command(
     path: Path,
 ) -> None:
     text = path.read_text()
@@ -107,7 +107,7 @@ def test_every_service_uses_existing_flags_and_mounts_existing_files() -> None:
             ).is_file()
 
 
-def test_what_makes_the_keys_is_commands_with_flags_that_exist_and_a_token_for_each_agent() -> None:
+def test_the_enrolment_script_uses_existing_flags_and_makes_a_token_for_each_agent() -> None:
     (script,) = services()["authority"]["command"]
     for line in re.findall(r"coordinator (\w[^>\n]*)", script):
         accept("coordinator", line.replace('"$$name"', "pi").split())

@@ -148,7 +148,7 @@ def test_a_buffer_closes_without_its_slowest_agent_whose_update_is_folded_later_
     assert same(folded_again(tmp_path, configured(settings), sent), done.result.state)
 
 
-def test_whoever_has_delivered_is_given_the_newest_weights_at_once(tmp_path: Path) -> None:
+def test_an_agent_gets_the_newest_weights_immediately_after_its_update(tmp_path: Path) -> None:
     """Of two agents the quick one fills every buffer of one, and is never idle for the slow one."""
     sent: Sent = {}
     done = federate(
@@ -211,7 +211,7 @@ def test_an_update_whose_round_is_closed_is_taken_by_a_later_one_or_dropped(
         assert same(folded_again(tmp_path, configured(settings), sent), done.result.state)
 
 
-def test_tasks_are_dropped_where_late_updates_do_not_count_any_more(
+def test_tasks_are_dropped_when_late_updates_no_longer_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The coordinator dies after the first training, is resumed with late = 'drop', and the late
@@ -246,7 +246,7 @@ def test_tasks_are_dropped_where_late_updates_do_not_count_any_more(
     assert fleets[-1].late == []
 
 
-def test_a_method_that_takes_no_late_updates_drops_them_and_says_so(
+def test_a_method_without_support_for_late_updates_drops_them_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sent: Sent = {}
@@ -259,7 +259,9 @@ def test_a_method_that_takes_no_late_updates_drops_them_and_says_so(
     assert "not supported by method scaffold" in caplog.text
 
 
-def test_a_method_that_takes_no_late_updates_is_refused_in_buffered_mode(tmp_path: Path) -> None:
+def test_a_method_without_support_for_late_updates_is_refused_in_buffered_mode(
+    tmp_path: Path,
+) -> None:
     wanted = (
         r"fleet.mode = 'buffered': not supported by method depthfl: FedDyn's h .*; "
         r"supported methods: allsmall, .*heterofl"
@@ -268,7 +270,7 @@ def test_a_method_that_takes_no_late_updates_is_refused_in_buffered_mode(tmp_pat
         prepare(configured({**BUFFERED, "method.name": "depthfl"}), tmp_path, resume=False)
 
 
-def test_another_agent_is_asked_in_place_of_one_that_fails_and_none_twice(tmp_path: Path) -> None:
+def test_a_failed_agent_is_replaced_and_no_agent_gets_two_tasks(tmp_path: Path) -> None:
     """Of four agents two are needed; whoever comes first fails, and a third brings the second
     update.
     """
@@ -294,7 +296,7 @@ def test_another_agent_is_asked_in_place_of_one_that_fails_and_none_twice(tmp_pa
     assert {entry.agent for entry in row} == set(first)
 
 
-def test_more_agents_are_asked_than_are_needed_and_the_last_are_not_waited_for(
+def test_more_agents_are_selected_than_needed_and_the_round_does_not_wait_for_the_last(
     tmp_path: Path,
 ) -> None:
     sent: Sent = {}
@@ -324,7 +326,7 @@ def test_a_crash_inside_a_buffer_loses_nothing_and_doubles_nothing(
     check_revived(tmp_path, dict(enumerate((0.02, 0.1, 0.2, 0.6))))
 
 
-def test_a_crash_while_somebody_is_asked_besides_loses_nothing_and_doubles_nothing(
+def test_a_crash_while_a_replacement_is_selected_loses_and_doubles_no_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third agent's update of the first round comes as the first of the second, where the third

@@ -170,7 +170,7 @@ def imports(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_go_one_way(path: Path) -> None:
+def test_packages_import_only_in_the_allowed_direction(path: Path) -> None:
     package = path.relative_to(ROOT).parts[0]
     foreign = {name.split(".")[0] for name in imports(path)} & set(PACKAGES) - MAY_IMPORT[package]
     assert not foreign, f"{name_of(path)} imports {foreign}"
@@ -290,7 +290,7 @@ def test_only_one_file_speaks_mqtt_topics_and_checkpoints() -> None:
     }
 
 
-def test_nothing_is_unpickled() -> None:
+def test_no_module_unpickles() -> None:
     assert not [
         name_of(p) for p in FILES if imports(p) & {"pickle", "cloudpickle", "dill", "marshal"}
     ]

@@ -110,7 +110,9 @@ def test_a_folder_that_was_there_and_open_keeps_its_mode_and_is_named_once_with_
     assert len(warnings(caplog)) == 1
 
 
-def test_a_group_may_be_let_in_on_purpose(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_may_be_allowed_on_purpose(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r").chmod(0o750)
     files.make_private(tmp_path / "r", "updates")
@@ -124,7 +126,7 @@ def test_a_file_in_a_folders_place_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.broker
-def test_passwords_that_everybody_may_read_are_said(
+def test_world_readable_passwords_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "users"
@@ -137,7 +139,7 @@ def test_passwords_that_everybody_may_read_are_said(
     ]
 
 
-def test_a_key_for_metrics_that_everybody_may_read_is_said(
+def test_a_world_readable_key_for_metrics_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = Authority(tmp_path / "pki")

@@ -194,7 +194,7 @@ def test_kill_minus_9_of_the_coordinator_and_resume(
 
 
 @pytest.mark.slow
-def test_interrupting_an_agent_leaves_cleanly_and_the_run_goes_on(
+def test_an_interrupted_agent_leaves_cleanly_and_the_run_continues(
     tmp_path: Path, start: Start, broker: str
 ) -> None:
     run = [

@@ -273,7 +273,7 @@ def spoiled(folder: Path, out: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_while_releases_come_are_tried_and_go(
+def test_no_request_is_lost_while_releases_are_replaced(
     tmp_path: Path, agent: str, runs: Path, release: Command
 ) -> None:
     """The first for all, the second promoted as a canary, a third that its self-test refuses rolled

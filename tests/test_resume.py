@@ -61,7 +61,7 @@ INSTANTS: dict[str, tuple[Any, str, Fuse]] = {
 
 
 @pytest.mark.parametrize("instant", INSTANTS)
-def test_a_coordinator_that_dies_goes_on_inside_the_round(
+def test_a_killed_coordinator_resumes_inside_the_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Result, instant: str
 ) -> None:
     where, name, fuse = INSTANTS[instant]
@@ -175,7 +175,7 @@ def test_a_round_begins_anew_where_updates_that_were_folded_are_damaged(
     )
 
 
-def test_what_does_not_outlive_its_process_goes_as_soon_as_it_is_folded(tmp_path: Path) -> None:
+def test_updates_of_a_simulation_are_deleted_as_soon_as_they_are_folded(tmp_path: Path) -> None:
     """A simulation of many devices needs no room for all their updates."""
 
     def look(event: Event) -> None:

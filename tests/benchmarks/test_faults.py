@@ -142,7 +142,7 @@ def scenario(name: str) -> object:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [scenario(name) for name in SCENARIOS])
-def test_nothing_is_lost_and_nothing_is_folded_twice(tmp_path: Path, name: str) -> None:
+def test_no_update_is_lost_or_folded_twice(tmp_path: Path, name: str) -> None:
     found = run_trial(name, SCENARIOS[name], tmp_path / "run", 7)
     assert found.injected, found.why
     assert (found.survived, found.lost, found.doubled, found.equal) == (True, 0, 0, True), found.why

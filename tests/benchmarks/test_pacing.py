@@ -16,7 +16,7 @@ def turn(number: int, agent: str, seconds: float, submodel: str = "w1-d1") -> Tu
     return Turn(number, agent, submodel, "folded", seconds, seconds, 0.1, "why")
 
 
-def test_the_ratio_is_of_the_agents_medians() -> None:
+def test_the_ratio_compares_the_medians_of_the_agents() -> None:
     turns = [
         turn(number, agent, seconds)
         for number, seconds in enumerate((1.0, 9.0, 2.0), 1)
@@ -31,7 +31,7 @@ def test_the_ratio_is_of_the_agents_medians() -> None:
         ratio(turns, range(5, 7))
 
 
-def test_the_rounds_in_which_the_slowed_agent_moved_are_found() -> None:
+def test_the_summary_names_the_rounds_in_which_the_slowed_agent_changed_submodel() -> None:
     widths = {1: 0.5, 2: 0.5, 3: 0.5, 4: 0.5, 5: 0.25, 6: 0.25, 7: 0.25, 8: 0.4}
     turns = [
         turn(n, agent, 2.0, f"w{widths[n] if agent == 'a1' else 1}-d1")
@@ -48,7 +48,7 @@ def test_the_rounds_in_which_the_slowed_agent_moved_are_found() -> None:
 @pytest.mark.timed
 @pytest.mark.slow
 @pytest.mark.timeout(580)
-def test_four_agents_keep_pace_and_the_slowed_one_is_moved_down_while_the_run_goes_on(
+def test_four_agents_keep_pace_and_the_slowed_one_gets_a_smaller_submodel_during_the_run(
     tmp_path: Path,
 ) -> None:
     """The promised 1.3 is what the benchmark shows on an idle machine. With one submodel for all it

@@ -30,7 +30,7 @@ def test_values_are_spelled_as_toml() -> None:
     )
 
 
-def test_what_a_raw_agent_learns_depends_on_weights_agent_and_round_alone() -> None:
+def test_the_update_of_a_raw_agent_depends_only_on_weights_agent_and_round() -> None:
     weights = {"w": np.ones((2, 3), np.float32), "b": np.zeros(2, np.float32)}
     once, again = learn(weights, "a", 1), learn(weights, "a", 1)
     assert all(
@@ -71,7 +71,7 @@ def test_twenty_agents_lose_nothing_and_a_record_that_was_changed_is_noticed(
         assert (changed.equal, changed.foreign) == (equal, foreign)
 
 
-def test_what_a_raw_agent_says_of_itself_repeats() -> None:
+def test_the_empty_update_of_a_raw_agent_is_deterministic() -> None:
     assert empty_update("r", 1, 1, "a", SUBMODEL, "r0") == empty_update(
         "r", 1, 1, "a", SUBMODEL, "r0"
     )

@@ -81,7 +81,7 @@ def test_schedules_hold(seed: int) -> None:
         for one in map(json.loads, FAILED.read_text().splitlines())
     ],
 )
-def test_what_schedules_found_stays_mended(kept: dict[str, Any]) -> None:
+def test_schedules_that_failed_before_pass(kept: dict[str, Any]) -> None:
     """Each was seen to fail while its defect was there. `python -m benchmarks schedules` prints the
     line that keeps a failing one.
     """

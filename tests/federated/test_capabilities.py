@@ -29,7 +29,7 @@ def test_a_recipe_requires_what_plain_sgd_does_not_do(recipe: Recipe, needed: se
     assert list_required(recipe) == needed
 
 
-def test_what_is_missing_is_explained() -> None:
+def test_missing_capabilities_are_explained() -> None:
     said = describe_missing({"clip", "hook:moon", "pull"}, {"pull"})
     assert said == f"clip ({CAPABILITIES['clip']}), hook:moon"
     assert describe_missing({"pull"}, CAPABILITIES) == ""

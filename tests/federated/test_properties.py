@@ -354,7 +354,7 @@ def test_devices_receive_the_tensors_that_they_send(name, index):
 @pytest.mark.parametrize("name", ["fedfa", "fedfa-w", "fedfa-d"])
 @COMMON
 @given(data=st.data())
-def test_fedfa_leaves_the_channels_that_nobody_has(name, data):
+def test_fedfa_does_not_change_channels_without_devices(name, data):
     """Beyond the widest device's channels nothing moves, in any block."""
     chosen = trial(name, 0)
     fleet = fleets(chosen, data)

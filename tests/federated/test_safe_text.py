@@ -41,7 +41,7 @@ def is_safe(text: str) -> bool:
     return all(line.isprintable() for line in text.splitlines())
 
 
-def test_what_cannot_be_printed_is_replaced_and_the_rest_stays() -> None:
+def test_unprintable_characters_are_replaced() -> None:
     assert make_safe("a\x1b[2J\u202eb\nc\u2066\x9b") == "a?[2J?b c??"
     assert make_safe("Müller's 树莓派 [red] 👍") == "Müller's 树莓派 [red] 👍"
     assert make_safe(WORDS).isprintable()

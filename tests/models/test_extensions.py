@@ -34,7 +34,7 @@ def test_a_module_in_the_current_folder_is_found(
         ("broken_own_module:f", "ZeroDivisionError"),
     ],
 )
-def test_what_cannot_be_imported_says_why(
+def test_the_error_of_a_failed_import_gives_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
 ) -> None:
     (tmp_path / "broken_own_module.py").write_text("1 / 0\n")

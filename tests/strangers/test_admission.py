@@ -21,19 +21,19 @@ from tests.support.strangers import failing, heard
 pytestmark = [pytest.mark.broker, pytest.mark.beside, needs_mosquitto]
 
 
-def test_who_shows_no_certificate_is_told_to_enrol(door: Door) -> None:
+def test_a_client_without_a_certificate_gets_the_advice_to_enrol(door: Door) -> None:
     with pytest.raises(LinkError, match="requires a certificate: enrol this device"):
         MqttLink(door.address(None), "a", timeout=5)
 
 
-def test_a_password_is_no_certificate(door: Door) -> None:
+def test_a_password_does_not_replace_a_certificate(door: Door) -> None:
     user = COORDINATOR.replace("@", "%40")
     address = f"mqtts://{user}:x@localhost:{door.port}?ca={door.authority.ca}"
     with pytest.raises(LinkError, match="requires a certificate"):
         MqttLink(address, "a", timeout=5)
 
 
-def test_another_authoritys_certificate_is_refused_even_of_the_coordinators_name(
+def test_a_certificate_of_another_authority_is_refused_even_with_the_coordinators_name(
     door: Door, tmp_path: Path
 ) -> None:
     other = Authority(tmp_path / "pki")
@@ -42,24 +42,26 @@ def test_another_authoritys_certificate_is_refused_even_of_the_coordinators_name
     other.close()
 
 
-def test_who_does_not_know_the_authority_trusts_no_broker(door: Door, tmp_path: Path) -> None:
+def test_a_client_without_the_authority_does_not_trust_the_broker(
+    door: Door, tmp_path: Path
+) -> None:
     other = Authority(tmp_path / "pki")
     with pytest.raises(LinkError, match="its certificate is not trusted"):
         MqttLink(door.address(door.authority.coordinator, ca=other.ca), "a", timeout=5)
     other.close()
 
 
-def test_plain_mqtt_finds_nobody_at_the_port_of_tls(door: Door) -> None:
+def test_plain_mqtt_fails_at_the_port_for_tls(door: Door) -> None:
     with pytest.raises(LinkError, match=r"connection was closed|answers there as an MQTT broker"):
         MqttLink(f"mqtt://localhost:{door.port}", "a", timeout=5)
 
 
-def test_no_agent_can_be_called_as_the_coordinator_is(door: Door) -> None:
+def test_no_agent_can_have_the_name_of_the_coordinator(door: Door) -> None:
     with pytest.raises(UsageError, match="agent name"):
         door.authority.invite(COORDINATOR, "localhost", 8884, 60)
 
 
-def test_who_was_revoked_may_do_nothing_any_more_and_not_come_back(
+def test_a_revoked_agent_is_disconnected_and_cannot_reconnect(
     door: Door, hearing: MqttLink, tmp_path: Path
 ) -> None:
     pem = member(door.authority, "lost", tmp_path)
@@ -78,7 +80,7 @@ def test_who_was_revoked_may_do_nothing_any_more_and_not_come_back(
         MqttLink(door.address(pem), "r-lost", timeout=5)
 
 
-def test_a_request_for_another_name_than_the_tokens_is_refused(door: Door) -> None:
+def test_a_request_with_another_name_than_in_the_token_is_refused(door: Door) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     from edge_agent.access.enrolment import sign_request

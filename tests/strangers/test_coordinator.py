@@ -44,9 +44,7 @@ def answered(fleet: Fleet, link: MqttLink, topic: str, payload: bytes) -> list[m
     return []
 
 
-def test_an_update_of_a_round_that_is_over_is_not_awaited(
-    door: Door, fleet: Fleet, tmp_path: Path
-) -> None:
+def test_an_offer_for_a_finished_round_is_refused(door: Door, fleet: Fleet, tmp_path: Path) -> None:
     link = MqttLink(door.address(member(door.authority, "h", tmp_path)), "r-h")
     offer = messages.Offer(
         messages.Manifest("1-1-h", 4096, 1024, "0" * 64), "r", 1, 1, "train", "w1-d2"

@@ -17,7 +17,7 @@ from tests.support.strangers import heard
 pytestmark = [pytest.mark.broker, needs_mosquitto]
 
 
-def test_no_agent_can_throw_another_out_by_its_name(door: Door, tmp_path: Path) -> None:
+def test_no_agent_can_disconnect_another_with_its_name(door: Door, tmp_path: Path) -> None:
     mine, theirs = member(door.authority, "f", tmp_path), member(door.authority, "g", tmp_path)
     there = MqttLink(door.address(theirs), "r-g")
     # the id that g's link was given, as far as anyone knows
@@ -26,7 +26,7 @@ def test_no_agent_can_throw_another_out_by_its_name(door: Door, tmp_path: Path) 
     there.close()
 
 
-def test_with_passwords_too_nobody_is_thrown_out_by_another_user(tmp_path: Path) -> None:
+def test_no_user_with_a_password_can_disconnect_another(tmp_path: Path) -> None:
     (tmp_path / "users").write_text("a:first-secret\nb:other-secret\n")
     with start("127.0.0.1", 0, "mosquitto", tmp_path / "broker", tmp_path / "users") as broker:
         there = MqttLink(f"mqtt://a:first-secret@{broker.address}", "r-a")

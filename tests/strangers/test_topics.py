@@ -20,7 +20,7 @@ from tests.support.strangers import failing, heard
 pytestmark = [pytest.mark.broker, pytest.mark.beside, needs_mosquitto]
 
 
-def test_an_agent_speaks_on_its_own_topics_alone(
+def test_an_agent_can_publish_only_on_its_own_topics(
     door: Door, hearing: MqttLink, tmp_path: Path
 ) -> None:
     mine, theirs = member(door.authority, "b", tmp_path), topics.say("r", "a")
@@ -40,7 +40,7 @@ def test_an_agent_speaks_on_its_own_topics_alone(
     assert heard(hearing, 1.0) == [(topics.say("r", "b"), b"mine")] * 6
 
 
-def test_under_mqtt_3_too_nothing_arrives_of_what_is_said_for_another(
+def test_an_agent_can_publish_only_on_its_own_topics_with_mqtt_3(
     door: Door, hearing: MqttLink, tmp_path: Path
 ) -> None:
     link = MqttLink(door.address(member(door.authority, "c", tmp_path)), "r-c", version=4)
@@ -81,7 +81,7 @@ OWN = {"status", "profile", "serving", "heartbeat", "say", "probe", "upload", "a
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("whose", ["mine", "theirs"])
-def test_what_is_retained_is_replaced_or_taken_away_by_nobody_else(
+def test_only_the_owner_can_replace_or_delete_retained_messages(
     door: Door, hearing: MqttLink, tmp_path: Path, version: int, whose: str
 ) -> None:
     name = f"retained-{version}-{whose}"
@@ -105,7 +105,7 @@ def test_what_is_retained_is_replaced_or_taken_away_by_nobody_else(
 
 
 @pytest.mark.parametrize("whose", ["mine", "theirs"])
-def test_no_last_will_is_published_for_another(
+def test_a_last_will_on_a_foreign_topic_is_not_published(
     door: Door, hearing: MqttLink, tmp_path: Path, whose: str
 ) -> None:
     name = f"will-{whose}"
@@ -138,7 +138,7 @@ def test_no_last_will_is_published_for_another(
         "$share/g/fl/v1/+/cmd/+",
     ],
 )
-def test_an_agent_hears_neither_anothers_commands_nor_updates(
+def test_an_agent_cannot_receive_commands_or_updates_of_others(
     door: Door, hearing: MqttLink, tmp_path: Path, pattern: str
 ) -> None:
     name = f"d{abs(hash(pattern))}"
@@ -153,7 +153,7 @@ def test_an_agent_hears_neither_anothers_commands_nor_updates(
     link.close()
 
 
-def test_the_brokers_own_figures_are_for_the_coordinator(
+def test_only_the_coordinator_can_read_statistics_of_the_broker(
     door: Door, hearing: MqttLink, tmp_path: Path
 ) -> None:
     link = MqttLink(door.address(member(door.authority, "e", tmp_path)), "r-e")
@@ -164,5 +164,5 @@ def test_the_brokers_own_figures_are_for_the_coordinator(
     link.close()
 
 
-def test_the_shipped_rights_are_those_of_a_broker_that_is_started_here() -> None:
+def test_the_shipped_rights_equal_the_generated_ones() -> None:
     assert (SHIPPED / "rights.acl").read_text() == format_acl(COORDINATOR)

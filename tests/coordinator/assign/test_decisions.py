@@ -155,7 +155,7 @@ def test_reasons_name_pins_and_the_choice_of_the_method() -> None:
     )
 
 
-def test_reasons_of_agents_that_are_not_asked() -> None:
+def test_reasons_of_agents_that_are_not_selected() -> None:
     made = mark_undrawn(judged(QUICK)[0].decision, "not sampled (0.25)")
     assert not made.asked
     assert made.reason.startswith(

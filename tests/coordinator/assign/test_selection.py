@@ -21,7 +21,7 @@ def test_a_round_needs_a_fraction_of_the_agents_and_at_least_one(
 
 
 @pytest.mark.parametrize(("over", "asked"), [(0.0, 5), (0.3, 7), (0.2, 6), (5.0, 10)])
-def test_more_agents_are_asked_than_needed_up_to_all(over: float, asked: int) -> None:
+def test_more_agents_are_selected_than_needed_up_to_all(over: float, asked: int) -> None:
     assert count_wanted(Fleet(fraction=0.5, over=over), 10) == (5, asked)
     found = draw_names(NAMES, asked, make_generator(0, 1, 1))
     assert len(found) == len(set(found)) == asked

@@ -100,7 +100,7 @@ def test_an_agent_without_progress_past_its_lease_is_replaced_but_may_still_deli
     assert folding.asked == ["c"], "for b alone"
 
 
-def test_two_replacements_asked_at_once_can_both_deliver(
+def test_two_replacements_selected_together_can_both_deliver(
     fleet: Fleet, memory: MemoryBroker, clock: Clock
 ) -> None:
     peers = {name: Peer(memory, name) for name in "abcd"}

@@ -145,7 +145,7 @@ def test_an_agent_with_another_offer_goes_to_the_end_of_the_queue(tmp_path: Path
     assert [name for name, open, _ in list_grants(inbox, 5.0) if open] == ["w"]
 
 
-def test_a_slow_transfer_keeps_its_slot_while_nobody_waits(tmp_path: Path) -> None:
+def test_a_slow_transfer_keeps_its_slot_while_no_other_waits(tmp_path: Path) -> None:
     inbox, (a, _) = fill_slots(tmp_path, "aw", 2)
     a.send(29.0)
     assert inbox.load == (2, 0)

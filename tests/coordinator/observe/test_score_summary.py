@@ -14,7 +14,7 @@ NETWORK = Network("preresnet", "small", (1, 8, 8), 10)
 SMALL, LARGE = (Submodel(NETWORK, width, ((1,),)) for width in (0.5, 1.0))
 
 
-def test_strong_and_weak_count_each_device_with_the_submodel_that_it_carries():
+def test_strong_and_weak_use_only_the_present_submodel_of_each_device():
     """d0 had the large one before: that score of long ago is neither strong nor weak."""
     assigned = {"d0": SMALL, "d1": LARGE, "d2": SMALL}
     scores = [
@@ -54,7 +54,7 @@ def test_worst_and_mean_are_over_submodels_and_global_is_the_largest():
     assert (found["global"], found["worst"], found["mean"], found["loss"]) == (0.6, 0.6, 0.7, 1.0)
 
 
-def test_a_loss_that_left_the_numbers_is_null_in_json():
+def test_a_loss_of_nan_is_null_in_json():
     assert json.loads(encode_json({"loss": float("nan"), "rounds": [1]})) == {
         "loss": None,
         "rounds": [1],

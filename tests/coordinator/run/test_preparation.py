@@ -27,7 +27,9 @@ from tests.support.processes import COORDINATOR, Start, said
         ("x" * 99 + ".npz", "fedfa-" + "x" * 42),
     ],
 )
-def test_a_name_made_from_any_data_is_a_topic_level(tmp_path: Path, data: str, name: str) -> None:
+def test_the_default_name_of_a_run_is_a_valid_topic_level(
+    tmp_path: Path, data: str, name: str
+) -> None:
     found = find_name(load(None, {}, [("data.name", data)]), tmp_path)
     assert found == name
     assert topics.run(found)

@@ -63,7 +63,7 @@ def test_the_two_formulas_of_the_mills_ratio_meet() -> None:
 
 
 @given(MULTIPLIERS, st.floats(1 + 1e-9, 10), DELTAS)
-def test_epsilon_grows_with_what_was_told_and_with_a_smaller_delta(
+def test_epsilon_grows_with_mu_and_with_a_smaller_delta(
     mu: float, factor: float, delta: float
 ) -> None:
     found = gaussian_epsilon(mu, delta)

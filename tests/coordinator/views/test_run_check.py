@@ -112,7 +112,7 @@ def test_a_journal_damaged_in_its_middle_or_lost_starts_the_round_over(folder: P
     assert check(folder)[1]["damaged"] == []
 
 
-def test_what_only_a_person_can_repair_is_left(folder: Path) -> None:
+def test_repair_leaves_damage_that_needs_a_person(folder: Path) -> None:
     (version,) = (path for path in (folder / "releases").iterdir() if path.is_dir())
     flip(version / "w1-d1.onnx")
     flip(folder / "releases" / "history.json", 12)

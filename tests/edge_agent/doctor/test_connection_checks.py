@@ -17,7 +17,7 @@ from tests.support.certificates import certificate
 from tests.support.doctor import check_broker, states
 
 
-def test_a_name_that_does_not_resolve_is_said_and_nothing_more_is_check_broker() -> None:
+def test_a_name_that_does_not_resolve_is_reported_and_no_other_check_runs() -> None:
     found = check_broker("nowhere.invalid")
     assert states(found) == {"dns": "fail"}
     assert found["dns"].exit == 5

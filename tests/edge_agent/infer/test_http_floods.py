@@ -48,7 +48,7 @@ def post(port: int, body: bytes = GOOD, more: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
-def test_silent_connections_keep_nobody_out(
+def test_silent_connections_do_not_block_requests(
     server: tuple[int, subprocess.Popen[str]], source: str
 ) -> None:
     with silent(server[0], 300, source):

@@ -46,7 +46,7 @@ def test_digits_equal_the_copy_they_were_made_from() -> None:
     assert np.array_equal(digits.y, source.target)
 
 
-def test_what_the_coordinator_tests_on_is_on_no_device() -> None:
+def test_no_device_has_the_coordinators_validation_examples() -> None:
     whole = load_central("digits")
     assert (len(whole.x), len(whole.x_held)) == (1438, 359)
     test = rows(whole.x_held) - rows(whole.x)  # a picture may be there twice
@@ -144,7 +144,7 @@ def test_a_test_part_of_a_file_is_the_held_out_part(tmp_path: Path) -> None:
         ({"x": np.float32(1), "y": [0, 1]}, r"expected x of shape \[n, features\]"),
     ],
 )
-def test_an_unusable_file_is_told_why(
+def test_the_error_of_an_unusable_file_gives_the_reason(
     tmp_path: Path, arrays: dict[str, object], message: str
 ) -> None:
     path = tmp_path / "own.npz"

@@ -111,7 +111,7 @@ def test_the_first_picture_of_another_size_is_named(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
-def test_what_is_no_picture_or_none_of_8_bits_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_file_that_is_not_a_picture_of_8_bits(tmp_path: Path) -> None:
     paint(tmp_path / "a" / "1.png", 0)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "2.png").write_bytes(b"text")

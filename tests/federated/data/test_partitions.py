@@ -84,7 +84,7 @@ def test_parts_can_be_bounded() -> None:
 
 
 @pytest.mark.parametrize("text", ["dirichlet:1", "classes:2", "skewed:1:1"])
-def test_data_without_classes_are_told_which_partitions_fit(text: str) -> None:
+def test_the_error_for_data_without_classes_lists_the_partitions_that_fit(text: str) -> None:
     tokens = np.zeros((4, 3), np.int64)
     text_data = Dataset(
         "text", tokens, tokens, tokens[:0], tokens[:0], 2, "token", users=np.arange(4)
@@ -214,7 +214,7 @@ def test_a_partition_that_cannot_be_is_refused(text: str, agents: int, message: 
         ("users", ["2"]),
     ],
 )
-def test_a_wrong_argument_is_told_by_example(name: str, arguments: list[str]) -> None:
+def test_the_error_of_a_wrong_argument_has_an_example(name: str, arguments: list[str]) -> None:
     for argument in arguments:
         with pytest.raises(
             ConfigError, match=f"partition '{name}:{argument}': expected a form like '{name}"
@@ -232,7 +232,7 @@ def test_shards_of_one_seed_are_the_parts_of_one_partition() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "3", "1/", "-1/4", "a/b", "1/4/2", "1.0/4"])
-def test_a_misspelled_shard_is_told_by_example(text: str) -> None:
+def test_the_error_of_a_misspelled_shard_has_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match="expected a form like '0/4'"):
         Shard.parse(text)
 

@@ -78,7 +78,7 @@ def test_a_device_of_several_people_holds_out_the_last_recording_of_each(tmp_pat
     )
 
 
-def test_a_missing_and_another_file_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_foreign_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"windows100\.npz does not exist"):
         har(tmp_path)
     write(tmp_path, subject=None)
@@ -89,7 +89,7 @@ def test_a_missing_and_another_file_are_refused(tmp_path: Path) -> None:
         har(tmp_path)
 
 
-def test_the_published_windows_are_of_23_people() -> None:
+def test_the_published_windows_have_23_people() -> None:
     if not (PUBLISHED / "har").is_dir():
         pytest.skip("no published windows beside this checkout")
     whole = load_central("har", PUBLISHED)

@@ -66,7 +66,7 @@ def test_unequal_parts_hold_each_class_in_its_share() -> None:
 
 
 @given(LABELS, st.integers(1, 6), st.floats(0.05, 50), st.integers(0, 5), SEEDS, st.booleans())
-def test_dirichlet_is_a_split_with_its_minimum_or_says_that_it_cannot(
+def test_dirichlet_gives_every_part_its_minimum_or_fails(
     y: np.ndarray, agents: int, alpha: float, minimum: int, seed: int, balanced: bool
 ) -> None:
     try:
@@ -89,7 +89,7 @@ def test_alpha_sets_the_skew() -> None:
     assert spread(1000) < 10 < 100 < spread(0.1)
 
 
-def test_a_balanced_draw_gives_nobody_more_than_its_share_and_one_class() -> None:
+def test_a_balanced_draw_gives_each_part_at_most_its_share_and_one_class() -> None:
     y = np.repeat(np.arange(10), 500)
     sizes = {
         b: [len(p) for p in dirichlet(y, 5, 0.1, np.random.default_rng(0), balanced=b)]

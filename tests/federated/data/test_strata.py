@@ -30,7 +30,7 @@ def test_hold_out_leaves_the_only_example_of_a_class_to_training() -> None:
 @given(
     st.lists(st.integers(0, 4), min_size=2, max_size=60), st.floats(0.01, 0.6), st.integers(0, 9)
 )
-def test_hold_out_is_a_split_of_about_the_asked_size(
+def test_hold_out_splits_off_about_the_requested_fraction(
     labels: list[int], fraction: float, seed: int
 ) -> None:
     y = np.array(labels, np.int64)
@@ -63,7 +63,7 @@ def test_each_person_gives_recordings_and_who_has_one_window_none() -> None:
     assert (train.tolist(), held.tolist()) == ([0, 2, 5, 6], [1, 3, 4])
 
 
-def test_of_one_recording_the_last_windows_are_held_out() -> None:
+def test_the_last_windows_of_a_single_recording_are_held_out() -> None:
     train, held = hold_out_last(np.full(10, 3), np.zeros(10, np.int64), 0.2)
     # window 7 overlaps window 8
     assert (train.tolist(), held.tolist()) == ([0, 1, 2, 3, 4, 5, 6], [8, 9])

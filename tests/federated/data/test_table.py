@@ -100,7 +100,9 @@ def test_a_cell_that_is_no_number_is_named_by_column_and_line(table: Path) -> No
         ("a,y\n1,5\n2,5\n", "at least 2 classes in y, found only class 5"),
     ],
 )
-def test_an_unusable_table_is_told_why(table: Path, text: str, message: str) -> None:
+def test_the_error_of_an_unusable_table_gives_the_reason(
+    table: Path, text: str, message: str
+) -> None:
     table.write_text(text)
     with pytest.raises(DataError, match=message):
         load(str(table))

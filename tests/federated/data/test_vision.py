@@ -236,7 +236,7 @@ def test_without_pythons_filter_nothing_is_unpacked_outside_the_folder(name: str
         ("cinic10", "", "CINIC-10.tar.gz, or its folder CINIC-10,"),
     ],
 )
-def test_without_a_cache_and_a_network_it_says_what_to_do(
+def test_without_a_cache_and_a_network_the_error_gives_a_remedy(
     tmp_path: Path, offline: None, name: str, place: str, files: str
 ) -> None:
     with pytest.raises(

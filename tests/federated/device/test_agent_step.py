@@ -567,7 +567,7 @@ def ends_well(
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(EVENTS, st.sampled_from([0.0, 1.0, 30.0])), max_size=40))
-def test_whatever_happens_an_agent_keeps_its_rules(
+def test_an_agent_keeps_its_rules_under_random_events(
     happened: list[tuple[on.AgentEvent, float]],
 ) -> None:
     agent, _ = step(AgentState(CARD, AGENT, "s1", PROFILE), on.Started(0.0))

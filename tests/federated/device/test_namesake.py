@@ -66,7 +66,7 @@ def test_an_agent_leaves_after_a_later_birth_and_stays_after_an_earlier_one() ->
         )
 
 
-def test_the_status_of_an_earlier_process_makes_nobody_leave() -> None:
+def test_the_status_of_an_earlier_process_is_ignored() -> None:
     """Its status was retained at the join, and may be retained again after a broker lost later
     ones.
     """
@@ -231,7 +231,7 @@ def test_over_a_real_broker_one_of_two_namesakes_leaves_within_seconds(
 
 @pytest.mark.beside
 @pytest.mark.broker
-def test_over_a_real_broker_nobody_leaves_after_a_cut_connection_or_a_device_restart(
+def test_over_a_real_broker_no_agent_leaves_after_a_lost_connection_or_a_device_restart(
     broker: Broker, tmp_path: Path
 ) -> None:
     with contextlib.ExitStack() as stack:

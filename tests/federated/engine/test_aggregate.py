@@ -275,7 +275,7 @@ def test_merging_is_associative_and_equals_one_fold(parts, i, j):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(anywhere(), min_size=1, max_size=6), st.integers(0, 6), st.floats(0.1, 1))
-def test_a_total_goes_on_bit_for_bit_after_a_crash(parts, cut, fraction):
+def test_a_total_is_resumed_bit_for_bit_after_a_crash(parts, cut, fraction):
     """Dumped midway and loaded, with values and weights that do round, it ends with the same
     bits.
     """

@@ -64,7 +64,7 @@ def late(
     )  # type: ignore[no-any-return]
 
 
-def test_the_core_of_a_tensor_ages_every_round_and_its_ring_only_with_large_devices() -> None:
+def test_the_inner_corner_ages_every_round_and_the_rest_only_with_large_devices() -> None:
     """Two small rounds and a large one since: the core is 3 old, 3 + 8/2 = 7; the ring is 1 old, 1
     + 8/sqrt 2.
     """
@@ -79,13 +79,13 @@ def test_the_core_of_a_tensor_ages_every_round_and_its_ring_only_with_large_devi
     assert found == pytest.approx([7, 7, 1 + 8 / sqrt(2), 1 + 8 / sqrt(2)])
 
 
-def test_what_nobody_touched_since_is_taken_as_it_came() -> None:
+def test_coordinates_that_no_later_update_touched_take_the_late_value() -> None:
     found = late(home(4, 4), [1.0] * 4, [0.1] * 4, [5.0, 5.0, 1.0, 1.0], [{((0, 2),): 1.0}])
     assert found[2:] == torch.tensor([0.1, 0.1]).tolist()
     assert found[:2] == pytest.approx([5 - 0.9 / sqrt(2)] * 2)
 
 
-def test_rows_of_classes_age_only_where_somebody_held_the_class() -> None:
+def test_rows_of_a_class_age_only_in_rounds_with_that_class() -> None:
     """Of two rounds the first had classes 0 and 1, the second 1 alone: s is 1/sqrt 2, 1/sqrt 3 and
     1.
     """
@@ -96,7 +96,7 @@ def test_rows_of_classes_age_only_where_somebody_held_the_class() -> None:
     assert found == pytest.approx([1 + 6 / sqrt(2), 2 + 6 / sqrt(3), 6])
 
 
-def test_statistics_are_mixed_and_no_differences_added() -> None:
+def test_late_statistics_are_averaged_not_added_as_differences() -> None:
     """A variance of 4 became 1; a late measurement of 9 after one of 16 gives 1 + (9 - 1)/sqrt 2,
     where a difference would give less than 0.
     """
@@ -114,7 +114,7 @@ def test_statistics_are_mixed_and_no_differences_added() -> None:
     ].item() == pytest.approx(1 + 8 / sqrt(2))
 
 
-def test_nested_corners_of_a_matrix_are_cut_into_bands_with_an_age_each() -> None:
+def test_nested_corners_of_a_matrix_are_cut_into_bands_of_one_age() -> None:
     """A 2 x 2 and a 3 x 1 corner, of rounds of their own, in a 3 x 3 matrix."""
     found = ages([{((0, 2), (0, 2)): 1.0}, {((0, 3), (0, 1)): 1.0}], ((0, 3), (0, 3)))
     dense = torch.full((3, 3), -1.0)
@@ -138,7 +138,7 @@ def test_the_discount_is_that_of_fedbuff() -> None:
     assert [discount(age) for age in (0.0, 3.0, 8.0)] == [1.0, 0.5, pytest.approx(1 / 3)]
 
 
-def test_a_total_says_what_it_touched() -> None:
+def test_find_touched_returns_the_rectangles_of_a_total() -> None:
     """Sums beside a home count for it; rows without weight do not; what is of no home is left
     out.
     """
@@ -271,7 +271,7 @@ def dense(past: Past, update: Update, row: Row) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ABLE)
-def test_a_late_update_is_the_formula_entry_by_entry(name: str) -> None:
+def test_a_late_update_follows_the_formula_in_every_entry(name: str) -> None:
     """Of every size, made from the first state and from the second."""
     past = Past(name)
     for submodel in past.menu:
@@ -291,7 +291,7 @@ def test_a_late_update_is_the_formula_entry_by_entry(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ABLE)
-def test_at_age_0_everywhere_the_parts_are_the_plain_methods_bit_for_bit(name: str) -> None:
+def test_at_age_0_the_parts_equal_those_of_the_plain_method(name: str) -> None:
     """Updates of the present round, and of an older one since which nobody sent anything."""
     past = Past(name)
     fresh = past.update(past.menu[-1], past.states[-1], 7)
@@ -318,7 +318,7 @@ def same(one: Part, other: Part) -> bool:
 
 
 @pytest.mark.parametrize("name", [name for name in ABLE if "identity" not in method(name).breaks])
-def test_who_learned_nothing_long_ago_takes_nothing_back(name: str) -> None:
+def test_a_late_untrained_update_changes_nothing(name: str) -> None:
     """An untrained update leaves the state unchanged, although others moved it meanwhile."""
     past = Past(name)
     before = past.states[-1].tensors
@@ -339,7 +339,7 @@ def settled(name: str, past: Past) -> bool:
     )
 
 
-def test_an_update_of_an_older_window_goes_where_that_window_was() -> None:
+def test_a_late_update_is_folded_into_the_window_of_its_round() -> None:
     """FedRolex rolls its window on by a channel each round."""
     past = Past("fedrolex")
     update = past.update(past.menu[0], past.states[0], 7)
@@ -349,10 +349,10 @@ def test_an_update_of_an_older_window_goes_where_that_window_was() -> None:
 
 
 @pytest.mark.parametrize("name", UNABLE)
-def test_a_method_that_takes_no_late_updates_says_why(name: str) -> None:
+def test_a_method_without_support_for_late_updates_gives_the_reason(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} does not support late updates: "):
         make_buffered(method(name), lambda number, now: Base(State(number, {}, Settings()), ()))
 
 
-def test_most_methods_take_late_updates() -> None:
+def test_most_methods_support_late_updates() -> None:
     assert {*UNABLE} == {"depthfl", "flexifed", "inco-scaffold", "recipfl", "scaffold"}

@@ -21,7 +21,7 @@ def part(value, where=None, shape=None, weight=1.0, home="w", **rest):
     )
 
 
-def test_what_is_folded_comes_back_and_counts_once(tmp_path):
+def test_folded_parts_are_read_back_and_count_once(tmp_path):
     kept = PartStore(tmp_path)
     rows = torch.tensor([0.0, 9.0])
     assert kept.fold(

@@ -184,7 +184,7 @@ def test_variates_are_part_of_the_change():
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if "private" not in method(name).allows])
-def test_a_method_that_does_not_stand_it_says_why(name):
+def test_a_method_without_support_for_differential_privacy_gives_the_reason(name):
     with pytest.raises(ConfigError, match=f"{name} does not support differential privacy: "):
         make_private(method(name), 1.0, 1.0)
 

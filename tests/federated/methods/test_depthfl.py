@@ -100,7 +100,7 @@ def test_depths_and_widths_choose_the_sizes():
         ),
     ],
 )
-def test_what_cannot_be_served_is_said(net, given, said):
+def test_unsupported_networks_and_settings_are_refused(net, given, said):
     with pytest.raises(ConfigError, match=said):
         menu(net, **given)
 
@@ -189,7 +189,7 @@ def one_round(chosen, state, given):
     return chosen.finish(state, total, np.random.default_rng(0))
 
 
-def test_h_remembers_over_rounds_and_only_where_somebody_was(toy):
+def test_h_accumulates_over_rounds_only_in_trained_coordinates(toy):
     """Of 4 agents 2 answer: w 10 -> mean 12, h = -.5 * 2/4 * 2 = -.5, w = 12 + 1. Then 1: w 13 ->
     14, h = -.5 - .5 * 1/4 * 1 = -.625, w = 15.25.
     """

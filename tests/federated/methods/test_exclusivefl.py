@@ -53,7 +53,7 @@ def test_sizes_learn_nothing_from_each_other(name, given):
     assert all(bool((value == 8).all()) for value in view(chosen, after, strong).values())
 
 
-def test_a_size_that_nobody_trained_is_still_the_corner_of_the_initial_network():
+def test_an_untrained_size_is_still_the_corner_of_the_initial_network():
     chosen, (weak, strong), state = start("exclusivefl")
     after = played(chosen, state, (strong, 8.0, 1))
     first = initial(NET, 0)
@@ -61,7 +61,7 @@ def test_a_size_that_nobody_trained_is_still_the_corner_of_the_initial_network()
         assert torch.equal(value, first[name][tuple(map(slice, value.shape))])
 
 
-def test_a_size_goes_on_from_its_own_weights():
+def test_a_size_continues_from_its_own_weights():
     chosen, (weak, strong), state = start("exclusivefl")
     state = played(chosen, state, (weak, 2.0, 1), (strong, 8.0, 1))
     after = played(chosen, state, (strong, 9.0, 1))
@@ -91,7 +91,7 @@ def test_the_smallest_is_so_in_width_and_depth():
 
 
 @pytest.mark.parametrize("name", ["allsmall", "fedrolex", "fjord", "flexifed", "heterofl"])
-def test_a_method_that_says_itself_who_shares_has_no_such_setting(name):
+def test_a_method_with_fixed_sharing_has_no_setting_for_it(name):
     with pytest.raises(Unknown, match=f"unknown {name} setting 'sharing'"):
         configure(method(name), {"sharing": "architecture"})
 

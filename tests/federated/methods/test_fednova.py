@@ -70,7 +70,7 @@ def test_examples_weigh_steps_and_their_number(toy):
     assert after["w"].tolist() == [1 + 1.75 * 3.25] * 4
 
 
-def test_what_nobody_holds_stays(toy):
+def test_coordinates_without_updates_do_not_change(toy):
     chosen, state, _, half = begun(toy)
     after = finished(chosen, state, (half, [5, -5], 3, 4))
     assert after["w"].tolist() == [5.0, -5.0, 1.0, 1.0]
@@ -85,7 +85,7 @@ def test_devices_of_one_architecture_can_share_among_themselves_alone(toy):
     )
 
 
-def test_the_mean_of_running_statistics_knows_no_steps():
+def test_the_mean_of_running_statistics_ignores_steps():
     net = network("mlp", (6,), 3)
     chosen = method("fednova")
     state = chosen.start(initial(net, 0), [full(net)], configure(chosen, {"norm": "tracked"}))

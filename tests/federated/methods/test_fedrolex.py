@@ -93,7 +93,7 @@ def test_a_narrow_network_is_the_whole_one_with_the_channels_of_a_window(family,
         assert torch.equal(value, rolled[name][tuple(slice(n) for n in kept[name])]), name
 
 
-def test_what_a_device_learns_goes_back_where_it_came_from():
+def test_an_update_is_folded_into_the_window_that_it_was_cut_from():
     """Of 64 hidden channels 32 from the last on, in the second round: 63, then 0 to 30. The rest
     keeps every bit.
     """

@@ -81,7 +81,7 @@ def test_a_device_draws_from_the_widths_up_to_its_own():
 
 
 @pytest.mark.parametrize("family", SMALL)
-def test_a_nested_network_says_what_the_submodel_of_its_width_says(family):
+def test_a_nested_network_computes_the_same_as_the_submodel_of_its_width(family):
     """In evaluation, with the same statistics: the corner of the device's parameters is that
     submodel.
     """
@@ -217,7 +217,7 @@ def test_by_default_all_is_shared():
         ({"affine": "separate", "norm": "tracked"}, normalising),
     ],
 )
-def test_what_belongs_to_a_width_has_a_home_for_each(given, own):
+def test_tensors_of_one_width_are_stored_per_width(given, own):
     chosen, menu, state = start(**given)
     plan = chosen.place(state, menu[1])
     names = own(menu[1])

@@ -200,7 +200,7 @@ def test_without_a_fleet_a_submodel_is_compared_with_itself():
     assert {row.home for row in chosen.place(state, menu[0]).rows} == set(shapes(menu[0]))
 
 
-def test_what_nobody_trained_is_the_initial_network():
+def test_untrained_layers_keep_their_initial_weights():
     chosen, (shallow, deep), state = start()
     after = played(chosen, state, (shallow, 2.0))
     assert torch.equal(view(chosen, after, deep)["linear.bias"], state.tensors["linear.bias"])
@@ -271,7 +271,7 @@ def kept(folder: Path, submodel: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_personal_layers_stay_on_their_devices_and_go_on_being_trained(tmp_path: Path) -> None:
+def test_personal_layers_stay_on_their_devices_and_keep_training(tmp_path: Path) -> None:
     """Nothing of them reaches the coordinator; each device finds its own again in the next round,
     and is scored with it.
     """

@@ -165,7 +165,7 @@ def test_by_default_every_mechanism_has_an_effect_in_20_rounds(name):
 
 
 @pytest.mark.parametrize(("name", "given", "rounds", "words"), CASES)
-def test_a_mechanism_without_effect_is_told_with_its_remedy(name, given, rounds, words):
+def test_a_mechanism_without_effect_is_reported_with_its_remedy(name, given, rounds, words):
     found = reasons(name, rounds, **given)
     assert any(re.search(words, reason) for reason in found), found
 

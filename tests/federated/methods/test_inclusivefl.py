@@ -187,7 +187,7 @@ def test_a_size_without_devices_takes_part_in_what_is_shared_and_keeps_its_own(s
     assert received(chosen, state, small) == {"stem": 3.0, "0.0": 2.0, "1.0": 2.0, "linear": 2.0}
 
 
-def test_a_size_that_nobody_had_yet_begins_where_the_whole_network_is(stacks):
+def test_an_unused_size_starts_from_the_whole_network(stacks):
     chosen, state = begun(stacks)
     state = one_round(chosen, state, (stacks[2], 1.5, 1))
     assert set(received(chosen, state, stacks[0]).values()) == {1.5}

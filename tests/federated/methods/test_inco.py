@@ -61,7 +61,7 @@ def test_in_a_resnet_both_convolutions_of_later_blocks_take_up_the_first_blocks_
     }
 
 
-def test_a_bottleneck_takes_up_its_own_kind_where_shapes_differ():
+def test_a_bottleneck_refers_to_a_convolution_of_the_same_kind():
     found = references(network("resnet-101", (3, 32, 32), 10))
     assert found["sections.0.2.conv1.weight"] == "sections.0.1.conv1.weight"
     assert found["sections.0.2.conv2.weight"] == "sections.0.0.conv2.weight"
@@ -69,14 +69,14 @@ def test_a_bottleneck_takes_up_its_own_kind_where_shapes_differ():
     assert "sections.0.1.conv1.weight" not in found
 
 
-def test_in_a_transformer_the_second_norms_weight_takes_up_the_first_norms():
+def test_in_a_transformer_the_second_norm_refers_to_the_first():
     found = references(network("vit-micro", (1, 8, 8), 10))
     assert found == {
         f"sections.0.{b}.norm2.weight": f"sections.0.{b}.norm1.weight" for b in range(3)
     }
 
 
-def test_elsewhere_a_weight_takes_up_that_of_its_name_and_shape_in_the_shallowest_block():
+def test_a_weight_refers_to_the_same_name_and_shape_in_the_shallowest_block():
     assert references(network("mlp", (6,), 3)) == {
         "sections.0.1.linear.weight": "sections.0.0.linear.weight"
     }
@@ -205,7 +205,7 @@ def test_channels_that_no_device_of_the_round_has_stay(variant):
     assert not torch.equal(after[deep][:8, :8], before[deep][:8, :8])
 
 
-def test_deep_layers_that_nobody_trained_stay():
+def test_untrained_deep_layers_do_not_change():
     before, after = played("inco-avg", {0: move})
     assert all(torch.equal(after[home], before[home]) for home in references(NET))
     assert not torch.equal(after["sections.0.0.conv2.weight"], before["sections.0.0.conv2.weight"])

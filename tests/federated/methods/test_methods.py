@@ -132,7 +132,7 @@ def test_a_number_out_of_range_is_refused_before_anyone_trains(name, key, value,
         ("fedavg", {"weighting": "votes"}, "weighting", "one of samples, uniform, found 'votes'"),
     ],
 )
-def test_what_is_no_value_of_a_setting_is_refused(name, given, where, wanted):
+def test_an_invalid_value_of_a_setting_is_refused(name, given, where, wanted):
     with pytest.raises(ConfigError, match=re.escape(f"method {name}: {where}: expected {wanted}")):
         configure(method(name), given)
 
@@ -158,7 +158,7 @@ def test_an_unknown_setting_is_named():
 
 
 @pytest.mark.parametrize("key", ["seed", "rounds"])
-def test_what_the_run_decides_is_no_setting_of_a_method(key):
+def test_settings_of_the_run_are_not_settings_of_a_method(key):
     with pytest.raises(Unknown, match=f"unknown fedfa setting '{key}'"):
         configure(method("fedfa"), {key: 3})
 

@@ -150,7 +150,7 @@ def test_widths_and_depths_may_be_named_instead():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_network_without_steps_is_told_which_have_them(name):
+def test_the_error_for_a_network_without_steps_lists_those_that_have_them(name):
     chosen = method(name)
     with pytest.raises(
         ConfigError, match=r"model 'vgg' has no steps; models that have: .*resnet.*vit"
@@ -213,7 +213,7 @@ def test_norms_and_steps_are_averaged_within_a_submodel_and_the_rest_over_all():
     ("kind", "own"),
     [("norms+steps", {"norm.weight", "step"}), ("steps", {"step"}), ("none", set())],
 )
-def test_what_is_inconsistent_can_be_told(kind, own):
+def test_inconsistent_parameters_can_be_configured(kind, own):
     chosen, state, menu = begun("nefl-w", inconsistent=kind)
     homes = {row.local: row.home for row in chosen.place(state, menu[0]).rows}
     found = {
@@ -225,7 +225,7 @@ def test_what_is_inconsistent_can_be_told(kind, own):
     assert homes["stem.weight"] == "stem.weight"
 
 
-def test_layer_norms_are_shared_unless_told_otherwise():
+def test_layer_norms_are_shared_by_default():
     chosen, state, menu = begun("nefl-w", small("vit"))
     own = {
         row.local.rpartition(".")[2] for row in chosen.place(state, menu[0]).rows if "@" in row.home
@@ -332,7 +332,7 @@ def test_a_device_trains_its_tier_and_two_below_equally_and_all_smaller_ones_as_
         assert drawn == set(able)
 
 
-def test_what_a_device_trains_follows_from_the_seed_and_the_round():
+def test_the_submodel_of_a_device_depends_only_on_the_seed_and_the_round():
     chosen, state, menu = begun("nefl-w", seed=1)
     fleet = {"a": menu, "b": menu[:4]}
     assert given_over(chosen, state, fleet, 16) == given_over(chosen, state, fleet, 16)

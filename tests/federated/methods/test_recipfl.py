@@ -127,7 +127,7 @@ def test_the_posters_networks_are_a_menu_though_the_strong_devices_has_fewer_par
         ({"cap": 0}, "cap = 0"),
     ],
 )
-def test_what_cannot_be_served_is_named(given, found):
+def test_unsupported_networks_and_settings_are_refused(given, found):
     with pytest.raises(ConfigError, match=found):
         begun(**given)
 
@@ -154,7 +154,7 @@ def test_a_submodel_is_made_for_its_agent():
     )
 
 
-def test_who_can_afford_all_gets_the_runs_own_network_however_few_its_parameters():
+def test_a_device_that_can_afford_all_gets_the_whole_network_even_if_it_has_fewer_parameters():
     menu, state = narrow_pair()
     assert parameters(menu[0]) > parameters(menu[1])
     for affordable in (menu, menu[::-1]):
@@ -280,7 +280,7 @@ def test_a_step_is_clipped_as_a_whole():
     )
 
 
-def test_what_is_made_again_is_the_same_and_untrained_moves_nothing():
+def test_generated_weights_are_deterministic_and_an_untrained_update_changes_nothing():
     """With dropout: the seed is that of round and agent, and of another agent it is another."""
     menu, state = begun(dropout=0.5)
     state = finished(state, update(menu[0], sent(state, menu[0])))
@@ -406,7 +406,7 @@ def test_vgg_16_and_resnet_101_learn_from_each_other_at_full_size():
     }
 
 
-def test_what_the_hypernetwork_makes_for_nobody_in_particular_knows_digits(tmp_path):
+def test_weights_generated_for_no_particular_device_classify_digits(tmp_path):
     """No device trained these weights: after three rounds both sizes are far above the chance of a
     tenth.
     """

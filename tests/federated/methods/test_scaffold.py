@@ -86,7 +86,7 @@ def test_variates_are_divided_by_the_devices_of_the_fleet_that_hold_a_coordinate
     assert after["w"].tolist() == [2.0, 2.0, 5.0, 5.0]
 
 
-def test_what_nobody_of_a_round_holds_keeps_its_variate(toy):
+def test_variates_outside_the_submodels_of_a_round_do_not_change(toy):
     chosen, state, whole, half = begun(toy)
     state = replace(
         state,
@@ -99,7 +99,7 @@ def test_what_nobody_of_a_round_holds_keeps_its_variate(toy):
     assert torch.equal(after["w"][2:], state.tensors["w"][2:])
 
 
-def test_who_answers_is_counted_even_if_the_fleet_is_not_known(toy):
+def test_devices_that_answer_are_counted_even_if_the_fleet_is_unknown(toy):
     chosen, state, whole, _ = begun(toy)
     after = finished(chosen, state, (whole, [1] * 4, [1] * 4), (whole, [1] * 4, [3] * 4))
     assert after["c/w"].tolist() == [2.0] * 4

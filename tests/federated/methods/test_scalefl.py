@@ -95,7 +95,7 @@ def test_a_network_of_three_exits_ends_at_its_last():
         ),
     ],
 )
-def test_what_cannot_be_served_is_said(net, given, said):
+def test_unsupported_networks_and_settings_are_refused(net, given, said):
     with pytest.raises(ConfigError, match=said):
         menu(net, **given)
 

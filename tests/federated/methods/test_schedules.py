@@ -42,7 +42,7 @@ def test_a_number_below_1_is_a_share_of_the_run(when, rounds, found):
 @pytest.mark.parametrize(
     ("name", "key"), [*((name, "milestones") for name in METHODS), ("depthfl", "ramp")]
 )
-def test_the_convention_is_told_with_each_schedule(name, key):
+def test_the_convention_is_shown_with_each_schedule(name, key):
     assert describe_method(name)["settings"][key]["schedule"] == SCHEDULE
     assert "below 1: a fraction of the run's rounds" in " ".join(
         render_method(describe_method(name)).split()

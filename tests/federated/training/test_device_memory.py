@@ -33,7 +33,7 @@ def values(number):
     return {"w": np.full(2, number, dtype=np.float32)}
 
 
-def test_a_round_goes_on_from_the_one_that_was_taken(tmp_path):
+def test_a_round_continues_from_the_last_accepted_round(tmp_path):
     assert device_memory.read(tmp_path, 0) == {}
     device_memory.write(tmp_path, 1, values(1), since=0)
     assert device_memory.read(tmp_path, 0) == {}, "nobody has taken round 1"
@@ -44,7 +44,7 @@ def test_a_round_goes_on_from_the_one_that_was_taken(tmp_path):
     )
 
 
-def test_what_nobody_will_ask_for_again_takes_no_room(tmp_path):
+def test_rounds_that_are_no_longer_needed_are_removed(tmp_path):
     """Rounds whose updates nobody took, of this run or of an older one of its name, are gone with
     the next that is trained.
     """
@@ -265,7 +265,7 @@ def sent(submodel, leave_out=HEAD):
     }
 
 
-def test_kept_layers_are_not_sent_and_go_on_from_where_they_were():
+def test_local_layers_are_not_sent_and_continue_training():
     first, kept = perform(task(), sent(SMALL), data())
     assert not set(HEAD) & first.tensors.keys()
     second, later = perform(task(number=2), sent(SMALL), data(), kept=kept)
@@ -278,7 +278,7 @@ def test_kept_layers_are_not_sent_and_go_on_from_where_they_were():
     assert all(np.array_equal(second.tensors[name], again.tensors[name]) for name in second.tensors)
 
 
-def test_kept_layers_of_another_submodel_are_not_used():
+def test_local_layers_of_another_submodel_are_not_used():
     _, kept = perform(task(LARGE), sent(LARGE), data())
     with_old, _ = perform(task(number=2), sent(SMALL), data(), kept=kept)
     without, _ = perform(task(number=2), sent(SMALL), data())
@@ -287,7 +287,7 @@ def test_kept_layers_of_another_submodel_are_not_used():
     )
 
 
-def test_a_layer_that_is_to_be_kept_may_come_and_then_counts():
+def test_a_received_local_layer_takes_precedence():
     """A method may send a device what it is to begin with."""
     whole, _ = perform(task(keep=()), sent(SMALL, ()), data())
     given, kept = perform(task(), sent(SMALL, ()), data())
@@ -295,7 +295,7 @@ def test_a_layer_that_is_to_be_kept_may_come_and_then_counts():
     assert np.array_equal(kept[f"own/{SMALL.name}/linear.bias"], whole.tensors["linear.bias"])
 
 
-def test_a_missing_layer_that_is_not_kept_is_refused():
+def test_a_missing_shared_layer_is_refused():
     with pytest.raises(
         Refused, match=r"missing or unexpected tensors: linear.bias, linear.weight \(2 in all\)"
     ):
@@ -343,7 +343,7 @@ def test_a_damaged_file_is_as_if_there_were_none(tmp_path, caplog, damage):
 
 
 @pytest.mark.parametrize("wrong", [np.ones((2, 2), np.int8), np.ones((0, 1 << 20), np.float32)])
-def test_what_is_no_corner_of_a_network_is_damage_too(tmp_path, wrong):
+def test_tensors_that_do_not_fit_the_network_count_as_damage(tmp_path, wrong):
     (tmp_path / "1.kept").write_bytes(tensors.encode({}, {"c/w": wrong}))
     assert device_memory.read(tmp_path, 1, {"c/w": (2, 2)}) == {}
 

@@ -143,7 +143,7 @@ def test_training_sets_the_mode_and_static_norms_leave_their_statistics():
     assert bool(third.norm.running_mean.any())
 
 
-def test_steps_are_told_and_can_be_stopped():
+def test_steps_are_reported_and_training_can_be_stopped():
     told = []
     data = examples()
     with pytest.raises(Stopped):

@@ -29,7 +29,7 @@ def test_classes_and_next_tokens_are_shown_as_they_are():
         assert truth is y
 
 
-def test_hidden_tokens_become_the_id_after_the_vocabulary_and_all_are_to_be_said():
+def test_hidden_tokens_get_the_id_after_the_vocabulary_and_all_tokens_are_targets():
     x = torch.zeros((200, 4), dtype=torch.int64)
     shown, truth = prepare_batch(HIDDEN, 0.15, x, x + 1, seeded())
     assert set(shown.unique().tolist()) == {0, 5}

@@ -101,7 +101,7 @@ def test_a_machine_whose_prices_are_unlike_its_kind_is_predicted_nearly(off):
     assert np.abs(errors).max() < 0.15
 
 
-def test_an_accelerator_is_told_from_a_processor():
+def test_accelerators_and_processors_are_distinguished():
     """On an accelerator a call costs 50 times as much, relative to other work."""
     made = network("preresnet-18", (3, 32, 32), 10)
     known = tuple(Timing(s, 32, law(s, 32, 1e11, (1, 1, 50))) for s in probes(made, (1, 2)))

@@ -219,7 +219,7 @@ def test_a_receivers_memory_is_aligned_for_tensors() -> None:
     damage=st.floats(0, 0.3),
     restart=st.booleans(),
 )
-def test_whatever_the_network_does_the_blob_arrives_bit_for_bit(
+def test_the_blob_arrives_bit_for_bit_over_a_faulty_network(
     size: int, seed: int, loss: float, twice: float, damage: float, restart: bool
 ) -> None:
     """Chunks are lost, repeated, damaged and reordered, grants are lost, and the sender restarts.

@@ -70,7 +70,7 @@ def test_flush_waits_for_acknowledgements_and_returns_whether_they_came(broker: 
     link.close()
 
 
-def test_the_end_of_a_run_reaches_agents_although_the_coordinators_link_is_down_when_it_comes(
+def test_agents_learn_of_the_end_of_a_run_although_the_coordinators_link_was_down(
     broker: Broker, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:

@@ -33,7 +33,7 @@ def finished(number: int) -> RoundEnded:
     return RoundEnded(RoundRecord(number, 2.0, {}, {}, scores=(score,)))
 
 
-def test_a_run_that_is_resumed_continues_its_run_at_the_server(
+def test_a_resumed_run_continues_the_same_mlflow_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlflow = pytest.importorskip("mlflow")
@@ -52,7 +52,7 @@ def test_a_run_that_is_resumed_continues_its_run_at_the_server(
     assert [(one.step, one.value) for one in history] == [(1, 0.25), (2, 0.5)]
 
 
-def test_the_address_of_the_broker_is_no_parameter() -> None:
+def test_parameters_omit_the_address_of_the_broker() -> None:
     config = Config(broker=Broker(url="mqtt://me:secret@host"))
     known = dict(flatten_settings(to_json(config)))
     assert known["name"] == ""
@@ -60,7 +60,7 @@ def test_the_address_of_the_broker_is_no_parameter() -> None:
     assert not any("secret" in value for value in known.values())
 
 
-def test_a_server_that_fails_is_logged_and_hears_no_more(
+def test_a_server_error_is_logged_and_ends_the_tracking(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://nowhere")
@@ -86,7 +86,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
         track_with_mlflow(context(tmp_path))
 
 
-def test_a_missing_address_is_said_before_anything_is_sent(
+def test_a_missing_server_address_is_an_error_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

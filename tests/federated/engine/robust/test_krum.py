@@ -47,7 +47,7 @@ def test_krum_compares_equal_submodels_alone_and_leaves_small_groups_out(tmp_pat
     assert len(combine(RULES["krum"], kept, old, 1).seen) == 7
 
 
-def test_what_two_groups_choose_is_averaged_by_their_devices_where_they_overlap(tmp_path):
+def test_overlapping_choices_of_two_groups_are_averaged_by_their_numbers_of_devices(tmp_path):
     """Three quarters of 2 and a quarter of 6."""
     kept = kept_of(
         tmp_path, *(corner(2.0) for _ in range(9)), *(whole(6.0, 5.0, 6.0, 7.0) for _ in range(3))

@@ -62,7 +62,7 @@ def tied():
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_every_tensor_of_every_family_is_made_once_in_its_own_shape(family):
+def test_the_graph_has_every_tensor_of_every_family_once_with_its_shape(family):
     whole = full(small(family))
     found = read_graph(whole)
     assert {slot.name: slot.shape for slot in found.slots} == shapes(whole)
@@ -72,7 +72,7 @@ def test_every_tensor_of_every_family_is_made_once_in_its_own_shape(family):
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_every_node_lies_on_a_way_from_the_input(family):
+def test_every_node_lies_on_a_path_from_the_input(family):
     found = read_graph(full(small(family)))
     assert not found.paths.triu().any(), "inputs come before what they enter"
     assert (found.paths[1:] > 0).any(1).sum() >= len(found.operations) - 2, "all but the inputs"
@@ -114,7 +114,7 @@ def test_a_shortcut_is_a_shorter_path():
     assert found.paths[5].tolist() == [3, 2, 1, 2, 1, 0, 0, 0, 0, 0, 0]
 
 
-def test_operations_are_told_apart():
+def test_operations_are_distinguished():
     grouped = [
         m
         for m in build(full(small("mobilenet")), "meta").modules()
@@ -155,19 +155,19 @@ def test_an_exit_belongs_to_the_graph():
     }
 
 
-def test_the_owner_makes_no_difference():
+def test_the_owner_of_a_submodel_does_not_change_the_graph():
     whole = full(small("mlp"))
     assert read_graph(replace(whole, owner="a7")) is read_graph(whole)
 
 
-def test_a_tensor_in_no_operation_has_a_node_of_its_own():
+def test_an_unused_tensor_has_its_own_node():
     found = read_graph(own("forgetful"))
     unused = next(slot for slot in found.slots if slot.name.endswith("unused"))
     assert OPERATIONS[found.operations[unused.node]] == "other"
     assert not found.paths[unused.node].any()
 
 
-def test_a_tensor_that_is_used_twice_belongs_where_it_is_used_first():
+def test_a_tensor_that_is_used_twice_belongs_to_its_first_use():
     found = read_graph(own("tied"))
     assert [OPERATIONS[index] for index in found.operations] == [
         "input",
@@ -178,7 +178,7 @@ def test_a_tensor_that_is_used_twice_belongs_where_it_is_used_first():
     assert next(slot.node for slot in found.slots if "first" in slot.name) == 1
 
 
-def test_paths_end_at_the_farthest():
+def test_paths_have_a_maximum_length():
     chain = shortest_paths([[], *([index] for index in range(FAR + 1))])
     assert chain[FAR, 0] == FAR
     assert chain[FAR + 1, 0] == 0
@@ -201,7 +201,7 @@ def test_the_factor_of_a_weight(shape, outputs, expected):
     assert scale_factor(shape, outputs) == pytest.approx(expected)
 
 
-def test_attention_counts_what_comes_in():
+def test_the_factor_of_attention_counts_input_features():
     """Of [3, heads, features, D] and [D, heads, features] the first axes, as many as the bias has,
     go out.
     """

@@ -188,11 +188,11 @@ def test_the_encoder_takes_the_order_of_numbers_as_none():
         3,
     ],
 )
-def test_what_is_no_share_of_classes_counts_as_equal_shares(told):
+def test_invalid_shares_of_classes_are_replaced_with_equal_shares(told):
     torch.testing.assert_close(class_shares(told, 3), EVEN)
 
 
-def test_shares_of_classes_are_taken_as_told():
+def test_valid_shares_of_classes_are_used_unchanged():
     assert class_shares([0.25, 0.75, 0], 3).tolist() == [0.25, 0.75, 0.0]
 
 
