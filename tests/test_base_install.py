@@ -72,7 +72,7 @@ def test_a_command_that_reads_runs_works_without_extras(command: str, tmp_path: 
 
 
 def test_the_files_that_ci_tests_without_extras_exist() -> None:
-    """CI comes to them only after all other tests."""
+    """CI runs them only after all other tests, so a missing file would be found late."""
     names = (ROOT / ".ci" / "run").read_text().splitlines()[-1].split("pytest -q ")[1]
     # bash expands the braces
     expanded = subprocess.run(

@@ -75,7 +75,9 @@ def trainer(device: str) -> Trainer:
 
 
 def apart(some: Mapping[str, Any], others: Mapping[str, Any]) -> float:
-    """Return the largest difference of any number, in all tensors of two sets of the same names."""
+    """Return the largest difference of any number between two sets of tensors with the
+    same names.
+    """
     assert some.keys() == others.keys()
     both = [(np.asarray(value), np.asarray(others[name])) for name, value in some.items()]
     return max((float(np.abs(one - other).max()) for one, other in both if one.size), default=0.0)
@@ -151,8 +153,8 @@ def test_a_network_of_every_family_is_measured_and_scored_the_same(family: str) 
 def test_every_task_of_every_method_gives_the_same(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two rounds of three devices, each of whose tasks is done on both from the same weights, since
-    rounds multiply roundings.
+    """Two rounds of three devices. Each task runs on both processors from the same weights, since
+    differences of rounding grow over rounds.
     """
     found: list[tuple[str, float]] = []
 
@@ -189,8 +191,8 @@ def test_every_task_of_every_method_gives_the_same(
 
 
 def relevant(made: tuple[Update, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the sent tensors and those kept for the next round; a variate as the change of weights
-    from which it was divided.
+    """Return the sent tensors and those stored for the next round; a variate is converted to the
+    change of weights that it was computed from.
     """
     moved = SMOOTH["train.steps"] * SMOOTH["train.lr"]
     return [
@@ -332,8 +334,8 @@ def test_an_agent_measures_its_gpu(worker: Worker) -> None:
 def test_a_training_process_that_a_cuda_error_spoiled_is_replaced(
     worker: Worker, tmp_path: Path
 ) -> None:
-    """A label that the network does not have stops a kernel, after which the process can use the
-    GPU no more.
+    """A label outside the classes aborts a kernel. Afterwards the process can no longer use the
+    GPU.
     """
     before = worker.pid
     failed = carry_out(worker, task(submodel=full(network("preresnet", (1, 8, 8), 3))), tmp_path)

@@ -1,4 +1,4 @@
-"""The demo, as the README has it run."""
+"""The demo as in the README."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.processes import COORDINATOR, Start, result
 @pytest.mark.processes
 @pytest.mark.broker
 def test_the_demo(start: Start) -> None:
-    """The one command of the README: at least three sizes, and all of the promised numbers."""
+    """The command of the README gives at least three sizes and all documented numbers."""
     told = result(start(*COORDINATOR, "demo", "--seed", "0", "--format", "json"), 240)
     assert len({a["parameters"] for a in told["agents"]}) >= 3
     assert len(told["agents"]) == 4

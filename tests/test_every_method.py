@@ -1,5 +1,5 @@
-"""Every method, deployed: three agents of different sizes over a real broker learn what the
-simulation learns at the same seed.
+"""Every method on a fleet: three agents of different sizes over a real broker reach the weights of
+the simulation with the same seed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Each extension point takes a member of somebody else's by `module:attribute` and from an
-installed package, and a name in a message imports nothing.
+"""Each extension point accepts a foreign member as `module:attribute` and from an installed
+package, and a name in a message imports nothing.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def job(**given: str) -> Job:
 
 
 def test_a_run_has_a_member_of_each_extension_point(names: dict[str, str], tmp_path: Path) -> None:
-    """Agents get the method over a link that is one, too, and train by its hooks."""
+    """Agents get the method over a toy link, and train with its hooks."""
     shards = [
         data.load_device(names["espalier.data"], name=f"a{i}", shard=f"{i}/3", partition="iid")
         for i in range(3)
@@ -164,7 +164,7 @@ def test_an_agent_runs_a_method_of_module_and_function_if_its_owner_named_it(
 @pytest.mark.processes
 @pytest.mark.beside
 def test_commands_meet_over_a_link_of_module_and_function(start: Start) -> None:
-    """Two agents and a coordinator, none of which finds a broker, meet at a hub in this process."""
+    """Two agents and a coordinator connect through a hub in this process, without a broker."""
     with closing(TcpHub()) as hub:
         address = hub.address.replace("toytcp", "tests.support.tcp_link:open_tcp_link")
         coordinator = start(

@@ -1,4 +1,4 @@
-"""A whole run over links in memory: what is learned, what is refused, and what is lost."""
+"""Whole runs over links in memory: learning, refused messages, and recovery from losses."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def members(count: int = 2) -> list[Member]:
 
 
 def test_unequal_agents_learn_one_model(tmp_path: Path) -> None:
-    """Three speeds get three submodels, and six rounds make a network that knows digits that no
-    agent held.
+    """Three speeds give three submodels, and after six rounds the network classifies
+    unseen digits.
     """
     fleet = [
         Member("a0", digits(0, 3), 0.01),
@@ -75,7 +75,7 @@ def test_the_same_run_twice_gives_the_same_bits(tmp_path: Path) -> None:
 def test_lost_and_doubled_chunks_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link that drops, doubles and damages what it carries: the same model in the end."""
+    """With a link that drops, doubles and damages chunks, the final model is the same."""
     monkeypatch.setattr("federated.wire.retained_blobs.PATIENCE", 0.3)
     monkeypatch.setattr("federated.wire.chunks.STALL", 0.3)
     rng = np.random.default_rng(0)
@@ -190,7 +190,7 @@ def test_a_wrong_update_is_refused_with_a_reason_and_the_round_continues(
 
 
 def test_foreign_messages_are_refused_and_the_round_continues(tmp_path: Path) -> None:
-    """Garbage, another protocol version, and another's name on one's own topic."""
+    """Garbage, another protocol version, and a foreign name on an agent's own topic."""
     broker = MemoryBroker()
     stranger = MemoryLink(broker, "stranger")
     stranger.subscribe(topics.command(RUN, "stranger"))
@@ -266,7 +266,7 @@ def test_no_agent_can_hold_the_smallest_submodel(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_can_hold_nothing_and_is_alone_does_not_end_a_run(tmp_path: Path) -> None:
-    """The second one comes when the coordinator has found that the first one cannot train."""
+    """A second agent joins after the coordinator found that the first cannot train."""
     found = threading.Event()
 
     class Later(Member):
@@ -291,8 +291,8 @@ def test_a_pinned_submodel_must_exist(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
-    """Two rounds, then two more by resume, equal four at once, bit for bit; the history has each
-    round once.
+    """Two rounds and two resumed ones equal four rounds bit for bit; the history has each round
+    once.
     """
     whole = federate(tmp_path / "whole", members(), {**SMALL, "rounds": 4}).result.state.tensors
     federate(tmp_path / "split", members(), {**SMALL, "rounds": 2})
@@ -327,7 +327,7 @@ def test_a_coordinator_without_data_learns_their_shape_from_the_agents(tmp_path:
 
 
 def test_one_agent_with_other_data_does_not_keep_the_others_from_starting(tmp_path: Path) -> None:
-    """The first agent has larger images. It is told why it cannot take part."""
+    """The first agent has larger images, and gets the reason why it cannot take part."""
     whole = digits(0, 3)
     large = replace(
         whole,
@@ -384,7 +384,7 @@ def test_the_retained_status_of_an_old_process_does_not_block_an_agent(tmp_path:
 
 
 def test_two_agents_with_one_name_get_the_reason(tmp_path: Path) -> None:
-    """The second takes over; the first is told why it cannot stay."""
+    """The second takes over, and the first gets the reason why it must leave."""
     broker = MemoryBroker()
     second = MemoryLink(broker, "other client")
 

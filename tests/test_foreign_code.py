@@ -1,4 +1,4 @@
-"""Nothing that a stranger sent is run: what could run it is called nowhere."""
+"""Received data is never run: no module calls functions that could run it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ PACKAGES = ("models", "federated", "export", "edge_agent", "coordinator", "bench
 
 
 def test_no_module_calls_functions_that_could_run_received_data() -> None:
-    """Nothing unpickles, compiles or evaluates; a device runs only code that was installed
-    there.
-    """
+    """No module unpickles, compiles or evaluates; a device runs only installed code."""
     found = []
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         tree = ast.parse(path.read_text())

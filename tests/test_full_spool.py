@@ -1,5 +1,5 @@
-"""A coordinator whose disk holds fewer updates than lie between two snapshots: the round goes on,
-nothing is lost, nothing is folded twice.
+"""A coordinator whose disk holds fewer updates than arrive between two snapshots: the round
+completes, and no update is lost or folded twice.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def test_a_disk_that_holds_two_updates_holds_a_round_of_six(
     )
 
     def crowd(run: RunContext, state: State) -> int:
-        """Leave room for two updates of the whole network at the start of a round, besides the
-        reserve.
+        """Fill the disk at the start of a round, up to the reserve and room for two updates of the
+        whole network.
         """
         if state.round not in crowded:
             crowded.add(state.round)

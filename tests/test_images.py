@@ -1,6 +1,4 @@
-"""The images and the fleet of deploy/compose.yaml, as far as they can be tried without a container
-engine.
-"""
+"""The images and the fleet of deploy/compose.yaml, tested without a container engine."""
 
 from __future__ import annotations
 

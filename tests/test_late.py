@@ -1,5 +1,5 @@
-"""Runs that no slow or lost agent stalls: buffered rounds, late updates, agents asked besides, and
-a coordinator that dies amid all that.
+"""Runs that slow or lost agents do not stall: buffered rounds, late updates, replacements, and
+kills of the coordinator.
 """
 
 from __future__ import annotations
@@ -149,7 +149,9 @@ def test_a_buffer_closes_without_its_slowest_agent_whose_update_is_folded_later_
 
 
 def test_an_agent_gets_the_newest_weights_immediately_after_its_update(tmp_path: Path) -> None:
-    """Of two agents the quick one fills every buffer of one, and is never idle for the slow one."""
+    """With buffers of one update, the fast agent fills every buffer and never waits for the slow
+    one.
+    """
     sent: Sent = {}
     done = federate(
         tmp_path,
@@ -214,8 +216,8 @@ def test_an_update_whose_round_is_closed_is_taken_by_a_later_one_or_dropped(
 def test_tasks_are_dropped_when_late_updates_no_longer_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The coordinator dies after the first training, is resumed with late = 'drop', and the late
-    update comes in the second training.
+    """The coordinator is killed after the first training and resumed with late = 'drop'; the late
+    update arrives in the second training.
     """
     monkeypatch.setattr(Evaluator, "evaluate", Fuse(1).around(Evaluator.evaluate))
     second = threading.Event()
@@ -271,9 +273,7 @@ def test_a_method_without_support_for_late_updates_is_refused_in_buffered_mode(
 
 
 def test_a_failed_agent_is_replaced_and_no_agent_gets_two_tasks(tmp_path: Path) -> None:
-    """Of four agents two are needed; whoever comes first fails, and a third brings the second
-    update.
-    """
+    """Two of four agents are needed. The first fails, and a third brings the second update."""
     sent: Sent = {}
     lock, first = threading.Lock(), list[str]()
 
@@ -329,8 +329,8 @@ def test_a_crash_inside_a_buffer_loses_nothing_and_doubles_nothing(
 def test_a_crash_while_a_replacement_is_selected_loses_and_doubles_no_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The third agent's update of the first round comes as the first of the second, where the third
-    is then asked besides.
+    """The third agent's update of the first round arrives first in the second round, where the
+    third agent is then selected as a replacement.
     """
     monkeypatch.setattr(AgentTables, "mark_asked", Fuse(1).around(AgentTables.mark_asked))
     second, besides = threading.Event(), threading.Event()
@@ -352,8 +352,8 @@ def test_a_crash_while_a_replacement_is_selected_loses_and_doubles_no_update(
 def test_a_round_that_begins_anew_keeps_the_tasks_of_earlier_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The spool is damaged while the coordinator is down in the second round; the last agent is
-    still at work on the first.
+    """The spool is damaged while the coordinator is down in the second round; the last agent still
+    works on the first.
     """
     real, calls, third = defences.fold, list[int](), threading.Event()
 
@@ -385,8 +385,8 @@ def check_revived(
     seconds: Mapping[int, float],
     change: Callable[[Update], Update] = lambda update: update,
 ) -> None:
-    """Run a buffered run whose coordinator dies once, and check its end. seconds: of each agent's
-    trainings.
+    """Run a buffered run whose coordinator is killed once, and check its end. seconds: duration of
+    each agent's trainings.
     """
     sent: Sent = {}
     trained: list[tuple[str, int]] = []

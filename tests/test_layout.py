@@ -1,5 +1,5 @@
-"""The house keeps its rules: imports go one way, torch stays where it may be, public names are what
-`__all__` says.
+"""Rules of the source tree: allowed imports, modules without torch, and public names as in
+`__all__`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def room_of(module: str) -> tuple[str, str]:
 
 
 def imports(path: Path) -> set[str]:
-    """Return every module that a file imports, wherever in it."""
+    """Return every module that a file imports, also inside functions."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

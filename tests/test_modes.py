@@ -1,4 +1,4 @@
-"""Modes of the project's files: whatever the umask, only this user can open them."""
+"""Modes of the project's files: with any umask, only this user can open them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.federation import Member, digits, federate
 
 @pytest.fixture
 def lax() -> Iterator[None]:
-    """Yield with a umask under which a file made without a mode is open to everybody."""
+    """Yield with a umask under which every user can open a file that is made without a mode."""
     before = os.umask(0)
     yield
     os.umask(before)

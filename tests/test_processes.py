@@ -1,4 +1,4 @@
-"""The commands as a person types them, as processes of their own, over real brokers."""
+"""The commands as a user runs them, in their own processes, over real brokers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def agent(start: Start, broker: str, index: int, *more: str) -> subprocess.Popen
 def test_a_coordinator_that_starts_its_own_broker_and_two_agents(
     tmp_path: Path, start: Start, kind: str
 ) -> None:
-    """Two terminals, with either broker; afterwards the broker is gone."""
+    """Both kinds of broker work, and the broker ends with the coordinator."""
     port = free_port("127.0.0.1", 0)
     kinds = ["--set", f"broker.kind={kind}", "--port", str(port)]
     coordinator = start(
@@ -118,8 +118,8 @@ partition = "dirichlet:0.5"
 def test_one_file_gives_the_same_model_in_simulation_and_on_a_fleet(
     tmp_path: Path, start: Start, broker: str
 ) -> None:
-    """The same seed, shards and submodels: neither the transport nor the worker processes leave a
-    trace in the weights.
+    """With the same seed, shards and submodels, the transport and the worker processes do not
+    affect the weights.
     """
     (tmp_path / "small.toml").write_text(EXPERIMENT)
     simulated = result(start(*COORDINATOR, "simulate", "small.toml", "--format", "json"))
@@ -153,9 +153,7 @@ def test_one_file_gives_the_same_model_in_simulation_and_on_a_fleet(
 def test_kill_minus_9_of_the_coordinator_and_resume(
     tmp_path: Path, start: Start, broker: str
 ) -> None:
-    """It goes on in the round that it was in; the history has no gap and no double; the agents
-    stay.
-    """
+    """The run resumes in the same round; the history has every round once, and the agents stay."""
     run = [
         "--name",
         "killed",
@@ -226,7 +224,7 @@ def test_an_interrupted_agent_leaves_cleanly_and_the_run_continues(
 
 @pytest.mark.slow
 def test_a_killed_worker_is_replaced(tmp_path: Path, start: Start, broker: str) -> None:
-    """The training process dies; the agent says so and goes on with another."""
+    """The agent reports the death of its training process, and starts another."""
     run = [
         "--name",
         "worker",

@@ -1,4 +1,4 @@
-"""A release, a canary, a rollback, by command, at a real broker, with agents that follow."""
+"""Releases, canaries and rollbacks with commands at a real broker, with agents that follow."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def release(tmp_path: Path, runs: Path, broker: str, start: Start) -> Command:
 
 
 class Listener(threading.Thread):
-    """An agent that takes up whatever arrives, and says so."""
+    """An agent that downloads and reports every release that arrives."""
 
     def __init__(self, broker: str, name: str, store: Path) -> None:
         super().__init__(daemon=True)
@@ -182,8 +182,8 @@ def test_a_folder_that_is_damaged_or_of_another_run_changes_nothing(
 
 
 class Client(threading.Thread):
-    """Asks an agent over HTTP for the same digits again and again, and keeps what it said; a failed
-    request ends it.
+    """Repeats an HTTP request with the same digits, and records the answers; a failed request ends
+    it.
     """
 
     def __init__(self, url: str, x: Array) -> None:
@@ -245,7 +245,7 @@ def answers_with(agent: str, version: str) -> bool:
 
 
 def expected(folder: Path, x: Array) -> dict[tuple[str, str], tuple[int, ...]]:
-    """Return the labels that each variant of a release gives these digits, as computed on this
+    """Return the labels of these digits from each variant of a release, as computed on this
     machine.
     """
     entry = bundle.find_entry(bundle.read(folder), SMALL)
@@ -259,7 +259,7 @@ def expected(folder: Path, x: Array) -> dict[tuple[str, str], tuple[int, ...]]:
 
 
 def spoiled(folder: Path, out: Path) -> Path:
-    """Return a release whose graphs fail the self-test although every digest is right."""
+    """Return a release whose graphs fail the self-test although all digests match."""
     shutil.copytree(folder, out)
     made = bundle.read_manifest(out)
     x, said = bundle.read_check(out, made)
@@ -276,8 +276,8 @@ def spoiled(folder: Path, out: Path) -> Path:
 def test_no_request_is_lost_while_releases_are_replaced(
     tmp_path: Path, agent: str, runs: Path, release: Command
 ) -> None:
-    """The first for all, the second promoted as a canary, a third that its self-test refuses rolled
-    back: an answer to every request.
+    """The first release goes to all agents, the second is promoted as a canary, and a third fails
+    its self-test and is rolled back. Every request gets an answer.
     """
     x = catalogue.load_central("digits").x_held[:4]
     archive = runs / RUN / "releases"

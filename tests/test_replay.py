@@ -1,4 +1,4 @@
-"""The journal of a real run, replayed without a broker, a fleet or a clock."""
+"""The journal of a real run is replayed without a broker, a fleet or a clock."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ AGENTS = 4
 def test_a_journal_replays_into_the_value_that_the_coordinator_had(
     tmp_path: Path, folds: int
 ) -> None:
-    """The coordinator dies in its second round, after so many folds, over a real broker. Its
-    journal is all that is read.
+    """The coordinator is killed in its second round after some folds, over a real broker. The
+    replay reads nothing but the journal.
     """
     fleets, seen = list[Fleet](), Counter[str]()
 

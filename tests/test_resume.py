@@ -1,5 +1,5 @@
-"""A coordinator that dies inside a round and comes back: nothing is lost, nothing is folded twice,
-nothing is asked for again.
+"""A coordinator that is killed inside a round and resumes: no update is lost, folded twice or
+requested again.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ MOMENTS: dict[str, tuple[Any, str, Fuse]] = {
 def test_rounds_show_a_coordinator_that_dies_the_same_of_its_agents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """One agent fails at the largest submodel and is proved again; another fails at every submodel
-    and is left out for a while.
+    """One agent fails with the largest submodel and recovers; another fails with every submodel and
+    is excluded for some rounds.
     """
 
     def fail(update: Update) -> Update:
@@ -147,8 +147,8 @@ def test_a_round_begins_anew_where_updates_that_were_folded_are_damaged(
     name: str,
     call: int,
 ) -> None:
-    """The disk flips a bit of each file in the spool while the coordinator is down, inside the
-    training or after it.
+    """A bit of each file in the spool flips while the coordinator is down, during the training or
+    after it.
     """
     real, calls = getattr(where, name), Counter[str]()
 
@@ -176,7 +176,7 @@ def test_a_round_begins_anew_where_updates_that_were_folded_are_damaged(
 
 
 def test_updates_of_a_simulation_are_deleted_as_soon_as_they_are_folded(tmp_path: Path) -> None:
-    """A simulation of many devices needs no room for all their updates."""
+    """A simulation of many devices needs no disk space for all their updates."""
 
     def look(event: Event) -> None:
         if isinstance(event, StageFinished) and event.stage == "finish":

@@ -1,5 +1,5 @@
-"""The comparison of rounds that wait and buffered ones: what is read off two runs, and that both
-run.
+"""Comparison of synchronous and buffered rounds: how two runs are compared, and a short run of
+both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def test_the_first_second_at_which_a_mark_is_high_enough_counts() -> None:
 
 
 def test_runs_are_compared_at_what_both_reached() -> None:
-    """12 updates and 0.8 are what both came to."""
+    """Both runs reached 12 updates and an accuracy of 0.8."""
     slow, quick = (
         Course((4.0, 8.0), (6, 12), (0.7, 0.8)),
         Course((1.0, 2.0, 3.0), (5, 10, 15), (0.6, 0.85, 0.9)),
@@ -39,8 +39,8 @@ def test_runs_are_compared_at_what_both_reached() -> None:
 def test_buffered_rounds_do_not_wait_for_the_slowest_tier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In simulation: three rounds of all against as many updates in buffers of four; the slowest
-    tier takes 1.6 seconds, the quickest 0.4.
+    """Simulate three synchronous rounds, and as many updates in buffers of four. The slowest tier
+    takes 1.6 seconds, the fastest 0.4.
     """
     monkeypatch.setattr(asynchrony, "ROUNDS", 3)
     runs = {

@@ -1,5 +1,5 @@
-"""The benchmark of the coordinator's core measures what it says it does; how long that takes, no
-test asks.
+"""The benchmark of the coordinator's core: the load that it generates. Its timings are
+not tested.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The campaign's parts break what they say that they break, and each scenario runs once."""
+"""The fault campaign: each kind of fault has its effect, and each scenario runs once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_fuse_kills_its_process_at_the_instant_that_was_drawn(when: str, last:
 
 @contextlib.contextmanager
 def echo() -> object:
-    """Run a server that counts what it receives and returns it."""
+    """Run a server that counts the received bytes and sends them back."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

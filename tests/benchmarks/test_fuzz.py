@@ -1,6 +1,4 @@
-"""Decoders: real encodings pass, and whatever else comes is answered with an error that was
-declared.
-"""
+"""The fuzzed decoders accept real encodings, and reject other input with a declared error."""
 
 from __future__ import annotations
 

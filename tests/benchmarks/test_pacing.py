@@ -1,5 +1,5 @@
-"""Four agents under limits get submodels whose rounds end together, and one that is slowed gets a
-smaller one.
+"""Four agents under limits get submodels with equal round times, and a slowed agent gets a smaller
+one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_the_summary_names_the_rounds_in_which_the_slowed_agent_changed_submodel
 def test_four_agents_keep_pace_and_the_slowed_one_gets_a_smaller_submodel_during_the_run(
     tmp_path: Path,
 ) -> None:
-    """The promised 1.3 is what the benchmark shows on an idle machine. With one submodel for all it
+    """The benchmark promises a ratio of 1.3 on an idle machine. With one submodel for all agents it
     would be 10.
     """
     made = pacing(tmp_path, lambda text: None, Parts(5, 3, 0))

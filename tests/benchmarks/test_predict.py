@@ -1,4 +1,4 @@
-"""The benchmark of predictions draws by its seed, and sums up what it measured."""
+"""The benchmark of predictions: its random draws and its summary."""
 
 from __future__ import annotations
 

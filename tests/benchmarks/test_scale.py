@@ -1,5 +1,5 @@
-"""Many raw agents with one coordinator: what they send is what must be in the model, and a replay
-notices where it is not.
+"""Many raw agents with one coordinator: a replay verifies that the model consists of
+their updates.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Schedules of faults in virtual time: what they replace, that they pass, and that they find what
-is wrong.
+"""Fault schedules in virtual time: the replaced functions, the schedules that pass, and the
+detection of planted defects.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ FAILED = Path(__file__).with_name("failed_schedules.jsonl")
 def test_only_disk_and_clock_are_replaced_in_production_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Links, broker and trainer are handed in, as other ones are elsewhere. The round's `step` is
-    called by one that looks at what it does.
+    """Links, broker and trainer are parameters of the production code. The round's `step` is
+    wrapped to observe it.
     """
     names, patch = set[str](), mock.patch
 
@@ -82,8 +82,8 @@ def test_schedules_hold(seed: int) -> None:
     ],
 )
 def test_schedules_that_failed_before_pass(kept: dict[str, Any]) -> None:
-    """Each was seen to fail while its defect was there. `python -m benchmarks schedules` prints the
-    line that keeps a failing one.
+    """Each schedule failed before its defect was fixed. `python -m benchmarks schedules` prints the
+    line to add for a new failure.
     """
     schedule = msgspec.convert(kept, Schedule)
     outcome = run_schedule(schedule)
@@ -113,7 +113,9 @@ def test_a_method_that_surveys_its_devices_is_among_them() -> None:
 
 @pytest.mark.slow
 def test_a_planted_defect_is_found_and_its_faults_are_few() -> None:
-    """A bit flips in the spool while the coordinator is down, and the replay does not look."""
+    """The defect: the replay does not verify updates. A bit flips in the spool while the
+    coordinator is down.
+    """
     faults = (
         Fault("cut", "a0", 5.0, 2.0),
         Fault("delay", "a1", 9.0, 3.0, 0.5),

@@ -1,4 +1,4 @@
-"""A fleet over a broker in memory, by a clock that a test sets."""
+"""A fleet over a broker in memory, with a clock that a test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words of another machine change no terminal, table, log or error, whatever they hold."""
+"""Text of another machine cannot change a terminal, table, log or error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Extensions are found by name, and what cannot be found or imported is said."""
+"""Extensions are found by name, and an unknown name or failed import is an error with the
+reason.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A door with the shipped files, and a coordinator behind it that hears everything."""
+"""A mosquitto with the shipped files, and a coordinator's link that receives everything."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 
 @pytest.fixture
 def hearing(door: Door) -> Iterator[MqttLink]:
-    """Yield the coordinator, which may receive everything."""
+    """Yield the coordinator's link, which may receive everything."""
     link = coordinator_link(door)
     link.subscribe(topics.all_topics())
     heard(link, 0.2)  # what is retained

@@ -1,4 +1,4 @@
-"""Nobody comes in who was not let in: real mosquitto with the shipped files."""
+"""Only enrolled clients can connect to a real mosquitto with the shipped files."""
 
 from __future__ import annotations
 

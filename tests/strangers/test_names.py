@@ -1,4 +1,4 @@
-"""No client is thrown out by another that takes its name."""
+"""A client cannot disconnect another by connecting with its name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Nobody speaks for another, nor hears what is for another: real mosquitto with the shipped
-files.
-"""
+"""Agents can publish and read only their own topics at a real mosquitto with the shipped files."""
 
 from __future__ import annotations
 
@@ -51,7 +49,9 @@ def test_an_agent_can_publish_only_on_its_own_topics_with_mqtt_3(
 
 
 def every_topic(agent: str) -> dict[str, str]:
-    """Return all topics of topics.py for one agent. `OWN` says which of them it may write to."""
+    """Return all topics of `federated.wire.topics` for one agent. `OWN` lists those that it may
+    write to.
+    """
     version = "0" * 12
     model, release = topics.model("r", "v", "s"), topics.release("r", version, "f")
     return {

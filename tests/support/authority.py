@@ -1,6 +1,4 @@
-"""An authority and its members, as the commands make them, without a coordinator or a network in
-between.
-"""
+"""A certificate authority and enrolled members, made without a coordinator or a network."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def member(authority: Authority, name: str, folder: Path) -> Path:
 
 
 class Door:
-    """A mosquitto with the shipped configuration for certificates, and how to come in."""
+    """A mosquitto with the shipped configuration for certificates, and its addresses."""
 
     def __init__(
         self, authority: Authority, port: int, files: Path, process: subprocess.Popen[bytes]
@@ -63,7 +61,7 @@ class Door:
 
 @contextmanager
 def shipped(name: str, authority: Authority, folder: Path) -> Iterator[Door]:
-    """Start mosquitto with a file of deploy/mosquitto, with other paths, address and port."""
+    """Start mosquitto with a file of deploy/mosquitto, but with other paths, address and port."""
     program, port, files = find_mosquitto(), free_port("127.0.0.1", 0), folder / "broker"
     assert program is not None
     write_broker_files(authority, files)

@@ -1,6 +1,4 @@
-"""Boards that are not here, as recorded file trees under tests/edge_agent/boards: files of the
-kernel, and what commands printed.
-"""
+"""Recorded boards under tests/edge_agent/boards: files of the kernel and outputs of commands."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ BOARDS = Path(__file__).parents[1] / "edge_agent" / "boards"
 
 @dataclass(frozen=True)
 class Recorded:
-    """One board. Its commands' words are files under `commands`, joined by `_`; its environment's
-    variables are lines of `environment`.
+    """One recorded board. Outputs of commands are files under `commands`, named by their words
+    joined with `_`; variables of the environment are lines of the file `environment`.
     """
 
     root: Path
@@ -33,18 +31,18 @@ class Recorded:
         )
 
     def write(self, name: str, content: str) -> None:
-        """Change or add a file of a copy."""
+        """Change or add a file."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
 
 
 def recorded(name: str) -> Recorded:
-    """Return a recorded board; read-only."""
+    """Return a recorded board, which must not be changed."""
     assert (BOARDS / name).is_dir(), name
     return Recorded(BOARDS / name)
 
 
 def copied(name: str, folder: Path) -> Recorded:
-    """Return a copy of a board to change."""
+    """Copy a recorded board into a folder, so that a test can change it."""
     return Recorded(Path(shutil.copytree(BOARDS / name, folder / name)))

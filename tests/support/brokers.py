@@ -1,4 +1,4 @@
-"""Brokers of tests, and their ports."""
+"""Parameters and helpers for tests with real brokers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def port_of(broker: Broker) -> int:
 
 
 def listens(address: str) -> bool:
-    """Return True if a process listens at host:port."""
+    """Return True if a process listens at HOST:PORT."""
     host, port = address.rsplit(":", 1)
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0

@@ -1,4 +1,4 @@
-"""Certificates of nobody's authority, made to be looked at."""
+"""Self-signed certificates for tests that only read them."""
 
 from __future__ import annotations
 

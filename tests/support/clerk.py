@@ -1,4 +1,4 @@
-"""A coordinator made of nothing but its link: tests speak through it to an agent, by hand."""
+"""The coordinator's side of the protocol, driven by a test, to talk to an agent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def task(
 
 @dataclass
 class Hand:
-    """A trainer that does what the test says: `end` is what the present task comes to."""
+    """A trainer controlled by the test: `end` is the outcome of the present task."""
 
     task: Task | None = None
     result: Path | None = None
@@ -151,8 +151,8 @@ def lasting(folder: Path) -> Spool:
 
 
 class Agent:
-    """A participant whose coordinator, trainer and clock are the test's. fetched: pieces of weights
-    that came to it.
+    """A participant with a coordinator, trainer and clock that the test controls. fetched: chunks
+    of weights that it received.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Runs a command as a process of its own, and tells what it loaded and what it cost."""
+"""Run a command in its own process, and report the modules that it imported and its cost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Cost:
 
 
 def cost_of(package: str, *arguments: str, folder: Path) -> Cost:
-    """Run a command of `coordinator` or `edge_agent` in a folder, which also keeps its bytecode,
+    """Run a command of `coordinator` or `edge_agent` in a folder, which also caches its bytecode,
     so that the second run takes as long as that of an installed package.
     """
     environment = {

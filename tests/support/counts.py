@@ -1,6 +1,4 @@
-"""Sizes of networks as their authors' code builds them, from the notes that lie beside a checkout
-of the project.
-"""
+"""Sizes of networks as built by their authors' code, from notes stored beside the checkout."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ def published(key: str) -> tuple[int, int]:
 
 
 def counted(submodel: Submodel) -> tuple[int, int]:
-    """Count parameters, and multiply-adds of one example on its way to every exit, as papers do;
+    """Count parameters, and the multiply-adds of one example up to every exit, as papers do;
     `models.cost` counts the deepest exit and training separately.
     """
     net = build(submodel, "meta")

@@ -1,4 +1,4 @@
-"""The order of the calls that make files durable and give them their names."""
+"""Recording of the calls that sync, rename and remove files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is soon full."""
+"""A small disk, to test full disks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
-    """Mount a small disk there within the context. Skip the test if that is impossible."""
+    """Mount a small disk at a path within the context. Skip the test if that is impossible."""
     if os.getuid() != 0:
         pytest.skip("only root can mount a small disk")
     made = subprocess.run(

@@ -1,4 +1,4 @@
-"""A network with exits whose answers are given: for losses by hand."""
+"""A network that returns given logits at its exits, for losses computed by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Told(nn.Module):
-    """Says the same logits [exits, N, classes] of every example."""
+    """A stand-in for a network that returns given logits [exits, N, classes] for every example."""
 
     def __init__(self, logits):
         super().__init__()

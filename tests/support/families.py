@@ -1,4 +1,4 @@
-"""The smallest network of each family that tests can afford, and data shapes that it takes."""
+"""The smallest network of each family, and shapes of data for it."""
 
 from __future__ import annotations
 

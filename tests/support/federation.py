@@ -1,6 +1,4 @@
-"""A whole federation in one process: a coordinator and agents that really train, over a broker in
-memory.
-"""
+"""A whole federation in one process: a coordinator and training agents over a broker in memory."""
 
 from __future__ import annotations
 
@@ -55,8 +53,8 @@ garbage collection gives up the GIL.
 
 
 class Here:
-    """A task runner that does its task at once, in the thread that asks; `change` may spoil its
-    update, `stop` ends it early. trainer: what computes.
+    """A task runner that runs its task immediately in the calling thread. change: modifies the
+    update; stop: ends the task early; trainer: library to train with.
     """
 
     def __init__(
@@ -93,9 +91,9 @@ class Here:
 
 @dataclass
 class Member:
-    """An agent in a thread. speed: seconds of each step that it claims to have timed; memory: bytes
-    that it claims; pause: why it does not work. codecs: that it says it has. trainer: what
-    computes.
+    """An agent in a thread. speed: seconds per step that its profile claims; memory: bytes that its
+    profile claims; pause: reason why it does not work; codecs: codecs that it claims to have;
+    trainer: library to train with.
     """
 
     name: str
@@ -195,7 +193,7 @@ def alone(make: Callable[..., Made]) -> Callable[..., Made]:
 
 @contextmanager
 def living(members: Sequence[Member], broker: MemoryBroker | str, folder: Path) -> Iterator[None]:
-    """Run agents in threads, which have ten seconds to end when the run is over."""
+    """Run agents in threads, which must end within ten seconds after the run."""
     torch.set_num_threads(1)
     threads = [
         threading.Thread(target=m.live, args=(link_of(broker, m), folder), daemon=True)
@@ -216,7 +214,7 @@ def living(members: Sequence[Member], broker: MemoryBroker | str, folder: Path) 
 
 @dataclass
 class Federation:
-    """Result of a finished run. lines: its output; fleet: the coordinator's view at the end."""
+    """Result of a finished run. lines: printed lines; fleet: the coordinator's view at the end."""
 
     result: Result
     lines: list[str]

@@ -34,7 +34,9 @@ def flooding(
     source: str = STRANGER,
     threads: int = 4,
 ) -> Iterator[Flood]:
-    """Threads that connect and hang up: at once, after a TLS handshake, or after 0.2 s."""
+    """Run threads that connect and disconnect: immediately, after a TLS handshake, or
+    after 0.2 s.
+    """
     flood, stop = Flood(), threading.Event()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -64,7 +66,7 @@ def flooding(
 
 @contextlib.contextmanager
 def silent(port: int, count: int, source: str = STRANGER) -> Iterator[list[socket.socket]]:
-    """Connections that never send anything."""
+    """Open connections that never send anything."""
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), 5, (source, 0)))

@@ -1,4 +1,4 @@
-"""Updates that are kept for a robust rule, of nested corners of one small tensor."""
+"""Stored updates for a robust rule, on nested corners of one small tensor."""
 
 from __future__ import annotations
 

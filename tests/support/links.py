@@ -1,4 +1,4 @@
-"""Links over a real broker, and hearing what comes by them."""
+"""Links over a real broker, and functions that wait for deliveries."""
 
 from __future__ import annotations
 

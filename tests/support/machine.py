@@ -1,4 +1,4 @@
-"""A round without a driver: events in, actions out."""
+"""The state machine of a round without a driver: tests apply events and read the actions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def task(agent: str, round: int = 1, work: str = "train") -> Task:
 
 
 class Machine:
-    """A round and all actions that it asked for. Folds are done at once, as a driver does them."""
+    """A round, and all actions that `step` returned for its events. Each fold is answered
+    immediately with its event, as a driver does.
+    """
 
     def __init__(self, rules: Rules = Rules(), agents: str = "") -> None:  # noqa: B008  # frozen
         self.round, self.now, self.actions, self.order = Round(rules), 0.0, list[do.Action](), ""
@@ -34,7 +36,7 @@ class Machine:
             self.see(on.ProfileCame(0.0, name, PROFILE))
 
     def see(self, event: on.RoundEvent) -> list[do.Action]:
-        """Return the actions that follow from an event, including those of its folds."""
+        """Apply an event. Return its actions, including those of the folds that follow."""
         self.now = max(self.now, event.now)
         self.round, out = step(self.round, event)
         found = list(out)
@@ -46,7 +48,7 @@ class Machine:
         return found
 
     def begin(self, agents: str, seconds: float = 0.0, **settings: object) -> Machine:
-        """Begin a training. Return this machine."""
+        """Begin a training phase. Return this machine."""
         planned = tuple(Planned(task(name), seconds) for name in agents)
         began = on.PhaseBegan(self.now, "train", 1, planned, 600.0, len(planned))
         self.see(replace(began, **settings))
@@ -66,7 +68,7 @@ class Machine:
         return self.see(on.Ticked(self.now + seconds, waiting))
 
     def stay(self, agent: str, seconds: float) -> list[do.Action]:
-        """Time passes while an agent says the same in each heartbeat."""
+        """Let time pass while an agent sends equal heartbeats. Return the actions."""
         found, until = list[do.Action](), self.now + seconds
         while self.now < until:
             self.now = min(until, self.now + 15.0)

@@ -1,4 +1,4 @@
-"""Networks of one's own, as `--model tests.support.model:small` names them."""
+"""Networks of a user, for `--model tests.support.model:small`."""
 
 from __future__ import annotations
 

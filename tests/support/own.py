@@ -1,4 +1,4 @@
-"""Networks that know nothing of submodels, and what tests ask of them."""
+"""Users' networks without support for submodels, and checks of their submodels."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def cnn(width: int = 8) -> nn.Module:
 
 
 class Basic(nn.Module):
-    """As torchvision writes its residual blocks."""
+    """A residual block in torchvision's style."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Residual(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Nothing of it can be narrowed."""
+    """A network of which no part can be narrowed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""An agent made of nothing but its link, and rounds in which tests speak through it to a fleet, by
-hand.
-"""
+"""An agent's side of the protocol, driven by a test, to talk to a fleet."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ PROFILE = Profile("a", "h", "s", 1.0, 10**9, 1e6, 2**18, "torch", DATA, (Timing(
 
 
 class Peer:
-    """An agent made of nothing but its link."""
+    """The agent's end of a link, without a device."""
 
     def __init__(self, broker: MemoryBroker, name: str) -> None:
         self.name, self.link = name, MemoryLink(broker, name)
@@ -98,7 +96,7 @@ def listen(fleet: Fleet) -> None:
 
 
 def turning(fleet: Fleet, steps: list[Callable[[], None]]) -> None:
-    """Perform one action in each of the coordinator's turns."""
+    """Run one function in each turn of the coordinator."""
     original = fleet.turn
 
     def turn(timeout: float) -> None:
@@ -115,8 +113,8 @@ def task(name: str, work: str = "train") -> Task:
 
 
 class Folding:
-    """A collector of updates of at most a megabyte, in the order in which they are folded. spares:
-    the tasks of agents that may be asked besides.
+    """Collects updates of at most a megabyte, in the order in which they are folded. spares: tasks
+    of agents that may replace others.
     """
 
     def __init__(

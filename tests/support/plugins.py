@@ -1,4 +1,4 @@
-"""Toy packages with entry points, as pip would leave them in a folder of sys.path."""
+"""Toy packages with entry points, written as pip would install them into a folder of sys.path."""
 
 from __future__ import annotations
 

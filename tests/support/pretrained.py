@@ -1,4 +1,4 @@
-"""Comparison of a family's network with torchvision's weights to torchvision's network."""
+"""Comparison of a family's network with torchvision's network, with the same weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Commands as processes of their own, the broker that they meet at, and waiting for what they do.
-Fixtures: name this file in `tests/conftest.py`.
+"""Commands in their own processes, the broker that they connect to, and functions that wait for
+output. Fixtures: name this file in `tests/conftest.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A way to a broker that can be slow, and that can be cut."""
+"""A proxy to a broker that can be slow, and whose connections can be cut."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PIECE = 16 << 10
 
 
 class Proxy:
-    """rate: bytes per second of all connections together, towards the broker; what clients hear
-    passes at once.
+    """rate: bytes per second toward the broker, over all connections; the other direction is not
+    limited.
 
     passed: bytes that went towards the broker; may be set.
     """
@@ -36,7 +36,7 @@ class Proxy:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def cut(self) -> None:
-        """End all connections; later ones are accepted and ended until it is mended."""
+        """End all connections. Later ones are accepted and ended until `mend`."""
         self._open = False
         for end in self._ends:
             shut(end)

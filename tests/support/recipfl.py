@@ -1,4 +1,4 @@
-"""RecipFL begun on a small network, and a device that trains what it sends."""
+"""RecipFL on a small network, and a device that trains what RecipFL sends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Releases of run `spring` made by hand, without torch or an exporter: of each submodel one graph,
-its weights, and a check.
+"""Handmade releases of run `spring`, without torch or an exporter: one graph per submodel, its
+weights, and a check.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def file(path: Path) -> File:
 
 
 def field(padding: bytes) -> bytes:
-    """Number 1000, of bytes."""
+    """Return field 1000 of protobuf, of type bytes."""
     length, varint = len(padding), b""
     while length > 127:
         varint, length = varint + bytes([length & 127 | 128]), length >> 7
@@ -88,7 +88,9 @@ def field(padding: bytes) -> bytes:
 
 
 class Clock:
-    """Half a second passes at each look: five seconds of patience cost no time."""
+    """A clock that advances by half a second at each reading, so that timeouts of five seconds take
+    no time.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0

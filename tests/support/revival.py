@@ -1,4 +1,4 @@
-"""A coordinator that dies at instants that a test chooses, and is started again until its run is
+"""A coordinator that is killed at instants that a test chooses, and restarted until its run is
 over.
 """
 
@@ -26,11 +26,13 @@ __all__ = ["Fuse", "Killed", "revived"]
 
 
 class Killed(BaseException):
-    """Stand-in for the end of a coordinator's process."""
+    """Stand-in for a kill of the coordinator's process."""
 
 
 class Fuse:
-    """Ends the process at these calls of something. after: when that is done, not before."""
+    """Kills the process at given calls of a function. after: kill it after the call instead of
+    before.
+    """
 
     def __init__(self, *deaths: int, after: bool = False) -> None:
         self.deaths, self.after, self.calls = deaths, after, 0
@@ -50,8 +52,8 @@ class Fuse:
 
 
 def check_replay(folder: Path, died: Fleet) -> None:
-    """Check that a replay of the journal gives the value that died. This finds defects long before
-    an outcome does.
+    """Check that a replay of the journal restores the value at the kill. This finds defects earlier
+    than the result of a run does.
     """
     found = Journal(folder).read(died.driver.checkpoint)
     if found is None:  # it died before it wrote anything, or between a checkpoint and its journal
@@ -75,8 +77,8 @@ def revived(
     read: Publish | None = None,
     durable: bool = True,
 ) -> tuple[Result, int]:
-    """Run a coordinator again after each `Killed` until it ends, with members that live through it
-    all. Return the result and the number of deaths.
+    """Restart a coordinator after each `Killed` until its run ends, with members that survive.
+    Return the result and the number of kills.
     """
     broker, deaths, config = MemoryBroker(), 0, configured(settings, len(members))
     fleets = list[Fleet]()

@@ -1,4 +1,4 @@
-"""A method begun on a small network, and a round of it with updates made by hand."""
+"""A method on a small network, and one round of it with handmade updates."""
 
 from __future__ import annotations
 

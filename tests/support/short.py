@@ -1,4 +1,4 @@
-"""A run of a few steps on two agents, and how far the results of two such runs are apart."""
+"""A run of a few steps on two agents, and the difference between the results of two such runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator's link to a door, and what is heard at any link there."""
+"""The coordinator's link to a broker, and functions that read links."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def heard(link: MqttLink, seconds: float) -> list[tuple[str, bytes]]:
 
 
 def failing(link: MqttLink) -> str:
-    """Return the reason why a link ended, once it has."""
+    """Return the reason why a link failed, as soon as it has."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         try:

@@ -1,4 +1,6 @@
-"""A link of somebody else's: plain TCP to a hub of its own, in one file that no package knows."""
+"""A link as another package might add: plain TCP to a hub, in one file that no package of the
+project imports.
+"""
 
 from __future__ import annotations
 
@@ -159,6 +161,6 @@ class TcpLink:
 
 
 def open_tcp_link(address: str, client_id: str, will: Will | None = None) -> TcpLink:
-    """Open a link to the hub at SCHEME://HOST:PORT, whatever the scheme is."""
+    """Open a link to the hub at SCHEME://HOST:PORT, for any scheme."""
     host, _, port = address.partition("://")[2].partition(":")
     return TcpLink(host, int(port), client_id, will)

@@ -1,5 +1,5 @@
-"""A member of each extension point, as a package of somebody else would have them: one file that
-no package of the project knows. The trainer is in `toy_trainer`, which needs no PyTorch.
+"""A member of each extension point, as another package might add, in one file that no package of
+the project imports. The trainer is in `toy_trainer`, which does not require PyTorch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A trainer of somebody else, in one file that no package knows, without PyTorch.
+"""A trainer as another package might add, without PyTorch, in one file that no package of the
+project imports.
 
 It knows whole networks of the family `mlp` alone, and learns nothing: each step adds the learning
 rate to every parameter.

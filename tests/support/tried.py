@@ -1,4 +1,4 @@
-"""The members of an extension point on which tests check its laws."""
+"""Names of the members of an extension point that tests check."""
 
 from __future__ import annotations
 

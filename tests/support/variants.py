@@ -1,5 +1,5 @@
-"""A release of run `spring` whose one submodel w1-d1 has several graphs, made by hand: all compute
-the same, what is said of them differs.
+"""A handmade release of run `spring` with one submodel w1-d1 and several graphs, which compute the
+same but have different descriptions.
 """
 
 from __future__ import annotations

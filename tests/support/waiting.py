@@ -1,4 +1,4 @@
-"""Waiting for what somebody else does."""
+"""Wait until a condition holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broker access of a run: a broker with certificates, and revocation while the run goes on."""
+"""Access to the broker during a run: certificates, revocation and restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions on agents are parsed strictly, and say why an agent does not meet them."""
+"""Constraints are parsed strictly, and give the reason why an agent does not meet them."""
 
 from __future__ import annotations
 

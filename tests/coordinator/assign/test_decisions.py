@@ -1,4 +1,4 @@
-"""Each decision says why, with numbers that can be checked."""
+"""Decisions give reasons with numbers that can be verified."""
 
 from __future__ import annotations
 

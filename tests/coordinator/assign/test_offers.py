@@ -119,8 +119,8 @@ def test_pace_is_per_step_with_epochs_and_per_round_with_fixed_steps() -> None:
 
 
 def test_a_quick_device_with_little_memory_does_not_set_the_pace() -> None:
-    """It can hold the smallest alone, which takes it no time: whoever holds the largest says how
-    long a round is.
+    """A fast device that can hold only the smallest submodel does not shorten the round: the
+    devices with the largest one set its duration.
     """
     small = int(cost(MENU[0], 32).memory / 0.6) + 1
     fleet = [

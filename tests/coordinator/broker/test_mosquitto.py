@@ -77,7 +77,7 @@ def test_an_agent_may_publish_to_its_topics(topic: str) -> None:
     ],
 )
 def test_an_agent_may_publish_to_no_other_topic(topic: str) -> None:
-    """Except `agent/a`, the parent that `agent/a/#` matches as well: nobody subscribes to it."""
+    """The exception is `agent/a`, which `agent/a/#` also matches. No client subscribes to it."""
     assert not may("a", "write", topic) or topic == "fl/v1/r/agent/a"
 
 

@@ -1,5 +1,5 @@
-"""Extreme messages of agents: each is refused with a reason, or passes send_through everything that
-a run does with it: aggregation, standings, journal, database and reports.
+"""Extreme messages of agents are either refused with a reason or survive everything that a run does
+with them: aggregation, standings, journal, database and reports.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ def test_an_upload_may_complete_without_a_slot(tmp_path: Path) -> None:
 def test_the_partial_file_of_an_earlier_process_is_removed_if_nothing_else_makes_room(
     tmp_path: Path,
 ) -> None:
-    """Its agent may never return, and then nobody else could send."""
+    """Its agent may never return, and would block all others."""
     first, second = Inbox(tmp_path, 2), Inbox(tmp_path, 2)
     for inbox in (first, second):
         inbox.expect({KEY._replace(agent=name): len(DATA) for name in "aw"})

@@ -15,7 +15,7 @@ SMALL, LARGE = (Submodel(NETWORK, width, ((1,),)) for width in (0.5, 1.0))
 
 
 def test_strong_and_weak_use_only_the_present_submodel_of_each_device():
-    """d0 had the large one before: that score of long ago is neither strong nor weak."""
+    """The old score of d0 with the large submodel counts neither as strong nor as weak."""
     assigned = {"d0": SMALL, "d1": LARGE, "d2": SMALL}
     scores = [
         Score(LARGE.name, "after", 0.1, 0.0, 10, "d0"),
@@ -32,8 +32,8 @@ def test_strong_and_weak_use_only_the_present_submodel_of_each_device():
 
 
 def test_devices_that_train_one_network_with_more_branches_are_strong():
-    """DynamicFL: scores are of the merged network, under its plain name, and still are those of
-    what each device carries.
+    """In DynamicFL a score names the merged network without branches, and counts for each device
+    that trains it.
     """
     plain, branched = LARGE, replace(LARGE, branches=4)
     scores = [

@@ -1,4 +1,4 @@
-"""A method of one's own that contradicts itself is an error before or in its first round."""
+"""A user's method that contradicts itself is an error before or in its first round."""
 
 from __future__ import annotations
 

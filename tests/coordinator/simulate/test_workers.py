@@ -37,8 +37,8 @@ workers = 2
 
 @pytest.fixture
 def started(tmp_path: Path):
-    """Start a simulation in a session of its own, wait until its two workers train, and kill it at
-    the end.
+    """Start a simulation in its own process session, wait until its two workers train, and kill it
+    at the end.
     """
     (tmp_path / "long.toml").write_text(EXPERIMENT)
     command = [sys.executable, "-m", "coordinator.cli", "simulate", "long.toml"]

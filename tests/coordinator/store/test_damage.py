@@ -1,4 +1,4 @@
-"""Damage to a run's folder is found before anything is trained on it, and said."""
+"""Damage to a run's folder is detected and reported before training."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Every agent of a run, what it does and why, read from the run's folder beside the coordinator or
-afterwards.
-"""
+"""Agents of a run as read from its folder, during the run and afterwards."""
 
 from __future__ import annotations
 
@@ -28,8 +26,8 @@ SMALL = {
 
 
 def test_agents_are_shown_with_submodels_reasons_and_measurements(tmp_path: Path) -> None:
-    """One agent reports times, one reports none, and one is not selected. Mid-round, a reader sees
-    the agents that were asked.
+    """One agent reports times, one reports none, and one is not selected. During a round, the table
+    shows the agents that have tasks.
     """
     seen: list[dict[str, Any]] = []
 

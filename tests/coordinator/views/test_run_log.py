@@ -1,4 +1,4 @@
-"""The events of a run: read, chosen, followed."""
+"""The events of a run: reading, filtering and following them."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_the_brokers_user_is_the_default_name() -> None:
 
 
 def replace_certificate(made: Credentials, authority: Authority, life: timedelta) -> None:
-    """Replace a device's certificate with one that lives this long."""
+    """Replace a device's certificate with one of this lifetime."""
     key = enrolment.load_or_create_key(made.folder / "key.pem")
     shown = enrolment.load_certificate(made.pem).public_bytes(enrolment.serialization.Encoding.DER)
     made.pem.write_bytes(

@@ -1,4 +1,4 @@
-"""A process keeps within its limits."""
+"""Limits of a process's processors and memory are enforced."""
 
 from __future__ import annotations
 

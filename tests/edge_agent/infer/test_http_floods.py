@@ -1,4 +1,4 @@
-"""The inference server as a process stays open and small in a flood."""
+"""The inference server answers and limits its memory during a flood."""
 
 from __future__ import annotations
 

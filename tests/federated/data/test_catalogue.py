@@ -1,5 +1,5 @@
-"""Named sets, files and functions give checked data; what a coordinator tests on is never on a
-device.
+"""Named sets, files and functions give checked data; no device gets the coordinator's validation
+examples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data sets are checked where they are made; cards are exact."""
+"""Data sets are checked when they are made, and their data cards are exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pictures in folders and zips become the same data, in sorted order, and an odd one is named."""
+"""Pictures in folders and zip files give the same data, in sorted order, and an invalid one is
+named.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Partitions are named, fit the data they are asked for, are the same on every machine, and can be
-kept.
-"""
+"""Partitions by name: they fit the data, are the same on every machine, and can be stored."""
 
 from __future__ import annotations
 

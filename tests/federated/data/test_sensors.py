@@ -16,8 +16,8 @@ PUBLISHED = Path(__file__).parents[4] / "shared" / "data"
 
 
 def write(root: Path, **changes: object) -> None:
-    """Write recordings of ten people: each made 3 of 4 windows, whose value is the person and whose
-    first sample is the recording.
+    """Write recordings of ten people. Each person has 3 recordings of 4 windows; every value is the
+    number of the person, except the first channel, which has the number of the recording.
     """
     people, runs = (
         np.repeat(np.arange(1, 11), 12).astype(np.uint8),

@@ -1,6 +1,4 @@
-"""Splits are disjoint, cover the data, honour their promises, and are the same for the same
-seed.
-"""
+"""Splits are disjoint, cover the data, meet their limits, and are the same for the same seed."""
 
 from __future__ import annotations
 

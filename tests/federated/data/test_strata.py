@@ -1,4 +1,4 @@
-"""Held-out parts are exact: of every kind a share, of each person the last recordings, or whole
+"""Held-out parts are exact: a fraction of every class, the last recordings of each person, or whole
 people.
 """
 

@@ -1,5 +1,5 @@
-"""Tables become examples of classes or values, and a cell that is no number is named by column and
-line.
+"""Tables give examples of classes or values, and an error names the column and line of a cell that
+is not a number.
 """
 
 from __future__ import annotations

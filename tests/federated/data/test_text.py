@@ -1,4 +1,4 @@
-"""WikiText-2 becomes windows in which each token teaches the next."""
+"""WikiText-2 becomes windows in which each token is the target of the previous ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Of two agents with one name, the older leaves soon. No agent leaves because of its own lost
-connection.
+"""Two agents with the same name: the older one leaves soon. No agent leaves because its own
+connection was lost.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def born(session: str = "m") -> Namesake:
 
 
 def test_an_agent_leaves_after_a_later_birth_and_stays_after_an_earlier_one() -> None:
-    """The broker has one order for both: whatever the sessions, exactly one leaves."""
+    """The broker delivers both messages in the same order to both agents, so exactly one leaves."""
     for older, newer in (("a", "b"), ("b", "a")):
         first, second = Namesake(older), Namesake(newer)
         assert [first.hear(here(one), retained=False) for one in (older, newer)] == ["", "leave"]
@@ -118,8 +118,8 @@ def test_an_agent_leaves_when_a_namesake_that_it_found_answers() -> None:
 
 
 def test_one_of_two_namesakes_leaves_even_if_the_broker_forgot_the_older_one() -> None:
-    """The newer knows of nobody, the older finds the newer: it is the newer that hears a birth
-    after its own.
+    """The newer agent does not see the older one, and the older one sees the newer. The newer
+    leaves, since it hears a birth after its own.
     """
     older, newer = born("a"), born("b")
     older.returned()

@@ -32,7 +32,7 @@ SMALL = {
 
 
 def trained(folder: Path, round_: int) -> dict[str, str]:
-    """Return the outcome of each agent that was asked to train in a round."""
+    """Return the outcome of each agent that had a training task in a round."""
     store = Store.open(folder / "runs", RUN, read_only=True)
     try:
         return {entry.agent: entry.outcome for entry in store.entries(round_)}
@@ -43,8 +43,8 @@ def trained(folder: Path, round_: int) -> dict[str, str]:
 def test_a_paused_agent_is_not_asked_until_it_may_work_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first agent's rounds end when the second one came, when it has paused, and when it goes
-    on.
+    """Three rounds end: after the second agent joined, after the first paused, and after the first
+    may work again.
     """
     monkeypatch.setattr("federated.device.agent_step.LOOK", 0.02)
     why, begun = {"now": ""}, threading.Event()

@@ -113,7 +113,9 @@ def test_a_calibration_measures_the_received_weights():
 
 
 def test_an_evaluation_counts_the_held_out():
-    """The same loss and answers as the network by hand, whatever the batch."""
+    """The loss and answers equal those of the network on the held-out examples, for any
+    batch size.
+    """
     data, received = examples(), weights(SMALL)
     net = build(SMALL).eval()
     net.load_state_dict(
@@ -175,8 +177,8 @@ def test_calibration_and_evaluation_of_a_network_in_hand():
 
 
 def test_scores_before_and_after_training_are_sent_only_when_asked_for():
-    """Of the held-out examples, with norms measured on the device's own data; training is the same
-    with and without them.
+    """The scores are of the held-out examples, with norms measured on the device's own data.
+    Training is the same with and without them.
     """
     data, received = examples(60), parameters(SMALL)
     plain = done(task(epochs=15, batch=15, lr=0.02), received, data)

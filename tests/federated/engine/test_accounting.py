@@ -1,5 +1,5 @@
-"""Multiply-adds of training: what methods say of their passes is what PyTorch counts while a device
-trains.
+"""Multiply-adds of training: the passes that methods declare equal those that PyTorch counts while
+a device trains.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def test_fjord_passes_every_width_equally_often_and_with_kd_the_own_width_each_t
 
 @pytest.mark.parametrize("given", [{"epochs": 3}, {"shrink": "depth"}, {"transfer": False}])
 def test_recipfls_strong_device_trains_and_teaches_a_second_network(device, given):
-    """The measuring pass of the teacher's batch norm comes once per training, whatever its
+    """The pass that measures the teacher's batch norm runs once per training, for any number of
     epochs.
     """
     strong = device("recipfl", **given)

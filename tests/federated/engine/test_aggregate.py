@@ -1,4 +1,4 @@
-"""The fold: bands by hand, and against a dense count; merge, dump and load bit for bit."""
+"""Folding: bands by hand and against a dense count; merge, dump and load bit for bit."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def test_a_weight_of_zero_covers_nothing():
 
 
 def test_rows_are_weighed_one_by_one():
-    """Row 0 by both, row 1 by the second, row 2 by nobody; a narrower part beside them."""
+    """Both updates weigh row 0, the second weighs row 1, none weighs row 2; a narrower part is
+    folded as well.
+    """
     total = folded(
         part([[1.0], [1.0], [1.0]], shape=(3, 2), weight=torch.tensor([1.0, 0.0, 0.0])),
         part([[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]], weight=torch.tensor([1.0, 1.0, 0.0])),
@@ -276,8 +278,8 @@ def test_merging_is_associative_and_equals_one_fold(parts, i, j):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(anywhere(), min_size=1, max_size=6), st.integers(0, 6), st.floats(0.1, 1))
 def test_a_total_is_resumed_bit_for_bit_after_a_crash(parts, cut, fraction):
-    """Dumped midway and loaded, with values and weights that do round, it ends with the same
-    bits.
+    """A total that was dumped midway and loaded ends with the same bits; the values and weights
+    cause rounding.
     """
     keyed = [
         (

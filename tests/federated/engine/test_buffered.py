@@ -1,5 +1,5 @@
-"""Late updates on nested rectangles: ages per band, the present state kept, and nothing changed
-where nothing was touched.
+"""Late updates on nested rectangles: an age per band, a discount by age, and no change of
+coordinates outside the update.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def late(
     now: list[float],
     since: list[dict[Where, float | Tensor]],
 ) -> list[float]:
-    """Return a vector's update, rebased."""
+    """Return the rebased update of a vector. sent: the weights that the device received; came: the
+    weights that it returned; now: the present weights; since: rectangles touched by each
+    aggregation since.
+    """
     then, state = (
         State(number, {"w": torch.tensor(values)}, Settings())
         for number, values in ((0, sent), (len(since), now))
@@ -65,8 +68,8 @@ def late(
 
 
 def test_the_inner_corner_ages_every_round_and_the_rest_only_with_large_devices() -> None:
-    """Two small rounds and a large one since: the core is 3 old, 3 + 8/2 = 7; the ring is 1 old, 1
-    + 8/sqrt 2.
+    """After two small rounds and a large one, the inner corner has age 3: 3 + 8/2 = 7. The rest has
+    age 1: 1 + 8/sqrt 2.
     """
     core, whole = ((0, 2),), ((0, 4),)
     found = late(
@@ -86,8 +89,8 @@ def test_coordinates_that_no_later_update_touched_take_the_late_value() -> None:
 
 
 def test_rows_of_a_class_age_only_in_rounds_with_that_class() -> None:
-    """Of two rounds the first had classes 0 and 1, the second 1 alone: s is 1/sqrt 2, 1/sqrt 3 and
-    1.
+    """Two rounds: the first with classes 0 and 1, the second with class 1. The discounts are 1/sqrt
+    2, 1/sqrt 3 and 1.
     """
     rows = [torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 0.0])]
     found = late(
@@ -97,8 +100,8 @@ def test_rows_of_a_class_age_only_in_rounds_with_that_class() -> None:
 
 
 def test_late_statistics_are_averaged_not_added_as_differences() -> None:
-    """A variance of 4 became 1; a late measurement of 9 after one of 16 gives 1 + (9 - 1)/sqrt 2,
-    where a difference would give less than 0.
+    """The variance is 1 now and was 16 at the start of the late device, which measured 9: 1 + (9 -
+    1)/sqrt 2. Adding a difference would give less than 0.
     """
     row = replace(home(1, 1), local="norm.running_var", home="norm.running_var")
     then, now = (
@@ -115,7 +118,7 @@ def test_late_statistics_are_averaged_not_added_as_differences() -> None:
 
 
 def test_nested_corners_of_a_matrix_are_cut_into_bands_of_one_age() -> None:
-    """A 2 x 2 and a 3 x 1 corner, of rounds of their own, in a 3 x 3 matrix."""
+    """One round touched a 2 x 2 corner and another a 3 x 1 corner of a 3 x 3 matrix."""
     found = ages([{((0, 2), (0, 2)): 1.0}, {((0, 3), (0, 1)): 1.0}], ((0, 3), (0, 3)))
     dense = torch.full((3, 3), -1.0)
     for band, age in found:
@@ -139,8 +142,8 @@ def test_the_discount_is_that_of_fedbuff() -> None:
 
 
 def test_find_touched_returns_the_rectangles_of_a_total() -> None:
-    """Sums beside a home count for it; rows without weight do not; what is of no home is left
-    out.
+    """Additional sums of a tensor count as that tensor; rows without weight do not count, and
+    unknown tensors are left out.
     """
     total = Total()
     rows = torch.tensor([0.0, 2.0])
@@ -161,8 +164,8 @@ def test_find_touched_returns_the_rectangles_of_a_total() -> None:
 
 
 class Past:
-    """Three rounds of a method: what each state was, and what each aggregation touched. The first
-    is of all sizes, the others of the smallest.
+    """Three rounds of a method: its states, and the rectangles that each aggregation touched. The
+    first round has updates of all sizes, the others of the smallest.
     """
 
     def __init__(self, name: str) -> None:
@@ -272,7 +275,7 @@ def dense(past: Past, update: Update, row: Row) -> Tensor:
 
 @pytest.mark.parametrize("name", ABLE)
 def test_a_late_update_follows_the_formula_in_every_entry(name: str) -> None:
-    """Of every size, made from the first state and from the second."""
+    """Updates of every size, from devices that started from the first and from the second state."""
     past = Past(name)
     for submodel in past.menu:
         for number in (0, 1):
@@ -292,7 +295,9 @@ def test_a_late_update_follows_the_formula_in_every_entry(name: str) -> None:
 
 @pytest.mark.parametrize("name", ABLE)
 def test_at_age_0_the_parts_equal_those_of_the_plain_method(name: str) -> None:
-    """Updates of the present round, and of an older one since which nobody sent anything."""
+    """Updates of the present round, and of an older one without later updates, give the
+    same bits.
+    """
     past = Past(name)
     fresh = past.update(past.menu[-1], past.states[-1], 7)
     plain = list(
@@ -340,7 +345,7 @@ def settled(name: str, past: Past) -> bool:
 
 
 def test_a_late_update_is_folded_into_the_window_of_its_round() -> None:
-    """FedRolex rolls its window on by a channel each round."""
+    """FedRolex moves its window by one channel each round."""
     past = Past("fedrolex")
     update = past.update(past.menu[0], past.states[0], 7)
     assert {(part.home, part.where) for part in past.parts(update)} == {

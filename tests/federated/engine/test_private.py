@@ -1,5 +1,5 @@
-"""Clipping is exact, the noise is as large as it is said to be, and it falls on what was covered
-alone.
+"""Clipping is exact, the noise has its specified deviation, and only covered coordinates
+get noise.
 """
 
 from __future__ import annotations

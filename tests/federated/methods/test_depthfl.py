@@ -190,8 +190,8 @@ def one_round(chosen, state, given):
 
 
 def test_h_accumulates_over_rounds_only_in_trained_coordinates(toy):
-    """Of 4 agents 2 answer: w 10 -> mean 12, h = -.5 * 2/4 * 2 = -.5, w = 12 + 1. Then 1: w 13 ->
-    14, h = -.5 - .5 * 1/4 * 1 = -.625, w = 15.25.
+    """First 2 of 4 agents answer: w 10 -> mean 12, h = -.5 * 2/4 * 2 = -.5, w = 12 + 1. Then 1
+    answers: w 13 -> 14, h = -.5 - .5 * 1/4 * 1 = -.625, w = 15.25.
     """
     whole = toy(
         lambda submodel: (

@@ -1,5 +1,5 @@
-"""DynamicFL: which branches a device trains, what it keeps and sends, and that it learns with
-them.
+"""DynamicFL: the branches that a device trains, keeps and sends, and that training with
+them works.
 """
 
 from __future__ import annotations

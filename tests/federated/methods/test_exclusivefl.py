@@ -76,7 +76,9 @@ def test_sharing_by_coverage_is_the_default():
 
 
 def test_everyone_gets_the_smallest():
-    """Whatever it could carry; weak (1) and strong (3) meet: (1 x 1 + 3 x 5) / 4 = 4."""
+    """Every device gets the smallest submodel, also if it could train a larger one; weak (1) and
+    strong (3) devices average: (1 x 1 + 3 x 5) / 4 = 4.
+    """
     chosen, menu, state = start("allsmall", widths=[1.0, 0.5, 0.25])
     assert [submodel.width for submodel in menu] == [0.25]
     after = played(chosen, state, (menu[0], 1.0, 1), (menu[0], 5.0, 3))
@@ -100,7 +102,7 @@ def test_a_method_with_fixed_sharing_has_no_setting_for_it(name):
     "name", [name for name in METHODS if {"sharing", "widths"} <= method(name).settings.keys()]
 )
 def test_where_it_can_be_set_sharing_within_an_architecture_keeps_sizes_apart(name):
-    """Whatever else a method does: what one size learns changes nothing of another."""
+    """With this setting, the updates of one size never change another size."""
     chosen = method(name)
     settings = configure(
         chosen, {"norm": "static", "sharing": "architecture", "widths": [0.5, 1.0]}, rounds=3

@@ -64,7 +64,7 @@ def test_each_coordinate_has_the_mean_steps_of_those_that_hold_it(toy):
 
 
 def test_examples_weigh_steps_and_their_number(toy):
-    """Of 3 and 1 examples: (3 x 1 + 1 x 4)/4 x (3 x 4 + 1 x 1)/4."""
+    """Two devices with 3 and 1 examples: (3 x 1 + 1 x 4)/4 x (3 x 4 + 1 x 1)/4."""
     chosen, state, whole, _ = begun(toy)
     after = finished(chosen, state, (whole, [5] * 4, 3, 4), (whole, [5] * 4, 1, 1))
     assert after["w"].tolist() == [1 + 1.75 * 3.25] * 4

@@ -39,7 +39,7 @@ def test_a_stronger_pull_keeps_a_device_nearer_to_what_it_received():
 
 
 def test_running_statistics_are_not_pulled():
-    """After one step from the same weights they are what the batch makes of them, whatever mu."""
+    """After one step from the same weights they depend on the batch only, not on mu."""
     assert torch.equal(trained(0.0, epochs=1)[1], trained(5.0, epochs=1)[1])
     assert float(trained(5.0, epochs=1)[1].abs().sum()) > 0
 

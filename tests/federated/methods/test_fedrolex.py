@@ -94,8 +94,8 @@ def test_a_narrow_network_is_the_whole_one_with_the_channels_of_a_window(family,
 
 
 def test_an_update_is_folded_into_the_window_that_it_was_cut_from():
-    """Of 64 hidden channels 32 from the last on, in the second round: 63, then 0 to 30. The rest
-    keeps every bit.
+    """In the second round the window has 32 of 64 hidden channels: 63, then 0 to 30. All other
+    channels stay unchanged.
     """
     net = network("mlp", (6,), 3)
     chosen, state = start(net, 1)

@@ -82,9 +82,7 @@ def test_a_device_draws_from_the_widths_up_to_its_own():
 
 @pytest.mark.parametrize("family", SMALL)
 def test_a_nested_network_computes_the_same_as_the_submodel_of_its_width(family):
-    """In evaluation, with the same statistics: the corner of the device's parameters is that
-    submodel.
-    """
+    """In evaluation mode, with the same statistics and the same corner of the parameters."""
     session = opened(small(family))
     wide = dict(session.net.named_parameters())
     whole = {name: tuple(p.shape) for name, p in wide.items()}
@@ -234,8 +232,8 @@ def test_tensors_of_one_width_are_stored_per_width(given, own):
 
 
 def test_norms_of_a_width_start_as_a_corner_and_move_when_it_is_drawn():
-    """Separate and tracked: the device sends the norms of every width that it drew, changed, and of
-    its own.
+    """With separate, tracked norms: the device sends the changed norms of every width that it drew,
+    and of its own.
     """
     chosen, menu, state = start(affine="separate", norm="tracked")
     submodel, data = menu[-1], digits(0, 3)

@@ -1,4 +1,4 @@
-"""FlexiFed: what is shared by devices whose networks begin alike."""
+"""FlexiFed: layers shared by devices whose networks begin with the same layers."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def test_statistics_of_layers_that_stay_on_devices_cannot_be_measured():
 
 
 def test_chains_agree_up_to_the_first_layer_that_differs():
-    """d1 and d2 agree in the stem and the first block; then one has a second block, and nothing
-    agrees any more.
+    """d1 and d2 agree in the stem and the first block. Then only one has a second block, so no
+    later layer agrees.
     """
     _, (shallow, deep), state = start()
     first, second = (layer_digests(s, state.settings) for s in (shallow, deep))
@@ -272,8 +272,8 @@ def kept(folder: Path, submodel: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 def test_personal_layers_stay_on_their_devices_and_keep_training(tmp_path: Path) -> None:
-    """Nothing of them reaches the coordinator; each device finds its own again in the next round,
-    and is scored with it.
+    """They never reach the coordinator. Each device loads its own in the next round, and is scored
+    with them.
     """
     given = {**GIVEN, "method.strategy": "basic"}
     once, thrice = (

@@ -1,5 +1,5 @@
-"""InclusiveFL: what sizes keep to themselves, what they share, and what a larger one teaches a
-smaller.
+"""InclusiveFL: parameters that a size owns, parameters that sizes share, and the gradient that a
+larger size passes to a smaller.
 """
 
 from __future__ import annotations
@@ -268,8 +268,8 @@ def test_of_other_layers_only_tensors_of_the_same_shape_teach():
 
 
 def test_adamw_steps_each_size_by_its_own_state(stacks):
-    """A first step of AdamW is the learning rate, whatever the gradient's size; then as torch's own
-    steps; then sizes share.
+    """The first step of AdamW equals the learning rate for any gradient; later steps equal
+    PyTorch's; then the sizes share.
     """
     chosen, state = begun(stacks, server="adamw", server_lr=0.1, server_decay=0.01, beta=0.0)
     small, middle, _ = stacks

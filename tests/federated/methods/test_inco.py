@@ -1,5 +1,5 @@
-"""InCo: which layers take up which, the variants per kernel and per layer, and the wrapper around
-each base.
+"""InCo: the reference layer of each layer, the variants per kernel and per layer, and the wrapper
+around each base method.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def test_the_defaults_are_the_authors():
     ],
 )
 def test_the_sizes_go_from_one_block_per_section_to_the_whole_network(model, sizes):
-    """Of ResNet26 they are the paper's: ResNet10, 14, 18, 22 and 26."""
+    """For ResNet26 they are the paper's: ResNet10, 14, 18, 22 and 26."""
     chosen = method("inco-avg")
     assert [
         s.name for s in chosen.menu(network(model, (3, 32, 32), 10), configure(chosen, {}))

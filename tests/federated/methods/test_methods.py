@@ -213,7 +213,7 @@ def test_the_menu_of_a_method(name, first, last, count):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if method(name).assign is assign])
 def test_a_device_gets_the_largest_it_can_afford(name):
-    """Of FedAvg's menu, or of the method's own; where that has one size, that."""
+    """The choice is from FedAvg's menu, or from the method's own."""
     chosen, net = method(name), network("resnet-small", (1, 8, 8), 10)
     given = configure(
         chosen, {"widths": (0.5, 1.0), "depths": (1, 2)} if chosen.menu is propose_sizes else {}
@@ -257,7 +257,7 @@ def test_tracked_statistics_travel_and_static_ones_do_not():
 
 
 def test_a_variance_never_falls_below_zero():
-    """Whatever an agent claims."""
+    """The clamp holds for any values in an update."""
     chosen, state = start("fedavg")
     sent = chosen.dispatch(state, chosen.place(state, full(NET)))
     after = played(
@@ -344,8 +344,8 @@ UNDISTILLED = {"depthfl": {"distillation": 0}, "scalefl": {"gamma": 0}}
 
 @pytest.mark.parametrize("name", [name for name in METHODS if serves(name, VALUES)])
 def test_values_are_neither_masked_nor_trained_without_bound(name):
-    """Masked, a network of values would say 0 whatever it learned: it holds no classes. The
-    method's own bound is kept.
+    """With masking, a network of values would always answer 0, since it has no classes. The
+    method's own gradient bound stays.
     """
     chosen, net, given = method(name), VALUES, UNDISTILLED.get(name, {})
     settings_ = configure(chosen, given)

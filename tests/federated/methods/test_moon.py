@@ -1,5 +1,5 @@
-"""MOON: its hooks through the real loop, the networks that it compares with, and what a device
-keeps.
+"""MOON: its hooks in the real loop, the networks that it compares with, and the memory of
+a device.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def test_the_contrast_is_smaller_near_the_received_and_far_from_the_previous():
 
 
 def test_the_first_participation_is_fedavgs():
-    """No network of before, no contrast: the same bits as without a hook."""
+    """Without an earlier network there is no contrastive loss, so the bits equal those without a
+    hook.
+    """
     session, done = trained(epochs=2)
     plain = session_of(epochs=2)
     assert done.loss == descend(plain).loss

@@ -1,4 +1,6 @@
-"""NeFL: the published submodels, homes of its own for what a submodel does not share, and tiers."""
+"""NeFL: the published submodels, separate parameters for each submodel where they are inconsistent,
+and tiers.
+"""
 
 from __future__ import annotations
 

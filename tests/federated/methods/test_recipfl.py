@@ -1,4 +1,4 @@
-"""RecipFL: who gets which networks, and what an update does to the hypernetwork."""
+"""RecipFL: the networks that each device gets, and the effect of an update on the hypernetwork."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_a_step_is_clipped_as_a_whole():
 
 
 def test_generated_weights_are_deterministic_and_an_untrained_update_changes_nothing():
-    """With dropout: the seed is that of round and agent, and of another agent it is another."""
+    """With dropout, the seed depends on the round and the agent."""
     menu, state = begun(dropout=0.5)
     state = finished(state, update(menu[0], sent(state, menu[0])))
     one, other = (replace(menu[0], owner=owner) for owner in ("a0", "a1"))
@@ -407,9 +407,7 @@ def test_vgg_16_and_resnet_101_learn_from_each_other_at_full_size():
 
 
 def test_weights_generated_for_no_particular_device_classify_digits(tmp_path):
-    """No device trained these weights: after three rounds both sizes are far above the chance of a
-    tenth.
-    """
+    """No device trained these weights. After three rounds both sizes are far above chance."""
     settings = {
         "method.name": "recipfl",
         "method.server_lr": 0.01,

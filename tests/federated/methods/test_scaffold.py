@@ -1,5 +1,5 @@
-"""SCAFFOLD: the coordinator's half per coordinate, and the device's under other optimisers than the
-paper's.
+"""SCAFFOLD: the coordinator's part per coordinate, and the device's part with other optimisers than
+the paper's.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_the_coordinator_goes_a_share_of_the_way(toy):
 
 
 def test_weights_can_be_averaged_by_examples_and_variates_are_not(toy):
-    """Of 1 and 9 examples."""
+    """Two devices with 1 and 9 examples."""
     chosen, state, whole, _ = begun(toy, weighting="samples")
     after = finished(chosen, state, (whole, [11] * 4, [0] * 4), (whole, [1] * 4, [4] * 4))
     assert after["w"].tolist() == [2.0] * 4
@@ -202,8 +202,8 @@ def test_unequal_devices_of_skewed_data_learn_digits(tmp_path, momentum):
     "what", ["an update was refused", "no answer arrived", "the coordinator came back"]
 )
 def test_the_variate_of_the_coordinator_is_the_mean_of_its_devices(tmp_path, what):
-    """c = (1/N) sum c_i after every round in which all N take part, whatever got lost on the way:
-    both sides agree on what was folded.
+    """c = (1/N) sum c_i after every round with all N devices, also with lost messages: both sides
+    agree on the folded updates.
     """
 
     def spoil(update):

@@ -116,8 +116,8 @@ def test_deeper_exits_weigh_more():
 
 
 def test_the_clean_variant_teaches_per_example_and_leaves_the_teacher_alone():
-    """Of 2 classes the code's mean is half as large; d T^2 KL / d z_1 is T (softmax(z_1/T) -
-    softmax(z_2/T)), and only the code's reaches z_2.
+    """With 2 classes the mean of the authors' code is half as large; d T^2 KL / d z_1 is T
+    (softmax(z_1/T) - softmax(z_2/T)), and only their gradient reaches z_2.
     """
     logits, truth = [[[1.0, 0.0]], [[2.0, -1.0]]], torch.tensor([0])
     grads, kl = {}, {}
@@ -147,8 +147,8 @@ def test_distillation_begins_after_a_quarter_of_the_rounds():
 
 @pytest.mark.parametrize("gamma", [0.0, 0.05])
 def test_every_tensor_of_a_level_is_trained(gamma):
-    """No level holds a tensor without a gradient, so the mean over those who hold one is the
-    authors' over those who had one.
+    """Every tensor of a level has a gradient, so the mean over the devices that hold a tensor
+    equals the authors' mean over the devices that trained it.
     """
     data, chosen = digits(0, 100), method("scalefl")
     settings = configure(chosen, {"gamma": gamma, "epochs": 1, "steps": 1})

@@ -1,5 +1,5 @@
-"""Schedules: by default shares of a run's rounds, in rounds where asked, so that no method's
-mechanism is off in a short run.
+"""Schedules: by default a fraction of a run's rounds, or rounds if configured, so that a short run
+includes every mechanism.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_the_last_exit_of_scalefl_teaches_in_most_of_a_short_run():
     [("depthfl", {"distillation": 0}), ("fjord", {"kd": False}), ("scalefl", {"gamma": 0})],
 )
 def test_distillation_moves_the_weights_of_a_run_of_three_rounds(tmp_path, name, off):
-    """Of the same seed, where distillation is all that differs."""
+    """Two runs with the same seed differ only in distillation."""
     on = trained(tmp_path / "on", name, 3)
     assert all(
         torch.equal(on[home], again) for home, again in trained(tmp_path / "again", name, 3).items()

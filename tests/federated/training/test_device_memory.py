@@ -45,8 +45,8 @@ def test_a_round_continues_from_the_last_accepted_round(tmp_path):
 
 
 def test_rounds_that_are_no_longer_needed_are_removed(tmp_path):
-    """Rounds whose updates nobody took, of this run or of an older one of its name, are gone with
-    the next that is trained.
+    """A new round removes the memory of rounds without an accepted update, of this run and of an
+    older run with its name.
     """
     device_memory.write(tmp_path, 40, values(40), since=0)
     device_memory.write(tmp_path, 1, values(1), since=0)
@@ -141,8 +141,8 @@ print(peak() - before)
     not Path("/proc/self/status").exists(), reason="the peak of a process is read from Linux"
 )
 def test_a_round_takes_memory_for_its_corner_and_not_for_the_union(tmp_path):
-    """Of a union of 64 MB a corner of 256 KB: the process, mapped pages included, grows by less
-    than a fourth of the union.
+    """With a union of 64 MB and a corner of 256 KB, the process, mapped pages included, grows by
+    less than a fourth of the union.
     """
     rows = np.arange(4096, dtype=np.float32)
     device_memory.write(tmp_path, 1, {"c/w": np.broadcast_to(rows[:, None], (4096, 4096))}, since=0)
@@ -288,7 +288,7 @@ def test_local_layers_of_another_submodel_are_not_used():
 
 
 def test_a_received_local_layer_takes_precedence():
-    """A method may send a device what it is to begin with."""
+    """A method may send a device initial weights for a local layer."""
     whole, _ = perform(task(keep=()), sent(SMALL, ()), data())
     given, kept = perform(task(), sent(SMALL, ()), data())
     assert all(np.array_equal(whole.tensors[name], given.tensors[name]) for name in given.tensors)

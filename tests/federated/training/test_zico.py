@@ -1,4 +1,4 @@
-"""ZiCo: the score, which tensors it looks at, and the choice that FedFA makes by it."""
+"""ZiCo: the score, the tensors that it uses, and FedFA's choice with it."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def begun(**given):
 
 
 def test_weights_whose_gradient_does_not_vary_are_left_out():
-    """Of (1, 5) and (3, 5) the mean of the first is 2 and its deviation 1; the second layer does
-    not vary at all.
+    """The first layer has gradients (1, 5) and (3, 5): the first entry has mean 2 and deviation 1.
+    The second layer does not vary.
     """
     assert zico(
         {"a": torch.tensor([[1.0, 5.0], [3.0, 5.0]]), "b": torch.ones(2, 3)}

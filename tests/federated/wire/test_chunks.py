@@ -1,4 +1,4 @@
-"""Whatever a network does, the blob arrives complete, or the transfer raises an error."""
+"""A blob arrives complete over any faulty network, or the transfer raises an error."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ def test_subscriptions_survive_a_broker_restart(broker: Broker, tmp_path: Path) 
 
 
 def test_a_broker_behind_a_port_that_accepts_and_closes_is_waited_for(mosquitto: Broker) -> None:
-    """As a container's port does: every attempt is taken and closed. That says nothing of packets,
-    nor of others of the name.
+    """A container's port behaves so: it accepts and closes every connection. Such failures are no
+    evidence of too large packets or of another client with the name.
     """
     proxy = Proxy(port_of(mosquitto))
     try:

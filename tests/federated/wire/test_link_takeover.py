@@ -1,4 +1,4 @@
-"""A broker that reports that another client took over this one's session."""
+"""A broker that reports that another client with the same id has connected."""
 
 from __future__ import annotations
 

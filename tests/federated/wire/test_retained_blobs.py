@@ -183,8 +183,8 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(
 
 
 def test_another_version_in_the_same_slot_is_not_fetched(broker: MemoryBroker, path: Path) -> None:
-    """The slot of a version that was withdrawn is used again; a straggler that never heard of it
-    must not fetch the other one's chunks.
+    """The slot of a withdrawn version is reused. A straggler that missed the withdrawal must not
+    fetch chunks of the new version.
     """
     fetcher = Fetcher(broker, path)
     fetcher.take(10)

@@ -1,5 +1,5 @@
-"""Branches of real layers: what they are, that they come and go without loss, and how training
-moves their sum.
+"""Branches of real layers: their kinds, merging without loss, and the effect of training on their
+sum.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Layers over inputs and grown apart say what plain layers say of their concatenation."""
+"""Separate layers for the inputs of a dense block compute the same as one layer over their
+concatenation.
+"""
 
 from __future__ import annotations
 

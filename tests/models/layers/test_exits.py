@@ -1,6 +1,4 @@
-"""Early exits: counts of DepthFL, ScaleFL and RecipFL, where exits sit, who owns which, and what
-they say.
-"""
+"""Early exits: counts of DepthFL, ScaleFL and RecipFL, positions, ownership and outputs."""
 
 from __future__ import annotations
 
@@ -122,8 +120,8 @@ def test_the_whole_owns_every_exit_and_its_own_head(kind):
     ],
 )
 def test_a_submodel_ends_at_its_last_exit(kind, mask, owned, last):
-    """No exit, block or projection beyond the exit whose range holds the deepest block; all is a
-    corner of the whole.
+    """A submodel has no exit, block or projection beyond the exit after its deepest block, and is a
+    corner of the whole network.
     """
     submodel = small(kind, *mask, width=0.3)
     found = shapes(submodel)

@@ -1,4 +1,4 @@
-"""A run as a run of MLflow."""
+"""Tracking of a run with MLflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rules are found by name, and each keeps to what honest devices gave, however large lies are.
+"""Rules are found by name, and each stays within the honest updates, however large the malicious
+ones are.
 
 TRY_RULE=module:attribute tries a rule of your own instead of the built-in ones.
 """

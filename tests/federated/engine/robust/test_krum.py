@@ -24,7 +24,9 @@ def test_krum_by_hand(tmp_path):
 
 
 def test_krum_looks_at_whole_updates(tmp_path):
-    """The third is in the middle of each tensor, and yet nearest to nobody over both."""
+    """The third update is in the middle of each tensor, but over both tensors it is not nearest to
+    any other.
+    """
     pairs = [(0.0, 0.0), (0.1, 0.1), (0.2, 0.0), (0.1, 9.0), (9.0, 0.1)]
     kept = kept_of(tmp_path, *([part([a]), part([b], home="b")] for a, b in pairs))
     old = {"w": torch.tensor([0.0]), "b": torch.tensor([0.0])}

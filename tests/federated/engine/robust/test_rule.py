@@ -1,4 +1,6 @@
-"""Robust rules under whole methods: against liars, and with every method that stands them."""
+"""Robust rules in whole methods: against malicious updates, and with every method that supports
+them.
+"""
 
 from __future__ import annotations
 

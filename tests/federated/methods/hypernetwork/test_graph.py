@@ -1,4 +1,4 @@
-"""A submodel as a graph: its nodes, its paths and what is to be made."""
+"""Graphs of submodels: nodes, paths, and the tensors to generate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.families import small
 
 
 class Forgetful(nn.Module):
-    """A linear layer, and a parameter that is in no operation."""
+    """A linear layer, and a parameter that no operation uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def test_every_node_lies_on_a_path_from_the_input(family):
 
 
 def test_layers_in_a_row_are_a_chain():
-    """Flatten and relu are no nodes: input, linear, linear."""
+    """Flatten and relu are not nodes: the nodes are input, linear, linear."""
     found = read_graph(full(network("tests.support.model:small", (1, 8, 8), 10)))
     assert [OPERATIONS[index] for index in found.operations] == ["input", "linear", "linear"]
     assert found.paths.tolist() == [[0, 0, 0], [1, 0, 0], [2, 1, 0]]
@@ -93,8 +93,8 @@ def test_layers_in_a_row_are_a_chain():
 
 
 def test_a_shortcut_is_a_shorter_path():
-    """conv, norm, relu on one way and nothing on the other: from the stem's norm to the sum it is
-    one step, and three by the block.
+    """From the stem's norm to the sum, the path is one step through the shortcut, and three through
+    conv, norm and relu of the block.
     """
     found = read_graph(full(network("tests.support.model:residual", (1, 8, 8), 10)))
     names = [OPERATIONS[index] for index in found.operations]
@@ -202,8 +202,8 @@ def test_the_factor_of_a_weight(shape, outputs, expected):
 
 
 def test_the_factor_of_attention_counts_input_features():
-    """Of [3, heads, features, D] and [D, heads, features] the first axes, as many as the bias has,
-    go out.
+    """In [3, heads, features, D] and [D, heads, features], the leading axes are outputs, as many as
+    the bias has.
     """
     slots = {slot.name: slot for slot in read_graph(full(small("vit"))).slots}
     project, out = (slots[f"sections.0.0.attention.{name}.weight"] for name in ("project", "out"))

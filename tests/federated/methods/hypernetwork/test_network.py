@@ -1,4 +1,6 @@
-"""The hypernetwork: what it makes, what that hangs on, and its gradient."""
+"""The hypernetwork: the weights that it generates, the inputs that they depend on, and its
+gradient.
+"""
 
 from __future__ import annotations
 

@@ -73,7 +73,9 @@ def test_half_precision_loses_as_much_as_it_states(value: np.ndarray) -> None:
 
 
 def test_half_precision_by_hand() -> None:
-    """Of 1 + 2^-11 the half lies between two neighbours, and the even one is 1; 1e-9 is 0."""
+    """1 + 2^-11 lies between two half-precision neighbours, and the even one is 1; 1e-9 rounds to
+    0.
+    """
     found = CODECS["fp16"].decode(CODECS["fp16"].encode(update(w=[1 + 2**-11, 0.5, 1e-9]).tensors))
     assert found["w"].tolist() == [1.0, 0.5, 0.0]
 

@@ -1,4 +1,4 @@
-"""What agents and coordinator rely on, on every kind of link.
+"""Properties that agents and coordinator require of every kind of link.
 
 TRY_LINK=SCHEME://ADDRESS tries a link of your own, which its relay or broker must serve already.
 """
