@@ -10,7 +10,7 @@ from coordinator.access.authority import Authority
 from federated.wire import topics
 from federated.wire.links.mqtt import MqttLink
 from tests.support.authority import Door, shipped
-from tests.support.strangers import coordinator_link, heard
+from tests.support.strangers import coordinator_link, receive_all
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,6 @@ def hearing(door: Door) -> Iterator[MqttLink]:
     """Yield the coordinator's link, which may receive everything."""
     link = coordinator_link(door)
     link.subscribe(topics.all_topics())
-    heard(link, 0.2)  # what is retained
+    receive_all(link, 0.2)  # what is retained
     yield link
     link.close()

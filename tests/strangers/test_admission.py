@@ -16,7 +16,7 @@ from federated.wire import topics
 from federated.wire.links.mqtt import MqttLink
 from tests.support.authority import Door, member
 from tests.support.brokers import needs_mosquitto
-from tests.support.strangers import failing, heard
+from tests.support.strangers import receive_all, wait_for_failure
 
 pytestmark = [pytest.mark.broker, pytest.mark.beside, needs_mosquitto]
 
@@ -67,14 +67,14 @@ def test_a_revoked_agent_is_disconnected_and_cannot_reconnect(
     pem = member(door.authority, "lost", tmp_path)
     link = MqttLink(door.address(pem), "r-lost")
     link.publish(topics.say("r", "lost"), b"before")
-    assert heard(hearing, 1.0) == [(topics.say("r", "lost"), b"before")]
+    assert receive_all(hearing, 1.0) == [(topics.say("r", "lost"), b"before")]
     door.authority.revoke("lost")
     write_broker_files(door.authority, door.files)
     door.process.send_signal(signal.SIGHUP)
     time.sleep(0.5)
     link.publish(topics.say("r", "lost"), b"after")
-    assert heard(hearing, 1.0) == []
-    assert "this client's certificate was revoked" in failing(link)
+    assert receive_all(hearing, 1.0) == []
+    assert "this client's certificate was revoked" in wait_for_failure(link)
     link.close()
     with pytest.raises(LinkError, match="this client's certificate was revoked"):
         MqttLink(door.address(pem), "r-lost", timeout=5)

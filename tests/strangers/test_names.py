@@ -12,7 +12,7 @@ from federated.wire.links.mqtt import MqttLink
 from federated.wire.links.paho_client import ClientSetup, connect
 from tests.support.authority import Door, member
 from tests.support.brokers import needs_mosquitto
-from tests.support.strangers import heard
+from tests.support.strangers import receive_all
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]
 
@@ -22,7 +22,7 @@ def test_no_agent_can_disconnect_another_with_its_name(door: Door, tmp_path: Pat
     there = MqttLink(door.address(theirs), "r-g")
     # the id that g's link was given, as far as anyone knows
     MqttLink(door.address(mine), "r-g").close()
-    assert heard(there, 1.0) == []
+    assert receive_all(there, 1.0) == []
     there.close()
 
 
@@ -34,5 +34,5 @@ def test_no_user_with_a_password_can_disconnect_another(tmp_path: Path) -> None:
             MqttLink(f"mqtt://b:other-secret@{broker.address}", guess).close()
             other = parse_address(f"mqtt://b:other-secret@{broker.address}")
             connect(ClientSetup(other, guess)).client.disconnect()
-        assert heard(there, 1.0) == []  # no word of a link that was down
+        assert receive_all(there, 1.0) == []  # no word of a link that was down
         there.close()

@@ -13,7 +13,7 @@ from federated.wire.links.mqtt import MqttLink
 from federated.wire.links.paho_client import ClientSetup, connect, disconnect
 from tests.support.authority import SHIPPED, Door, member
 from tests.support.brokers import needs_mosquitto
-from tests.support.strangers import failing, heard
+from tests.support.strangers import receive_all, wait_for_failure
 
 pytestmark = [pytest.mark.broker, pytest.mark.beside, needs_mosquitto]
 
@@ -33,9 +33,9 @@ def test_an_agent_can_publish_only_on_its_own_topics(
         link = MqttLink(door.address(mine), "r-b")  # a new one each time: the refusal ends it
         link.publish(topics.say("r", "b"), b"mine")
         link.publish(topic, b"not mine")
-        assert "Not authorized" in failing(link)
+        assert "Not authorized" in wait_for_failure(link)
         link.close()
-    assert heard(hearing, 1.0) == [(topics.say("r", "b"), b"mine")] * 6
+    assert receive_all(hearing, 1.0) == [(topics.say("r", "b"), b"mine")] * 6
 
 
 def test_an_agent_can_publish_only_on_its_own_topics_with_mqtt_3(
@@ -44,7 +44,7 @@ def test_an_agent_can_publish_only_on_its_own_topics_with_mqtt_3(
     link = MqttLink(door.address(member(door.authority, "c", tmp_path)), "r-c", version=4)
     link.publish(topics.say("r", "a"), b"not mine")
     link.publish(topics.say("r", "c"), b"mine")
-    assert heard(hearing, 1.0) == [(topics.say("r", "c"), b"mine")]
+    assert receive_all(hearing, 1.0) == [(topics.say("r", "c"), b"mine")]
     link.close()
 
 
@@ -89,14 +89,14 @@ def test_only_the_owner_can_replace_or_delete_retained_messages(
     pem = member(door.authority, name, tmp_path)
     for topic in wanted.values():
         hearing.publish(topic, b"kept", retain=True)
-    assert {topic for topic, _ in heard(hearing, 0.5)} == set(wanted.values())
+    assert {topic for topic, _ in receive_all(hearing, 0.5)} == set(wanted.values())
     for topic in wanted.values():
         link = connect(ClientSetup(door.address(pem), f"r-{name}"), version=version).client
         link.publish(topic, b"", qos=1, retain=True)
         link.publish(topic, b"mine", qos=0, retain=True)
         time.sleep(0.05)
         disconnect(link, version)
-    touched = {topic for topic, _ in heard(hearing, 0.5)}
+    touched = {topic for topic, _ in receive_all(hearing, 0.5)}
     for topic in wanted.values():
         hearing.publish(topic, b"", retain=True)
     assert {key for key, topic in wanted.items() if topic in touched} == (
@@ -119,7 +119,7 @@ def test_a_last_will_on_a_foreign_topic_is_not_published(
         there = client.socket()
         assert there is not None
         there.close()  # without a word
-    arrived = dict(heard(hearing, 1.5))
+    arrived = dict(receive_all(hearing, 1.5))
     for topic in wanted.values():
         hearing.publish(topic, b"", retain=True)
     assert {key for key, topic in wanted.items() if topic in arrived} == (
@@ -149,7 +149,7 @@ def test_an_agent_cannot_receive_commands_or_updates_of_others(
     hearing.publish(topics.command("r", "a"), b"secret")
     hearing.publish(topics.chunk(topics.upload("r", "a", "t"), 0), b"secret")
     hearing.publish(topics.command("r", name), b"hello")
-    assert set(heard(link, 1.0)) == {(topics.command("r", name), b"hello")}
+    assert set(receive_all(link, 1.0)) == {(topics.command("r", name), b"hello")}
     link.close()
 
 
@@ -159,8 +159,8 @@ def test_only_the_coordinator_can_read_statistics_of_the_broker(
     link = MqttLink(door.address(member(door.authority, "e", tmp_path)), "r-e")
     for one in (link, hearing):
         one.subscribe("$SYS/broker/version")
-    assert heard(link, 1.0) == []
-    assert [topic for topic, _ in heard(hearing, 1.0)] == ["$SYS/broker/version"]
+    assert receive_all(link, 1.0) == []
+    assert [topic for topic, _ in receive_all(hearing, 1.0)] == ["$SYS/broker/version"]
     link.close()
 
 

@@ -1,4 +1,4 @@
-"""Recorded boards under tests/edge_agent/boards: files of the kernel and outputs of commands."""
+"""Board boards under tests/edge_agent/boards: files of the kernel and outputs of commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BOARDS = Path(__file__).parents[1] / "edge_agent" / "boards"
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Board:
     """One recorded board. Outputs of commands are files under `commands`, named by their words
     joined with `_`; variables of the environment are lines of the file `environment`.
     """
@@ -37,12 +37,12 @@ class Recorded:
         path.write_text(content)
 
 
-def recorded(name: str) -> Recorded:
+def load_board(name: str) -> Board:
     """Return a recorded board, which must not be changed."""
     assert (BOARDS / name).is_dir(), name
-    return Recorded(BOARDS / name)
+    return Board(BOARDS / name)
 
 
-def copied(name: str, folder: Path) -> Recorded:
+def copy_board(name: str, folder: Path) -> Board:
     """Copy a recorded board into a folder, so that a test can change it."""
-    return Recorded(Path(shutil.copytree(BOARDS / name, folder / name)))
+    return Board(Path(shutil.copytree(BOARDS / name, folder / name)))

@@ -9,21 +9,21 @@ from federated.wire.links.mqtt import MqttLink
 from tests.support.authority import Door
 from tests.support.links import connected
 
-__all__ = ["coordinator_link", "failing", "heard"]
+__all__ = ["coordinator_link", "receive_all", "wait_for_failure"]
 
 
 def coordinator_link(door: Door) -> MqttLink:
     return connected(door.address(door.authority.coordinator), "coordinator-r")
 
 
-def heard(link: MqttLink, seconds: float) -> list[tuple[str, bytes]]:
+def receive_all(link: MqttLink, seconds: float) -> list[tuple[str, bytes]]:
     """Return all deliveries until none arrives for this time."""
     return [
         (delivery.topic, delivery.payload) for delivery in iter(lambda: link.receive(seconds), None)
     ]
 
 
-def failing(link: MqttLink) -> str:
+def wait_for_failure(link: MqttLink) -> str:
     """Return the reason why a link failed, as soon as it has."""
     until = time.monotonic() + 60
     while time.monotonic() < until:

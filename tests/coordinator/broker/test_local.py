@@ -16,7 +16,7 @@ import pytest
 from coordinator.broker import local as brokers
 from federated.errors import ConfigError, LinkError
 from federated.wire.links.catalogue import open_link
-from tests.support.brokers import BOTH, listens, needs_mosquitto
+from tests.support.brokers import BOTH, is_listening, needs_mosquitto
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.broker
@@ -47,7 +47,7 @@ def test_a_started_broker_answers_on_loopback_only_and_stops(kind: str, tmp_path
     open_link(broker.address, "a").close()
     broker.stop()
     broker.stop()
-    assert not listens(broker.address)
+    assert not is_listening(broker.address)
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -58,11 +58,11 @@ def test_a_broker_ends_when_its_starter_is_killed(
     process = run_starter(kind, tmp_path)
     assert process.stdout is not None
     address = process.stdout.readline().decode().strip()
-    assert listens(address)
+    assert is_listening(address)
     process.send_signal(how)
     process.wait()
     process.stdout.close()
-    eventually(lambda: not listens(address))
+    eventually(lambda: not is_listening(address))
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -74,11 +74,11 @@ def test_ctrl_c_does_not_reach_the_broker(kind: str, tmp_path: Path) -> None:
     process.send_signal(signal.SIGSTOP)  # it must not end, which would end the broker
     os.killpg(process.pid, signal.SIGINT)
     time.sleep(0.3)
-    assert listens(address)
+    assert is_listening(address)
     process.kill()
     process.wait()
     process.stdout.close()
-    eventually(lambda: not listens(address))
+    eventually(lambda: not is_listening(address))
 
 
 def test_without_mosquitto_the_embedded_broker_starts(

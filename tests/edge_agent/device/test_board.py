@@ -9,7 +9,7 @@ import pytest
 from edge_agent.device.board import processor_name, read_board
 from edge_agent.device.sysfs import run_command
 from federated.task import Board
-from tests.support.boards import copied, recorded
+from tests.support.boards import copy_board, load_board
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ from tests.support.boards import copied, recorded
     ],
 )
 def test_board_is_read_from_files_and_commands(name: str, board: Board) -> None:
-    found = recorded(name)
+    found = load_board(name)
     assert read_board(found.root, found.run, found.environment) == board
 
 
@@ -51,17 +51,17 @@ def test_board_is_read_from_files_and_commands(name: str, board: Board) -> None:
     ],
 )
 def test_processor_name_falls_back_to_part_numbers(name: str, named: str) -> None:
-    assert processor_name(recorded(name).root).endswith(named)
+    assert processor_name(load_board(name).root).endswith(named)
 
 
 def test_jetson_power_mode_is_read_from_nvpmodel_first(tmp_path: Path) -> None:
-    found = copied("jetson-orin", tmp_path)
+    found = copy_board("jetson-orin", tmp_path)
     found.write("commands/nvpmodel_-q", "NV Fan Mode:quiet\nNV Power Mode: MAXN_SUPER\n2\n")
     assert read_board(found.root, found.run, {}).model.endswith("power mode MAXN_SUPER")
 
 
 def test_graphics_card_has_driver_name_and_separate_memory(tmp_path: Path) -> None:
-    found = copied("container-v1", tmp_path)
+    found = copy_board("container-v1", tmp_path)
     found.write(
         "proc/driver/nvidia/gpus/0000:65:00.0/information",
         "Model: \t\t NVIDIA L4\nIRQ:   \t\t 162\nGPU UUID: \t GPU-0\n",

@@ -9,7 +9,7 @@ import pytest
 from edge_agent.device.conditions import Conditions
 from edge_agent.device.load import Load
 from federated.errors import ConfigError
-from tests.support.boards import Recorded, copied, recorded
+from tests.support.boards import Board, copy_board, load_board
 
 
 class Used(Load):
@@ -22,16 +22,16 @@ class Used(Load):
         return self.now
 
 
-def conditions(text: str, board: Recorded, load: Used | None = None) -> Conditions:
+def conditions(text: str, board: Board, load: Used | None = None) -> Conditions:
     return Conditions(text, board.root, board.run, lambda: load or Used())
 
 
 def test_empty_conditions_are_always_met() -> None:
-    assert conditions("", recorded("container-v2"))() == ""
+    assert conditions("", load_board("container-v2"))() == ""
 
 
 def test_a_laptop_trains_when_it_is_plugged_in(tmp_path: Path) -> None:
-    board = copied("laptop-battery", tmp_path)
+    board = copy_board("laptop-battery", tmp_path)
     when = conditions("charging", board)
     assert when() == "on battery"
     board.write("sys/class/power_supply/AC/online", "1\n")
@@ -39,20 +39,20 @@ def test_a_laptop_trains_when_it_is_plugged_in(tmp_path: Path) -> None:
 
 
 def test_device_waits_on_metered_network(tmp_path: Path) -> None:
-    assert conditions("unmetered", recorded("laptop-battery"))() == "metered network"
-    assert conditions("unmetered", recorded("termux"))() == ""
+    assert conditions("unmetered", load_board("laptop-battery"))() == "metered network"
+    assert conditions("unmetered", load_board("termux"))() == ""
 
 
 def test_idle_condition_requires_known_load() -> None:
     load = Used()
     load.known = False
     with pytest.raises(ConfigError, match="--when idle: cannot determine the load"):
-        conditions("idle", recorded("termux"), load)
+        conditions("idle", load_board("termux"), load)
 
 
 def test_a_busy_device_waits() -> None:
     load = Used()
-    when = conditions("idle", recorded("pi5"), load)
+    when = conditions("idle", load_board("pi5"), load)
     assert when() == ""
     load.now = 0.8
     assert when() == "busy: other processes use 80% of the processors"
@@ -67,7 +67,7 @@ def test_a_busy_device_waits() -> None:
 
 
 def test_hot_device_cools_down_before_it_resumes(tmp_path: Path) -> None:
-    board = copied("pi5", tmp_path)
+    board = copy_board("pi5", tmp_path)
     when = conditions("temperature<70", board)
     found = []
     for celsius in (51, 69, 70, 68, 66, 69):
@@ -80,7 +80,7 @@ def test_hot_device_cools_down_before_it_resumes(tmp_path: Path) -> None:
 
 
 def test_first_unmet_condition_is_reported(tmp_path: Path) -> None:
-    board = copied("laptop-battery", tmp_path)
+    board = copy_board("laptop-battery", tmp_path)
     when = conditions("temperature < 60 , charging,unmetered", board)
     assert when() == "67 C, not below 60 C"
     board.write("sys/class/thermal/thermal_zone8/temp", "40000\n")
@@ -88,7 +88,7 @@ def test_first_unmet_condition_is_reported(tmp_path: Path) -> None:
 
 
 def test_device_that_can_no_longer_check_does_not_train(tmp_path: Path) -> None:
-    board = copied("laptop-battery", tmp_path)
+    board = copy_board("laptop-battery", tmp_path)
     when = conditions("charging", board)
     board.write("sys/class/power_supply/AC/online", "0\n")
     board.write("sys/class/power_supply/BAT0/status", "Unknown\n")
@@ -107,7 +107,7 @@ def test_device_that_can_no_longer_check_does_not_train(tmp_path: Path) -> None:
 )
 def test_uncheckable_condition_is_refused_at_start(text: str, board: str, what: str) -> None:
     with pytest.raises(ConfigError, match=f"cannot determine {what}"):
-        conditions(text, recorded(board))
+        conditions(text, load_board(board))
 
 
 @pytest.mark.parametrize(
@@ -128,4 +128,4 @@ def test_unknown_condition_lists_the_known_ones(text: str) -> None:
         ConfigError,
         match="expected charging, idle, temperature<DEGREES, unmetered",
     ):
-        conditions(text, recorded("laptop-battery"))
+        conditions(text, load_board("laptop-battery"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.device.heat import Heat, read_heat, throttled_between
-from tests.support.boards import copied, recorded
+from tests.support.boards import copy_board, load_board
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,12 @@ from tests.support.boards import copied, recorded
 def test_heat_is_read_from_sensors_firmware_and_counters(
     name: str, cpus: range, heat: Heat
 ) -> None:
-    found = recorded(name)
+    found = load_board(name)
     assert read_heat(found.root, found.run, cpus) == heat
 
 
 def test_pi_bits_separate_current_from_past_throttling(tmp_path: Path) -> None:
-    found = copied("pi5", tmp_path)
+    found = copy_board("pi5", tmp_path)
     found.write("commands/vcgencmd_get_throttled", "throttled=0x50000\n")
     heat = read_heat(found.root, found.run)
     assert (heat.throttled, heat.ever) == (False, True)
@@ -43,20 +43,20 @@ def test_pi_bits_separate_current_from_past_throttling(tmp_path: Path) -> None:
 
 
 def test_kernel_cooling_counts_as_throttling(tmp_path: Path) -> None:
-    found = copied("jetson-orin", tmp_path)
+    found = copy_board("jetson-orin", tmp_path)
     found.write("sys/class/thermal/cooling_device3/cur_state", "3\n")
     assert read_heat(found.root, found.run).throttled
 
 
 def test_implausible_zone_is_ignored(tmp_path: Path) -> None:
-    found = copied("jetson-orin", tmp_path)
+    found = copy_board("jetson-orin", tmp_path)
     found.write("sys/class/thermal/thermal_zone9/type", "PMIC-Die\n")
     found.write("sys/class/thermal/thermal_zone9/temp", "100000\n")
     assert read_heat(found.root, found.run).celsius == 49.125
 
 
 def test_pi_without_zones_uses_vcgencmd(tmp_path: Path) -> None:
-    found = copied("container-v1", tmp_path)
+    found = copy_board("container-v1", tmp_path)
     found.write("commands/vcgencmd_measure_temp", "temp=48.3'C\n")
     assert read_heat(found.root, found.run).celsius == 48.3
 

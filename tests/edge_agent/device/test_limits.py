@@ -19,7 +19,7 @@ from edge_agent.device.limits import (
     parse_size,
 )
 from federated.errors import ConfigError
-from tests.support.boards import recorded
+from tests.support.boards import load_board
 
 pytestmark = pytest.mark.timed
 BURN = """
@@ -134,7 +134,7 @@ def test_available_resources_respect_limits() -> None:
     ],
 )
 def test_tightest_control_group_applies(name: str, cpus: float | None, memory: int) -> None:
-    root = recorded(name).root
+    root = load_board(name).root
     here = len(os.sched_getaffinity(0))
     assert available_cpus(Limits(), root=root) == (min(cpus, here) if cpus else here)
     assert available_memory(Limits(), root=root) == memory

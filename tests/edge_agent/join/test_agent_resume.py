@@ -24,7 +24,7 @@ from coordinator.store.store import Store
 from federated.task import Update
 from federated.wire import envelope, messages, topics
 from federated.wire.links.catalogue import open_link
-from tests.support.brokers import listens, needs_mosquitto, port_of
+from tests.support.brokers import is_listening, needs_mosquitto, read_port
 from tests.support.federation import RUN, Federation, Member, digits, federate
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
@@ -182,7 +182,7 @@ def test_an_agent_killed_during_its_upload_resumes_it(
     stage: Stage, broker: Broker, tmp_path: Path
 ) -> None:
     """It trains once, and sends less than 1.1 times the bytes of its update."""
-    spy, slow = Spy(broker.address), Proxy(port_of(broker), 1.2e6)
+    spy, slow = Spy(broker.address), Proxy(read_port(broker), 1.2e6)
     try:
         first = stage.join(slow.port)
         eventually(lambda: len(spy.seen) >= 8)
@@ -211,9 +211,9 @@ def test_an_agent_killed_during_its_upload_resumes_it(
 def test_a_second_agent_with_the_same_name_and_spool_exits_and_the_first_stays(
     stage: Stage, broker: Broker
 ) -> None:
-    first = stage.join(port_of(broker))
+    first = stage.join(read_port(broker))
     eventually(lambda: "joined run" in stage.said(0))
-    second = stage.join(port_of(broker))
+    second = stage.join(read_port(broker))
     assert second.wait(60) == 7
     stage.going.set()
     assert (
@@ -232,12 +232,12 @@ def test_of_two_agents_with_one_name_one_leaves_with_a_reason_and_the_others_upd
     """With separate spools, neither sees the other's lock. The broker disconnects the first, which
     may miss the reason, reconnect, and displace the second.
     """
-    slow = Proxy(port_of(broker), 1.2e6)
+    slow = Proxy(read_port(broker), 1.2e6)
     try:
         both = [stage.join(slow.port)]
         eventually(lambda: bool(list(stage.folder.glob("spool/*/a0/*.task"))))
         slow.rate = 0.2e6
-        both.append(stage.join(port_of(broker), "elsewhere"))
+        both.append(stage.join(read_port(broker), "elsewhere"))
         eventually(lambda: any(process.poll() is not None for process in both))
         slow.rate = 20e6
         gone = 0 if both[0].poll() is not None else 1
@@ -266,15 +266,17 @@ def test_no_training_is_repeated_if_the_broker_crashes_during_uploads(tmp_path: 
         first = stack.enter_context(
             brokers.start(port=0, kind="mosquitto", directory=tmp_path / "first")
         )
-        slow = stack.enter_context(contextlib.closing(Proxy(port_of(first), 4e6)))
+        slow = stack.enter_context(contextlib.closing(Proxy(read_port(first), 4e6)))
         spy = stack.enter_context(contextlib.closing(Spy(first.address)))
 
         def die() -> None:
             eventually(lambda: len(spy.seen) >= 5)
             os.killpg(first._process.pid, signal.SIGKILL)
-            eventually(lambda: not listens(first.address))  # the port is freed after a moment
+            eventually(lambda: not is_listening(first.address))  # the port is freed after a moment
             stack.enter_context(
-                brokers.start(port=port_of(first), kind="mosquitto", directory=tmp_path / "second")
+                brokers.start(
+                    port=read_port(first), kind="mosquitto", directory=tmp_path / "second"
+                )
             )
 
         death = threading.Thread(target=die, daemon=True)

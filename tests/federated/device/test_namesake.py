@@ -22,7 +22,7 @@ from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.messages import Status
-from tests.support.brokers import BOTH, port_of
+from tests.support.brokers import BOTH, read_port
 from tests.support.clerk import AGENT, CARD, RUN, Hand, lasting, profile
 from tests.support.proxy import Proxy
 
@@ -235,7 +235,7 @@ def test_over_a_real_broker_no_agent_leaves_after_a_lost_connection_or_a_device_
     broker: Broker, tmp_path: Path
 ) -> None:
     with contextlib.ExitStack() as stack:
-        proxy = stack.enter_context(contextlib.closing(Proxy(port_of(broker))))
+        proxy = stack.enter_context(contextlib.closing(Proxy(read_port(broker))))
         link = stack.enter_context(contextlib.closing(linked(f"127.0.0.1:{proxy.port}", "before")))
         agent = joined(link, tmp_path, "before")
         turned([agent], 0.3)

@@ -19,7 +19,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.delivery_queue import LINK_DOWN
 from federated.wire.links import mqtt as links
 from federated.wire.links.mqtt import MqttLink
-from tests.support.brokers import port_of
+from tests.support.brokers import read_port
 from tests.support.clerk import CARD
 from tests.support.links import hear
 from tests.support.proxy import Proxy
@@ -74,7 +74,7 @@ def test_agents_learn_of_the_end_of_a_run_although_the_coordinators_link_was_dow
     broker: Broker, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
-        proxy = stack.enter_context(closing(Proxy(port_of(broker))))
+        proxy = stack.enter_context(closing(Proxy(read_port(broker))))
         agent = stack.enter_context(closing(MqttLink(broker.address, "agent")))
         coordinator = MqttLink(f"127.0.0.1:{proxy.port}", "coordinator")
         fleet = Fleet(coordinator, CARD, tmp_path / "spool")

@@ -11,7 +11,7 @@ from coordinator.broker import local as brokers
 from coordinator.broker.local import Broker
 from federated.wire.delivery_queue import LINK_DOWN, LINK_UP
 from federated.wire.links.mqtt import STRIKES
-from tests.support.brokers import port_of
+from tests.support.brokers import read_port
 from tests.support.links import hear, linked, listen
 from tests.support.proxy import Proxy
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.broker
 
 
 def test_a_cut_link_reconnects_and_waiting_messages_arrive(broker: Broker) -> None:
-    proxy = Proxy(port_of(broker))
+    proxy = Proxy(read_port(broker))
     try:
         with (
             linked(f"127.0.0.1:{proxy.port}", "a", will=("will", b"gone")) as (a,),
@@ -57,7 +57,7 @@ def test_subscriptions_survive_a_broker_restart(broker: Broker, tmp_path: Path) 
         hear(b, LINK_DOWN)
         b.publish("y", b"during")
         with brokers.start(
-            port=port_of(broker), kind=broker.kind, directory=tmp_path, max_packet=300_000
+            port=read_port(broker), kind=broker.kind, directory=tmp_path, max_packet=300_000
         ):
             hear(a, LINK_UP, 20)
             listen(a)
@@ -75,7 +75,7 @@ def test_a_broker_behind_a_port_that_accepts_and_closes_is_waited_for(mosquitto:
     """A container's port behaves so: it accepts and closes every connection. Such failures are no
     evidence of too large packets or of another client with the name.
     """
-    proxy = Proxy(port_of(mosquitto))
+    proxy = Proxy(read_port(mosquitto))
     try:
         with linked(f"127.0.0.1:{proxy.port}", "a") as (a,), linked(mosquitto.address, "b") as (b,):
             listen(b, "x")

@@ -22,7 +22,7 @@ from federated.wire import topics
 from federated.wire.delivery_queue import LINK_DOWN
 from federated.wire.links import mqtt as links
 from federated.wire.links.mqtt import MqttLink
-from tests.support.brokers import listens, needs_mosquitto
+from tests.support.brokers import is_listening, needs_mosquitto
 from tests.support.links import hear, linked
 from tests.support.waiting import eventually
 
@@ -184,7 +184,7 @@ def test_tls_is_checked_against_the_given_authority(certificate: Path) -> None:
     assert program is not None
     process = subprocess.Popen([program, "-c", str(folder / "m.conf")], stderr=subprocess.DEVNULL)
     try:
-        eventually(lambda: listens(f"127.0.0.1:{port}"))
+        eventually(lambda: is_listening(f"127.0.0.1:{port}"))
         with linked(f"mqtts://127.0.0.1:{port}?ca={certificate}", "a") as (link,):
             link.subscribe("x")
             link.publish("x", bytes(300_000))
