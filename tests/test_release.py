@@ -196,7 +196,7 @@ class Client(threading.Thread):
         while not self.stop.is_set():
             time.sleep(0.005)  # so that the processors also do what they are asked
             try:
-                said = asked(f"{self.url}/infer", self._body)
+                said = send_request(f"{self.url}/infer", self._body)
                 self.heard.append(
                     (
                         said["version"],
@@ -213,7 +213,7 @@ class Client(threading.Thread):
         return [version for version, _ in groupby(version for version, _, _ in self.heard)]
 
 
-def asked(url: str, body: bytes | None = None) -> dict[str, Any]:
+def send_request(url: str, body: bytes | None = None) -> dict[str, Any]:
     headers = {"Content-Type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as answer:
         found: dict[str, Any] = json.loads(answer.read())
@@ -239,7 +239,7 @@ def agent(tmp_path: Path, broker: str, start: Start) -> Iterator[str]:
 
 def answers_with(agent: str, version: str) -> bool:
     try:
-        return bool(asked(f"{agent}/release").get("version") == version)
+        return bool(send_request(f"{agent}/release").get("version") == version)
     except OSError:  # it starts
         return False
 
@@ -324,4 +324,4 @@ def test_no_request_is_lost_while_releases_are_replaced(
             labels == right[version, variant] for version, variant, labels in client.heard
         ), "each answer is that of the version it names"
     assert sum(len(client.heard) for client in clients) > 100
-    assert asked(f"{agent}/release")["failed"] == 0
+    assert send_request(f"{agent}/release")["failed"] == 0

@@ -96,7 +96,7 @@ def test_torchvision_weights_are_recognised_by_names(tmp_path, ending):
     assert "torchvision's mobilenet_v2" in note
 
 
-def served(
+def write_weights_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: dict[str, Tensor], digest: str = ""
 ) -> None:
     """Write a weights file where torchvision's entry points to, named by its hash or a wrong
@@ -115,7 +115,7 @@ def test_weights_are_downloaded_and_their_hash_is_checked(monkeypatch, tmp_path)
     """A head for ten classes replaces ImageNet's 1000."""
     made = network("mobilenet-v2", IMAGES, 10)
     base, state = initial(made, 0), weights(network("mobilenet-v2", IMAGES, 1000))
-    served(monkeypatch, tmp_path, state)
+    write_weights_file(monkeypatch, tmp_path, state)
     found, note = load("torchvision:DEFAULT", made, base)
     assert torch.equal(found["stem.conv.weight"], state["features.0.0.weight"])
     assert torch.equal(found["linear.weight"], base["linear.weight"])
@@ -125,7 +125,7 @@ def test_weights_are_downloaded_and_their_hash_is_checked(monkeypatch, tmp_path)
 
 def test_weights_of_a_wrong_hash_are_refused(monkeypatch, tmp_path):
     made = network("mobilenet-v2", IMAGES, 10)
-    served(monkeypatch, tmp_path, {"a": torch.ones(1)}, digest="00000000")
+    write_weights_file(monkeypatch, tmp_path, {"a": torch.ones(1)}, digest="00000000")
     with pytest.raises(ValueError, match=r"cannot download .* from file:.*invalid hash value"):
         load("torchvision:DEFAULT", made, initial(made, 0))
 

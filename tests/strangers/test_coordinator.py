@@ -30,7 +30,9 @@ def fleet(door: Door, tmp_path: Path) -> Iterator[Fleet]:
     link.close()
 
 
-def answered(fleet: Fleet, link: MqttLink, topic: str, payload: bytes) -> list[messages.Message]:
+def send_and_receive(
+    fleet: Fleet, link: MqttLink, topic: str, payload: bytes
+) -> list[messages.Message]:
     """Return the messages that an agent receives in answer."""
     link.subscribe(topics.command("r", "h"))
     link.publish(topic, payload)
@@ -49,7 +51,7 @@ def test_an_offer_for_a_finished_round_is_refused(door: Door, fleet: Fleet, tmp_
     offer = messages.Offer(
         messages.Manifest("1-1-h", 4096, 1024, "0" * 64), "r", 1, 1, "train", "w1-d2"
     )
-    answer = answered(fleet, link, topics.say("r", "h"), envelope.encode(offer))
+    answer = send_and_receive(fleet, link, topics.say("r", "h"), envelope.encode(offer))
     assert answer == [
         messages.Receipt("1-1-h", False, "round 1 of attempt 1 awaits no such update")
     ]
@@ -62,7 +64,7 @@ def test_another_version_of_the_protocol_is_refused_with_a_reason(
 ) -> None:
     link = MqttLink(door.address(member(door.authority, "h", tmp_path)), "r-h")
     other = msgpack.packb({"v": envelope.PROTOCOL + 1, "kind": "status", "body": {}})
-    answer = answered(fleet, link, topics.status("r", "h"), other)
+    answer = send_and_receive(fleet, link, topics.status("r", "h"), other)
     assert len(answer) == 1
     assert isinstance(answer[0], messages.Refusal)
     assert (

@@ -42,23 +42,23 @@ def largest(index: int, candidate: Candidate, can: Sequence[Submodel]) -> Submod
     return can[-1]
 
 
-def configured(slack: float = 1.0, deadline: float = 0.0) -> Config:
+def make_config(slack: float = 1.0, deadline: float = 0.0) -> Config:
     return Config(assign=Assign(slack=slack), fleet=Fleet(deadline=deadline))
 
 
-def judged(*candidates: Candidate, deadline: float = 0, slack: float = 1.0) -> list[Verdict]:
-    return decide(MENU, RECIPE, candidates, configured(slack, deadline), largest)
+def judge(*candidates: Candidate, deadline: float = 0, slack: float = 1.0) -> list[Verdict]:
+    return decide(MENU, RECIPE, candidates, make_config(slack, deadline), largest)
 
 
 def reason(*candidates: Candidate, deadline: float = 0, slack: float = 1.0) -> str:
-    return judged(*candidates, deadline=deadline, slack=slack)[0].decision.reason
+    return judge(*candidates, deadline=deadline, slack=slack)[0].decision.reason
 
 
 QUICK = Candidate("quick", device("quick"))
 
 
 def test_reason_for_the_largest_submodel() -> None:
-    made = judged(QUICK)[0].decision
+    made = judge(QUICK)[0].decision
     assert (made.submodel, made.asked, made.step, made.seconds) == (NAMES[-1], True, 1.0, 10.0)
     assert made.reason == "the largest submodel: 10 s per round (limit 10 s)"
 
@@ -76,7 +76,7 @@ def test_reasons_name_the_pace_or_the_deadline() -> None:
     )
     assert reason(slow, QUICK) == f"the largest that keeps the pace: {told}"
     assert reason(slow, deadline=10.0) == f"the largest that meets the deadline: {told}"
-    steps = decide(MENU, Recipe(batch=32), [slow, QUICK], configured(), largest)[0].decision.reason
+    steps = decide(MENU, Recipe(batch=32), [slow, QUICK], make_config(), largest)[0].decision.reason
     assert steps.startswith(
         f"the largest that keeps the pace: {human_seconds(fits.step)} per step (limit 1 s); "
     )
@@ -91,7 +91,7 @@ def test_smallest_submodel_when_none_is_quick_enough() -> None:
 def test_reasons_name_the_memory() -> None:
     room = int(cost(MENU[3], 32).memory / 0.6) + 1
     little = Candidate("little", device("little", memory=room))
-    found = judged(little, QUICK)[0]
+    found = judge(little, QUICK)[0]
     following = MENU[NAMES.index(found.decision.submodel) + 1]
     assert (
         found.decision.reason == f"the largest that fits memory: {following.name} needs "
@@ -118,7 +118,7 @@ def test_reasons_name_setbacks_and_prediction_errors() -> None:
         f"moved down from {NAMES[-1]}: the largest that keeps the pace: "
     )
     left = Candidate("left", device("left"), record_failure(Standing(), NAMES[0], 2, "no room"))
-    assert judged(left)[0].submodel is None
+    assert judge(left)[0].submodel is None
     assert reason(left) == (
         f"excluded for now: failed in round 2 with {NAMES[0]}: no room, and there is no smaller "
         "submodel"
@@ -128,7 +128,7 @@ def test_reasons_name_setbacks_and_prediction_errors() -> None:
 def test_reasons_name_close_cases() -> None:
     """An agent with 1 % to spare for the largest submodel keeps the one before it."""
     careful = Candidate("careful", device("careful"), previous=MENU[-2])
-    found = judged(careful, deadline=10.1)[0].decision
+    found = judge(careful, deadline=10.1)[0].decision
     assert MARGIN > 0.01
     assert found.submodel == NAMES[-2]
     assert found.reason.endswith(f"; {NAMES[-1]} would take 10 s per round, too close to change")
@@ -145,8 +145,8 @@ def test_agent_slightly_too_slow_keeps_its_submodel() -> None:
 
 def test_reasons_name_pins_and_the_choice_of_the_method() -> None:
     pinned = Candidate("pinned", device("pinned", 0.01), Standing(step=5.0), pinned=MENU[-1])
-    assert judged(pinned)[0].decision.reason == "pinned by assign.submodels"
-    own = decide(MENU, RECIPE, [QUICK], configured(1.15), lambda index, candidate, can: can[0])[
+    assert judge(pinned)[0].decision.reason == "pinned by assign.submodels"
+    own = decide(MENU, RECIPE, [QUICK], make_config(1.15), lambda index, candidate, can: can[0])[
         0
     ].decision
     assert (
@@ -156,7 +156,7 @@ def test_reasons_name_pins_and_the_choice_of_the_method() -> None:
 
 
 def test_reasons_of_agents_that_are_not_selected() -> None:
-    made = mark_undrawn(judged(QUICK)[0].decision, "not sampled (0.25)")
+    made = mark_undrawn(judge(QUICK)[0].decision, "not sampled (0.25)")
     assert not made.asked
     assert made.reason.startswith(
         f"not sampled (0.25); it would get {NAMES[-1]}: the largest submodel"
@@ -180,7 +180,7 @@ def test_seconds_for_people(seconds: float, words: str) -> None:
 def test_one_slow_round_of_the_quickest_agent_moves_only_that_agent() -> None:
     slowed = Candidate("quick", device("quick"), Standing(trained=2, step=3.0, usual=1.2))
     other = Candidate("other", device("other", 0.5))
-    before, after = judged(QUICK, other, slack=1.15), judged(slowed, other, slack=1.15)
+    before, after = judge(QUICK, other, slack=1.15), judge(slowed, other, slack=1.15)
     assert before[0].submodel == MENU[-1]
     assert after[0].submodel is not None
     assert cost(after[0].submodel).parameters < cost(MENU[-1]).parameters / 2

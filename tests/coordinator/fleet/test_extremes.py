@@ -188,7 +188,7 @@ def meta_of(task: Task, **changed: Any) -> dict[str, Any]:
     return {**msgspec.to_builtins(made), **changed}
 
 
-def judged(profile: Profile, standing: Standing) -> Any:
+def judge_profile(profile: Profile, standing: Standing) -> Any:
     recipe = Recipe(epochs=5)
     return decide(
         MENU,
@@ -210,7 +210,7 @@ def test_an_accepted_profile_is_assigned_stored_and_read_again(tmp_path: Path) -
         if profile is None:
             continue
         standing = reset_timings(Standing(), profile)
-        verdict = judged(profile, standing)
+        verdict = judge_profile(profile, standing)
         assert all(
             math.isfinite(offer.seconds) and math.isfinite(offer.step) for offer in verdict.offers
         )
@@ -253,7 +253,7 @@ def test_an_accepted_update_is_folded_stored_and_reported(name: str, tmp_path: P
     for number in range(1, 200):
         profile = liar.profile() or profile
         standings["a"] = reset_timings(standings["a"], profile)
-        verdict = judged(profile, standings["a"])
+        verdict = judge_profile(profile, standings["a"])
         value = liar.rng.choice([0.0, 1e-45, 2e-30, 1e-28, 1e-20, 0.1, 100.0, -100.0])
         examples, elapsed = profile.data.examples, liar.rng.choice([0.01, 10.0, 1e5, math.inf])
         counts = {

@@ -81,7 +81,7 @@ class Fleet:
     devices: dict[str, Device]
     lines: list[str] = field(default_factory=list)
 
-    def made(self, letter: str) -> Path:
+    def make_release(self, letter: str) -> Path:
         return toy(self.folder / f"made-{letter}", letter.encode() * 9000)
 
     def follow(self, **wanted: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 
 
 def test_a_release_reaches_all_agents(fleet: Fleet) -> None:
-    one = fleet.made("1")
+    one = fleet.make_release("1")
     fleet.follow(bundle=one)
     result = fleet.follow(status=True)
     name = bundle.read_version(one)
@@ -146,7 +146,7 @@ def test_a_release_reaches_all_agents(fleet: Fleet) -> None:
 
 def stable(fleet: Fleet, letter: str) -> str:
     """Release to all agents, and wait until they have it."""
-    folder = fleet.made(letter)
+    folder = fleet.make_release(letter)
     fleet.follow(bundle=folder)
     name = bundle.read_version(folder)
     eventually(lambda: all(device.version == name for device in fleet.devices.values()))
@@ -155,7 +155,7 @@ def stable(fleet: Fleet, letter: str) -> str:
 
 def test_a_canary_goes_to_a_share_and_is_promoted(fleet: Fleet) -> None:
     old = stable(fleet, "1")
-    new = fleet.made("2")
+    new = fleet.make_release("2")
     tried = fleet.follow(bundle=new, share="30%", wait=10.0)
     name = bundle.read_version(new)
     assert tried["agents"] == canary.draw_agents("30%", name, sorted(TRAINED))
@@ -175,7 +175,7 @@ def test_a_canary_goes_to_a_share_and_is_promoted(fleet: Fleet) -> None:
 def test_a_slow_canary_is_not_promoted_unless_forced(fleet: Fleet) -> None:
     stable(fleet, "1")
     fleet.devices["d1"].p90 = 0.013
-    new = fleet.made("2")
+    new = fleet.make_release("2")
     fleet.follow(bundle=new, share="d1", wait=10.0)
     with pytest.raises(
         ExportError, match=r"is not promoted .*\n  - p90 is 1.30 times that of the stable version"
@@ -191,7 +191,7 @@ def test_a_slow_canary_is_not_promoted_unless_forced(fleet: Fleet) -> None:
 
 def test_one_command_rolls_a_refused_canary_back(fleet: Fleet) -> None:
     old = stable(fleet, "1")
-    bad = fleet.made("2")
+    bad = fleet.make_release("2")
     name = bundle.read_version(bad)
     fleet.devices["d2"].refuse.add(name)
     result = fleet.follow(bundle=bad, share="d2,d3", promote=True, wait=10.0)
@@ -209,7 +209,7 @@ def test_one_command_rolls_a_refused_canary_back(fleet: Fleet) -> None:
 
 def test_one_command_promotes_a_good_canary(fleet: Fleet) -> None:
     old = stable(fleet, "1")
-    new = fleet.made("2")
+    new = fleet.make_release("2")
     result = fleet.follow(bundle=new, share="25%", promote=True, wait=10.0)
     assert "error" not in result
     assert (result["stable"], result["previous"]) == (bundle.read_version(new), old)
@@ -220,7 +220,7 @@ def test_a_canary_without_reports_in_time_is_rolled_back(fleet: Fleet) -> None:
     old = stable(fleet, "1")
     for device in fleet.devices.values():
         device.stop.set()
-    result = fleet.follow(bundle=fleet.made("2"), share="1", promote=True, wait=0.3)
+    result = fleet.follow(bundle=fleet.make_release("2"), share="1", promote=True, wait=0.3)
     assert "no report from any of its 1 agents" in result["error"]
     assert result["stable"] == old
 
@@ -245,7 +245,7 @@ def test_only_the_last_two_releases_are_kept(fleet: Fleet) -> None:
 
 def test_the_releases_are_published_again_to_a_broker_that_lost_them(fleet: Fleet) -> None:
     stable(fleet, "1")
-    fleet.follow(bundle=fleet.made("2"), share="1", wait=10.0)
+    fleet.follow(bundle=fleet.make_release("2"), share="1", wait=10.0)
     before = {
         topic: payload for topic, payload in fleet.broker.retained.items() if "/release/" in topic
     }
@@ -264,7 +264,7 @@ def test_an_interrupted_release_is_completed_when_the_command_is_repeated(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = stable(fleet, "1")
-    new = fleet.made("2")
+    new = fleet.make_release("2")
 
     def cut(*given: object) -> None:
         raise LinkError("the link is down")
@@ -280,7 +280,7 @@ def test_an_interrupted_release_is_completed_when_the_command_is_repeated(
 
 def test_a_damaged_release_changes_nothing(fleet: Fleet) -> None:
     old = stable(fleet, "1")
-    bad = fleet.made("2")
+    bad = fleet.make_release("2")
     (bad / "w1-d1.onnx").write_bytes((bad / "w1-d1.onnx").read_bytes()[:-1] + b"x")
     retained = dict(fleet.broker.retained)
     with pytest.raises(ExportError, match="expected sha256"):
@@ -302,7 +302,7 @@ def test_a_release_of_another_run_is_refused(fleet: Fleet) -> None:
     with pytest.raises(
         ExportError, match="expected a release of run 'autumn', found one of 'spring'"
     ):
-        rollout.follow(ReleaseRequest("autumn", "memory", bundle=fleet.made("1")))
+        rollout.follow(ReleaseRequest("autumn", "memory", bundle=fleet.make_release("1")))
 
 
 def test_a_missing_canary_or_agent_is_an_error(fleet: Fleet) -> None:
@@ -317,7 +317,9 @@ def test_a_missing_canary_or_agent_is_an_error(fleet: Fleet) -> None:
         fleet.lines.append,
     )
     with pytest.raises(FleetError, match="cannot draw a canary"):
-        rollout.follow(ReleaseRequest("spring", "memory", bundle=fleet.made("1"), share="10%"))
+        rollout.follow(
+            ReleaseRequest("spring", "memory", bundle=fleet.make_release("1"), share="10%")
+        )
 
 
 @pytest.mark.parametrize("share", ["0%", "9", "nobody", "10 %"])

@@ -188,13 +188,13 @@ def script_arrivals(fleet: Fleet, steps: Sequence[Callable[[], object]]) -> list
 
 @pytest.fixture
 def join(memory: MemoryBroker) -> Callable[[str, Card], Peer]:
-    def joined(name: str, card: Card) -> Peer:
+    def join_peer(name: str, card: Card) -> Peer:
         peer = Peer(memory, name)
         profile: Profile = replace(PROFILE, agent=name, data=card)
         peer.say(profile, topics.profile("r", name))
         return peer
 
-    return joined
+    return join_peer
 
 
 def test_the_network_is_not_chosen_before_enough_agents_agree(

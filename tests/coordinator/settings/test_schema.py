@@ -20,7 +20,7 @@ EXPERIMENTS = sorted((ROOT / "benchmarks" / "experiments").glob("*.toml"))
 CHECKER = jsonschema.Draft202012Validator(json.loads(json.dumps(build_schema())))
 
 
-def refused(tree: dict[str, Any]) -> list[str]:
+def list_rejected(tree: dict[str, Any]) -> list[str]:
     """Return the places of a configuration that the schema rejects."""
     return sorted({one.json_path for one in CHECKER.iter_errors(tree)})
 
@@ -32,7 +32,7 @@ def test_the_schema_is_valid() -> None:
 
 @pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
 def test_every_experiment_is_valid(file: Path) -> None:
-    assert refused(tomllib.loads(file.read_text())) == []
+    assert list_rejected(tomllib.loads(file.read_text())) == []
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_the_schema_rejects_what_load_rejects(tmp_path: Path, text: str, place: 
     file.write_text(text)
     with pytest.raises(EspalierError):
         load(file, {}, [])
-    assert refused(tomllib.loads(text))[-1] == place
+    assert list_rejected(tomllib.loads(text))[-1] == place
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -67,9 +67,9 @@ def test_either_table_takes_the_settings_of_a_method(name: str) -> None:
         for key, known in method(name).settings.items()
     }
     plain = json.loads(json.dumps(defaults))
-    assert refused({"method": {"name": name, **plain}}) == []
-    assert refused({"method": {"name": name}, "train": plain}) == []
-    assert refused({"method": {"name": name, "pace": 1}}) == ["$.method"]
+    assert list_rejected({"method": {"name": name, **plain}}) == []
+    assert list_rejected({"method": {"name": name}, "train": plain}) == []
+    assert list_rejected({"method": {"name": name, "pace": 1}}) == ["$.method"]
 
 
 def test_every_field_has_a_description_that_ends_with_a_period() -> None:

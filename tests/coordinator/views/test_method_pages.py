@@ -48,24 +48,24 @@ PROMISED = [
 ]
 
 
-def said(*words: str) -> str:
+def run_methods(*words: str) -> str:
     done = CliRunner().invoke(main, ["methods", *words])
     assert done.exit_code == 0, done.output
     return done.output
 
 
 def test_every_method_is_listed_with_its_paper() -> None:
-    listed = json.loads(said("--format", "json"))
+    listed = json.loads(run_methods("--format", "json"))
     assert [one["name"] for one in listed] == sorted(METHODS)
     assert set(PROMISED) <= set(METHODS)
     assert all(one["summary"] and one["paper"] for one in listed)
-    text = said()
+    text = run_methods()
     assert all(f"{name} " in text for name in PROMISED)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_explained_with_its_settings_and_laws(name: str) -> None:
-    found = json.loads(said(name, "--format", "json"))
+    found = json.loads(run_methods(name, "--format", "json"))
     assert found == json.loads(json.dumps(describe_method(name)))
     assert found["settings"].keys() == method(name).settings.keys()
     assert all(known["help"] for known in found["settings"].values())
@@ -80,7 +80,7 @@ def test_a_method_is_explained_with_its_settings_and_laws(name: str) -> None:
         "seed",
         "rounds",
     }, "defaults are valid settings"
-    text = said(name)
+    text = run_methods(name)
     assert all(f"{key} = " in text for key in defaults)
     assert text.strip() == render_method(describe_method(name)).strip()
     assert max(map(len, text.splitlines())) <= 150

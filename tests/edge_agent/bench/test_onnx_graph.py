@@ -14,7 +14,7 @@ from federated.errors import ExportError, Unknown
 KEPT = Path(__file__).parents[2] / "export"
 
 
-def made(
+def make_graph(
     path: Path,
     inputs: dict[str, tuple[str, list[str | int]]],
     *nodes: tuple[Any, ...],
@@ -51,7 +51,7 @@ def test_inputs_match_declarations_with_variable_axes_of_one(tmp_path: Path) -> 
         "b": ("INT64", ["batch", "time"]),
         "c": ("UINT8", [2, 2]),
     }
-    path = made(tmp_path / "f.onnx", inputs, ("Identity", ["a"], ["y"], ""))
+    path = make_graph(tmp_path / "f.onnx", inputs, ("Identity", ["a"], ["y"], ""))
     feed = draw_inputs(Graph(path, "cpu", 1))
     assert {name: (value.dtype.name, value.shape) for name, value in feed.items()} == {
         "a": ("float32", (1, 3)),
@@ -94,25 +94,27 @@ def test_missing_or_invalid_file_is_named(tmp_path: Path) -> None:
 
 
 def test_unsupported_operator_or_opset_is_named(tmp_path: Path) -> None:
-    foreign = made(
+    foreign = make_graph(
         tmp_path / "own.onnx", {"a": ("FLOAT", [1])}, ("Wiggle", ["a"], ["y"], "com.example")
     )
     with pytest.raises(ExportError, match=r"own\.onnx: .*Wiggle"):
         check_runs(foreign, "cpu")
-    late = made(tmp_path / "late.onnx", {"a": ("FLOAT", [1])}, ("Relu", ["a"], ["y"], ""), opset=99)
+    late = make_graph(
+        tmp_path / "late.onnx", {"a": ("FLOAT", [1])}, ("Relu", ["a"], ["y"], ""), opset=99
+    )
     with pytest.raises(ExportError, match=r"late\.onnx: .*opset"):
         check_runs(late, "cpu")
 
 
 def test_unsupported_inputs_are_named(tmp_path: Path) -> None:
-    words = made(
+    words = make_graph(
         tmp_path / "words.onnx",
         {"w": ("STRING", [1]), "a": ("FLOAT", [1])},
         ("Relu", ["a"], ["y"], ""),
     )
     with pytest.raises(ExportError, match=r"words\.onnx: .*'w' tensor\(string\)"):
         check_runs(words, "cpu")
-    large = made(
+    large = make_graph(
         tmp_path / "large.onnx", {"a": ("FLOAT", [2**20, 2**20])}, ("Relu", ["a"], ["y"], "")
     )
     with pytest.raises(ExportError, match=r"large\.onnx: expected inputs of at most"):
@@ -120,7 +122,7 @@ def test_unsupported_inputs_are_named(tmp_path: Path) -> None:
 
 
 def test_failing_graph_names_its_inputs(tmp_path: Path) -> None:
-    odd = made(
+    odd = make_graph(
         tmp_path / "odd.onnx",
         {"a": ("FLOAT", ["n", 3]), "b": ("FLOAT", ["m", 3])},
         ("MatMul", ["a", "b"], ["y"], ""),
@@ -141,7 +143,7 @@ def test_parameters_and_macs_are_counted_if_known(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     assert count_graph(KEPT / "picture.onnx") == (8, 8)  # a matrix of [4, 2]
     assert count_graph(
-        made(
+        make_graph(
             tmp_path / "odd.onnx",
             {"a": ("FLOAT", ["n", "k"]), "b": ("FLOAT", ["k", 3])},
             ("MatMul", ["a", "b"], ["y"], ""),

@@ -42,7 +42,7 @@ def row(runtime: str = "torch", threads: int = 1, **values: Any) -> Row:
     return Row("preresnet-18", "w1-d2.2.2.2", runtime, "cpu", threads, **values)
 
 
-def shown(*rows: Row, width: int = 120) -> str:
+def render_table(*rows: Row, width: int = 120) -> str:
     screen = Console(width=width, file=io.StringIO())
     screen.print(table(Report(take_fingerprint(Limits()), rows, ""), width))
     assert isinstance(screen.file, io.StringIO)
@@ -51,7 +51,7 @@ def shown(*rows: Row, width: int = 120) -> str:
 
 @pytest.mark.parametrize("width", [100, 120, 200])
 def test_table_fits_the_terminal_and_keeps_key_columns(width: int) -> None:
-    found = shown(row(**FULL), row("onnx-int8-u8s8", **FULL), width=width)
+    found = render_table(row(**FULL), row("onnx-int8-u8s8", **FULL), width=width)
     lines = found.splitlines()
     assert len(lines) == 4  # a head of two, a line per row
     assert max(map(len, lines)) <= width
@@ -59,7 +59,7 @@ def test_table_fits_the_terminal_and_keeps_key_columns(width: int) -> None:
 
 
 def test_wide_terminal_shows_all_columns() -> None:
-    found = shown(row(**FULL), width=250)
+    found = render_table(row(**FULL), width=250)
     for word in (
         "11.2 M",
         "555 M",
@@ -79,10 +79,10 @@ def test_wide_terminal_shows_all_columns() -> None:
 
 
 def test_empty_columns_are_left_out() -> None:
-    found = shown(row(p90_ms=0.05))
+    found = render_table(row(p90_ms=0.05))
     assert "0.050" in found
     assert all(word not in found for word in ("step", "°C", "mJ", "threads", "predicted"))
-    assert "threads" in shown(row(p90_ms=1.0), row(threads=2, p90_ms=1.0))
+    assert "threads" in render_table(row(p90_ms=1.0), row(threads=2, p90_ms=1.0))
 
 
 def test_title_names_network_and_shared_threads() -> None:
@@ -98,7 +98,7 @@ def test_title_names_network_and_shared_threads() -> None:
 
 
 def test_stable_frequency_is_hidden() -> None:
-    assert "MHz" not in shown(row(p90_ms=1.0, mhz_before=1500.0, mhz_after=1490.0))
+    assert "MHz" not in render_table(row(p90_ms=1.0, mhz_before=1500.0, mhz_after=1490.0))
 
 
 def test_unreliable_rows_are_flagged_and_explained() -> None:
@@ -107,7 +107,7 @@ def test_unreliable_rows_are_flagged_and_explained() -> None:
         row(p90_ms=1.0, throttled=True),
         row("onnx", error="killed by the system"),
     )
-    found = shown(*rows)
+    found = render_table(*rows)
     assert [word in found for word in ("loaded", "throttled", "failed")] == [True] * 3
     said = "\n".join(footnotes(Report(take_fingerprint(Limits(memory=10**8)), rows, "", ("w0.5",))))
     for text in (

@@ -25,7 +25,7 @@ PICTURE = GRAPH.parent / "picture.onnx"
 X = [[2, 1], [0, 0]]
 
 
-def asked(form: str = "text", **changes: Any) -> str:
+def run_infer(form: str = "text", **changes: Any) -> str:
     """Return the command's output, by default with toy.onnx."""
     source = {} if {"model", "broker"} & changes.keys() else {"model": GRAPH}
     return infer(InferRequest(name="pi", **source, **changes), form, lambda line: None)
@@ -40,12 +40,12 @@ def x(tmp_path: Path) -> Path:
 def test_every_example_of_every_file_is_answered(tmp_path: Path, x: Path) -> None:
     (tmp_path / "b.json").write_text("[9, 0]")
     inputs = (x, tmp_path / "b.json")
-    assert asked(inputs=inputs).splitlines() == [
+    assert run_infer(inputs=inputs).splitlines() == [
         f"{x}: 0 (95.3%)",
         f"{x}: 0 (50.0%)",
         f"{inputs[1]}: 0 (100.0%)",
     ]
-    told = json.loads(asked("json", inputs=inputs))
+    told = json.loads(run_infer("json", inputs=inputs))
     assert (told["run"], told["round"], told["submodel"], told["model"]) == (
         "spring",
         7,
@@ -58,7 +58,7 @@ def test_every_example_of_every_file_is_answered(tmp_path: Path, x: Path) -> Non
 
 def test_release_answers_with_fastest_passing_way(tmp_path: Path, x: Path) -> None:
     folder = several(tmp_path / "release", off={"int8-u8s8": 9.0}, classes=("cat", "dog"))
-    told = json.loads(asked("json", model=folder, inputs=(x,), explain=True, threads=1))
+    told = json.loads(run_infer("json", model=folder, inputs=(x,), explain=True, threads=1))
     assert (told["variant"], told["provider"], told["threads"]) == (
         "fp32",
         "CPUExecutionProvider",
@@ -104,7 +104,7 @@ def test_submodel_of_folder_is_named_or_the_only_one(tmp_path: Path) -> None:
         "a device has the files of its own submodel alone"
     )
     with pytest.raises(Unknown, match="unknown submodel 'w9'"):
-        asked(model=both, submodel="w9", inputs=())
+        run_infer(model=both, submodel="w9", inputs=())
 
 
 def test_own_data_test_a_release(tmp_path: Path, x: Path) -> None:
@@ -116,7 +116,7 @@ def test_own_data_test_a_release(tmp_path: Path, x: Path) -> None:
         y_test=[0, 1],
     )
     told = json.loads(
-        asked(
+        run_infer(
             "json",
             model=several(tmp_path / "r"),
             data=str(tmp_path / "mine.npz"),
@@ -131,19 +131,19 @@ def test_own_data_test_a_release(tmp_path: Path, x: Path) -> None:
 def test_the_digest_of_a_file_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = sha256(GRAPH)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[0, 0]")))
-    assert asked(sha256=digest) == "-: 0 (50.0%)"
+    assert run_infer(sha256=digest) == "-: 0 (50.0%)"
     copy = Path(shutil.copy(PICTURE, tmp_path / "other.onnx"))
     with pytest.raises(ExportError, match=f"expected sha256 {digest}"):
-        asked(sha256=digest, model=copy)
+        run_infer(sha256=digest, model=copy)
 
 
 def test_damaged_release_is_refused(tmp_path: Path, x: Path) -> None:
     folder = several(tmp_path / "release")
     (folder / "check.tensors").write_bytes(b"other")
     with pytest.raises(ExportError, match=r"check\.tensors: expected sha256"):
-        asked(model=folder, inputs=(x,))
+        run_infer(model=folder, inputs=(x,))
     with pytest.raises(ExportError, match=r"found no manifest\.json"):
-        asked(model=tmp_path, inputs=(x,))
+        run_infer(model=tmp_path, inputs=(x,))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_flags_that_contradict_each_other_are_refused(
     changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        asked(**changes)
+        run_infer(**changes)
 
 
 def test_inputs_that_do_not_fit_are_named(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_inputs_that_do_not_fit_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"wide\.npy: expected raw examples of shape \[n, 2\], found \[1, 3\]"
     ):
-        asked(inputs=(tmp_path / "wide.npy",))
+        run_infer(inputs=(tmp_path / "wide.npy",))
 
 
 def test_a_device_without_torch_answers() -> None:

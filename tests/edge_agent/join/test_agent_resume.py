@@ -151,7 +151,7 @@ class Stage:
         self._processes.append(process)
         return process
 
-    def said(self, number: int) -> str:
+    def read_messages(self, number: int) -> str:
         return (self.folder / f"{number}.err").read_text()
 
     def end(self) -> dict[str, str]:
@@ -212,13 +212,13 @@ def test_a_second_agent_with_the_same_name_and_spool_exits_and_the_first_stays(
     stage: Stage, broker: Broker
 ) -> None:
     first = stage.join(read_port(broker))
-    eventually(lambda: "joined run" in stage.said(0))
+    eventually(lambda: "joined run" in stage.read_messages(0))
     second = stage.join(read_port(broker))
     assert second.wait(60) == 7
     stage.going.set()
     assert (
         "in use by another agent of this name: give each agent its own --name, or its own --spool"
-        in stage.said(1)
+        in stage.read_messages(1)
     )
     assert stage.end() == {"a0": "folded", "a1": "folded"}
     out, _ = first.communicate(timeout=60)
@@ -242,7 +242,7 @@ def test_of_two_agents_with_one_name_one_leaves_with_a_reason_and_the_others_upd
         slow.rate = 20e6
         gone = 0 if both[0].poll() is not None else 1
         assert both[gone].returncode in (5, 6)
-        assert "(--name)" in stage.said(gone)
+        assert "(--name)" in stage.read_messages(gone)
         stage.going.set()
         assert stage.end() == {"a0": "folded", "a1": "folded"}
         out, _ = both[1 - gone].communicate(timeout=60)

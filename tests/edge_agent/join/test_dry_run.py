@@ -31,7 +31,7 @@ def broker(tmp_path: Path) -> Iterator[str]:
         yield started.address
 
 
-def shown(broker: str, name: str, codec: str = "raw", **given: Any) -> dict[str, Any]:
+def show_dry_run(broker: str, name: str, codec: str = "raw", **given: Any) -> dict[str, Any]:
     """Announce a run with a method and a codec, and return what a device would send in it."""
     chosen, card = method(name), catalogue.load_central("digits").card()
     net = network("preresnet", card.inputs, card.outputs, card)
@@ -61,18 +61,18 @@ def shown(broker: str, name: str, codec: str = "raw", **given: Any) -> dict[str,
 
 @pytest.mark.slow
 def test_the_classes_are_shown_if_the_method_needs_them(broker: str) -> None:
-    found = shown(broker, "heterofl")
+    found = show_dry_run(broker, "heterofl")
     labels = found["train"]["header"]["notes"]["labels"]
     assert labels == sorted(set(labels))
     assert 1 <= len(labels) < 10, "so skewed a shard lacks some classes"
-    assert "labels" not in shown(broker, "fedavg")["train"]["header"]["notes"]
+    assert "labels" not in show_dry_run(broker, "fedavg")["train"]["header"]["notes"]
 
 
 @pytest.mark.slow
 def test_the_methods_tensors_are_shown_and_no_calibration_if_statistics_travel_with_the_weights(
     broker: str,
 ) -> None:
-    found = shown(broker, "scaffold", widths=(0.25,))
+    found = show_dry_run(broker, "scaffold", widths=(0.25,))
     weights = {name for name in found["train"]["tensors"] if not name.startswith("c/")}
     assert {
         f"c/{name}" for name in weights if not name.endswith(("running_mean", "running_var"))
@@ -82,14 +82,15 @@ def test_the_methods_tensors_are_shown_and_no_calibration_if_statistics_travel_w
 
 @pytest.mark.slow
 def test_tensors_of_a_methods_own_layers_are_shown(broker: str) -> None:
-    assert "sections.0.0.step" in shown(broker, "nefl-wd")["train"]["tensors"]
+    assert "sections.0.0.step" in show_dry_run(broker, "nefl-wd")["train"]["tensors"]
 
 
 @pytest.mark.slow
 def test_the_bytes_follow_the_runs_codec(broker: str) -> None:
     """fp16 halves the 4 bytes per value; statistics and scores are not encoded."""
     raw, half = (
-        shown(broker, "fedavg", codec, widths=(0.25,), norm="static") for codec in ("raw", "fp16")
+        show_dry_run(broker, "fedavg", codec, widths=(0.25,), norm="static")
+        for codec in ("raw", "fp16")
     )
     values = sum(math.prod(shape) for shape in raw["train"]["tensors"].values())
     assert raw["train"]["bytes"] - half["train"]["bytes"] == pytest.approx(2 * values, rel=0.1)

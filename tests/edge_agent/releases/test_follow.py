@@ -33,12 +33,12 @@ def broker() -> MemoryBroker:
 def make(tmp_path: Path, broker: MemoryBroker) -> Callable[[str], Version]:
     """Make and publish the files of a version; the test publishes the card."""
 
-    def made(padding: str) -> Version:
+    def make_version(padding: str) -> Version:
         folder = toy(tmp_path / f"made-{padding}", padding.encode() * 9000)
         publish(MemoryLink(broker, "coordinator"), "spring", folder, {})
         return describe_version(folder, "spring", ASSIGNED)
 
-    return made
+    return make_version
 
 
 def card(
@@ -62,7 +62,7 @@ def follower(
     )
 
 
-def said(broker: MemoryBroker, agent: str = "pi") -> Serving:
+def read_report(broker: MemoryBroker, agent: str = "pi") -> Serving:
     found = envelope.decode(broker.retained[topics.serving("spring", agent)])
     assert isinstance(found, Serving)
     return found
@@ -178,7 +178,7 @@ def test_only_run_needs_no_name_and_several_require_a_choice(
     )
     assert f.turn(9) is not None
     assert f.run == "spring"
-    assert said(broker).version == one.name
+    assert read_report(broker).version == one.name
     announce(MemoryLink(broker, "coordinator"), Release("autumn", one))
     with pytest.raises(
         FleetError, match="several runs released a network for 'pi': autumn, spring"
@@ -193,16 +193,19 @@ def test_missing_own_submodel_is_reported_and_following_continues(
     card(broker, one)
     f = follower(broker, tmp_path, "new")
     assert f.turn(0.3) is None
-    assert said(broker, "new").refused == one.name
+    assert read_report(broker, "new").refused == one.name
     assert (
         "expected a submodel for agent 'new' (or choose one with --submodel), found only w1-d1"
-        in said(broker, "new").reason
+        in read_report(broker, "new").reason
     )
     card(broker, replace(two, assignment={"new": "w1-d1"}))
     arrived = f.turn(9)
     assert arrived is not None
     serve(f, arrived.version)
-    assert (said(broker, "new").version, said(broker, "new").refused) == (two.name, "")
+    assert (read_report(broker, "new").version, read_report(broker, "new").refused) == (
+        two.name,
+        "",
+    )
 
 
 def test_failed_version_is_reported_and_retried(
@@ -218,10 +221,10 @@ def test_failed_version_is_reported_and_retried(
     serve(f, one.name)
     card(broker, one, two, "pi")
     assert f.turn(0.3) is None
-    assert (said(broker).version, said(broker).refused) == (one.name, two.name)
-    assert two.name in said(broker).reason
+    assert (read_report(broker).version, read_report(broker).refused) == (one.name, two.name)
+    assert two.name in read_report(broker).reason
     serve(f, one.name, answered=7)
-    assert (said(broker).answered, said(broker).refused) == (7, two.name), (
+    assert (read_report(broker).answered, read_report(broker).refused) == (7, two.name), (
         "the next count of answers does not hide it"
     )
     (tmp_path / "store" / "spring" / two.name).unlink()
@@ -230,7 +233,7 @@ def test_failed_version_is_reported_and_retried(
     assert arrived is not None
     assert arrived.version == two.name
     serve(f, two.name)
-    assert said(broker).refused == ""
+    assert read_report(broker).refused == ""
 
 
 def test_refusal_is_reported_until_another_version_is_wanted(
@@ -241,13 +244,13 @@ def test_refusal_is_reported_until_another_version_is_wanted(
     f = follower(broker, tmp_path)
     assert f.turn(9) is not None
     serve(f, "", refused=two.name, reason="the self-test fails" + "x" * 20_000)
-    assert len(said(broker).reason) == 1000
+    assert len(read_report(broker).reason) == 1000
     serve(f, "")
-    assert said(broker).refused == two.name
+    assert read_report(broker).refused == two.name
     card(broker, one)
     assert f.turn(9) is not None
     serve(f, one.name)
-    assert said(broker).refused == ""
+    assert read_report(broker).refused == ""
 
 
 def test_report_is_published_again_after_reconnecting(
@@ -263,7 +266,7 @@ def test_report_is_published_again_after_reconnecting(
     broker.retained.clear()
     link.restore()
     assert f.turn(0.3) is None
-    assert said(broker).version == one.name
+    assert read_report(broker).version == one.name
 
 
 def test_other_deliveries_are_passed_on(broker: MemoryBroker, tmp_path: Path) -> None:
@@ -334,13 +337,13 @@ def test_failing_disk_is_reported_and_not_fatal(
     f = follower(broker, store)
     assert f.turn(0.3) is None
     # not where the store lies
-    assert (said(broker).refused, said(broker).reason) == (
+    assert (read_report(broker).refused, read_report(broker).reason) == (
         one.name,
         f"spring/{one.name}: Input/output error",
     )
     (store / "spring" / "0123456789ab").symlink_to("nowhere")  # gone as it is looked at
     serve(f, one.name)
-    assert said(broker).version == one.name
+    assert read_report(broker).version == one.name
 
 
 def test_closing_removes_the_report(

@@ -70,7 +70,7 @@ class Machine:
         return [(one.task.round, one.task.work, one.stage) for one in self.agent.tasks]
 
 
-def told(actions: Sequence[do.AgentAction], kind: type) -> list[object]:
+def list_messages(actions: Sequence[do.AgentAction], kind: type) -> list[object]:
     """Return the messages of one kind, in order."""
     return [
         action.message
@@ -163,7 +163,7 @@ def test_a_paused_agent_declines_and_takes_the_same_task_later() -> None:
         do.Log("pausing: on battery"),
         do.Tell(Status(AGENT, "s1", True, "on battery")),
     ]
-    (failure,) = told(made.ask(task()), Failure)
+    (failure,) = list_messages(made.ask(task()), Failure)
     assert isinstance(failure, Failure)
     assert (failure.reason, failure.paused) == ("on battery", True)
     made.pause("")
@@ -244,7 +244,7 @@ def test_a_full_disk_first_removes_weights_and_then_fails_the_task() -> None:
         do.FreeSpace(),
         do.Fetch(task()),
     ]
-    (failure,) = told(
+    (failure,) = list_messages(
         made.see(on.WeightsFailed(0.0, task().digest, "/spool: full", spare=False)), Failure
     )
     assert isinstance(failure, Failure)
@@ -271,7 +271,7 @@ def test_a_failure_is_reported_again_for_the_same_attempt_and_a_new_attempt_is_t
     found = made.end(task(), "out of memory")
     assert do.Forget(task()) in found
     assert do.Log("round 1: train failed: out of memory", True, task(), "failed") in found
-    assert told(made.ask(task()), Failure) == told(found, Failure) != []
+    assert list_messages(made.ask(task()), Failure) == list_messages(found, Failure) != []
     assert do.Train(task(1, 2)) in made.ask(task(1, 2))
 
 
@@ -307,7 +307,7 @@ def test_nothing_is_sent_while_the_link_is_down_and_everything_in_order_afterwar
         do.Tell(PROFILE),
         do.Tell(Status(AGENT, "s1", True, "too hot")),
     ]
-    assert told(back[3:4], Failure) != []
+    assert list_messages(back[3:4], Failure) != []
     assert back[4:] == [do.Offer(task(1), anew=True)]
 
 
@@ -324,7 +324,7 @@ def test_an_upload_without_progress_is_offered_as_it_is() -> None:
 def test_heartbeats_follow_the_lease_and_report_progress(lease: float, pace: float) -> None:
     made = Machine()
     made.ask(dataclasses.replace(task(), lease=lease, deadline=math.inf))
-    (first,) = told(made.see(on.Ticked(0.0, 0, (3, 8))), Heartbeat)
+    (first,) = list_messages(made.see(on.Ticked(0.0, 0, (3, 8))), Heartbeat)
     assert isinstance(first, Heartbeat)
     assert (first.state, first.round, first.work, first.step, first.steps) == (
         "train",
@@ -333,8 +333,8 @@ def test_heartbeats_follow_the_lease_and_report_progress(lease: float, pace: flo
         3,
         8,
     )
-    assert told(made.wait(pace - 0.01), Heartbeat) == []
-    assert len(told(made.wait(0.01), Heartbeat)) == 1
+    assert list_messages(made.wait(pace - 0.01), Heartbeat) == []
+    assert len(list_messages(made.wait(0.01), Heartbeat)) == 1
 
 
 def test_a_new_activity_sends_a_heartbeat_at_once() -> None:
@@ -347,8 +347,8 @@ def test_a_new_activity_sends_a_heartbeat_at_once() -> None:
         on.TrainingEnded(0.0, task(), 0.5),
     ):
         made.see(event)
-        said += told(made.wait(), Heartbeat)
-        assert told(made.wait(), Heartbeat) == []
+        said += list_messages(made.wait(), Heartbeat)
+        assert list_messages(made.wait(), Heartbeat) == []
     assert [beat.state for beat in said if isinstance(beat, Heartbeat)] == [
         "idle",
         "download",
@@ -367,14 +367,14 @@ def test_the_pause_is_checked_at_intervals() -> None:
 # ---- who is here ---------------------------------------------------------------------------------
 
 
-def heard(session: str, *, retained: bool = False) -> on.StatusHeard:
+def make_status(session: str, *, retained: bool = False) -> on.StatusHeard:
     return on.StatusHeard(0.0, Status(AGENT, session, True), retained)
 
 
 def test_an_agent_leaves_when_a_newer_one_of_its_name_joins() -> None:
     made = Machine()
-    made.see(heard("s1"))
-    made.see(heard("s2"))
+    made.see(make_status("s1"))
+    made.see(make_status("s2"))
     assert (made.agent.over, made.agent.refused) == (
         "another agent joined under the name 'a': give each its own (--name)",
         True,
@@ -383,24 +383,29 @@ def test_an_agent_leaves_when_a_newer_one_of_its_name_joins() -> None:
 
 def test_an_agent_tells_an_older_one_of_its_name_to_leave_a_limited_number_of_times() -> None:
     made = Machine()
-    made.see(heard("s2"))
-    made.see(heard("s1"))
+    made.see(make_status("s2"))
+    made.see(make_status("s1"))
     for _ in range(ANSWERS):
-        said, *rest = made.see(heard("s2"))
+        said, *rest = made.see(make_status("s2"))
         assert isinstance(said, do.Log)
         assert said.warn
         assert rest == [do.Tell(PROFILE), do.Tell(Status(AGENT, "s1", True))]
-    made.see(heard("s2"))
+    made.see(make_status("s2"))
     assert made.agent.refused
 
 
 def test_an_agent_leaves_when_it_finds_a_namesake_again_after_its_own_birth() -> None:
     made = Machine()
-    made.see(heard("s1"))
-    for event in (on.LinkBack(0.0), heard("s2", retained=True), heard("s1"), on.LinkBack(0.0)):
+    made.see(make_status("s1"))
+    for event in (
+        on.LinkBack(0.0),
+        make_status("s2", retained=True),
+        make_status("s1"),
+        on.LinkBack(0.0),
+    ):
         made.see(event)
         assert not made.agent.over
-    made.see(heard("s2", retained=True))
+    made.see(make_status("s2", retained=True))
     assert made.agent.refused
 
 
@@ -526,7 +531,7 @@ def facts(agent: AgentState) -> tuple[object, ...]:
 
 def settled(agent: AgentState, actions: Sequence[do.AgentAction], of: Task) -> bool:
     """Return whether the coordinator learns, now or later, that a task failed."""
-    known = [*told(actions, Failure), *agent.unsaid]
+    known = [*list_messages(actions, Failure), *agent.unsaid]
     about = (of.round, of.attempt, of.work, of.submodel.name)
     return any(
         isinstance(one, Failure) and (one.round, one.attempt, one.work, one.submodel) == about

@@ -26,7 +26,7 @@ def part(value, where=None, shape=None, weight=1.0, home="w", **rest):
     )
 
 
-def folded(*parts):
+def fold_parts(*parts):
     total = Total()
     for index, one in enumerate(parts):
         assert fold(total, [one], (f"a{index}",))
@@ -44,7 +44,7 @@ def same(a: Total, b: Total) -> bool:
 
 
 def test_a_weighted_mean_by_hand():
-    assert mean(folded(part([1.0, 2.0]), part([5.0, 6.0], weight=3.0)).sums["w"]).tolist() == [
+    assert mean(fold_parts(part([1.0, 2.0]), part([5.0, 6.0], weight=3.0)).sums["w"]).tolist() == [
         4.0,
         5.0,
     ]
@@ -52,7 +52,7 @@ def test_a_weighted_mean_by_hand():
 
 def test_bands_of_two_corners():
     """1 x 1 under 2 x 2: three quarters of the larger stand alone."""
-    total = folded(
+    total = fold_parts(
         part([[4.0]], shape=(2, 2), weight=1.0), part([[1.0, 2.0], [3.0, 8.0]], weight=3.0)
     ).sums["w"]
     assert dict(bands(total)) == {
@@ -66,20 +66,22 @@ def test_bands_of_two_corners():
 
 def test_the_uncovered_keeps_its_value_bit_for_bit():
     old = torch.tensor([0.1, 0.2, 0.3])
-    found = mean(folded(part([7.0], where=((1, 2),), shape=(3,))).sums["w"], old)
+    found = mean(fold_parts(part([7.0], where=((1, 2),), shape=(3,))).sums["w"], old)
     assert found.tolist() == [old[0].item(), 7.0, old[2].item()]
     assert old.tolist() == torch.tensor([0.1, 0.2, 0.3]).tolist()
 
 
 def test_a_weight_of_zero_covers_nothing():
-    assert mean(folded(part([7.0], weight=0.0)).sums["w"], torch.tensor([3.0])).tolist() == [3.0]
+    assert mean(fold_parts(part([7.0], weight=0.0)).sums["w"], torch.tensor([3.0])).tolist() == [
+        3.0
+    ]
 
 
 def test_rows_are_weighed_one_by_one():
     """Both updates weigh row 0, the second weighs row 1, none weighs row 2; a narrower part is
     folded as well.
     """
-    total = folded(
+    total = fold_parts(
         part([[1.0], [1.0], [1.0]], shape=(3, 2), weight=torch.tensor([1.0, 0.0, 0.0])),
         part([[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]], weight=torch.tensor([1.0, 1.0, 0.0])),
     )
@@ -91,13 +93,13 @@ def test_rows_are_weighed_one_by_one():
 
 
 def test_rows_and_numbers_mix():
-    total = folded(part([1.0, 1.0]), part([3.0, 3.0], weight=torch.tensor([0.0, 1.0])))
+    total = fold_parts(part([1.0, 1.0]), part([3.0, 3.0], weight=torch.tensor([0.0, 1.0])))
     assert mean(total.sums["w"]).tolist() == [1.0, 2.0]
 
 
 def test_rows_of_a_rectangle_that_does_not_start_at_zero():
     """The rows of a band are counted from the rectangle's own start."""
-    total = folded(
+    total = fold_parts(
         part([5.0, 7.0], where=((1, 3),), shape=(3,), weight=torch.tensor([0.0, 1.0])),
         part([1.0, 1.0, 1.0]),
     )
@@ -105,7 +107,7 @@ def test_rows_of_a_rectangle_that_does_not_start_at_zero():
 
 
 def test_scale_enters_the_value_and_not_the_weight():
-    total = folded(
+    total = fold_parts(
         part([2.0], scale=3.0, weight=2.0, extra=(5.0, 1.0)), part([4.0], extra=(7.0, 1.0))
     )
     assert mean(total.sums["w"]).tolist() == [pytest.approx(16 / 3)]
@@ -113,17 +115,19 @@ def test_scale_enters_the_value_and_not_the_weight():
 
 
 def test_scalars_without_axes():
-    assert mean(folded(part(torch.tensor(2.0)), part(torch.tensor(4.0))).sums["w"]).item() == 3.0
+    assert (
+        mean(fold_parts(part(torch.tensor(2.0)), part(torch.tensor(4.0))).sums["w"]).item() == 3.0
+    )
 
 
 def test_integers_are_summed_wide_and_truncate():
-    total = folded(part(torch.tensor([10])), part(torch.tensor([21]), weight=3.0))
+    total = fold_parts(part(torch.tensor([10])), part(torch.tensor([21]), weight=3.0))
     assert total.sums["w"].value.dtype == torch.float64
     assert mean(total.sums["w"], torch.tensor([0])).tolist() == [18]
 
 
 def test_a_key_is_folded_once():
-    total = folded(part([1.0]))
+    total = fold_parts(part([1.0]))
     assert not fold(total, [part([5.0])], ("a0",))
     assert mean(total.sums["w"]).tolist() == [1.0]
 
@@ -141,7 +145,7 @@ def test_a_key_is_folded_once():
 )
 def test_a_part_that_does_not_fit_adds_nothing_at_all(bad):
     """Not even the good parts beside it; the key stays free."""
-    total = folded(part([1.0, 1.0]))
+    total = fold_parts(part([1.0, 1.0]))
     before = total.sums["w"].value.clone()
     with pytest.raises(ValueError, match="part of w"):
         fold(total, [part([1.0, 1.0]), bad], ("late",))
@@ -163,16 +167,16 @@ def test_an_iterator_that_fails_adds_nothing():
 
 def test_an_uncovered_mean_without_an_old_value_is_an_error():
     with pytest.raises(ValueError, match="no update covers"):
-        mean(folded(part([1.0], shape=(2,))).sums["w"])
+        mean(fold_parts(part([1.0], shape=(2,))).sums["w"])
 
 
 def test_totals_that_share_a_key_do_not_merge():
     with pytest.raises(ValueError, match="both folded"):
-        merge(folded(part([1.0])), folded(part([2.0])))
+        merge(fold_parts(part([1.0])), fold_parts(part([2.0])))
 
 
 def test_a_dump_is_plain_json_and_belongs_to_its_tensors():
-    tensors, text = dump(folded(part([1.0, 2.0], weight=torch.tensor([1.0, 0.1]))))
+    tensors, text = dump(fold_parts(part([1.0, 2.0], weight=torch.tensor([1.0, 0.1]))))
     assert json.loads(text)["seen"] == [["a0"]]
     with pytest.raises(ValueError, match="dumped total"):
         load({}, text)
@@ -238,7 +242,7 @@ def dense(parts, home):
 @settings(max_examples=150, deadline=None)
 @given(st.lists(anywhere(), min_size=1, max_size=6))
 def test_bands_agree_with_a_dense_count(parts):
-    total = folded(*parts)
+    total = fold_parts(*parts)
     for home, one in total.sums.items():
         top, count = dense(parts, home)
         expected = torch.where(count > 0, top / count.clamp(min=1), 99.0)

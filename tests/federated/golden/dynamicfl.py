@@ -27,7 +27,7 @@ def check_dynamicfl_branch(toy):
     important = subtract_branches(points, kernel, values)
     close(important, g["expected_important_after_expand"])
     close(merge(points, important, values), g["expected_merged"])
-    stepped(kernel, points, g["one_step"])
+    step_layer(kernel, points, g["one_step"])
     linears(g["linear"])
     q = g["redundant_merge"]
     close(
@@ -41,7 +41,7 @@ def check_dynamicfl_branch(toy):
     close(bias, [q["expected_bias"]])
 
 
-def stepped(kernel, points, q):
+def step_layer(kernel, points, q):
     """Step a real layer, whose output's gradient at its one place is 1 and whose input is all ones:
     the kernel's gradient is all ones.
     """

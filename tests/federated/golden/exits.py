@@ -31,7 +31,7 @@ class Told(nn.Module):
         return list(self.logits)
 
 
-def lost(name, logits, label, options):
+def compute_loss(name, logits, label, options):
     """Return the loss of one example, as computed by the training loop and a method's hooks."""
     recipe = Recipe(batch=1, hook=name, options=options)
     session = open_session(
@@ -65,7 +65,9 @@ def check_depthfl(toy):
         close(dynamic.get(f"h/l{i}", torch.zeros(1)), h)
     case = g["loss_case"]
     close(
-        lost("depthfl", case["exit_logits"], case["label"], {"weight": case["consistency_weight"]}),
+        compute_loss(
+            "depthfl", case["exit_logits"], case["label"], {"weight": case["consistency_weight"]}
+        ),
         case["expected_total"],
     )
     chosen, schedule = method("depthfl"), g["consistency_weight_schedule"]
@@ -110,4 +112,4 @@ def check_scalefl_aggregate(toy):
 def check_scalefl_loss(toy):
     g = golden("scalefl_loss")
     options = {"gamma": g["gamma"], "temperature": g["T"], "variant": "code"}
-    close(lost("scalefl", g["exit_logits"], g["label"], options), g["expected_total"])
+    close(compute_loss("scalefl", g["exit_logits"], g["label"], options), g["expected_total"])

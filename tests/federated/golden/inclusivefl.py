@@ -30,7 +30,7 @@ def of_depth(whole, depth):
     return replace(whole, mask=(tuple(int(i < depth) for i in range(len(whole.mask[0]))),))
 
 
-def received(whole, updates, **given):
+def receive_sizes(whole, updates, **given):
     """Return the tensors that each size receives after a round from zeros; an update is (depth,
     layers' weights, head, samples).
     """
@@ -66,7 +66,7 @@ def check_inclusivefl(toy):
         for m, n in zip(g["models"], g["sample_portion"], strict=True)
     ]
     for found, expected in zip(
-        received(stack(toy, 3), models, beta=0.0), g["expected"], strict=True
+        receive_sizes(stack(toy, 3), models, beta=0.0), g["expected"], strict=True
     ):
         assert len(found) == len(expected)
         for name, value in expected.items():
@@ -81,5 +81,5 @@ def check_inclusivefl(toy):
     m = g["momentum"]
     small = (m["small_depth"], [-m["grad_small_top"][0]], 0.0, 1)
     large = (m["large_depth"], [-gradient for (gradient,) in m["grads_large_layers"]], 0.0, 3)
-    mine, _ = received(stack(toy, m["large_depth"]), [small, large], beta=m["beta"])
+    mine, _ = receive_sizes(stack(toy, m["large_depth"]), [small, large], beta=m["beta"])
     close(mine["sections.0.0.weight"], [-value for value in m["expected_injected"]])

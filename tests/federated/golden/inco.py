@@ -15,7 +15,7 @@ KEYS = {
 }
 
 
-def stepped(toy, shallow, deep, g0, gk, variant):
+def measure_steps(toy, shallow, deep, g0, gk, variant):
     """Return the steps of two layers after a round of one device that moved them by g0 and gk."""
     shape = tuple(g0.shape)
     whole = toy(lambda submodel: {shallow: shape, deep: shape}, (2,))
@@ -34,7 +34,7 @@ def check_inco(toy):
     for variant, key in KEYS.items():
         for sign in ("beta_pos", "beta_neg"):
             names = "sections.0.0.conv2.weight", "sections.0.1.conv1.weight"
-            first, second = stepped(
+            first, second = measure_steps(
                 toy,
                 *names,
                 g0.reshape(1, 1, 1, 2),
@@ -44,7 +44,10 @@ def check_inco(toy):
             close(first.flatten(), g["g0"])
             close(second.flatten(), g[key][sign])
     names = "sections.0.0.norm1.weight", "sections.0.0.norm2.weight"
-    close(stepped(toy, *names, g0, floats(g["gk_beta_pos"]), "code")[1], g["author_code_vit_norm2"])
+    close(
+        measure_steps(toy, *names, g0, floats(g["gk_beta_pos"]), "code")[1],
+        g["author_code_vit_norm2"],
+    )
 
 
 def check_inco_heteroavg(toy):

@@ -37,14 +37,14 @@ def examples(n=20):
     return SimpleNamespace(x=x, y=y, x_held=x[:3], y_held=y[:3], labels=(0, 1, 2))
 
 
-def begun(net=NET, **given):
+def begin_method(net=NET, **given):
     """Return the menu, and the state before the first round."""
     settings = configure(METHOD, {"lr": 0.02, "batch": 8, **given})
     menu = METHOD.menu(net, settings)
     return menu, METHOD.start(initial(net, 0), menu, settings)
 
 
-def trained(state, submodel, *, number=1, kept=None, method=METHOD, data=None):
+def train_round(state, submodel, *, number=1, kept=None, method=METHOD, data=None):
     """Return the update and the memory of a device after a round."""
     sent = {
         name: value.numpy()
@@ -57,7 +57,7 @@ def trained(state, submodel, *, number=1, kept=None, method=METHOD, data=None):
     return update.tensors, memory
 
 
-def counted(memory):
+def count_branches(memory):
     """Return branches of each layer in the last round, by its scores."""
     return {name.removeprefix(SCORES): len(value) for name, value in memory.items()}
 
@@ -66,7 +66,7 @@ def counted(memory):
 
 
 def test_the_menu_is_one_network_with_more_and_more_branches():
-    menu, state = begun(branches=3)
+    menu, state = begin_method(branches=3)
     assert [s.branches for s in menu] == [1, 2, 3]
     assert {s.plain for s in menu} == {full(NET)}
     assert [s.name.rpartition("-")[2] for s in menu[1:]] == ["x2", "x3"]
@@ -89,12 +89,12 @@ def test_branches_that_no_layer_can_have_are_refused(given, reason):
 
 
 def test_a_device_gets_the_most_branches_that_its_memory_and_its_pace_allow():
-    menu, state = begun()
+    menu, state = begin_method()
     recipe = METHOD.recipe(state, menu[-1])
     timings = tuple(Timing(s, 8, cost(s, 8).macs / 1e8) for s in probes(NET, (1, 2)))
     card = Card("d", (1, 4, 4), "uint8", 3, 80, 0, (0.0,), (1.0,))
 
-    def given(memory):
+    def assign_with(memory):
         profile = Profile("a", "h", "s", 1.0, memory, 0.0, 1, "t", card, timings)
         offered = make_offers(profile, menu, recipe, 1.0)
         return METHOD.assign(
@@ -102,8 +102,8 @@ def test_a_device_gets_the_most_branches_that_its_memory_and_its_pace_allow():
         ).branches, [o.step for o in offered]
 
     for submodel in menu:
-        assert given(cost(submodel, 8).memory)[0] == submodel.branches
-    steps = given(10**9)[1]
+        assert assign_with(cost(submodel, 8).memory)[0] == submodel.branches
+    steps = assign_with(10**9)[1]
     assert steps == sorted(set(steps)), "each branch more takes longer"
 
 
@@ -156,9 +156,9 @@ def test_no_order_spends_more_than_the_budget():
 
 
 def test_the_first_round_begins_at_the_bottom_and_the_next_with_the_highest_scores():
-    menu, state = begun()
-    _, first = trained(state, menu[1])
-    branches = list(counted(first).values())
+    menu, state = begin_method()
+    _, first = train_round(state, menu[1])
+    branches = list(count_branches(first).values())
     assert branches[0] == 4
     assert branches[-1] == 1
     assert sum(branches) > len(branches)
@@ -166,26 +166,28 @@ def test_the_first_round_begins_at_the_bottom_and_the_next_with_the_highest_scor
     scores = {
         name: np.full_like(value, float(name == SCORES + top)) for name, value in first.items()
     }
-    second = counted(trained(state, menu[1], number=2, kept=scores)[1])
-    assert counted(first)[top] == 1
+    second = count_branches(train_round(state, menu[1], number=2, kept=scores)[1])
+    assert count_branches(first)[top] == 1
     assert second[top] == 4
     assert second["stem"] > 1, "what is left goes to the lower layers, whose scores tie"
 
 
 def test_a_network_with_attention_keeps_its_plan():
     net = network("vit-micro", (1, 4, 4), 3, Moments((8.0,), (5.0,)))
-    menu, state = begun(net)
-    _, first = trained(state, menu[1])
+    menu, state = begin_method(net)
+    _, first = train_round(state, menu[1])
     turned = {name: np.full_like(value, index) for index, (name, value) in enumerate(first.items())}
-    assert counted(trained(state, menu[1], number=2, kept=turned)[1]) == counted(first)
-    assert counted(trained(state, menu[2], number=2, kept=turned)[1]) != counted(first), (
-        "unless its device may have more"
+    assert count_branches(train_round(state, menu[1], number=2, kept=turned)[1]) == count_branches(
+        first
     )
+    assert count_branches(train_round(state, menu[2], number=2, kept=turned)[1]) != count_branches(
+        first
+    ), "unless its device may have more"
 
 
 def test_scores_are_mean_gradients_of_each_branch_in_the_last_epoch():
     """Two epochs of two steps: the gradients of the last two, per parameter."""
-    menu, state = begun(epochs=2, branches=2)
+    menu, state = begin_method(epochs=2, branches=2)
     data, seen = examples(16), []
     session = open_session(
         build(menu[1]),
@@ -210,11 +212,11 @@ def test_scores_are_mean_gradients_of_each_branch_in_the_last_epoch():
 
 @pytest.mark.parametrize("norm", ["static", "tracked"])
 def test_a_device_sends_the_plain_network(norm):
-    menu, state = begun(norm=norm)
-    tensors, memory = trained(state, menu[-1])
+    menu, state = begin_method(norm=norm)
+    tensors, memory = train_round(state, menu[-1])
     plain = shapes(full(NET)) | (statistics(full(NET)) if norm == "tracked" else {})
     assert {name: value.shape for name, value in tensors.items()} == plain
-    assert set(counted(memory).values()) == {4}
+    assert set(count_branches(memory).values()) == {4}
     assert not np.array_equal(tensors["stem.weight"], state.tensors["stem.weight"].numpy())
 
 
@@ -222,9 +224,9 @@ def test_more_branches_move_more():
     """After one step of plain gradient descent from the same weights, a corner of a kernel has
     moved as it does without branches, its centre four times as far (Lemma 2).
     """
-    menu, state = begun(steps=1, momentum=0.0, lr=0.1)
+    menu, state = begin_method(steps=1, momentum=0.0, lr=0.1)
     before, name = state.tensors["stem.weight"].numpy(), "stem.weight"
-    one, four = (trained(state, submodel)[0][name] - before for submodel in (menu[0], menu[3]))
+    one, four = (train_round(state, submodel)[0][name] - before for submodel in (menu[0], menu[3]))
     cross = np.array([[1, 2, 1], [2, 4, 2], [1, 2, 1]])
     assert np.abs(one).max() > 1e-3
     np.testing.assert_allclose(four, one * cross, rtol=0, atol=1e-5)
@@ -234,42 +236,42 @@ def test_more_branches_move_more():
 def test_how_branches_start_changes_nothing_but_rounding(model):
     found = []
     for init in ("normal", "zeros"):
-        menu, state = begun(
+        menu, state = begin_method(
             network(model, (1, 4, 4), 3, Moments((8.0,), (5.0,))), init=init, steps=3, branches=2
         )
-        found.append(trained(state, menu[1])[0])
+        found.append(train_round(state, menu[1])[0])
     for name, value in found[0].items():
         np.testing.assert_allclose(value, found[1][name], rtol=1e-3, atol=1e-4)
 
 
 def test_low_rank_branches_train_a_network_of_linear_layers():
-    menu, state = begun(
+    menu, state = begin_method(
         network("mlp", (1, 4, 4), 3, Moments((8.0,), (5.0,))), linear="low-rank", rank=2, branches=2
     )
-    tensors, memory = trained(state, menu[1])
-    assert set(counted(memory).values()) == {2}
+    tensors, memory = train_round(state, menu[1])
+    assert set(count_branches(memory).values()) == {2}
     assert all(np.isfinite(value).all() for value in tensors.values())
 
 
 def test_one_branch_is_fedavg_bit_for_bit():
-    menu, state = begun()
+    menu, state = begin_method()
     assert METHOD.recipe(state, menu[0]) == method("fedavg").recipe(state, menu[0])
-    ours, memory = trained(state, menu[0])
-    theirs, _ = trained(state, menu[0], method=method("fedavg"))
+    ours, memory = train_round(state, menu[0])
+    theirs, _ = train_round(state, menu[0], method=method("fedavg"))
     assert not memory
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_the_same_task_twice_gives_the_same_bits():
-    menu, state = begun()
-    first, second = trained(state, menu[2]), trained(state, menu[2])
+    menu, state = begin_method()
+    first, second = train_round(state, menu[2]), train_round(state, menu[2])
     for one, other in zip(first, second, strict=True):
         assert one.keys() == other.keys()
         assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_branches_leave_nothing_behind_in_the_network():
-    menu, state = begun()
+    menu, state = begin_method()
     data, net = examples(), build(menu[3])
     names = [name for name, _ in net.named_parameters()]
     session = open_session(net, menu[3], METHOD.recipe(state, menu[3]), data, seed=0)

@@ -22,7 +22,7 @@ def toy(monkeypatch):
     return registered(monkeypatch)
 
 
-def begun(toy, **given):
+def begin_method(toy, **given):
     whole = toy(lambda submodel: {"w": (4 if submodel.width == 1 else 2,)})
     chosen = method("fednova")
     state = chosen.start(
@@ -33,7 +33,7 @@ def begun(toy, **given):
     return chosen, state, whole, Submodel(whole.network, 0.5, whole.mask)
 
 
-def finished(chosen, state, *updates):
+def finish_round(chosen, state, *updates):
     total = Total()
     for index, (submodel, w, samples, steps) in enumerate(updates):
         update = Update(
@@ -58,27 +58,27 @@ def test_each_coordinate_has_the_mean_steps_of_those_that_hold_it(toy):
     """The small device moved by 4 in 4 steps, the whole by 4 in 1: first half (1 + 4)/2 x (4 +
     1)/2, second the whole's own 4.
     """
-    chosen, state, whole, half = begun(toy)
-    after = finished(chosen, state, (half, [5, 5], 3, 4), (whole, [5, 5, 5, 5], 3, 1))
+    chosen, state, whole, half = begin_method(toy)
+    after = finish_round(chosen, state, (half, [5, 5], 3, 4), (whole, [5, 5, 5, 5], 3, 1))
     assert after["w"].tolist() == [1 + 6.25, 1 + 6.25, 5.0, 5.0]
 
 
 def test_examples_weigh_steps_and_their_number(toy):
     """Two devices with 3 and 1 examples: (3 x 1 + 1 x 4)/4 x (3 x 4 + 1 x 1)/4."""
-    chosen, state, whole, _ = begun(toy)
-    after = finished(chosen, state, (whole, [5] * 4, 3, 4), (whole, [5] * 4, 1, 1))
+    chosen, state, whole, _ = begin_method(toy)
+    after = finish_round(chosen, state, (whole, [5] * 4, 3, 4), (whole, [5] * 4, 1, 1))
     assert after["w"].tolist() == [1 + 1.75 * 3.25] * 4
 
 
 def test_coordinates_without_updates_do_not_change(toy):
-    chosen, state, _, half = begun(toy)
-    after = finished(chosen, state, (half, [5, -5], 3, 4))
+    chosen, state, _, half = begin_method(toy)
+    after = finish_round(chosen, state, (half, [5, -5], 3, 4))
     assert after["w"].tolist() == [5.0, -5.0, 1.0, 1.0]
 
 
 def test_devices_of_one_architecture_can_share_among_themselves_alone(toy):
-    chosen, state, whole, half = begun(toy, sharing="architecture")
-    after = finished(chosen, state, (half, [5, 5], 1, 4), (whole, [3] * 4, 1, 1))
+    chosen, state, whole, half = begin_method(toy, sharing="architecture")
+    after = finish_round(chosen, state, (half, [5, 5], 1, 4), (whole, [3] * 4, 1, 1))
     assert (after[f"w@{half.name}"].tolist(), after[f"w@{whole.name}"].tolist()) == (
         [5.0, 5.0],
         [3.0] * 4,

@@ -25,7 +25,7 @@ NET = network("mlp", (6,), 3)
 SIZES = {"widths": (0.5, 1.0), "depths": (1, 2)}
 
 
-def begun(name: str, tensors: dict[str, list[float]], **given: Any) -> State:
+def begin_method(name: str, tensors: dict[str, list[float]], **given: Any) -> State:
     settings = configure(method(name), given)
     return State(0, {home: torch.tensor(value) for home, value in tensors.items()}, settings)
 
@@ -45,7 +45,7 @@ def test_fedavgm_takes_along_the_last_step_of_what_a_small_device_holds() -> Non
     """Means: (2, 2) of both devices by examples, then 4 of the large one. Changes from (0, 0, 0):
     (2, 2, 4), and in the next round of the small device alone, from there, (1, 0).
     """
-    state = begun("fedavgm", {"w": [0.0] * 3}, server_lr=1.0, server_momentum=0.5)
+    state = begin_method("fedavgm", {"w": [0.0] * 3}, server_lr=1.0, server_momentum=0.5)
     first = after("fedavgm", state, ("w", [5.0, 2.0], 1), ("w", [1.0, 2.0, 4.0], 3))
     assert first.tensors["w"].tolist() == [2.0, 2.0, 4.0]
     second = after("fedavgm", first, ("w", [3.0, 2.0], 1))
@@ -57,7 +57,7 @@ def test_fedavgm_takes_along_the_last_step_of_what_a_small_device_holds() -> Non
 def test_fedadam_moves_each_coordinate_that_a_device_holds_by_its_own_step_size() -> None:
     """The formulas' numbers are derived in tests/federated/engine/test_server_optimizer.py."""
     given = {"server_lr": 2.0, "beta1": 0.5, "beta2": 0.75, "tau": 1.0}
-    state = begun("fedadam", {"w": [1.0, 2.0, 3.0]}, **given)
+    state = begin_method("fedadam", {"w": [1.0, 2.0, 3.0]}, **given)
     first = after("fedadam", state, ("w", [2.0, 2.0, 0.25], 7))
     torch.testing.assert_close(first.tensors["w"], torch.tensor([1.5, 2.0, 3 - 2.75 / 2.625]))
     second = after("fedadam", first, ("w", [2.5, 4.0], 2))
@@ -69,14 +69,14 @@ def test_fedadam_moves_each_coordinate_that_a_device_holds_by_its_own_step_size(
 @pytest.mark.parametrize("name", NAMES)
 def test_running_statistics_take_the_plain_mean(name: str) -> None:
     homes = ["norm.running_mean", "norm.running_var", "norm.running_var@w0.5"]
-    state = begun(name, {"norm.running_mean": [0.0, 0.0], "norm.running_var": [1.0, 1.0]})
+    state = begin_method(name, {"norm.running_mean": [0.0, 0.0], "norm.running_var": [1.0, 1.0]})
     found = after(name, state, *((home, [3.0], 1) for home in homes))
     assert [found.tensors[home][0].item() for home in homes] == [3.0, 3.0, 3.0]
     assert not [home for home in found.tensors if home.startswith("server/")]
 
 
 def test_a_group_starts_from_the_corner_that_it_reads() -> None:
-    state = begun("fedavgm", {"w": [1.0, 2.0, 3.0]}, server_lr=0.5)
+    state = begin_method("fedavgm", {"w": [1.0, 2.0, 3.0]}, server_lr=0.5)
     found = after("fedavgm", state, ("w@w0.5", [3.0, 2.0], 1))
     assert found.tensors["w@w0.5"].tolist() == [2.0, 2.0]
     assert found.tensors["w"].tolist() == [1.0, 2.0, 3.0]

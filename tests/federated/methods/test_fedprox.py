@@ -17,7 +17,7 @@ from tests.support.federation import Member, digits, federate
 NET = network("mlp", (6,), 3)
 
 
-def trained(mu, epochs=20):
+def train_steps(mu, epochs=20):
     """Train on ten random examples. Return the distance that the weights moved, and the running
     mean.
     """
@@ -34,14 +34,14 @@ def trained(mu, epochs=20):
 
 
 def test_a_stronger_pull_keeps_a_device_nearer_to_what_it_received():
-    far, near, nearest = (trained(mu)[0] for mu in (0.0, 1.0, 5.0))
+    far, near, nearest = (train_steps(mu)[0] for mu in (0.0, 1.0, 5.0))
     assert far > 1.5 * near > 2 * nearest > 0
 
 
 def test_running_statistics_are_not_pulled():
     """After one step from the same weights they depend on the batch only, not on mu."""
-    assert torch.equal(trained(0.0, epochs=1)[1], trained(5.0, epochs=1)[1])
-    assert float(trained(5.0, epochs=1)[1].abs().sum()) > 0
+    assert torch.equal(train_steps(0.0, epochs=1)[1], train_steps(5.0, epochs=1)[1])
+    assert float(train_steps(5.0, epochs=1)[1].abs().sum()) > 0
 
 
 def test_mu_is_the_recipes_pull():

@@ -46,7 +46,7 @@ def answer(submodel, tensors, x):
         return net(x)
 
 
-def shown(net):
+def draw_examples(net):
     """Return some examples, drawn from the seed."""
     generator = torch.Generator().manual_seed(1)
     if net.objective in {"next", "masked"}:
@@ -83,7 +83,7 @@ def test_a_narrow_network_is_the_whole_one_with_the_channels_of_a_window(family,
             torch.roll(value, [by * one[name][axis] for axis in axes], axes) if axes else value
         )
     assert any(not torch.equal(rolled[name], tensors[name]) for name in tensors)
-    x = shown(net)
+    x = draw_examples(net)
     torch.testing.assert_close(
         answer(whole, rolled, x), answer(whole, tensors, x), rtol=1e-4, atol=1e-4
     )

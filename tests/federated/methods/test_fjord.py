@@ -43,7 +43,7 @@ def examples(net, count=6):
     )
 
 
-def opened(net=NET, index=-1, seed=0, **given):
+def open_device(net=NET, index=-1, seed=0, **given):
     """Return a device's session on a submodel of the menu, opened as its training would."""
     chosen, menu, state = start(net, **given)
     submodel = menu[index]
@@ -83,7 +83,7 @@ def test_a_device_draws_from_the_widths_up_to_its_own():
 @pytest.mark.parametrize("family", SMALL)
 def test_a_nested_network_computes_the_same_as_the_submodel_of_its_width(family):
     """In evaluation mode, with the same statistics and the same corner of the parameters."""
-    session = opened(small(family))
+    session = open_device(small(family))
     wide = dict(session.net.named_parameters())
     whole = {name: tuple(p.shape) for name, p in wide.items()}
     x, _ = batch(session)
@@ -101,7 +101,7 @@ def test_a_drawn_width_moves_its_corner_alone():
     """The gradient of the narrowest width falls on the leading corner of each parameter, and on
     nothing else.
     """
-    session = opened()
+    session = open_device()
     x, y = batch(session)
     F.cross_entropy(session.own[0].answer(session, x), y).backward()
     inner = shapes(replace(session.submodel, width=0.25))
@@ -113,7 +113,7 @@ def test_a_drawn_width_moves_its_corner_alone():
 
 
 def test_widths_are_drawn_evenly():
-    session = opened(widths=[0.25, 0.5, 0.75, 1.0], kd=False)
+    session = open_device(widths=[0.25, 0.5, 0.75, 1.0], kd=False)
     x, y = batch(session)
     by_reach = {4: 0, 8: 0, 12: 0, 16: 0}
     for _ in range(80):
@@ -171,7 +171,7 @@ def test_values_are_distilled_by_squared_error():
 @pytest.mark.parametrize("masked", [False, True])
 def test_with_distillation_both_losses_count_and_the_teacher_gets_no_gradient_of_it(masked):
     """Drawing the device's own width leaves out the second loss: its gradient is zero."""
-    session = opened(kd=True, masked=masked, widths=[0.25, 1.0])
+    session = open_device(kd=True, masked=masked, widths=[0.25, 1.0])
     x, y = batch(session)
     y = y % 3
     seen = set()

@@ -38,7 +38,7 @@ def view(chosen, state, submodel):
     return chosen.dispatch(state, chosen.place(state, submodel))
 
 
-def played(chosen, state, *updates):
+def play_round(chosen, state, *updates):
     """Return the state after updates of (submodel, constant); tensors without a row in the plan are
     missing.
     """
@@ -137,7 +137,7 @@ def test_max_averages_each_layer_among_all_whose_chains_agree():
     """
     chosen, menu, state = start(depths=[[1, 1, 1], [1, 1, 2], [2, 2, 2]])
     a, b, c = menu
-    after = played(chosen, state, (a, 2.0), (b, 6.0), (c, 10.0))
+    after = play_round(chosen, state, (a, 2.0), (b, 6.0), (c, 10.0))
     found = [constants(view(chosen, after, s)) for s in menu]
     for name, value in found[0].items():
         early = name in FIRST or name.startswith("sections.0.0.")
@@ -154,14 +154,14 @@ def test_max_averages_each_layer_among_all_whose_chains_agree():
 
 def test_matched_by_position_max_is_the_mean_over_the_depths_that_have_a_layer():
     chosen, (shallow, deep), state = start(match="position")
-    after = played(chosen, state, (shallow, 2.0), (deep, 6.0))
+    after = play_round(chosen, state, (shallow, 2.0), (deep, 6.0))
     for name, value in constants(view(chosen, after, deep)).items():
         assert value == (6 if name not in shapes(shallow) else 4), name
 
 
 def test_clustered_averages_the_rest_within_each_architecture():
     chosen, (shallow, deep), state = start(strategy="clustered")
-    after = played(chosen, state, (shallow, 1.0), (deep, 6.0), (deep, 8.0))
+    after = play_round(chosen, state, (shallow, 1.0), (deep, 6.0), (deep, 8.0))
     found = constants(view(chosen, after, deep))
     assert found["stem.weight"] == found["sections.0.0.conv1.weight"] == 5
     assert found["sections.0.1.conv1.weight"] == found["linear.bias"] == 7
@@ -180,7 +180,7 @@ def test_basic_leaves_the_rest_on_the_device():
         assert set(view(chosen, state, submodel)) == common
         assert kept | common == {*shapes(submodel), *statistics(submodel)}
         assert not kept & common
-    after = played(chosen, state, (shallow, 2.0), (deep, 6.0))
+    after = play_round(chosen, state, (shallow, 2.0), (deep, 6.0))
     assert {home for home in after.tensors if not home.endswith("@devices")} == state.tensors.keys()
     assert constants(view(chosen, after, deep))["stem.weight"] == 4
 
@@ -188,7 +188,7 @@ def test_basic_leaves_the_rest_on_the_device():
 def test_a_fleet_of_one_architecture_shares_all_under_every_strategy():
     for strategy in ("basic", "clustered", "max"):
         chosen, menu, state = start(strategy=strategy, norm="tracked", depths=[2])
-        after = played(chosen, state, (menu[0], 2.0), (menu[0], 6.0))
+        after = play_round(chosen, state, (menu[0], 2.0), (menu[0], 6.0))
         found = constants(view(chosen, after, menu[0]))
         assert set(found.values()) == {4.0}
         assert found.keys() == {*shapes(menu[0]), *statistics(menu[0])}
@@ -202,7 +202,7 @@ def test_without_a_fleet_a_submodel_is_compared_with_itself():
 
 def test_untrained_layers_keep_their_initial_weights():
     chosen, (shallow, deep), state = start()
-    after = played(chosen, state, (shallow, 2.0))
+    after = play_round(chosen, state, (shallow, 2.0))
     assert torch.equal(view(chosen, after, deep)["linear.bias"], state.tensors["linear.bias"])
 
 
@@ -232,7 +232,7 @@ def test_a_device_that_goes_away_takes_no_layer_of_the_others_with_it(strategy: 
     """
     chosen, menu, state = start(strategy=strategy, norm="tracked")
     deep = menu[-1]
-    after = played(chosen, state, (menu[0], 1.0), (deep, 3.0))
+    after = play_round(chosen, state, (menu[0], 1.0), (deep, 3.0))
     alone = replace(after, fleet={deep: 1})
     assert chosen.place(alone, deep) == chosen.place(after, deep)
     assert chosen.recipe(alone, deep).keep == chosen.recipe(after, deep).keep
@@ -240,7 +240,7 @@ def test_a_device_that_goes_away_takes_no_layer_of_the_others_with_it(strategy: 
         assert constants(view(chosen, alone, deep))["linear.weight"] == 3
     else:
         assert "linear.weight" in chosen.recipe(alone, deep).keep
-    again = played(chosen, alone, (deep, 5.0))
+    again = play_round(chosen, alone, (deep, 5.0))
     assert constants(view(chosen, again, deep))["stem.weight"] == 5
 
 
@@ -262,7 +262,7 @@ def test_three_devices_of_two_depths_learn_digits(tmp_path: Path, strategy: str)
     assert groups == ({"w1"} if strategy == "clustered" else {"max"})
 
 
-def kept(folder: Path, submodel: str) -> dict[str, np.ndarray]:
+def read_kept(folder: Path, submodel: str) -> dict[str, np.ndarray]:
     """Return the tensors that a device keeps of a submodel after its last round."""
     folder, own = next(folder.rglob(device_memory.FOLDER)), f"own/{submodel}/"
     whole = device_memory.read(folder, max(int(path.stem) for path in folder.iterdir()))
@@ -281,7 +281,7 @@ def test_personal_layers_stay_on_their_devices_and_keep_training(tmp_path: Path)
         for n in (1, 3)
     )
     first, third = (
-        {name: kept(tmp_path / n / name, submodel) for name, submodel in PINS.items()}
+        {name: read_kept(tmp_path / n / name, submodel) for name, submodel in PINS.items()}
         for n in ("1", "3")
     )
     for name in PINS:

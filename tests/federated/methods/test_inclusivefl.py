@@ -43,7 +43,7 @@ def stacks(monkeypatch):
     return tuple(replace(whole, mask=((1,) * n + (0,) * (3 - n),) * 2) for n in (1, 2, 3))
 
 
-def begun(sizes, **given):
+def begin_method(sizes, **given):
     """Return a state of zeros."""
     chosen = method("inclusivefl")
     before = {name: torch.zeros(shape) for name, shape in shapes(sizes[-1]).items()}
@@ -69,7 +69,7 @@ def one_round(chosen, state, *updates):
     return chosen.finish(state, total, np.random.default_rng(0))
 
 
-def received(chosen, state, size):
+def receive_size(chosen, state, size):
     """Return the received tensors by short names: 0.1 is the second layer of the first section."""
     found = chosen.dispatch(state, chosen.place(state, size))
     return {
@@ -155,14 +155,19 @@ def test_sizes_share_by_examples_what_is_no_top_layer_and_no_head(stacks):
     """Within the small size (1 * 1 + 3 * 5) / 4 = 4; the stem of all (4 * 4 + 8 * 1 + 4 * 8) / 16;
     the first layers of the two larger ones (8 * 1 + 4 * 8) / 12.
     """
-    chosen, state = begun(stacks, beta=0.0)
+    chosen, state = begin_method(stacks, beta=0.0)
     small, middle, large = stacks
     after = one_round(
         chosen, state, (small, 1.0, 1), (small, 5.0, 3), (middle, 1.0, 8), (large, 8.0, 4)
     )
     shared = round(40 / 12, 5)
-    assert received(chosen, after, small) == {"stem": 3.5, "0.0": 4.0, "1.0": 4.0, "linear": 4.0}
-    assert received(chosen, after, middle) == {
+    assert receive_size(chosen, after, small) == {
+        "stem": 3.5,
+        "0.0": 4.0,
+        "1.0": 4.0,
+        "linear": 4.0,
+    }
+    assert receive_size(chosen, after, middle) == {
         "stem": 3.5,
         "0.0": shared,
         "0.1": 1.0,
@@ -171,7 +176,7 @@ def test_sizes_share_by_examples_what_is_no_top_layer_and_no_head(stacks):
         "linear": 1.0,
     }
     large_ones = {"0.1": 8.0, "0.2": 8.0, "1.1": 8.0, "1.2": 8.0, "linear": 8.0}
-    assert received(chosen, after, large) == {
+    assert receive_size(chosen, after, large) == {
         "stem": 3.5,
         "0.0": shared,
         "1.0": shared,
@@ -180,17 +185,22 @@ def test_sizes_share_by_examples_what_is_no_top_layer_and_no_head(stacks):
 
 
 def test_a_size_without_devices_takes_part_in_what_is_shared_and_keeps_its_own(stacks):
-    chosen, state = begun(stacks, beta=0.0)
+    chosen, state = begin_method(stacks, beta=0.0)
     small, _, large = stacks
     state = one_round(chosen, state, (small, 2.0, 1))
     state = one_round(chosen, state, (large, 1.0, 1))
-    assert received(chosen, state, small) == {"stem": 3.0, "0.0": 2.0, "1.0": 2.0, "linear": 2.0}
+    assert receive_size(chosen, state, small) == {
+        "stem": 3.0,
+        "0.0": 2.0,
+        "1.0": 2.0,
+        "linear": 2.0,
+    }
 
 
 def test_an_unused_size_starts_from_the_whole_network(stacks):
-    chosen, state = begun(stacks)
+    chosen, state = begin_method(stacks)
     state = one_round(chosen, state, (stacks[2], 1.5, 1))
-    assert set(received(chosen, state, stacks[0]).values()) == {1.5}
+    assert set(receive_size(chosen, state, stacks[0]).values()) == {1.5}
 
 
 # ---- momentum ------------------------------------------------------------------------------------
@@ -201,7 +211,7 @@ def test_the_next_larger_size_alone_teaches_the_top_layers(stacks):
     = .8 * 1 + .2 * 3 = 1.4. Size 2's top moved by -4 and learns from layers 2 and 3 of size 3,
     which moved by -10 and -20: g = .8 * 4 + .2 * 15 = 6.2. Size 3 learns from nobody.
     """
-    chosen, state = begun(stacks)
+    chosen, state = begin_method(stacks)
     small, middle, large = stacks
     moves = [
         {f"sections.{s}.{b}.weight": -size[b] for s in (0, 1) for b in range(len(size))}
@@ -210,29 +220,38 @@ def test_the_next_larger_size_alone_teaches_the_top_layers(stacks):
     after = one_round(
         chosen, state, *((size, move, 1) for size, move in zip(stacks, moves, strict=True))
     )
-    assert received(chosen, after, small) == {"stem": 0.0, "0.0": -1.4, "1.0": -1.4, "linear": 0.0}
-    assert received(chosen, after, middle)["1.1"] == received(chosen, after, middle)["0.1"] == -6.2
-    assert [received(chosen, after, large)[name] for name in ("0.1", "0.2")] == [-10.0, -20.0]
-    assert received(chosen, after, large)["0.0"] == -3.5
+    assert receive_size(chosen, after, small) == {
+        "stem": 0.0,
+        "0.0": -1.4,
+        "1.0": -1.4,
+        "linear": 0.0,
+    }
+    assert (
+        receive_size(chosen, after, middle)["1.1"]
+        == receive_size(chosen, after, middle)["0.1"]
+        == -6.2
+    )
+    assert [receive_size(chosen, after, large)[name] for name in ("0.1", "0.2")] == [-10.0, -20.0]
+    assert receive_size(chosen, after, large)["0.0"] == -3.5
 
 
 def test_momentum_is_the_mean_over_the_larger_sizes_devices_by_examples(stacks):
     """Layers 1 and 2 of two devices with 1 and 3 examples moved by -1 and -1, -2 and -4: m = (1 + 1
     + 3 * (2 + 4)) / (2 * 4) = 2.5.
     """
-    chosen, state = begun(stacks, beta=0.5)
+    chosen, state = begin_method(stacks, beta=0.5)
     a, b = (
         {"sections.0.0.weight": -first, "sections.0.1.weight": -second}
         for first, second in ((1.0, 1.0), (2.0, 4.0))
     )
     after = one_round(chosen, state, (stacks[0], 0.0, 9), (stacks[1], a, 1), (stacks[1], b, 3))
-    assert received(chosen, after, stacks[0])["0.0"] == -1.25
+    assert receive_size(chosen, after, stacks[0])["0.0"] == -1.25
 
 
 def test_without_the_next_larger_size_nothing_is_distilled(stacks):
-    chosen, state = begun(stacks)
+    chosen, state = begin_method(stacks)
     after = one_round(chosen, state, (stacks[0], -1.0, 1), (stacks[2], -5.0, 1))
-    assert received(chosen, after, stacks[0])["0.0"] == -1.0
+    assert receive_size(chosen, after, stacks[0])["0.0"] == -1.0
     alone = one_round(chosen, state, (stacks[1], -5.0, 1))
     assert alone.tensors.keys() == {
         *state.tensors,
@@ -271,14 +290,14 @@ def test_adamw_steps_each_size_by_its_own_state(stacks):
     """The first step of AdamW equals the learning rate for any gradient; later steps equal
     PyTorch's; then the sizes share.
     """
-    chosen, state = begun(stacks, server="adamw", server_lr=0.1, server_decay=0.01, beta=0.0)
+    chosen, state = begin_method(stacks, server="adamw", server_lr=0.1, server_decay=0.01, beta=0.0)
     small, middle, _ = stacks
     weights = {size: torch.nn.Parameter(torch.zeros(1)) for size in (small, middle)}
     optimisers = {
         size: torch.optim.AdamW([w], lr=0.1, weight_decay=0.01) for size, w in weights.items()
     }
     state = one_round(chosen, state, (small, -4.0, 1), (middle, 0.5, 3))
-    assert received(chosen, state, small) == {
+    assert receive_size(chosen, state, small) == {
         "stem": 0.05,
         "0.0": -0.1,
         "1.0": -0.1,
@@ -288,10 +307,10 @@ def test_adamw_steps_each_size_by_its_own_state(stacks):
     for gradient in (4.0, -1.0):
         weights[small].grad = torch.tensor([gradient])
         optimisers[small].step()
-    assert received(chosen, second, small)["linear"] == pytest.approx(
+    assert receive_size(chosen, second, small)["linear"] == pytest.approx(
         weights[small].item(), abs=1e-5
     )
-    assert received(chosen, second, middle)["linear"] == 0.1
+    assert receive_size(chosen, second, middle)["linear"] == 0.1
     assert second.tensors["server/t/linear.weight@w1-d1.1/w1-d1.1"].item() == 2
     assert second.tensors["server/t/linear.weight@w1-d2.2/w1-d2.2"].item() == 1
     assert {

@@ -23,7 +23,7 @@ NET = network("resnet-small", (1, 8, 8), 3)
 NAMES = ("inco-avg", "inco-moon", "inco-nova", "inco-prox", "inco-scaffold")
 
 
-def played(name, moves, *, width=(1.0,), **given):
+def play_round(name, moves, *, width=(1.0,), **given):
     """Return the states before and after a round in which the device of each size i adds moves[i]
     to all that it received.
     """
@@ -178,8 +178,8 @@ def test_the_wrapper_changes_the_layers_that_it_should_and_no_other(name):
         "inco-prox": "fedprox",
         "inco-scaffold": "scaffold",
     }
-    before, after = played(name, {0: move, 1: move})
-    _, plain = played(bases[name], {0: move, 1: move}, weighting="uniform")
+    before, after = play_round(name, {0: move, 1: move})
+    _, plain = play_round(bases[name], {0: move, 1: move}, weighting="uniform")
     known = references(NET)
     assert after.keys() == plain.keys()
     assert {home for home in after if not torch.equal(after[home], plain[home])} == known.keys()
@@ -193,7 +193,7 @@ def test_channels_that_no_device_of_the_round_has_stay(variant):
     """A narrow deep device and a wide shallow one, whose first block moves everywhere: the deep
     layer moves in the corner alone.
     """
-    before, after = played(
+    before, after = play_round(
         "inco-avg", {1: move, 2: move}, width=(0.5, 1.0), depths=(1, 2), variant=variant
     )
     deep = "sections.0.1.conv1.weight"
@@ -206,7 +206,7 @@ def test_channels_that_no_device_of_the_round_has_stay(variant):
 
 
 def test_untrained_deep_layers_do_not_change():
-    before, after = played("inco-avg", {0: move})
+    before, after = play_round("inco-avg", {0: move})
     assert all(torch.equal(after[home], before[home]) for home in references(NET))
     assert not torch.equal(after["sections.0.0.conv2.weight"], before["sections.0.0.conv2.weight"])
 
@@ -243,7 +243,7 @@ def test_the_sizes_go_from_one_block_per_section_to_the_whole_network(model, siz
     ] == [f"w1-{size}" for size in sizes]
 
 
-def learned(tmp_path, name, model, **given):
+def train_fleet(tmp_path, name, model, **given):
     """Return the best accuracy of a fleet of three speeds after two rounds, under the authors'
     optimiser.
     """
@@ -263,9 +263,9 @@ def learned(tmp_path, name, model, **given):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_unequal_devices_learn_digits(tmp_path, name):
-    assert learned(tmp_path, name, "mlp", **{"train.epochs": 6}) > 0.5
+    assert train_fleet(tmp_path, name, "mlp", **{"train.epochs": 6}) > 0.5
 
 
 @pytest.mark.slow
 def test_unequal_residual_networks_learn_digits(tmp_path):
-    assert learned(tmp_path, "inco-avg", "resnet-small") > 0.4
+    assert train_fleet(tmp_path, "inco-avg", "resnet-small") > 0.4

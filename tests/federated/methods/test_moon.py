@@ -36,7 +36,7 @@ def session_of(submodel=WHOLE, memory=None, **given):
     return session
 
 
-def trained(**given):
+def train_session(**given):
     session = session_of(**given)
     done = descend(session, method("moon").hooks)
     return session, done
@@ -79,7 +79,7 @@ def test_the_first_participation_is_fedavgs():
     """Without an earlier network there is no contrastive loss, so the bits equal those without a
     hook.
     """
-    session, done = trained(epochs=2)
+    session, done = train_session(epochs=2)
     plain = session_of(epochs=2)
     assert done.loss == descend(plain).loss
     assert all(
@@ -90,7 +90,7 @@ def test_the_first_participation_is_fedavgs():
 
 @pytest.mark.parametrize("norm", ["static", "tracked"])
 def test_from_the_second_round_on_the_loss_is_the_plain_one_and_mu_times_the_contrast(norm):
-    first, _ = trained(norm=norm, epochs=3)
+    first, _ = train_session(norm=norm, epochs=3)
     session = session_of(memory=first.memory, norm=norm, mu=2.5, temperature=0.25)
     losses = []
     done = descend(
@@ -110,7 +110,7 @@ def test_from_the_second_round_on_the_loss_is_the_plain_one_and_mu_times_the_con
 
 
 def test_only_the_network_in_training_moves():
-    first, _ = trained(norm="static")
+    first, _ = train_session(norm="static")
     session = session_of(memory=first.memory, norm="static", epochs=3)
     kept = {}
 
@@ -133,7 +133,7 @@ def test_only_the_network_in_training_moves():
 
 
 def test_a_device_keeps_its_last_network_and_uses_it_for_the_same_submodel_alone():
-    first, _ = trained()
+    first, _ = train_session()
     names = {name.split("/", 2)[1] for name in first.memory}
     assert names == {WHOLE.name}
     assert torch.equal(first.memory[f"previous/{WHOLE.name}/stem.weight"], first.net.stem.weight)
@@ -145,7 +145,7 @@ def test_a_device_keeps_its_last_network_and_uses_it_for_the_same_submodel_alone
 
 
 def test_a_batch_of_one_example_has_no_contrast():
-    first, _ = trained()
+    first, _ = train_session()
     session = session_of(memory=first.memory)
     method("moon").hooks.open(session)
     session.net.eval()  # one example has no spread

@@ -30,7 +30,7 @@ def update(submodel, tensors, agent="a0", samples=1):
     return Update("r", 0, 0, agent, "train", submodel, "0", samples, 1, tensors)
 
 
-def finished(state, *updates):
+def finish_round(state, *updates):
     total = Total()
     for one in updates:
         fold(total, METHOD.parts(state, METHOD.place(state, one.submodel), one), (one.agent,))
@@ -230,7 +230,7 @@ def test_an_update_moves_phi_by_the_gradient_of_what_was_made_times_its_change(s
             for name, value in hyper.generate(leaves, menu[0], {}, classes).items():
                 product = product + (value * change[f"small/{name}"]).sum()
     gradient = torch.autograd.grad(product, list(leaves.values()), materialize_grads=True)
-    step = changed(state, finished(state, *updates))
+    step = changed(state, finish_round(state, *updates))
     assert max(float(value.abs().max()) for value in step.values()) > 1e-3
     for name, expected in zip(leaves, gradient, strict=True):
         torch.testing.assert_close(step[name], expected, rtol=1e-3, atol=2e-6)
@@ -248,7 +248,7 @@ def test_a_step_brings_what_is_made_nearer_to_what_came_back():
 
     first = distance(state)
     for _ in range(5):
-        state = finished(state, update(menu[0], target))
+        state = finish_round(state, update(menu[0], target))
     assert distance(state) < 0.8 * first
 
 
@@ -258,9 +258,9 @@ def test_a_step_brings_what_is_made_nearer_to_what_came_back():
 def test_equal_updates_add_up_or_average(weighting, expected):
     menu, state = begun(server="sgd", server_lr=1.0, server_clip=0.0, weighting=weighting)
     moved = {name: value + 0.01 for name, value in sent(state, menu[0]).items()}
-    once = changed(state, finished(state, update(menu[0], moved, "a0", 3)))
+    once = changed(state, finish_round(state, update(menu[0], moved, "a0", 3)))
     twice = changed(
-        state, finished(state, update(menu[0], moved, "a0", 3), update(menu[0], moved, "a1", 3))
+        state, finish_round(state, update(menu[0], moved, "a0", 3), update(menu[0], moved, "a1", 3))
     )
     for name, value in once.items():
         torch.testing.assert_close(twice[name], expected * value, rtol=1e-5, atol=1e-6)
@@ -270,7 +270,7 @@ def test_a_step_is_clipped_as_a_whole():
     menu, state = begun(server="sgd", server_lr=1.0, server_clip=0.5)
     step = changed(
         state,
-        finished(
+        finish_round(
             state,
             update(menu[0], {name: value + 10 for name, value in sent(state, menu[0]).items()}),
         ),
@@ -283,7 +283,7 @@ def test_a_step_is_clipped_as_a_whole():
 def test_generated_weights_are_deterministic_and_an_untrained_update_changes_nothing():
     """With dropout, the seed depends on the round and the agent."""
     menu, state = begun(dropout=0.5)
-    state = finished(state, update(menu[0], sent(state, menu[0])))
+    state = finish_round(state, update(menu[0], sent(state, menu[0])))
     one, other = (replace(menu[0], owner=owner) for owner in ("a0", "a1"))
     assert all(
         torch.equal(value, sent(state, one)[name]) for name, value in sent(state, one).items()
@@ -300,7 +300,7 @@ def test_generated_weights_are_deterministic_and_an_untrained_update_changes_not
 def test_last_weights_are_kept_by_size_by_agent_or_not_at_all(encode, homes):
     menu, state = begun(encode=encode)
     ones = [replace(menu[0], owner=owner) for owner in ("a0", "a1")]
-    after = finished(
+    after = finish_round(
         state,
         *(
             update(s, {n: v + i for n, v in sent(state, s).items()}, s.owner)
@@ -399,7 +399,7 @@ def test_vgg_16_and_resnet_101_learn_from_each_other_at_full_size():
     assert {name for name in updates[1].tensors if "/" in name} == {
         f"small/{name}" for name in updates[0].tensors
     }
-    step = changed(state, finished(state, *updates))
+    step = changed(state, finish_round(state, *updates))
     assert all(bool(value.isfinite().all()) for value in step.values())
     assert {name for name, value in step.items() if value.any()} >= {
         name for name in step if name.startswith(("decoders", "heads", "sweep.cell"))

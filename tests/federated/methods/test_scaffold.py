@@ -35,7 +35,7 @@ def toy(monkeypatch):
     return registered(monkeypatch)
 
 
-def begun(toy, **given):
+def begin_method(toy, **given):
     """Return two sizes of one vector, of four and of two entries; all weights are 1, all variates
     0.
     """
@@ -46,7 +46,7 @@ def begun(toy, **given):
     return chosen, chosen.start({"w": torch.ones(4)}, [half, whole], settings), whole, half
 
 
-def finished(chosen, state, *updates):
+def finish_round(chosen, state, *updates):
     total = Total()
     for index, (submodel, w, c) in enumerate(updates):
         update = Update(
@@ -79,50 +79,50 @@ def test_variates_are_divided_by_the_devices_of_the_fleet_that_hold_a_coordinate
     """Three small and one whole are there; one of each answers: 2 of 4 hold the first half, 1 of 1
     the second.
     """
-    chosen, state, whole, half = begun(toy)
+    chosen, state, whole, half = begin_method(toy)
     state = replace(state, fleet={half: 3, whole: 1})
-    after = finished(chosen, state, (half, [3, 3], [1, 2]), (whole, [1, 1, 5, 5], [3, 0, 8, 8]))
+    after = finish_round(chosen, state, (half, [3, 3], [1, 2]), (whole, [1, 1, 5, 5], [3, 0, 8, 8]))
     assert after["c/w"].tolist() == [1.0, 0.5, 8.0, 8.0]
     assert after["w"].tolist() == [2.0, 2.0, 5.0, 5.0]
 
 
 def test_variates_outside_the_submodels_of_a_round_do_not_change(toy):
-    chosen, state, whole, half = begun(toy)
+    chosen, state, whole, half = begin_method(toy)
     state = replace(
         state,
         fleet={half: 1, whole: 1},
         tensors={**state.tensors, "c/w": floats([0.25, 0.25, 0.1, 0.3])},
     )
-    after = finished(chosen, state, (half, [2, 2], [1, -1]))
+    after = finish_round(chosen, state, (half, [2, 2], [1, -1]))
     assert after["c/w"][:2].tolist() == [0.75, -0.25]
     assert torch.equal(after["c/w"][2:], state.tensors["c/w"][2:])
     assert torch.equal(after["w"][2:], state.tensors["w"][2:])
 
 
 def test_devices_that_answer_are_counted_even_if_the_fleet_is_unknown(toy):
-    chosen, state, whole, _ = begun(toy)
-    after = finished(chosen, state, (whole, [1] * 4, [1] * 4), (whole, [1] * 4, [3] * 4))
+    chosen, state, whole, _ = begin_method(toy)
+    after = finish_round(chosen, state, (whole, [1] * 4, [1] * 4), (whole, [1] * 4, [3] * 4))
     assert after["c/w"].tolist() == [2.0] * 4
 
 
 def test_the_coordinator_goes_a_share_of_the_way(toy):
-    chosen, state, whole, _ = begun(toy, server_lr=0.5)
-    after = finished(chosen, state, (whole, [3, 3, 3, 3], [1] * 4))
+    chosen, state, whole, _ = begin_method(toy, server_lr=0.5)
+    after = finish_round(chosen, state, (whole, [3, 3, 3, 3], [1] * 4))
     assert after["w"].tolist() == [2.0] * 4
     assert after["c/w"].tolist() == [1.0] * 4
 
 
 def test_weights_can_be_averaged_by_examples_and_variates_are_not(toy):
     """Two devices with 1 and 9 examples."""
-    chosen, state, whole, _ = begun(toy, weighting="samples")
-    after = finished(chosen, state, (whole, [11] * 4, [0] * 4), (whole, [1] * 4, [4] * 4))
+    chosen, state, whole, _ = begin_method(toy, weighting="samples")
+    after = finish_round(chosen, state, (whole, [11] * 4, [0] * 4), (whole, [1] * 4, [4] * 4))
     assert after["w"].tolist() == [2.0] * 4
     assert after["c/w"].tolist() == [2.0] * 4
 
 
 def test_devices_of_one_architecture_can_share_among_themselves_alone(toy):
-    chosen, state, whole, half = begun(toy, sharing="architecture")
-    after = finished(chosen, state, (half, [3, 3], [1, 1]), (whole, [5, 5, 5, 5], [2, 2, 2, 2]))
+    chosen, state, whole, half = begin_method(toy, sharing="architecture")
+    after = finish_round(chosen, state, (half, [3, 3], [1, 1]), (whole, [5, 5, 5, 5], [2, 2, 2, 2]))
     assert (after[f"w@{half.name}"].tolist(), after[f"c/w@{half.name}"].tolist()) == (
         [3.0, 3.0],
         [1.0, 1.0],
@@ -149,7 +149,7 @@ def test_under_any_optimiser_what_a_device_keeps_is_the_mean_of_its_own_directio
     """A constant gradient of 2: with zero variates and with c = 3, c_i = 7 the kept c_i+ is the
     same, while the weights differ by K eta (c - c_i).
     """
-    chosen, state, whole, _ = begun(toy, lr=0.125, **{"epochs": 4, **optimiser})
+    chosen, state, whole, _ = begin_method(toy, lr=0.125, **{"epochs": 4, **optimiser})
     kept, moved = [], []
     for c, ours in ((0.0, 0.0), (3.0, 7.0)):
         session = open_session(
@@ -381,15 +381,15 @@ def test_a_device_that_left_before_it_trained_does_not_count(toy):
     """The whole network's only holder leaves untrained: its half of c stays 0, and the mean of the
     other half is over one device again.
     """
-    chosen, state, whole, half = begun(toy)
+    chosen, state, whole, half = begin_method(toy)
     state = replace(state, holders={(half,): 1, (whole,): 1})
-    state = replace(state, tensors=finished(chosen, state, (half, [1, 1], [4, 6])))
+    state = replace(state, tensors=finish_round(chosen, state, (half, [1, 1], [4, 6])))
     assert state.tensors["c/w"].tolist() == [2.0, 3.0, 0.0, 0.0]
     state = replace(state, holders={(half,): 1})
-    state = replace(state, tensors=finished(chosen, state, (half, [1, 1], [1, 1])))
+    state = replace(state, tensors=finish_round(chosen, state, (half, [1, 1], [1, 1])))
     assert state.tensors["c/w"].tolist() == [5.0, 7.0, 0.0, 0.0]
     state = replace(state, holders={(half,): 1, (whole,): 1})
-    assert finished(chosen, state, (whole, [1] * 4, [1, 1, 8, 8]))["c/w"].tolist() == [
+    assert finish_round(chosen, state, (whole, [1] * 4, [1, 1, 8, 8]))["c/w"].tolist() == [
         3.0,
         4.0,
         8.0,
@@ -401,15 +401,16 @@ def test_devices_that_left_count_with_what_they_trained(toy):
     """A mean of 2 over the two that trained: a third that joins has a c_i of 0, and one that left
     keeps its own.
     """
-    chosen, state, whole, half = begun(toy)
+    chosen, state, whole, half = begin_method(toy)
     state = replace(state, holders={(whole,): 2})
     state = replace(
-        state, tensors=finished(chosen, state, (whole, [1] * 4, [1] * 4), (whole, [1] * 4, [3] * 4))
+        state,
+        tensors=finish_round(chosen, state, (whole, [1] * 4, [1] * 4), (whole, [1] * 4, [3] * 4)),
     )
     assert state.tensors["c/w"].tolist() == [2.0] * 4
     joined = replace(state, holders={(whole,): 2, (half,): 1}, fleet={whole: 1, half: 1})
-    after = finished(chosen, joined, (half, [1, 1], [6, 9]))
+    after = finish_round(chosen, joined, (half, [1, 1], [6, 9]))
     torch.testing.assert_close(after["c/w"], torch.tensor([10 / 3, 13 / 3, 2.0, 2.0]))
     later = replace(joined, tensors=after, holders={(whole,): 2, (half, whole): 1})
-    after = finished(chosen, later, (whole, [1] * 4, [0, 0, 2, 2]))
+    after = finish_round(chosen, later, (whole, [1] * 4, [0, 0, 2, 2]))
     torch.testing.assert_close(after["c/w"], torch.tensor([10 / 3, 13 / 3, 2.0, 2.0]))

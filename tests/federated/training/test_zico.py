@@ -24,7 +24,7 @@ NET = network("preresnet", (1, 8, 8), 10)
 ZICO = {"choice": "zico", "widths": (0.25, 0.5), "depths": (2,)}
 
 
-def asked(data, memory=10**9, **given):
+def make_survey(data, memory=10**9, **given):
     chosen = method("fedfa")
     settings = configure(chosen, {**ZICO, **given}, seed=3)
     return Survey(
@@ -56,7 +56,7 @@ def profile(scores, runtime="torch"):
     )
 
 
-def begun(**given):
+def begin_method(**given):
     chosen = method("fedfa")
     settings = configure(chosen, {**ZICO, "widths": (0.25, 0.5, 1.0), **given})
     return chosen, State(0, {}, settings), chosen.menu(NET, settings)
@@ -128,31 +128,31 @@ def test_a_linear_networks_score_is_that_of_its_gradients_by_hand():
 
 def test_a_device_scores_what_fits_its_memory_the_same_each_time():
     data = digits(0, 8)
-    found = survey(asked(data))
+    found = survey(make_survey(data))
     assert set(found["zico"]) == {"w0.25-d2.2.2", "w0.5-d2.2.2"}
     assert all(math.isfinite(value) for value in found["zico"].values())
-    assert survey(asked(data)) == found
-    narrow, wide = asked(data).menu
+    assert survey(make_survey(data)) == found
+    narrow, wide = make_survey(data).menu
     least = cost(narrow, 32).memory
     assert least < cost(wide, 32).memory
-    assert set(survey(asked(data, memory=least))["zico"]) == {narrow.name}
-    assert survey(asked(data, memory=least - 1)) == {"zico": {}}
+    assert set(survey(make_survey(data, memory=least))["zico"]) == {narrow.name}
+    assert survey(make_survey(data, memory=least - 1)) == {"zico": {}}
 
 
 def test_nothing_is_scored_unless_asked_for_or_of_three_examples():
     data = digits(0, 8)
-    assert survey(asked(data, choice="largest")) == {}
+    assert survey(make_survey(data, choice="largest")) == {}
     few = replace(data, x=data.x[:3], y=data.y[:3])
-    assert survey(asked(few)) == {}
+    assert survey(make_survey(few)) == {}
     some = replace(data, x=data.x[:4], y=data.y[:4])
-    assert set(survey(asked(some))["zico"]) == {"w0.25-d2.2.2", "w0.5-d2.2.2"}
+    assert set(survey(make_survey(some))["zico"]) == {"w0.25-d2.2.2", "w0.5-d2.2.2"}
 
 
 # ---- FedFA's choice ------------------------------------------------------------------------------
 
 
 def test_the_best_score_that_is_affordable_wins_and_equals_go_to_the_cheaper():
-    chosen, state, menu = begun()
+    chosen, state, menu = begin_method()
     rng, names = np.random.default_rng(0), [s.name for s in menu]
     scored = profile(dict(zip(names, (5.0, 7.0, 6.0), strict=True)))
     assert chosen.assign(state, scored, menu, rng) == menu[1]
@@ -165,12 +165,12 @@ def test_the_best_score_that_is_affordable_wins_and_equals_go_to_the_cheaper():
     [None, {}, {"other": 1.0}, "nonsense", {"w0.5-d2.2.2": math.nan}, {"w0.25-d2.2.2": "high"}],
 )
 def test_without_a_score_the_largest_is_taken(scores):
-    chosen, state, menu = begun()
+    chosen, state, menu = begin_method()
     assert chosen.assign(state, profile(scores), menu, np.random.default_rng(0)) == menu[-1]
 
 
 def test_the_largest_is_taken_where_that_is_the_choice_whatever_the_scores():
-    chosen, state, menu = begun(choice="largest")
+    chosen, state, menu = begin_method(choice="largest")
     assert (
         chosen.assign(state, profile({menu[0].name: 9.0}), menu, np.random.default_rng(0))
         == menu[-1]
@@ -181,7 +181,7 @@ def test_a_budget_of_multiply_adds_bounds_the_choice():
     """Shares of the whole network with all blocks; a budget that allows nothing leaves the
     cheapest.
     """
-    shares = [cost(s).macs / cost(full(NET)).macs for s in begun()[2]]
+    shares = [cost(s).macs / cost(full(NET)).macs for s in begin_method()[2]]
     for choice in ("largest", "zico"):
         for budget, expected in (
             (shares[1], 1),
@@ -189,13 +189,13 @@ def test_a_budget_of_multiply_adds_bounds_the_choice():
             (shares[0] / 2, 0),
             (0.0, 2),
         ):
-            chosen, state, menu = begun(choice=choice, mac_budget=budget)
+            chosen, state, menu = begin_method(choice=choice, mac_budget=budget)
             scored = profile({s.name: float(i) for i, s in enumerate(menu)})
             assert chosen.assign(state, scored, menu, np.random.default_rng(0)) == menu[expected]
 
 
 def test_a_method_that_only_surveys_requires_no_hook_of_a_trainer():
-    chosen, state, menu = begun(choice="zico")
+    chosen, state, menu = begin_method(choice="zico")
     assert chosen.hooks.survey is not None
     assert not any(
         word.startswith("hook:") for word in list_required(chosen.recipe(state, menu[0]))

@@ -128,24 +128,24 @@ def test_no_agent_may_be_named_all() -> None:
 def test_each_side_subscribes_only_to_its_own_topics() -> None:
     agent, coordinator = topics.agent_patterns("r", "a"), topics.coordinator_patterns("r")
 
-    def heard(patterns: tuple[str, ...]) -> set[str]:
+    def list_topics(patterns: tuple[str, ...]) -> set[str]:
         return {t for t in MADE if any(topics.matches(p, t) for p in patterns)}
 
-    assert heard(agent) == {
+    assert list_topics(agent) == {
         "fl/v1/r/run",
         "fl/v1/r/cmd/a",
         "fl/v1/r/cmd/all",
         "fl/v1/r/agent/a/status",
     }
-    assert heard(coordinator) == {
+    assert list_topics(coordinator) == {
         f"fl/v1/r/agent/a/{x}" for x in ("status", "profile", "hb", "say", "up/t.1/c/12")
     }
-    assert heard((topics.any_run(),)) == {"fl/v1/r/run"}
-    assert heard((topics.release_card("+"),)) == {"fl/v1/r/release/card"}
-    assert heard((topics.release_manifests("r"),)) == {
+    assert list_topics((topics.any_run(),)) == {"fl/v1/r/run"}
+    assert list_topics((topics.release_card("+"),)) == {"fl/v1/r/release/card"}
+    assert list_topics((topics.release_manifests("r"),)) == {
         "fl/v1/r/release/00ff00ff00ff/w1.onnx/manifest"
     }
-    assert heard((topics.serving("r", "+"),)) == {"fl/v1/r/agent/a/release"}
+    assert list_topics((topics.serving("r", "+"),)) == {"fl/v1/r/agent/a/release"}
 
 
 def test_a_version_is_a_digest_and_a_file_is_not_a_path() -> None:

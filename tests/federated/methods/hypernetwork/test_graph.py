@@ -45,11 +45,11 @@ class Tied(nn.Module):
         return self.last(self.first(torch.relu(self.first(x))))
 
 
-def counted(submodel):
+def count_operations(submodel):
     return Counter(OPERATIONS[index] for index in read_graph(submodel).operations)
 
 
-def own(name):
+def build_own(name):
     return full(network(f"{__name__}:{name}", (2,), 3))
 
 
@@ -120,13 +120,13 @@ def test_operations_are_distinguished():
         for m in build(full(small("mobilenet")), "meta").modules()
         if isinstance(m, nn.Conv2d) and m.groups > 1
     ]
-    assert counted(full(small("mobilenet")))["sep_conv"] == len(grouped) > 0
-    assert counted(full(small("vit")))["pos_enc"] == 1
-    assert counted(full(small("vit")))["msa"] > 0
-    assert counted(full(small("transformer")))["embedding"] == 1
-    assert counted(full(small("densenet")))["concat"] > 0
-    assert counted(full(small("efficientnet")))["cse"] > 0
-    assert counted(full(small("preresnet"))) == {
+    assert count_operations(full(small("mobilenet")))["sep_conv"] == len(grouped) > 0
+    assert count_operations(full(small("vit")))["pos_enc"] == 1
+    assert count_operations(full(small("vit")))["msa"] > 0
+    assert count_operations(full(small("transformer")))["embedding"] == 1
+    assert count_operations(full(small("densenet")))["concat"] > 0
+    assert count_operations(full(small("efficientnet")))["cse"] > 0
+    assert count_operations(full(small("preresnet"))) == {
         "input": 1,
         "conv": 27,
         "bn": 25,
@@ -161,14 +161,14 @@ def test_the_owner_of_a_submodel_does_not_change_the_graph():
 
 
 def test_an_unused_tensor_has_its_own_node():
-    found = read_graph(own("forgetful"))
+    found = read_graph(build_own("forgetful"))
     unused = next(slot for slot in found.slots if slot.name.endswith("unused"))
     assert OPERATIONS[found.operations[unused.node]] == "other"
     assert not found.paths[unused.node].any()
 
 
 def test_a_tensor_that_is_used_twice_belongs_to_its_first_use():
-    found = read_graph(own("tied"))
+    found = read_graph(build_own("tied"))
     assert [OPERATIONS[index] for index in found.operations] == [
         "input",
         "linear",

@@ -26,7 +26,7 @@ SIZES = menu(NET, (0.2, 1.0), (1, 2))
 EVEN = torch.full((3,), 1 / 3)
 
 
-def begun(sizes=SIZES, hidden=8, cap=65536, seed=0):
+def draw_parameters(sizes=SIZES, hidden=8, cap=65536, seed=0):
     torch.manual_seed(seed)
     return {
         name: value.detach()
@@ -34,7 +34,7 @@ def begun(sizes=SIZES, hidden=8, cap=65536, seed=0):
     }
 
 
-def made(submodel, phi, present=None, classes=EVEN, dropout=0.0):
+def generate_weights(submodel, phi, present=None, classes=EVEN, dropout=0.0):
     return {
         name: value.detach()
         for name, value in generate(phi, submodel, present or {}, classes, dropout).items()
@@ -45,25 +45,25 @@ def made(submodel, phi, present=None, classes=EVEN, dropout=0.0):
 def test_networks_of_any_form_are_made_whole(family):
     net = small(family)
     sizes = menu(net, (0.5, 1.0), (2,))
-    phi = begun(sizes)
+    phi = draw_parameters(sizes)
     for submodel in sizes:
-        found = made(submodel, phi, classes=class_shares(None, net.outputs))
+        found = generate_weights(submodel, phi, classes=class_shares(None, net.outputs))
         assert {name: tuple(value.shape) for name, value in found.items()} == shapes(submodel)
         assert all(bool(value.isfinite().all()) for value in found.values())
 
 
 def test_networks_that_share_nothing_come_of_one_hypernetwork():
     sizes = [full(network(name, (1, 16, 16), 3)) for name in ("lenet", "vgg", "resnet-small")]
-    phi = begun(sizes)
+    phi = draw_parameters(sizes)
     assert all(
-        {name: tuple(value.shape) for name, value in made(s, phi).items()} == shapes(s)
+        {name: tuple(value.shape) for name, value in generate_weights(s, phi).items()} == shapes(s)
         for s in sizes
     )
 
 
 def test_the_layout_is_written_in_the_shapes():
     form = make_layout(SIZES, 8, 1000)
-    assert read_layout(begun(cap=1000)) == form
+    assert read_layout(draw_parameters(cap=1000)) == form
     hidden, classes, decoders, heads = form
     assert (hidden, classes) == (8, 3)
     # of 64 x 64, at most 1000 numbers: 32 x 64, 32 x 32, 16 x 32
@@ -76,7 +76,7 @@ def test_the_layout_is_written_in_the_shapes():
 
 
 def test_a_tensor_beyond_the_cap_repeats():
-    weight = made(SIZES[-1], begun(cap=1000))["sections.0.0.linear.weight"]
+    weight = generate_weights(SIZES[-1], draw_parameters(cap=1000))["sections.0.0.linear.weight"]
     rows, columns = dict(make_layout(SIZES, 8, 1000)[2])["linear_weight_2"]
     assert torch.equal(weight[:rows], weight[rows : 2 * rows])
     assert torch.equal(weight[:, :columns], weight[:, columns : 2 * columns])
@@ -84,9 +84,9 @@ def test_a_tensor_beyond_the_cap_repeats():
 
 
 def test_classes_of_a_device_reach_its_classifier_alone():
-    phi = begun()
+    phi = draw_parameters()
     one, other = (
-        made(SIZES[-1], phi, classes=torch.tensor(classes))
+        generate_weights(SIZES[-1], phi, classes=torch.tensor(classes))
         for classes in ([1.0, 0.0, 0.0], [0.0, 0.5, 0.5])
     )
     assert {name for name in one if not torch.equal(one[name], other[name])} == {
@@ -96,25 +96,25 @@ def test_classes_of_a_device_reach_its_classifier_alone():
 
 
 def test_present_weights_are_read():
-    phi = begun()
-    before = made(SIZES[-1], phi)
-    after = made(SIZES[-1], phi, {name: value + 0.5 for name, value in before.items()})
+    phi = draw_parameters()
+    before = generate_weights(SIZES[-1], phi)
+    after = generate_weights(SIZES[-1], phi, {name: value + 0.5 for name, value in before.items()})
     assert not any(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_dropout_draws_from_the_global_generator():
-    phi = begun()
-    present = made(SIZES[-1], phi)
+    phi = draw_parameters()
+    present = generate_weights(SIZES[-1], phi)
     found = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        found.append(made(SIZES[-1], phi, present, dropout=0.5)["linear.weight"])
+        found.append(generate_weights(SIZES[-1], phi, present, dropout=0.5)["linear.weight"])
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
 
 
 def test_norms_begin_near_one_and_never_turn_sign():
-    found = made(SIZES[-1], begun())
+    found = generate_weights(SIZES[-1], draw_parameters())
     assert all(
         float(value.min()) > 0.5 and float(value.max()) < 1.5
         for name, value in found.items()
@@ -124,8 +124,8 @@ def test_norms_begin_near_one_and_never_turn_sign():
 
 def test_the_gradient_is_that_of_finite_differences():
     """Along a random direction of phi, with present weights read."""
-    phi = begun(SIZES[:1])
-    present = made(SIZES[0], phi)
+    phi = draw_parameters(SIZES[:1])
+    present = generate_weights(SIZES[0], phi)
     generator = torch.Generator().manual_seed(1)
     direction = {name: torch.randn(value.shape, generator=generator) for name, value in phi.items()}
     toward = {
@@ -133,7 +133,7 @@ def test_the_gradient_is_that_of_finite_differences():
     }
 
     def value(step):
-        found = made(
+        found = generate_weights(
             SIZES[0], {name: value + step * direction[name] for name, value in phi.items()}, present
         )
         return sum(float((found[name].double() * toward[name].double()).sum()) for name in found)
@@ -200,8 +200,8 @@ def test_valid_shares_of_classes_are_used_unchanged():
 
 def test_a_small_resnet_is_made_within_a_second():
     submodel = full(network("preresnet", (1, 8, 8), 10))
-    phi = begun([submodel], hidden=32)
-    made(submodel, phi, classes=class_shares(None, 10))
+    phi = draw_parameters([submodel], hidden=32)
+    generate_weights(submodel, phi, classes=class_shares(None, 10))
     start = time.process_time()
-    made(submodel, phi, classes=class_shares(None, 10))
+    generate_weights(submodel, phi, classes=class_shares(None, 10))
     assert time.process_time() - start < 1.0
