@@ -44,7 +44,7 @@ from models.submodel import Network
 from tests.support.families import small
 from tests.support.federation import Member, federate
 from tests.support.processes import AGENT, COORDINATOR, Start, result
-from tests.support.tasks import done, parameters, task, weights
+from tests.support.tasks import parameters, perform_task, task, weights
 from tests.support.waiting import eventually
 from tests.test_every_method import AGENTS, PARTITION, settings, tensors
 
@@ -103,7 +103,7 @@ def test_a_network_of_every_family_learns_the_same(family: str) -> None:
         parameters(submodel),
         examples(submodel.network),
     )
-    here, there = done(*given), done(*given, trainer=trainer(GPU))
+    here, there = perform_task(*given), perform_task(*given, trainer=trainer(GPU))
     assert apart(here.tensors, {name: given[1][name] for name in here.tensors}) > 100 * ROUNDING, (
         "it did learn"
     )
@@ -117,7 +117,8 @@ def test_a_gpu_repeats_a_training_bit_for_bit(family: str) -> None:
     given = task(submodel=submodel, epochs=3), parameters(submodel), examples(submodel.network)
     assert (
         apart(
-            done(*given, trainer=trainer(GPU)).tensors, done(*given, trainer=trainer(GPU)).tensors
+            perform_task(*given, trainer=trainer(GPU)).tensors,
+            perform_task(*given, trainer=trainer(GPU)).tensors,
         )
         == 0
     )
@@ -128,7 +129,7 @@ def test_a_network_of_every_family_is_measured_and_scored_the_same(family: str) 
     submodel = full(small(family))
     held = examples(submodel.network)
     here, there = (
-        done(
+        perform_task(
             task("calibrate", submodel), parameters(submodel), held, trainer=trainer(where)
         ).tensors
         for where in (CPU, GPU)
@@ -137,9 +138,9 @@ def test_a_network_of_every_family_is_measured_and_scored_the_same(family: str) 
         (float(np.abs(value).max()) for value in here.values()), default=1.0
     )
     here, there = (
-        done(task("evaluate", submodel), weights(submodel), held, trainer=trainer(where)).notes[
-            "tallies"
-        ]
+        perform_task(
+            task("evaluate", submodel), weights(submodel), held, trainer=trainer(where)
+        ).notes["tallies"]
         for where in (CPU, GPU)
     )
     assert here["all"]["loss"] == pytest.approx(there["all"]["loss"], rel=ROUNDING)

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.broker.addresses import free_port
 from coordinator.broker.local import find_mosquitto
-from tests.support.links import connected
+from tests.support.links import connect
 
 CONFIGURATION = Path(__file__).parents[1] / "deploy" / "mosquitto" / "espalier.conf"
 
@@ -27,7 +27,7 @@ def test_mosquitto_accepts_the_shipped_configuration_and_a_chunk(tmp_path: Path)
         [program, "-c", str(configuration)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        link = connected(f"127.0.0.1:{port}", "deploy-test")
+        link = connect(f"127.0.0.1:{port}", "deploy-test")
         largest, _ = link.probe("fl/v1/test/agent/a/probe")
         assert largest >= 256 * 1024
         link.close()

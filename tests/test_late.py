@@ -35,8 +35,8 @@ from federated.method import State
 from federated.methods.catalogue import method
 from federated.task import Update
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from tests.support.federation import RUN, Member, configured, digits, federate, living
-from tests.support.revival import Fuse, Killed, revived
+from tests.support.federation import RUN, Member, digits, federate, make_config, run_members
+from tests.support.revival import Fuse, Killed, run_with_restarts
 
 PINS = ("w1-d2", "w0.5-d2")
 QUICK = {
@@ -145,7 +145,7 @@ def test_a_buffer_closes_without_its_slowest_agent_whose_update_is_folded_later_
         "a3",
     }
     assert any(entry.task for row in found for entry in row), "late ones count"
-    assert same(folded_again(tmp_path, configured(settings), sent), done.result.state)
+    assert same(folded_again(tmp_path, make_config(settings), sent), done.result.state)
 
 
 def test_an_agent_gets_the_newest_weights_immediately_after_its_update(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_an_update_whose_round_is_closed_is_taken_by_a_later_one_or_dropped(
         assert {entry.task for entry in of_slow} == {0}
     else:
         assert (of_slow[0].outcome, of_slow[0].task) == ("folded", 1)
-        assert same(folded_again(tmp_path, configured(settings), sent), done.result.state)
+        assert same(folded_again(tmp_path, make_config(settings), sent), done.result.state)
 
 
 def test_tasks_are_dropped_when_late_updates_no_longer_count(
@@ -235,9 +235,9 @@ def test_tasks_are_dropped_when_late_updates_no_longer_count(
         member(2, 3, {}, change=wait),
     ]
     settings = {**QUICK, "fleet.quorum": 0.6, "rounds": 3}
-    with living(members, broker, tmp_path):
+    with run_members(members, broker, tmp_path):
         for late, end in (("take", pytest.raises(Killed)), ("drop", nullcontext())):
-            config = configured({**settings, "fleet.late": late}, 3)
+            config = make_config({**settings, "fleet.late": late}, 3)
             prepared, link = (
                 prepare(config, tmp_path / "runs", resume=late == "drop"),
                 MemoryLink(broker, "coordinator"),
@@ -269,7 +269,7 @@ def test_a_method_without_support_for_late_updates_is_refused_in_buffered_mode(
         r"supported methods: allsmall, .*heterofl"
     )
     with pytest.raises(ConfigError, match=wanted):
-        prepare(configured({**BUFFERED, "method.name": "depthfl"}), tmp_path, resume=False)
+        prepare(make_config({**BUFFERED, "method.name": "depthfl"}), tmp_path, resume=False)
 
 
 def test_a_failed_agent_is_replaced_and_no_agent_gets_two_tasks(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_a_round_that_begins_anew_keeps_the_tasks_of_earlier_rounds(
 
     monkeypatch.setattr(defences, "fold", die)
     members = [member(i, 4, {}, 0.02, wait) for i in range(4)]
-    _, deaths = revived(
+    _, deaths = run_with_restarts(
         tmp_path, members, {**BUFFERED, "rounds": 8, "journal.every": 100, "fleet.staleness": 11}
     )
     assert deaths == 1
@@ -396,7 +396,7 @@ def check_revived(
         return change(update)
 
     members = [member(i, len(seconds), sent, slow, count) for i, slow in seconds.items()]
-    result, deaths = revived(folder, members, BUFFERED)
+    result, deaths = run_with_restarts(folder, members, BUFFERED)
     updates = taken(entries(folder, 5))
     assert deaths == 1
     assert [m.error for m in members] == [None] * len(members)
@@ -407,7 +407,7 @@ def check_revived(
     assert dict(result.history.folded) == dict(sorted(updates, key=lambda update: update[1]))
     assert len(trained) == len(set(trained)), "nothing is asked for twice"
     assert not list((folder / "runs" / RUN / "spool").iterdir())
-    assert same(folded_again(folder, configured(BUFFERED), sent), result.state)
+    assert same(folded_again(folder, make_config(BUFFERED), sent), result.state)
     assert np.isfinite([float(value.sum()) for value in result.state.tensors.values()]).all()
 
 
@@ -421,5 +421,5 @@ def test_a_buffer_closes_over_a_real_broker_too(tmp_path: Path) -> None:
     updates = taken(entries(tmp_path, 8))
     assert len(updates) == len(set(updates)) >= 16
     assert same(
-        folded_again(tmp_path, configured({**BUFFERED, "rounds": 8}), sent), done.result.state
+        folded_again(tmp_path, make_config({**BUFFERED, "rounds": 8}), sent), done.result.state
     )

@@ -20,7 +20,7 @@ from coordinator.broker.addresses import free_port
 from coordinator.store.store import Store
 from edge_agent.access.identity import machine_name
 from federated.data import catalogue
-from tests.support.processes import AGENT, COORDINATOR, WITHOUT_TORCH, Start, result, said
+from tests.support.processes import AGENT, COORDINATOR, WITHOUT_TORCH, Start, result, wait_for_words
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
 QUICK = [
@@ -69,7 +69,7 @@ def test_a_coordinator_that_starts_its_own_broker_and_two_agents(
         "--format",
         "json",
     )
-    assert said(coordinator, tmp_path / "0.err", "agents join with")
+    assert wait_for_words(coordinator, tmp_path / "0.err", "agents join with")
     wait = ["--wait", "60"]
     agents = [
         start(*AGENT, "join", "--broker", f"127.0.0.1:{port}", "--format", "json", *wait)
@@ -169,7 +169,7 @@ def test_kill_minus_9_of_the_coordinator_and_resume(
     ]
     first = start(*COORDINATOR, "start", *run, "--format", "json")
     agents = [agent(start, broker, i) for i in range(2)]
-    assert said(first, tmp_path / "0.err", "round 3 of 6")
+    assert wait_for_words(first, tmp_path / "0.err", "round 3 of 6")
     time.sleep(0.3)
     first.send_signal(signal.SIGKILL)
     first.wait()
@@ -212,10 +212,10 @@ def test_an_interrupted_agent_leaves_cleanly_and_the_run_continues(
         *COORDINATOR, "start", *run, "--set", "fleet.deadline=20", "--format", "json"
     )
     agents = [agent(start, broker, i) for i in range(2)]
-    assert said(coordinator, tmp_path / "0.err", "round 2 of 4")
+    assert wait_for_words(coordinator, tmp_path / "0.err", "round 2 of 4")
     agents[1].send_signal(signal.SIGINT)
     assert result(agents[1], 20)["reason"] == "stopped"
-    assert said(coordinator, tmp_path / "0.err", "waiting: 1 of 2 agents")
+    assert wait_for_words(coordinator, tmp_path / "0.err", "waiting: 1 of 2 agents")
     agents.append(agent(start, broker, 1))
     assert result(coordinator)["rounds"] == 4
     assert result(agents[0], 60)["reason"] == "the run is over"
@@ -240,7 +240,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, start: Start, broker: str) 
     ]
     coordinator = start(*COORDINATOR, "start", *run, "--format", "json")
     agents = [agent(start, broker, i) for i in range(2)]
-    assert said(coordinator, tmp_path / "0.err", "round 2 of 3")
+    assert wait_for_words(coordinator, tmp_path / "0.err", "round 2 of 3")
     time.sleep(0.2)
     children = Path(f"/proc/{agents[0].pid}/task/{agents[0].pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)

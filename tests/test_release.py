@@ -24,7 +24,7 @@ from federated.data import catalogue
 from federated.wire import tensors
 from federated.wire.release_files import Serving
 from tests.support.federation import RUN, Member, digits, federate
-from tests.support.processes import COORDINATOR, WITHOUT_TORCH, Start, listening
+from tests.support.processes import COORDINATOR, WITHOUT_TORCH, Start, read_address
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
@@ -230,7 +230,7 @@ def agent(tmp_path: Path, broker: str, start: Start) -> Iterator[str]:
         start(*WITHOUT_TORCH, "infer", "--serve", "127.0.0.1:0", *where),
         tmp_path / "0.err",
     )
-    yield listening(log)
+    yield read_address(log)
     process.terminate()
     process.communicate(timeout=60)
     assert process.returncode == 0, log.read_text()

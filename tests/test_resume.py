@@ -22,7 +22,7 @@ from coordinator.store.store import Store
 from coordinator.trust import defences
 from federated.task import Update
 from tests.support.federation import RUN, Member, digits, federate
-from tests.support.revival import Fuse, Killed, revived
+from tests.support.revival import Fuse, Killed, run_with_restarts
 
 SETTINGS = {
     "method.widths": [0.5, 1.0],
@@ -68,7 +68,7 @@ def test_a_killed_coordinator_resumes_inside_the_round(
     fuse.calls = 0
     monkeypatch.setattr(where, name, fuse.around(getattr(where, name)))
     trained: Counter[tuple[str, int]] = Counter()
-    result, deaths = revived(tmp_path, members(trained), SETTINGS)
+    result, deaths = run_with_restarts(tmp_path, members(trained), SETTINGS)
     assert deaths == len(fuse.deaths)
     assert trained == {(f"a{i}", number): 1 for i in range(AGENTS) for number in (1, 2)}, (
         "nothing is asked for twice"
@@ -130,7 +130,7 @@ def test_rounds_show_a_coordinator_that_dies_the_same_of_its_agents(
     where, name, fuse = MOMENTS[moment]
     fuse.calls = 0
     monkeypatch.setattr(where, name, fuse.around(getattr(where, name)))
-    result, deaths = revived(tmp_path / "revived", fleet(), settings)
+    result, deaths = run_with_restarts(tmp_path / "revived", fleet(), settings)
     assert deaths == len(fuse.deaths)
     assert result.history == expected
 
@@ -165,7 +165,9 @@ def test_a_round_begins_anew_where_updates_that_were_folded_are_damaged(
 
     monkeypatch.setattr(where, name, die)
     trained: Counter[tuple[str, int]] = Counter()
-    result, deaths = revived(tmp_path, members(trained), {**SETTINGS, "journal.every": 100})
+    result, deaths = run_with_restarts(
+        tmp_path, members(trained), {**SETTINGS, "journal.every": 100}
+    )
     assert deaths == 1
     assert "the round starts over" in caplog.text
     assert max(trained.values()) == 2, "they are asked again"
@@ -183,5 +185,5 @@ def test_updates_of_a_simulation_are_deleted_as_soon_as_they_are_folded(tmp_path
             there.extend((tmp_path / "runs" / RUN / "spool").rglob("*.update"))
 
     there: list[Path] = []
-    revived(tmp_path, members(), SETTINGS, read=look, durable=False)
+    run_with_restarts(tmp_path, members(), SETTINGS, read=look, durable=False)
     assert there == []

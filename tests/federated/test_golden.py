@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.golden import GOLDEN, registered
+from tests.support.golden import GOLDEN, register_toy
 
 pytestmark = pytest.mark.skipif(
     not GOLDEN.is_dir(), reason="the golden files are not beside this checkout"
@@ -34,7 +34,7 @@ CHECKS = {
 @pytest.fixture
 def toy(monkeypatch):
     """Yield toy(shapes of a submodel, blocks per section) -> the whole as a submodel."""
-    return registered(monkeypatch)
+    return register_toy(monkeypatch)
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))

@@ -23,9 +23,9 @@ from federated.task import Card, Profile, Update
 from federated.training.device_memory import PREFIX
 from models.families.catalogue import initial, menu, network
 from models.slicing import as_slices, corners
-from tests.support.tried import tried
+from tests.support.tried import list_tried
 
-TRIED = tried("method", METHODS)
+TRIED = list_tried("method", METHODS)
 NETS = {
     "preresnet": partial(network, "preresnet", (1, 4, 4), 3),
     "mlp": partial(network, "mlp", (6,), 3),

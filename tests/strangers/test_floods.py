@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.broker.addresses import free_port
 from tests.support.brokers import needs_mosquitto
-from tests.support.flood import flooding, silent
+from tests.support.flood import open_silent, start_flood
 from tests.support.processes import AGENT, COORDINATOR, Start
 from tests.support.waiting import eventually
 
@@ -39,7 +39,7 @@ def test_a_device_enrols_and_a_run_finishes_during_a_flood(
     log = tmp_path / "0.err"
     assert coordinator.stdout is not None
     assert "devices enrol at port" in coordinator.stdout.readline(), log.read_text()
-    with flooding(enrol, threads=1) as flood, silent(enrol, 100):
+    with start_flood(enrol, threads=1) as flood, open_silent(enrol, 100):
         eventually(lambda: flood.connections > 1000)
         invite = [*COORDINATOR, "enroll", "a", "--host", "localhost", "--pki", pki]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

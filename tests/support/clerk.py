@@ -146,7 +146,7 @@ class Clerk:
         return []
 
 
-def lasting(folder: Path) -> Spool:
+def open_spool(folder: Path) -> Spool:
     return Spool(folder, lasting=True)
 
 
@@ -166,7 +166,7 @@ class Agent:
         self.clock, self.hand, self.spool = (
             Clock(),
             Hand(),
-            spool if isinstance(spool, Spool) else lasting(spool),
+            spool if isinstance(spool, Spool) else open_spool(spool),
         )
         self.link, self.fetched = MemoryLink(self.clerk.broker, AGENT), 0
         self.clerk.broker.tamper = self._count

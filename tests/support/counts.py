@@ -12,12 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from models.families.catalogue import build, example
 from models.submodel import Submodel
 
-__all__ = ["counted", "published"]
+__all__ = ["count_network", "read_published_counts"]
 
 NOTES = Path(__file__).resolve().parents[2].parent / "shared" / "design" / "arch_counts.json"
 
 
-def published(key: str) -> tuple[int, int]:
+def read_published_counts(key: str) -> tuple[int, int]:
     """Return parameters and multiply-adds under a key of the notes. Skip the test if there are
     none.
     """
@@ -27,7 +27,7 @@ def published(key: str) -> tuple[int, int]:
     return found["params"], found["macs"]
 
 
-def counted(submodel: Submodel) -> tuple[int, int]:
+def count_network(submodel: Submodel) -> tuple[int, int]:
     """Count parameters, and the multiply-adds of one example up to every exit, as papers do;
     `models.cost` counts the deepest exit and training separately.
     """

@@ -15,7 +15,7 @@ from edge_agent.doctor.check import Check
 from federated.wire import messages
 from federated.wire.address import Address
 from models.families.catalogue import network, probes
-from tests.support.links import connected
+from tests.support.links import connect
 
 __all__ = ["CARD", "check_broker", "coordinating", "states"]
 
@@ -41,7 +41,7 @@ def states(found: dict[str, Check]) -> dict[str, str]:
 @contextlib.contextmanager
 def coordinating(url: str | Address, folder: Path) -> Iterator[None]:
     """Run the coordinator's half of the protocol for a run without agents."""
-    link = connected(url, "coordinator")
+    link = connect(url, "coordinator")
     fleet, over = Fleet(link, CARD, folder / "spool"), threading.Event()
     fleet.endpoint.announce()
 

@@ -166,7 +166,7 @@ def link_of(broker: MemoryBroker | str, member: Member) -> Link:
     )
 
 
-def configured(settings: Mapping[str, Any], agents: int = 1) -> Config:
+def make_config(settings: Mapping[str, Any], agents: int = 1) -> Config:
     """Return the configuration of a run of one round that waits for this number of agents. settings
     override it, by key.
     """
@@ -192,7 +192,9 @@ def alone(make: Callable[..., Made]) -> Callable[..., Made]:
 
 
 @contextmanager
-def living(members: Sequence[Member], broker: MemoryBroker | str, folder: Path) -> Iterator[None]:
+def run_members(
+    members: Sequence[Member], broker: MemoryBroker | str, folder: Path
+) -> Iterator[None]:
     """Run agents in threads, which must end within ten seconds after the run."""
     torch.set_num_threads(1)
     threads = [
@@ -240,13 +242,13 @@ def federate(
     broker = broker or MemoryBroker()
     lines: list[str] = []
     fleets: list[Fleet] = []
-    prepared = prepare(configured(settings or {}, len(members)), folder / "runs", resume=resume)
+    prepared = prepare(make_config(settings or {}, len(members)), folder / "runs", resume=resume)
     link = (
         open_link(broker, "coordinator")
         if isinstance(broker, str)
         else MemoryLink(broker, "coordinator")
     )
-    with living(members, broker, folder):
+    with run_members(members, broker, folder):
         try:
             result = runner.run(
                 prepared,

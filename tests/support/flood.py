@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Flood", "count_descriptors", "flooding", "resident", "silent"]
+__all__ = ["Flood", "count_descriptors", "open_silent", "resident", "start_flood"]
 
 STRANGER = "127.0.0.2"  # where a flood comes from
 
@@ -28,7 +28,7 @@ class Flood:
 
 
 @contextlib.contextmanager
-def flooding(
+def start_flood(
     port: int,
     kind: Literal["bare", "tls", "hold"] = "bare",
     source: str = STRANGER,
@@ -65,7 +65,7 @@ def flooding(
 
 
 @contextlib.contextmanager
-def silent(port: int, count: int, source: str = STRANGER) -> Iterator[list[socket.socket]]:
+def open_silent(port: int, count: int, source: str = STRANGER) -> Iterator[list[socket.socket]]:
     """Open connections that never send anything."""
     with contextlib.ExitStack() as stack:
         yield [

@@ -53,7 +53,7 @@ def holder(tensors):
     return root
 
 
-def registered(monkeypatch):
+def register_toy(monkeypatch):
     """Yield the fixture `toy`, which registers a family of any tensors."""
 
     def make(function, depths=()):
@@ -75,7 +75,7 @@ def registered(monkeypatch):
     return make
 
 
-def owned(whole, owner):
+def make_owned(whole, owner):
     """Return the toy's submodel for one owner, whose tensors the toy's function looks up."""
     return Submodel(whole.network, 1.0, whole.mask, owner=owner)
 
@@ -84,7 +84,7 @@ def shapes_of(tensors):
     return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
-def played(chosen, before, updates, **given):
+def play_round(chosen, before, updates, **given):
     """Return the tensors after one round: `before` are the whole's, an update is (submodel,
     tensors, samples, notes).
     """
@@ -103,4 +103,4 @@ def by_owner(toy, before, locals_):
     """Return a toy whose owner "i" has the tensors of locals_[i]."""
     table = {"": shapes_of(before), **{str(i): shapes_of(t) for i, t in enumerate(locals_)}}
     whole = toy(lambda submodel: table[submodel.owner])
-    return [owned(whole, str(i)) for i in range(len(locals_))]
+    return [make_owned(whole, str(i)) for i in range(len(locals_))]

@@ -9,7 +9,7 @@ from federated.engine.part_store import PartStore
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
 
-__all__ = ["OLD", "corner", "kept_of", "part", "result", "whole"]
+__all__ = ["OLD", "corner", "part", "result", "store_parts", "whole"]
 
 OLD = {"w": torch.zeros(2, 2)}
 
@@ -25,7 +25,7 @@ def part(value, where=None, shape=None, weight=1.0, home="w"):
     )
 
 
-def kept_of(folder, *updates):
+def store_parts(folder, *updates):
     kept = PartStore(folder)
     for index, parts in enumerate(updates):
         kept.fold(parts if isinstance(parts, list) else [parts], (f"a{index}", 1))

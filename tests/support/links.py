@@ -11,10 +11,10 @@ from federated.wire.address import Address
 from federated.wire.delivery_queue import Delivery
 from federated.wire.links.mqtt import MqttLink
 
-__all__ = ["connected", "hear", "linked", "listen"]
+__all__ = ["connect", "listen", "open_links", "wait_for_delivery"]
 
 
-def connected(address: str | Address, client: str, seconds: float = 60.0) -> MqttLink:
+def connect(address: str | Address, client: str, seconds: float = 60.0) -> MqttLink:
     """Connect to a broker that may still be starting."""
     until = time.monotonic() + seconds
     while True:
@@ -27,7 +27,7 @@ def connected(address: str | Address, client: str, seconds: float = 60.0) -> Mqt
 
 
 @contextlib.contextmanager
-def linked(address: str, *names: str, **options: object) -> Iterator[list[MqttLink]]:
+def open_links(address: str, *names: str, **options: object) -> Iterator[list[MqttLink]]:
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(contextlib.closing(MqttLink(address, name, **options)))
@@ -35,7 +35,7 @@ def linked(address: str, *names: str, **options: object) -> Iterator[list[MqttLi
         ]  # type: ignore[arg-type]
 
 
-def hear(link: MqttLink, topic: str, timeout: float = 60.0) -> Delivery:
+def wait_for_delivery(link: MqttLink, topic: str, timeout: float = 60.0) -> Delivery:
     """Return the next delivery on a topic; skip earlier ones on other topics."""
     until = time.monotonic() + timeout
     while time.monotonic() < until:
@@ -50,4 +50,4 @@ def listen(link: MqttLink, *patterns: str) -> None:
     for pattern in (*patterns, f"sync/{link.client_id}"):
         link.subscribe(pattern)
     link.publish(f"sync/{link.client_id}", b"1")
-    hear(link, f"sync/{link.client_id}")
+    wait_for_delivery(link, f"sync/{link.client_id}")

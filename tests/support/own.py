@@ -29,7 +29,7 @@ def sizes(made: Network, width: float = 0.5) -> dict[str, tuple[int, ...]]:
     }
 
 
-def passes(submodel: Submodel) -> Tensor:
+def run_passes(submodel: Submodel) -> Tensor:
     """Return the outputs of a submodel's network with the extracted corner of the whole, and train
     it.
     """

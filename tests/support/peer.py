@@ -24,13 +24,13 @@ __all__ = [
     "PROFILE",
     "Folding",
     "Peer",
-    "began",
+    "begin_phase",
     "collect",
     "forget_profile",
+    "list_tasks",
     "listen",
-    "states",
+    "run_turns",
     "task",
-    "turning",
     "weights",
 ]
 
@@ -95,7 +95,7 @@ def listen(fleet: Fleet) -> None:
         fleet.turn(0)
 
 
-def turning(fleet: Fleet, steps: list[Callable[[], None]]) -> None:
+def run_turns(fleet: Fleet, steps: list[Callable[[], None]]) -> None:
     """Run one function in each turn of the coordinator."""
     original = fleet.turn
 
@@ -143,7 +143,7 @@ class Folding:
         return None
 
 
-def began(fleet: Fleet, tasks: Sequence[Task | Planned], **settings: object) -> PhaseBegan:
+def begin_phase(fleet: Fleet, tasks: Sequence[Task | Planned], **settings: object) -> PhaseBegan:
     """Begin a phase of ten minutes that waits for all of its tasks, unless the settings differ."""
     planned = tuple(one if isinstance(one, Planned) else Planned(one) for one in tasks)
     work, round = planned[0].task.work, max(one.task.round for one in planned)
@@ -159,11 +159,11 @@ def collect(
 ) -> list[Update]:
     """Run a phase. Return the updates in the order in which they were folded."""
     collector = collector or Folding()
-    fleet.run_phase(began(fleet, tasks, **settings), collector)
+    fleet.run_phase(begin_phase(fleet, tasks, **settings), collector)
     return collector.updates
 
 
-def states(fleet: Fleet) -> dict[str, TaskState]:
+def list_tasks(fleet: Fleet) -> dict[str, TaskState]:
     """Return the present phase's tasks by agent."""
     return {state.task.agent: state for state in fleet.tasks}
 

@@ -22,10 +22,10 @@ __all__ = [
     "WITHOUT_TORCH",
     "Start",
     "broker",
-    "listening",
+    "read_address",
     "result",
-    "said",
     "start",
+    "wait_for_words",
 ]
 
 COORDINATOR = [sys.executable, "-c", "from coordinator.cli.main import main; main()"]
@@ -90,13 +90,15 @@ def result(process: subprocess.Popen[str], timeout: float = 120) -> dict[str, An
     return answer
 
 
-def said(process: subprocess.Popen[str], log: Path, words: str, seconds: float = 90.0) -> bool:
+def wait_for_words(
+    process: subprocess.Popen[str], log: Path, words: str, seconds: float = 90.0
+) -> bool:
     """Return True if a process writes these words to standard error before it ends."""
     ended = eventually(lambda: words in log.read_text() or process.poll() is not None, seconds)
     return ended and words in log.read_text()
 
 
-def listening(log: Path) -> str:
+def read_address(log: Path) -> str:
     """Return the address at which an agent reports to listen."""
     line = eventually(
         lambda: next(

@@ -12,13 +12,13 @@ from federated.task import Task
 from models.families.catalogue import network
 from tests.support.tasks import perform
 
-__all__ = ["METHOD", "NET", "begun", "examples", "sent", "trained"]
+__all__ = ["METHOD", "NET", "begin_method", "examples", "sent", "train_round"]
 
 METHOD = method("recipfl")
 NET = network("mlp", (6,), 3)
 
 
-def begun(net=NET, **given):
+def begin_method(net=NET, **given):
     """Return the menu, and the state before the first round."""
     settings = configure(METHOD, {"hidden": 8, "batch": 8, **given})
     menu = METHOD.menu(net, settings)
@@ -36,7 +36,7 @@ def examples(n=24):
     return SimpleNamespace(x=x, y=y, x_held=x[:6], y_held=y[:6], labels=(0, 1, 2))
 
 
-def trained(state, submodel, data=None):
+def train_round(state, submodel, data=None):
     """Return a device's update after a round."""
     received = {name: value.numpy() for name, value in sent(state, submodel).items()}
     task = Task(

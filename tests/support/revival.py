@@ -20,9 +20,9 @@ from coordinator.run.preparation import prepare
 from coordinator.run.rounds import Result
 from coordinator.store.journal import Journal, pack
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from tests.support.federation import Member, configured, living
+from tests.support.federation import Member, make_config, run_members
 
-__all__ = ["Fuse", "Killed", "revived"]
+__all__ = ["Fuse", "Killed", "run_with_restarts"]
 
 
 class Killed(BaseException):
@@ -69,7 +69,7 @@ def check_replay(folder: Path, died: Fleet) -> None:
     )
 
 
-def revived(
+def run_with_restarts(
     folder: Path,
     members: Sequence[Member],
     settings: Mapping[str, Any],
@@ -80,10 +80,10 @@ def revived(
     """Restart a coordinator after each `Killed` until its run ends, with members that survive.
     Return the result and the number of kills.
     """
-    broker, deaths, config = MemoryBroker(), 0, configured(settings, len(members))
+    broker, deaths, config = MemoryBroker(), 0, make_config(settings, len(members))
     fleets = list[Fleet]()
     read = read or LinePrinter(lambda line: None).read
-    with living(members, broker, folder):
+    with run_members(members, broker, folder):
         while True:
             prepared, link = (
                 prepare(config, folder / "runs", resume=deaths > 0),

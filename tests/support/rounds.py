@@ -10,7 +10,7 @@ from federated.methods.catalogue import method
 from federated.task import Update
 from models.families.catalogue import initial, network
 
-__all__ = ["NET", "played", "start"]
+__all__ = ["NET", "play_round", "start"]
 
 NET = network("preresnet", (1, 8, 8), 10)
 
@@ -23,7 +23,7 @@ def start(name, **given):
     )
 
 
-def played(chosen, state, *updates):
+def play_round(chosen, state, *updates):
     total = Total()
     for index, (submodel, tensors, samples, notes) in enumerate(updates):
         one = Update("r", 0, 0, str(index), "train", submodel, "0", samples, 1, tensors, notes)

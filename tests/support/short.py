@@ -7,12 +7,12 @@ from federated.methods.catalogue import method
 from models.families.catalogue import network
 from tests.support.federation import Member, digits, federate
 
-__all__ = ["apart", "trained"]
+__all__ = ["apart", "train_briefly"]
 
 NET = network("resnet-small", (1, 8, 8), 10)
 
 
-def trained(folder, name, rounds, **given):
+def train_briefly(folder, name, rounds, **given):
     """Return the network after two agents with the largest submodels trained it."""
     chosen = method(name)
     largest = chosen.menu(NET, configure(chosen, given))[-1].name

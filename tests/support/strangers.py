@@ -7,13 +7,13 @@ import time
 from federated.errors import LinkError
 from federated.wire.links.mqtt import MqttLink
 from tests.support.authority import Door
-from tests.support.links import connected
+from tests.support.links import connect
 
 __all__ = ["coordinator_link", "receive_all", "wait_for_failure"]
 
 
 def coordinator_link(door: Door) -> MqttLink:
-    return connected(door.address(door.authority.coordinator), "coordinator-r")
+    return connect(door.address(door.authority.coordinator), "coordinator-r")
 
 
 def receive_all(link: MqttLink, seconds: float) -> list[tuple[str, bytes]]:

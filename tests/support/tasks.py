@@ -22,11 +22,11 @@ __all__ = [
     "PLAIN",
     "PYTORCH",
     "SMALL",
-    "done",
     "examples",
     "linear",
     "parameters",
     "perform",
+    "perform_task",
     "task",
     "weights",
 ]
@@ -71,7 +71,7 @@ def perform(task, tensors, data, kept=None, trainer=PYTORCH, **named):
     return task_work.perform(trainer, task, tensors, data, kept, **named)
 
 
-def done(*given, **named):
+def perform_task(*given, **named):
     """Perform a task. Return its update."""
     return perform(*given, **named)[0]
 

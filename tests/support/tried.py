@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-__all__ = ["tried"]
+__all__ = ["list_tried"]
 
 
-def tried(kind: str, built_in: Iterable[str]) -> tuple[str, ...]:
+def list_tried(kind: str, built_in: Iterable[str]) -> tuple[str, ...]:
     """Return the names in the variable TRY_KIND, such as TRY_METHOD=module:function; without it,
     the built-in ones.
     """

@@ -43,7 +43,7 @@ from federated.wire.links.catalogue import open_link
 from federated.wire.links.mqtt import MqttLink
 from tests.support.authority import member, shipped
 from tests.support.brokers import needs_mosquitto
-from tests.support.links import connected
+from tests.support.links import connect
 from tests.support.waiting import eventually
 
 
@@ -198,7 +198,7 @@ def test_a_certificate_renewed_during_a_connection_is_used_at_the_next_one(
             authority.renew(certificate, sign_request("a", key), life=timedelta(seconds=4)).encode()
             + encode_key(key)
         )
-        link = connected(door.address(pem), "r-a")
+        link = connect(door.address(pem), "r-a")
         time.sleep(4)  # the certificate of the first connection has expired
         pem.write_bytes(first.encode() + encode_key(key))
         door.restart()

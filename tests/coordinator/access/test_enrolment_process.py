@@ -25,7 +25,7 @@ from coordinator.access.authority import Authority
 from coordinator.access.enrolment_process import EnrolmentProcess
 from edge_agent.access.enrolment import enrol
 from federated.errors import LinkError
-from tests.support.flood import count_descriptors, flooding, silent
+from tests.support.flood import count_descriptors, open_silent, start_flood
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.beside]
@@ -76,7 +76,7 @@ def test_a_device_enrols_within_seconds_during_a_flood(
     ask(office, authority)  # it has started
     assert office.pid is not None
     pid, before, slowest = office.pid, count_descriptors(office.pid), 0.0
-    with flooding(office.port, kind) as flood:
+    with start_flood(office.port, kind) as flood:
         eventually(lambda: flood.connections > 200)
         for number in range(5):
             token = authority.invite(f"a{number}", "localhost", office.port, 60)
@@ -94,7 +94,7 @@ def test_a_device_at_the_address_of_a_flood_is_answered(
     authority: Authority, office: EnrolmentProcess
 ) -> None:
     ask(office, authority)
-    with flooding(office.port, "bare", "127.0.0.1"), silent(office.port, 100, "127.0.0.1"):
+    with start_flood(office.port, "bare", "127.0.0.1"), open_silent(office.port, 100, "127.0.0.1"):
         assert max(ask(office, authority) for _ in range(5)) < 5
 
 

@@ -20,7 +20,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import CARD
 from tests.support.clock import Clock
-from tests.support.peer import Folding, Peer, began, listen, states, task, weights
+from tests.support.peer import Folding, Peer, begin_phase, list_tasks, listen, task, weights
 
 
 def test_an_agent_is_ready_once_it_is_online_and_measured(
@@ -224,7 +224,7 @@ def test_a_long_reason_from_an_agent_is_truncated_everywhere(
 
     failing, sending = Peer(memory, "a"), Peer(memory, "b")
     listen(fleet)
-    fleet.driver.begin(began(fleet, [task("a"), task("b")]), Folding(check))
+    fleet.driver.begin(begin_phase(fleet, [task("a"), task("b")]), Folding(check))
     failure = messages.Failure("r", 1, 1, "train", task("a").submodel.name, "x" * 900)
     failing.link.publish(
         topics.say("r", "a"),
@@ -242,7 +242,7 @@ def test_a_long_reason_from_an_agent_is_truncated_everywhere(
         ("a", "malformed", True),
         ("b", "update", True),
     ]
-    found = states(fleet)
+    found = list_tasks(fleet)
     assert found["a"].open
     assert found["b"].outcome.startswith("refused: expected 'loss'")
     assert len(found["b"].outcome) == MAX_TEXT + len("refused: ")

@@ -15,7 +15,7 @@ from federated.wire import messages, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import CARD
 from tests.support.clock import Clock
-from tests.support.peer import PROFILE, Folding, Peer, began, listen, states, task
+from tests.support.peer import PROFILE, Folding, Peer, begin_phase, list_tasks, listen, task
 
 
 @pytest.mark.parametrize("flood", [False, True])
@@ -29,7 +29,7 @@ def test_a_flood_of_messages_delays_no_lease(
     listen(fleet)
     folding = Folding()
     tasks = [Planned(task(name), 20.0) for name in "ab"]
-    fleet.driver.begin(began(fleet, tasks, wanted=2, spares=(Spare("c", 1.0),)), folding)
+    fleet.driver.begin(begin_phase(fleet, tasks, wanted=2, spares=(Spare("c", 1.0),)), folding)
     while clock.now < 65.0:
         if flood:
             while fleet.link.backlog < 50:
@@ -41,7 +41,7 @@ def test_a_flood_of_messages_delays_no_lease(
         clock.now += 0.02
         fleet.turn(0)
     assert folding.asked == ["c"], "b was silent for 45 seconds"
-    assert states(fleet)["a"].late, "a shows no progress"
+    assert list_tasks(fleet)["a"].late, "a shows no progress"
 
 
 def test_a_journal_that_grows_large_begins_a_new_segment(

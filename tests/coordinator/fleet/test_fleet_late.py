@@ -9,7 +9,7 @@ from coordinator.round.round import Rules
 from federated.task import Task
 from federated.wire import messages, topics
 from federated.wire.links.memory import MemoryBroker
-from tests.support.peer import Folding, Peer, collect, listen, task, turning, weights
+from tests.support.peer import Folding, Peer, collect, listen, run_turns, task, weights
 
 
 def late_fleet(fleet: Fleet, memory: MemoryBroker) -> Fleet:
@@ -28,7 +28,7 @@ def test_a_task_of_an_earlier_round_is_sent_again_to_an_agent_that_returns(
     listen(fleet)
     fleet = late_fleet(fleet, memory)
     listen(fleet)
-    turning(fleet, [lambda: peers["b"].send(task("b"), weights())])
+    run_turns(fleet, [lambda: peers["b"].send(task("b"), weights())])
     assert [
         update.agent for update in collect(fleet, [task("a"), task("b")], quorum=1, carries=True)
     ] == ["b"]
@@ -40,7 +40,7 @@ def test_a_task_of_an_earlier_round_is_sent_again_to_an_agent_that_returns(
     listen(fleet)
     assert [m for m in peers["a"].heard() if isinstance(m, Task)] == [fleet.late[0].task]
     again = replace(task("b"), round=2)
-    turning(
+    run_turns(
         fleet,
         [
             lambda: peers["a"].send(task("a"), weights()),

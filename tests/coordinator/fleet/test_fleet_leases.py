@@ -13,7 +13,7 @@ from federated.wire.chunks import split
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import CARD, SMALL
 from tests.support.clock import Clock
-from tests.support.peer import Folding, Peer, collect, listen, task, turning, weights
+from tests.support.peer import Folding, Peer, collect, listen, run_turns, task, weights
 
 
 def test_an_update_that_waits_for_a_slot_may_exceed_its_lease(
@@ -53,7 +53,7 @@ def test_an_agent_that_leaves_is_replaced_by_a_spare(fleet: Fleet, memory: Memor
     listen(fleet)
     folding = Folding()
     leave = lambda: peers["a"].say(messages.Status("a", "s1", False), topics.status("r", "a"))  # noqa: E731
-    turning(
+    run_turns(
         fleet,
         [
             leave,
@@ -87,7 +87,7 @@ def test_an_agent_without_progress_past_its_lease_is_replaced_but_may_still_deli
         peers["c"].beat()
 
     steps: list[Callable[[], None]] = [lambda step=step: later(step) for step in range(6)]  # type: ignore[misc]
-    turning(
+    run_turns(
         fleet,
         [
             *steps,
@@ -115,7 +115,7 @@ def test_two_replacements_selected_together_can_both_deliver(
     send: list[Callable[[], None]] = [
         lambda name=name: peers[name].send(task(name), weights()) for name in "cd"
     ]  # type: ignore[misc]
-    turning(fleet, [*[later] * 6, *send])
+    run_turns(fleet, [*[later] * 6, *send])
     collect(fleet, [task("a"), task("b")], folding, wanted=2, spares=(Spare("c"), Spare("d")))
     assert folding.asked == ["c", "d"]
     assert sorted(update.agent for update in folding.updates) == ["c", "d"]

@@ -13,7 +13,7 @@ from coordinator.round.phase_rules import RELIEF_PAUSE
 from coordinator.store.journal import Base, Journal
 from federated.wire.links.memory import MemoryBroker
 from tests.support.clock import Clock
-from tests.support.peer import Folding, Peer, collect, listen, states, task, turning, weights
+from tests.support.peer import Folding, Peer, collect, list_tasks, listen, run_turns, task, weights
 
 
 def test_an_update_without_room_does_not_block_the_fold_of_later_names(
@@ -43,7 +43,9 @@ def test_an_update_without_room_does_not_block_the_fold_of_later_names(
     send = [partial(peer.send, task(peer.name), weights(), transfer=peer.name) for peer in (a, b)]
     # b is in and waits for a, which finds no room: it is tried twice, and no more often than every
     # RELIEF_PAUSE seconds
-    turning(fleet, [send[1], fill, send[0], partial(wait, 0.5), wait, partial(wait, 0.5), send[0]])
+    run_turns(
+        fleet, [send[1], fill, send[0], partial(wait, 0.5), wait, partial(wait, 0.5), send[0]]
+    )
     folded = collect(fleet, [task("a"), task("b")], Snapshots())
     assert [update.agent for update in folded] == ["b", "a"]
     fleet.driver.journal.close()
@@ -59,7 +61,7 @@ def test_an_agent_without_room_may_exceed_its_lease(
     fleet.inbox.reserve = 2**62
 
     def empty() -> None:
-        assert not states(fleet)["a"].late
+        assert not list_tasks(fleet)["a"].late
         fleet.inbox.reserve = 0
 
     def later() -> None:
@@ -67,5 +69,5 @@ def test_an_agent_without_room_may_exceed_its_lease(
         a.beat("train")
 
     send = partial(a.send, task("a"), weights())
-    turning(fleet, [send, later, later, empty, partial(later), send])
+    run_turns(fleet, [send, later, later, empty, partial(later), send])
     assert [update.agent for update in collect(fleet, [task("a")])] == ["a"]

@@ -18,7 +18,7 @@ from federated.wire.chunks import slices
 from federated.wire.links.memory import MemoryBroker
 from tests.support.clerk import SMALL
 from tests.support.clock import Clock
-from tests.support.peer import PROFILE, Peer, collect, listen, states, task, turning, weights
+from tests.support.peer import PROFILE, Peer, collect, list_tasks, listen, run_turns, task, weights
 
 
 def test_a_lost_task_is_sent_again_to_an_idle_agent(
@@ -71,7 +71,7 @@ def test_an_empty_or_too_large_offer_is_refused(fleet: Fleet, memory: MemoryBrok
 
     fleet.turn = turn  # type: ignore[method-assign]
     assert collect(fleet, [task("a")]) == []
-    outcome = states(fleet)["a"].outcome
+    outcome = list_tasks(fleet)["a"].outcome
     assert outcome.startswith("refused: update of a for w0.5-d2.2.2")
     assert "at most 1000000 bytes" in outcome
     with pytest.raises(Refused):
@@ -121,7 +121,7 @@ def test_an_update_that_never_matches_its_manifest_is_refused_and_not_awaited(
     manifest = messages.Manifest("t", len(data), 2**18, "0" * 64)
     offer = messages.Offer(manifest, "r", 1, 1, "train", SMALL.name)
     (chunk,) = slices(manifest, data)
-    turning(
+    run_turns(
         fleet,
         [
             lambda: peer.say(offer),
@@ -129,7 +129,9 @@ def test_an_update_that_never_matches_its_manifest_is_refused_and_not_awaited(
         ],
     )
     assert collect(fleet, [task("a")]) == []
-    assert states(fleet)["a"].outcome == "refused: its bytes did not match its manifest, 3 times"
+    assert (
+        list_tasks(fleet)["a"].outcome == "refused: its bytes did not match its manifest, 3 times"
+    )
 
 
 def test_a_revoked_agent_is_ignored_not_asked_and_its_updates_are_not_folded(
@@ -148,13 +150,13 @@ def test_a_revoked_agent_is_ignored_not_asked_and_its_updates_are_not_folded(
             second.send(task("b"), weights(2.0))
             for _ in range(50):
                 original(0)
-            assert states(fleet)["b"].stage == "whole"
+            assert list_tasks(fleet)["b"].stage == "whole"
             gate.barred = frozenset("b")
             first.send(task("a"), weights(1.0))
 
     fleet.turn = turn  # type: ignore[method-assign]
     assert [update.agent for update in collect(fleet, [task("a"), task("b")])] == ["a"]
-    assert states(fleet)["b"].outcome == "refused: its certificate was revoked"
+    assert list_tasks(fleet)["b"].outcome == "refused: its certificate was revoked"
     second.beat()
     second.say(messages.Status("b", "s2", True), topics.status("r", "b"))
     listen(fleet)

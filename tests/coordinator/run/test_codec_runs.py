@@ -19,7 +19,7 @@ from federated.errors import StoreError, Unknown
 from federated.wire.codecs.catalogue import find_codec
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.extensions import NAMED
-from tests.support.federation import Member, configured, digits, federate, living
+from tests.support.federation import Member, digits, federate, make_config, run_members
 from tests.support.revival import Fuse, Killed
 
 FEDAVG = {"method.name": "fedavg", "train.norm": "tracked", "model.name": "mlp", "train.steps": 2}
@@ -81,10 +81,10 @@ def resume_with(
     broker, fuse = MemoryBroker(), Fuse(1)
     find_codec(before)
     members = [Member("a0", digits(0, 1), codecs=(before, after))]
-    with living(members, broker, folder), pytest.MonkeyPatch.context() as patch:
+    with run_members(members, broker, folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr(defences, "fold", fuse.around(defences.fold))
         for name, end in ((before, pytest.raises(Killed)), (after, nullcontext())):
-            config = configured({**FEDAVG, "rounds": 2, "wire.codec": name})
+            config = make_config({**FEDAVG, "rounds": 2, "wire.codec": name})
             prepared = prepare(config, folder / "runs", resume=name == after)
             link = MemoryLink(broker, "coordinator")
             with closing(prepared), closing(link), end:

@@ -14,7 +14,7 @@ from coordinator.settings.config import load
 from coordinator.store.store import Store
 from federated.errors import ConfigError, LinkError, StoreError, UsageError
 from federated.wire import topics
-from tests.support.processes import COORDINATOR, Start, said
+from tests.support.processes import COORDINATOR, Start, wait_for_words
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_a_mechanism_without_effect_is_reported_before_agents_connect(
         "--set",
         "method.scaling=none",
     )
-    assert said(
+    assert wait_for_words(
         process,
         tmp_path / "0.err",
         "fedfa: scaling = 'none' does not scale layers to one norm: set method.scaling",
     )
-    assert said(process, tmp_path / "0.err", "fedfa: choice = 'zico' without a budget")
+    assert wait_for_words(process, tmp_path / "0.err", "fedfa: choice = 'zico' without a budget")
     assert process.poll() is None

@@ -29,7 +29,7 @@ from federated.methods.catalogue import method
 from federated.runtime.logs import EVENTS
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.families.catalogue import network
-from tests.support.federation import RUN, Federation, Member, configured, digits, federate
+from tests.support.federation import RUN, Federation, Member, digits, federate, make_config
 
 SMALL, WHOLE = "w0.5-d2", "w1-d2"
 GIVEN: dict[str, Any] = {
@@ -184,7 +184,7 @@ def test_the_tables_of_a_run_mark_an_untrained_submodel(done: tuple[Path, Federa
 
 
 def test_the_result_of_a_start_names_an_untrained_submodel(done: tuple[Path, Federation]) -> None:
-    made = report(done[1].result, configured(GIVEN))
+    made = report(done[1].result, make_config(GIVEN))
     assert made["untrained"] == [SMALL]
     assert {
         s["submodel"]: s["trained_updates"] for s in made["scores"] if s["view"] == "central"

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from tests.support.flood import flooding, resident, silent
-from tests.support.processes import WITHOUT_TORCH, Start, listening
+from tests.support.flood import open_silent, resident, start_flood
+from tests.support.processes import WITHOUT_TORCH, Start, read_address
 from tests.support.variants import NAME, several
 from tests.support.waiting import eventually
 
@@ -30,7 +30,7 @@ def server(start: Start, tmp_path: Path) -> tuple[int, subprocess.Popen[str]]:
     several(tmp_path / "release", ("fp32",))
     words = ["infer", "--model", "release", "--submodel", NAME, "--threads", "1"]
     process = start(*WITHOUT_TORCH, *words, "--serve", "127.0.0.1:0")
-    return int(listening(tmp_path / "0.err").rpartition(":")[2]), process
+    return int(read_address(tmp_path / "0.err").rpartition(":")[2]), process
 
 
 def post(port: int, body: bytes = GOOD, more: bytes = b"") -> bytes:
@@ -51,7 +51,7 @@ def post(port: int, body: bytes = GOOD, more: bytes = b"") -> bytes:
 def test_silent_connections_do_not_block_requests(
     server: tuple[int, subprocess.Popen[str]], source: str
 ) -> None:
-    with silent(server[0], 300, source):
+    with open_silent(server[0], 300, source):
         start = time.monotonic()
         assert post(server[0]) == b"200"
         took = time.monotonic() - start
@@ -62,7 +62,7 @@ def test_silent_connections_do_not_block_requests(
 def test_requests_are_answered_while_others_connect_and_hang_up(
     server: tuple[int, subprocess.Popen[str]],
 ) -> None:
-    with flooding(server[0]) as flood:
+    with start_flood(server[0]) as flood:
         eventually(lambda: flood.connections > 200)
         assert [post(server[0]) for _ in range(10)] == [b"200"] * 10
 
@@ -104,7 +104,7 @@ def test_requests_without_the_token_take_no_memory_and_no_place(
     process = start(
         *WITHOUT_TORCH, *words, "--serve", "127.0.0.1:0", "--token-file", str(tmp_path / "token")
     )
-    port = int(listening(tmp_path / "0.err").rpartition(":")[2])
+    port = int(read_address(tmp_path / "0.err").rpartition(":")[2])
     base, body = resident(process.pid), b" " * (8 << 20)
     threads = [threading.Thread(target=post, args=(port, body)) for _ in range(36)]
     for thread in threads:

@@ -24,7 +24,7 @@ from export.publish import announce, describe_version, publish
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from federated.wire.release_files import Release
-from tests.support.processes import WITHOUT_TORCH, Start, listening
+from tests.support.processes import WITHOUT_TORCH, Start, read_address
 from tests.support.variants import NAME, several
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
@@ -123,7 +123,7 @@ def test_no_request_is_lost_during_releases_failures_and_rollbacks(
     )
     release(broker, first)
     agent = serve(start, "--broker", broker, "--run", "spring", "--serve", "127.0.0.1:0")
-    url = listening(tmp_path / "0.err")
+    url = read_address(tmp_path / "0.err")
     eventually(lambda: state(url)["state"] == "serving")
     hammer = Hammer(url)
     try:
@@ -164,20 +164,20 @@ def test_killed_agent_resumes_without_broker(tmp_path: Path, start: Start) -> No
         agent = serve(
             start, "--broker", started.address, "--run", "spring", "--serve", "127.0.0.1:0"
         )
-        url = listening(tmp_path / "0.err")
+        url = read_address(tmp_path / "0.err")
         eventually(lambda: state(url)["state"] == "serving")
         agent.kill()
         agent.wait()
         gone = started.address
     serve(start, "--broker", gone, "--run", "spring", "--serve", "127.0.0.1:0")
-    url = listening(tmp_path / "1.err")
+    url = read_address(tmp_path / "1.err")
     found = ask(url)
     assert (found["version"], found["answers"][0]["name"]) == (bundle.read_version(first), "name 1")
 
 
 def test_a_folder_is_served_without_a_broker(tmp_path: Path, start: Start) -> None:
     agent = serve(start, "--model", str(version(tmp_path, 1)), "--serve", "127.0.0.1:0")
-    assert ask(listening(tmp_path / "0.err"))["answers"][0]["name"] == "name 1"
+    assert ask(read_address(tmp_path / "0.err"))["answers"][0]["name"] == "name 1"
     agent.send_signal(signal.SIGINT)
     assert agent.wait(60) == 0
 

@@ -23,7 +23,7 @@ from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.messages import Status
 from tests.support.brokers import BOTH, read_port
-from tests.support.clerk import AGENT, CARD, RUN, Hand, lasting, profile
+from tests.support.clerk import AGENT, CARD, RUN, Hand, open_spool, profile
 from tests.support.proxy import Proxy
 
 
@@ -145,7 +145,7 @@ def test_two_agents_that_both_consider_themselves_newer_settle_it() -> None:
 
 def joined(link: Link, folder: Path, session: str) -> Participant:
     participant = Participant(
-        link, CARD, AGENT, session, Equipment(profile, Hand(), lasting(folder / session))
+        link, CARD, AGENT, session, Equipment(profile, Hand(), open_spool(folder / session))
     )
     participant.join()
     return participant

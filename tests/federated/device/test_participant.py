@@ -17,7 +17,7 @@ from federated.task import Profile, Task, Timing, Update
 from federated.wire import envelope, messages, topics
 from federated.wire.delivery_queue import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from tests.support.clerk import AGENT, CARD, Agent, Clerk, lasting, task
+from tests.support.clerk import AGENT, CARD, Agent, Clerk, open_spool, task
 from tests.support.clerk import RUN as HAND_RUN
 from tests.support.federation import RUN, Member, digits, federate
 from tests.support.waiting import eventually
@@ -302,7 +302,7 @@ def test_the_older_of_two_namesakes_leaves_and_keeps_its_update(
         )
     agent.participant.leave()
     agent.spool.close()
-    assert [kept.manifest for kept in lasting(tmp_path).load_updates(CARD)] == [offer.manifest]  # type: ignore[union-attr]
+    assert [kept.manifest for kept in open_spool(tmp_path).load_updates(CARD)] == [offer.manifest]  # type: ignore[union-attr]
 
 
 def test_an_update_of_another_agent_in_a_copied_spool_is_dropped(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_an_update_of_another_agent_in_a_copied_spool_is_dropped(tmp_path: Path)
     note = tmp_path / f"{offer.manifest.transfer}.task"
     assert note.exists()
     broker = MemoryBroker()
-    uploads = Uploads(MemoryLink(broker, "b"), HAND_RUN, "b", lasting(tmp_path))
+    uploads = Uploads(MemoryLink(broker, "b"), HAND_RUN, "b", open_spool(tmp_path))
     assert list(uploads.resume(CARD)) == []
     assert not note.exists()
 

@@ -15,7 +15,7 @@ from federated.device.spool import AGE, InUse, Spool, SpooledUpdate, identify_ru
 from federated.errors import StoreError
 from federated.runtime import files
 from federated.wire.chunks import split
-from tests.support.clerk import CARD, lasting, task
+from tests.support.clerk import CARD, open_spool, task
 
 UPDATE = bytes(range(200)) * 10
 
@@ -29,15 +29,15 @@ def finished(spool: Spool, round: int = 1, update: bytes = UPDATE, run=CARD) -> 
 
 
 def test_the_next_process_finds_a_finished_update(tmp_path: Path) -> None:
-    kept = finished(first := lasting(tmp_path))
+    kept = finished(first := open_spool(tmp_path))
     first.close()
-    assert list(lasting(tmp_path).load_updates(CARD)) == [kept]
+    assert list(open_spool(tmp_path).load_updates(CARD)) == [kept]
 
 
 def test_a_restarted_coordinator_continues_the_same_run(tmp_path: Path) -> None:
     assert identify_run(CARD) == identify_run(replace(CARD, session="s2"))
     assert identify_run(CARD) != identify_run(replace(CARD, method="fedavg"))
-    kept = finished(spool := lasting(tmp_path))
+    kept = finished(spool := open_spool(tmp_path))
     assert list(spool.load_updates(replace(CARD, session="s2"))) == [kept]
     assert list(spool.load_updates(replace(CARD, batch=16))) == []
     assert list(spool.load_updates(CARD)) == [], "of a run that changed, nothing stays"
@@ -54,7 +54,7 @@ def test_a_restarted_coordinator_continues_the_same_run(tmp_path: Path) -> None:
     ],
 )
 def test_incomplete_or_damaged_updates_are_removed(tmp_path: Path, what: str) -> None:
-    kept = finished(spool := lasting(tmp_path))
+    kept = finished(spool := open_spool(tmp_path))
     note = kept.path.with_suffix(".task")
     match what:
         case "the update is cut":
@@ -72,11 +72,11 @@ def test_incomplete_or_damaged_updates_are_removed(tmp_path: Path, what: str) ->
 
 
 def test_a_flipped_bit_of_a_note_is_found_or_changes_nothing(tmp_path: Path) -> None:
-    first = finished(lasting(tmp_path / "first"))
+    first = finished(open_spool(tmp_path / "first"))
     written = first.path.with_suffix(".task").read_bytes()
     unchanged = 0
     for place in range(len(written)):
-        kept = finished(spool := lasting(tmp_path / str(place)))
+        kept = finished(spool := open_spool(tmp_path / str(place)))
         damaged = bytearray(written)
         damaged[place] ^= 1 << (place % 8)
         kept.path.with_suffix(".task").write_bytes(damaged)
@@ -100,7 +100,7 @@ def test_only_resumable_files_stay(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"w")
     (tmp_path / "memory").mkdir()
     (tmp_path / "old").mkdir()
-    spool = lasting(tmp_path)
+    spool = open_spool(tmp_path)
     assert list(spool.load_updates(CARD)) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*there, "memory"])
     assert spool.list_weights() == {digest: tmp_path / there[0]}
@@ -112,7 +112,7 @@ def test_only_resumable_files_stay(tmp_path: Path) -> None:
 
 
 def test_an_answered_update_leaves_nothing(tmp_path: Path) -> None:
-    kept = finished(spool := lasting(tmp_path))
+    kept = finished(spool := open_spool(tmp_path))
     spool.remove_update(kept.manifest.transfer)
     assert list(tmp_path.iterdir()) == []
 
@@ -126,21 +126,21 @@ def test_a_spool_that_is_not_lasting_writes_no_notes_and_keeps_nothing(tmp_path:
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
-    first = lasting(tmp_path)
+    first = open_spool(tmp_path)
     with pytest.raises(
         InUse,
         match=r"another agent of this name: give each agent its own --name, or its own --spool",
     ):
-        lasting(tmp_path)
+        open_spool(tmp_path)
     first.close()
     first.close()
-    lasting(tmp_path).close()
+    open_spool(tmp_path).close()
 
 
 def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError, match=r"cannot use .*Not a directory"):
-        lasting(tmp_path / "file" / "spool")
+        open_spool(tmp_path / "file" / "spool")
 
 
 def test_a_note_that_cannot_be_written_is_only_a_warning(
@@ -151,7 +151,7 @@ def test_a_note_that_cannot_be_written_is_only_a_warning(
 
     monkeypatch.setattr(files, "write", full)
     with caplog.at_level(logging.WARNING):
-        kept = finished(lasting(tmp_path))
+        kept = finished(open_spool(tmp_path))
     assert "a restart would lose the update" in caplog.text
     assert "No space left on device" in caplog.text
     assert kept.path.read_bytes() == UPDATE
@@ -168,8 +168,8 @@ def test_the_limit_counts_weights_and_updates_and_not_the_memory(tmp_path: Path)
 
 
 def test_old_unused_folders_of_other_runs_are_removed(tmp_path: Path) -> None:
-    spool = lasting(tmp_path / "now" / "a")
-    old, held, young = (lasting(tmp_path / run / "a") for run in ("old", "held", "young"))
+    spool = open_spool(tmp_path / "now" / "a")
+    old, held, young = (open_spool(tmp_path / run / "a") for run in ("old", "held", "young"))
     for other in (old, held, young):
         finished(other)
         (other.folder / "memory").mkdir()
@@ -186,7 +186,7 @@ def test_old_unused_folders_of_other_runs_are_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("written", [0.0, 4e9], ids=["in 1970", "in the future"])
 def test_a_file_with_an_impossible_age_is_kept(tmp_path: Path, written: float) -> None:
-    kept = finished(spool := lasting(tmp_path))
+    kept = finished(spool := open_spool(tmp_path))
     os.utime(kept.path, (written, written))
     spool.tidy([])
     assert kept.path.exists()

@@ -18,10 +18,10 @@ from tests.support.tasks import (
     NET,
     PLAIN,
     SMALL,
-    done,
     examples,
     parameters,
     perform,
+    perform_task,
     task,
     weights,
 )
@@ -33,12 +33,12 @@ def test_a_task_is_reproducible_bit_for_bit():
     """
     received = parameters(SMALL)
     torch.manual_seed(1)
-    first = done(task(), received, examples())
+    first = perform_task(task(), received, examples())
     torch.manual_seed(2)
     before = torch.random.get_rng_state()
-    again = done(task(), received, examples())
+    again = perform_task(task(), received, examples())
     assert torch.equal(before, torch.random.get_rng_state())
-    other = done(replace(task(), agent="other"), received, examples())
+    other = perform_task(replace(task(), agent="other"), received, examples())
     assert all(np.array_equal(first.tensors[name], again.tensors[name]) for name in first.tensors)
     assert not all(
         np.array_equal(first.tensors[name], other.tensors[name]) for name in first.tensors
@@ -47,7 +47,7 @@ def test_a_task_is_reproducible_bit_for_bit():
 
 def test_a_training_update():
     data = examples()
-    update = done(task(), parameters(SMALL), data)
+    update = perform_task(task(), parameters(SMALL), data)
     assert {name: value.shape for name, value in update.tensors.items()} == shapes(SMALL)
     assert all(
         value.flags.c_contiguous and value.dtype == np.float32 for value in update.tensors.values()
@@ -61,7 +61,7 @@ def test_a_training_update():
     )
     assert (update.samples, update.steps) == (24, 6)
     assert "labels" not in update.notes
-    assert done(task(labels=True), parameters(SMALL), data).notes["labels"] == [0, 1, 2]
+    assert perform_task(task(labels=True), parameters(SMALL), data).notes["labels"] == [0, 1, 2]
     assert 0 < update.notes["loss"] < 2
 
 
@@ -76,16 +76,16 @@ def test_received_arrays_may_be_read_only_and_are_left_alone():
 
 def test_training_lowers_the_loss_and_learns_the_classes():
     data = examples(60)
-    trained = done(task(epochs=15, batch=15, lr=0.02), parameters(SMALL), data)
+    trained = perform_task(task(epochs=15, batch=15, lr=0.02), parameters(SMALL), data)
     assert trained.notes["loss"] < 0.2
-    stats = done(task("calibrate"), trained.tensors, data)
-    scores = done(task("evaluate"), {**trained.tensors, **stats.tensors}, data)
+    stats = perform_task(task("calibrate"), trained.tensors, data)
+    scores = perform_task(task("evaluate"), {**trained.tensors, **stats.tensors}, data)
     assert scores.notes["tallies"]["all"]["right"][0] >= 0.9 * scores.samples
 
 
 def test_tracked_statistics_travel_both_ways():
     received = weights(SMALL)
-    update = done(task(norm="tracked"), received, examples())
+    update = perform_task(task(norm="tracked"), received, examples())
     assert update.tensors.keys() == (shapes(SMALL) | statistics(SMALL)).keys()
     assert not np.array_equal(update.tensors["norm.running_mean"], received["norm.running_mean"])
 
@@ -95,7 +95,7 @@ def test_a_calibration_measures_the_received_weights():
     no weight in the update.
     """
     data, received = examples(), parameters(SMALL)
-    update = done(task("calibrate"), received, data)
+    update = perform_task(task("calibrate"), received, data)
     assert {name: value.shape for name, value in update.tensors.items()} == statistics(SMALL)
     assert (update.samples, update.steps, update.notes["batches"]) == (24, 0, 3)
     net = build(SMALL)
@@ -124,7 +124,7 @@ def test_an_evaluation_counts_the_held_out():
     logits = net(torch.from_numpy(data.x_held)).detach()
     truth = torch.from_numpy(data.y_held)
     for batch in (2, 4, 100):
-        update = done(task("evaluate", batch=batch), received, data)
+        update = perform_task(task("evaluate", batch=batch), received, data)
         assert not update.tensors
         assert (update.samples, update.steps) == (6, 0)
         found = update.notes["tallies"]["all"]
@@ -136,7 +136,7 @@ def test_an_evaluation_counts_the_held_out():
 def test_an_evaluation_without_held_out_examples_is_empty():
     data = examples()
     data.x_held, data.y_held = data.x[:0], data.y[:0]
-    update = done(task("evaluate"), weights(SMALL), data)
+    update = perform_task(task("evaluate"), weights(SMALL), data)
     assert (update.samples, update.notes) == (0, {"tallies": {}})
 
 
@@ -181,8 +181,8 @@ def test_scores_before_and_after_training_are_sent_only_when_asked_for():
     Training is the same with and without them.
     """
     data, received = examples(60), parameters(SMALL)
-    plain = done(task(epochs=15, batch=15, lr=0.02), received, data)
-    scored = done(task(epochs=15, batch=15, lr=0.02, scores=True), received, data)
+    plain = perform_task(task(epochs=15, batch=15, lr=0.02), received, data)
+    scored = perform_task(task(epochs=15, batch=15, lr=0.02, scores=True), received, data)
     assert "tallies" not in plain.notes
     before, after = (scored.notes["tallies"][when] for when in ("before", "after"))
     assert before["count"] == after["count"] == [15]
@@ -198,7 +198,7 @@ def test_a_device_is_also_scored_on_its_own_classes_alone():
     data = examples()
     data.y, data.labels = np.zeros_like(data.y), (0,)
     data.y_held = np.zeros_like(data.y_held)
-    tallies = done(task("evaluate"), weights(SMALL), data).notes["tallies"]
+    tallies = perform_task(task("evaluate"), weights(SMALL), data).notes["tallies"]
     assert tallies.keys() == {"all", "labels"}
     net = build(SMALL).eval()
     net.load_state_dict(
@@ -219,7 +219,7 @@ def test_dropout_repeats_with_the_task_and_leaves_the_global_randomness_alone():
     torch.manual_seed(4)
     start = torch.random.get_rng_state()
     first, again = (
-        done(task(submodel=transformer, scores=True), parameters(transformer), data)
+        perform_task(task(submodel=transformer, scores=True), parameters(transformer), data)
         for _ in range(2)
     )
     assert all(np.array_equal(first.tensors[name], again.tensors[name]) for name in first.tensors)

@@ -11,7 +11,7 @@ from federated.device.uploads import AHEAD, Uploads
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import STALL, WINDOW
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from tests.support.clerk import AGENT, CARD, CHUNK, RUN, Clerk, lasting, task
+from tests.support.clerk import AGENT, CARD, CHUNK, RUN, Clerk, open_spool, task
 
 UPDATE = bytes(range(256)) * 400  # 100 chunks of 1 KiB
 
@@ -24,7 +24,7 @@ class Desk:
         self.broker = self.clerk.broker
         self.link = MemoryLink(self.broker, "a", chunk=chunk)
         self.link.subscribe(topics.command(RUN, AGENT))
-        self.spool = lasting(folder)
+        self.spool = open_spool(folder)
         self.uploads = Uploads(self.link, RUN, AGENT, self.spool)
 
     def finish(self, round: int = 1, update: bytes = UPDATE) -> None:

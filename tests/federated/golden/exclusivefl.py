@@ -7,7 +7,7 @@ import torch
 from federated.method import configure
 from federated.methods.catalogue import method
 from models.submodel import Submodel, kept
-from tests.support.golden import close, golden, played
+from tests.support.golden import close, golden, play_round
 
 
 def check_allsmall_exclusivefl(toy):
@@ -30,7 +30,7 @@ def check_allsmall_exclusivefl(toy):
                     {},
                 )
             )
-        return played(chosen, before, updates)
+        return play_round(chosen, before, updates)
 
     close(after("allsmall")["w"], [g["AllSmall"]["expected_small"], 0.0])
     found, expected = after("exclusivefl"), g["ExclusiveFL"]["per_architecture_fedavg"]

@@ -15,7 +15,7 @@ from federated.task import Recipe
 from federated.training.execution import TrainingSet
 from federated.training.loop import descend, open_session
 from models.submodel import Network, Submodel
-from tests.support.golden import by_owner, close, floats, golden, played
+from tests.support.golden import by_owner, close, floats, golden, play_round
 
 TOLD = Submodel(Network("resnet", "small", (1, 8, 8), 2), 1.0, ((1, 1), (1, 1), (0, 0)), ("exits",))
 
@@ -55,8 +55,8 @@ def check_depthfl(toy):
         (s, tensors, 1 + 7 * i, {})
         for i, (s, tensors) in enumerate(zip(by_owner(toy, before, locals_), locals_, strict=True))
     ]
-    plain = played(method("depthfl"), before, updates, solver="fedavg")
-    dynamic = played(method("depthfl"), before, updates, alpha=0.1)
+    plain = play_round(method("depthfl"), before, updates, solver="fedavg")
+    dynamic = play_round(method("depthfl"), before, updates, alpha=0.1)
     for i, (mean, corrected, h) in enumerate(
         zip(g["expected_plain"], g["expected_feddyn_alpha0.1_N2"], g["expected_h"], strict=True)
     ):
@@ -104,7 +104,7 @@ def check_scalefl_aggregate(toy):
         for i, (s, tensors) in enumerate(zip(by_owner(toy, before, locals_), locals_, strict=True))
     ]
     for expected, given in (("expected_both", updates), ("expected_only_level0", updates[:1])):
-        after = played(method("scalefl"), before, given)
+        after = play_round(method("scalefl"), before, given)
         for name, value in g[expected].items():
             close(after[name], value)
 

@@ -10,7 +10,7 @@ from federated.methods.common.central import central_norm
 from models.families.catalogue import shapes
 from models.slicing import graft
 from models.submodel import Submodel
-from tests.support.golden import by_owner, close, floats, golden, played, shapes_of
+from tests.support.golden import by_owner, close, floats, golden, play_round, shapes_of
 
 
 def check_fedfa_distribute(toy):
@@ -58,7 +58,7 @@ def check_fedfa_graft(toy):
         }
         updates.append((Submodel(whole.network, 1.0, mask), tensors, 5, {}))
     for name, key in (("fedfa", "expected_uniform_no_scaling"), ("fedavg", "NeFL_style_no_graft")):
-        after = played(method(name), before, updates, weighting="uniform")
+        after = play_round(method(name), before, updates, weighting="uniform")
         for i, blocks in enumerate(g[key]):
             close(torch.cat([after[f"sections.{i}.{b}.w"] for b in range(len(blocks))]), blocks)
     graft_of_another_shape(toy, g["shape_mismatch"])
@@ -94,14 +94,16 @@ def check_fedfa_scaling(toy):
         for client, norm in zip(clients, g[key]["norms"], strict=True):
             close(central_norm(client["w"], scaling), norm)
         updates = [(s, c, n, {}) for s, c, n in zip(subs, clients, g["num_samples"], strict=True)]
-        close(played(method("fedfa"), before, updates, scaling=scaling)["w"], g[key]["expected"])
+        close(
+            play_round(method("fedfa"), before, updates, scaling=scaling)["w"], g[key]["expected"]
+        )
     partly, clients = (
         g["width_uncovered"],
         [{"w": floats(c)} for c in g["width_uncovered"]["clients"]],
     )
     subs = by_owner(toy, before, clients)
     close(
-        played(
+        play_round(
             method("fedfa"),
             before,
             [(s, c, 1, {}) for s, c in zip(subs, clients, strict=True)],
@@ -114,7 +116,8 @@ def check_fedfa_scaling(toy):
     subs = by_owner(toy, before, clients)
     given = [(s, c, 1, {}) for s, c in zip(subs, clients, strict=True)]
     close(
-        played(method("fedfa"), before, given, scaling="l2", scale_1d=True)["w"], zero["expected"]
+        play_round(method("fedfa"), before, given, scaling="l2", scale_1d=True)["w"],
+        zero["expected"],
     )
     close(central_norm(floats(g["percentile_modes_on"]), "l2"), g["norm_abs"])
 
@@ -127,6 +130,6 @@ def check_fedfa_backdoor(toy):
     clients = [{"w": malicious}, {"w": floats(g["aggregate_N2_with_honest_update"])}]
     given = [(s, c, 1, {}) for s, c in zip(by_owner(toy, before, clients), clients, strict=True)]
     close(
-        played(method("fedavg"), before, given, weighting="uniform")["w"],
+        play_round(method("fedavg"), before, given, weighting="uniform")["w"],
         g["expected_global_uniform"],
     )

@@ -9,7 +9,7 @@ from federated.methods.catalogue import method
 from federated.training.objective import mask_logits
 from models.layers.basic import Scaler
 from models.submodel import Submodel, kept
-from tests.support.golden import close, floats, golden, played
+from tests.support.golden import close, floats, golden, play_round
 
 
 def check_heterofl_aggregate(toy):
@@ -36,7 +36,7 @@ def check_heterofl_aggregate(toy):
                 name: torch.full(shape, float(value)) for name, shape in tensors(submodel).items()
             }
             updates.append((submodel, local, 1 + 7 * client, {"labels": g["label_split"][client]}))
-        after = played(method("heterofl"), before, updates)
+        after = play_round(method("heterofl"), before, updates)
         for name, expected in case["expected"].items():
             close(after[name], expected)
 

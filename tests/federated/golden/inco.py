@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from federated.methods.catalogue import method
-from tests.support.golden import by_owner, close, floats, golden, played
+from tests.support.golden import by_owner, close, floats, golden, play_round
 
 KEYS = {
     "code": "author_code",
@@ -21,7 +21,7 @@ def measure_steps(toy, shallow, deep, g0, gk, variant):
     whole = toy(lambda submodel: {shallow: shape, deep: shape}, (2,))
     before = {shallow: torch.ones(shape), deep: -torch.ones(shape)}
     sent = {shallow: before[shallow] + g0, deep: before[deep] + gk}
-    after = played(method("inco-avg"), before, [(whole, sent, 5, {})], variant=variant)
+    after = play_round(method("inco-avg"), before, [(whole, sent, 5, {})], variant=variant)
     return after[shallow] - before[shallow], after[deep] - before[deep]
 
 
@@ -59,7 +59,7 @@ def check_inco_heteroavg(toy):
     ]
     submodels = by_owner(toy, before, sent)
     for name in ("fedavg", "inco-avg"):
-        after = played(
+        after = play_round(
             method(name),
             before,
             [(s, t, 1 + 8 * i, {}) for i, (s, t) in enumerate(zip(submodels, sent, strict=True))],
@@ -71,7 +71,7 @@ def check_inco_heteroavg(toy):
         toy(lambda submodel: {"norm.running_var": (1,)}),
         {"norm.running_var": floats([1.0])},
     )
-    after = played(
+    after = play_round(
         method("inco-avg"), before, [(whole, {"norm.running_var": floats([-2.0])}, 1, {})]
     )
     close(after["norm.running_var"], [g["running_var_clamped_at_zero"]])

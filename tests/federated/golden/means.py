@@ -10,7 +10,7 @@ from federated.methods.catalogue import method
 from models.layers.batch_norm import calibrate
 from models.slicing import corner
 from models.submodel import kept
-from tests.support.golden import by_owner, close, floats, golden, played
+from tests.support.golden import by_owner, close, floats, golden, play_round
 
 
 def check_fedavg(toy):
@@ -19,7 +19,7 @@ def check_fedavg(toy):
     before = {name: torch.zeros_like(value) for name, value in clients[0].items()}
     subs = by_owner(toy, before, clients)
     for weighting, key in (("samples", "expected_weighted"), ("uniform", "expected_uniform")):
-        after = played(
+        after = play_round(
             method("fedavg"),
             before,
             [(s, c, n, {}) for s, c, n in zip(subs, clients, g["num_samples"], strict=True)],
@@ -43,7 +43,7 @@ def check_unified_coverage(toy):
     subs = by_owner(toy, before, updates)
     for weighting in ("samples", "uniform"):
         given = [(s, u, n, {}) for s, u, n in zip(subs, updates, g["weights_samples"], strict=True)]
-        after = played(method("fedavg"), before, given, weighting=weighting)
+        after = play_round(method("fedavg"), before, given, weighting=weighting)
         for name, expected in g[f"expected_{weighting}"].items():
             close(after[name], expected)
         assert torch.equal(after["b2"], before["b2"])

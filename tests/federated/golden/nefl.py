@@ -16,7 +16,7 @@ from federated.task import Card, Profile
 from models.families.catalogue import full, network, normalising, shapes
 from models.families.efficientnet import PRESETS, STYLE
 from models.layers.inverted_residual import Block, Place
-from tests.support.golden import close, floats, golden, played
+from tests.support.golden import close, floats, golden, play_round
 
 WHOLE = full(network("resnet-small", (1, 8, 8), 10), ("steps",))
 
@@ -58,7 +58,7 @@ def case(g, part, scaling="nefl-wd"):
     ]
     before = constant(WHOLE, g["global_value"], norm=g["bn_init"], step=g["step_init"])
     updates = [(subs[k], constant(subs[k], value), 1 + 5 * k, {}) for k, value in part["clients"]]
-    return played(method(scaling), before, updates), subs
+    return play_round(method(scaling), before, updates), subs
 
 
 def check_nefl_nefedavg(toy):

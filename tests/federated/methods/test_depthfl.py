@@ -25,14 +25,14 @@ from models.families.catalogue import full, initial, network, shapes
 from models.submodel import Submodel
 from tests.support.exits import Told
 from tests.support.federation import Member, digits, federate
-from tests.support.golden import owned, registered
+from tests.support.golden import make_owned, register_toy
 
 NET = network("resnet-small", (1, 8, 8), 10)
 
 
 @pytest.fixture
 def toy(monkeypatch):
-    return registered(monkeypatch)
+    return register_toy(monkeypatch)
 
 
 def menu(net=NET, **given):
@@ -200,7 +200,7 @@ def test_h_accumulates_over_rounds_only_in_trained_coordinates(toy):
             else {"w": (1,), "bn.running_mean": (1,)}
         )
     )
-    part, chosen = owned(whole, "a"), method("depthfl")
+    part, chosen = make_owned(whole, "a"), method("depthfl")
     before = {"w": torch.tensor([10.0, 10.0]), "bn.running_mean": torch.tensor([1.0])}
     state = replace(
         chosen.start(before, [whole], configure(chosen, {"alpha": 0.5, "norm": "static"})),

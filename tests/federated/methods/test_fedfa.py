@@ -13,7 +13,7 @@ from federated.methods.catalogue import method
 from federated.methods.common.central import central_norm
 from federated.methods.fedfa import depths, is_scaled
 from models.families.catalogue import full, initial, network, normalising, shapes
-from tests.support.rounds import NET, played, start
+from tests.support.rounds import NET, play_round, start
 
 
 @settings(max_examples=200, deadline=None)
@@ -78,7 +78,7 @@ def test_missing_blocks_are_grafted():
         )
         for name, shape in shapes(small).items()
     }
-    after = played(chosen, state, (small, sent, 1, {}))
+    after = play_round(chosen, state, (small, sent, 1, {}))
     for block, expected in ((0, 1.0), (1, 2.0), (2, 2.0), (3, 2.0)):
         assert bool((after[f"sections.1.{block}.conv2.weight"][:16, :16] == expected).all())
         assert bool((after[f"sections.1.{block}.norm2.bias"][:16] == expected).all())
@@ -95,7 +95,7 @@ def test_grafting_counts_in_the_mean():
         (s, {n: torch.full(shape, v) for n, shape in shapes(s).items()}, 1, {})
         for s, v in ((shallow, 2.0), (deep, 6.0))
     ]
-    assert bool((played(chosen, state, *updates)["sections.2.3.conv1.weight"] == 4).all())
+    assert bool((play_round(chosen, state, *updates)["sections.2.3.conv1.weight"] == 4).all())
 
 
 def test_layers_are_brought_to_one_scale_and_vectors_are_not():
@@ -107,7 +107,7 @@ def test_layers_are_brought_to_one_scale_and_vectors_are_not():
         (full(NET), {n: torch.full(s, v) for n, s in shapes(full(NET)).items()}, n, {})
         for v, n in ((1.0, 1), (3.0, 3))
     ]
-    after = played(chosen, state, *updates)
+    after = play_round(chosen, state, *updates)
     assert after["stem.weight"].flatten().tolist() == pytest.approx([2.0] * 144)
     assert after["linear.bias"].tolist() == pytest.approx([2.5] * 10)
 
@@ -119,7 +119,7 @@ def test_a_layer_of_zeros_is_not_scaled():
         (full(NET), {n: torch.full(s, v) for n, s in shapes(full(NET)).items()}, 1, {})
         for v in (0.0, 1.0)
     ]
-    after = played(chosen, state, *updates)
+    after = play_round(chosen, state, *updates)
     assert after["stem.weight"].flatten().tolist() == pytest.approx([0.25] * 144)
     assert not any("#" in home for home in after)
 
@@ -131,9 +131,9 @@ def test_a_layer_of_almost_only_zeros_keeps_the_rest():
         {n: torch.full(s, v) for n, s in shapes(full(NET)).items()} for v in (0.0, 2.0)
     )
     sparse["stem.weight"][3, 0, 1, 1] = 8.0
-    one = played(chosen, state, (full(NET), sparse, 1, {}))["stem.weight"]
+    one = play_round(chosen, state, (full(NET), sparse, 1, {}))["stem.weight"]
     assert (one[3, 0, 1, 1].item(), one.sum().item()) == (8.0, 8.0)
-    both = played(chosen, state, (full(NET), sparse, 1, {}), (full(NET), dense, 1, {}))[
+    both = play_round(chosen, state, (full(NET), sparse, 1, {}), (full(NET), dense, 1, {}))[
         "stem.weight"
     ]
     assert both[3, 0, 1, 1].item() == pytest.approx((8 + 2 * 0.5) / 2)
@@ -162,7 +162,7 @@ def test_the_head_can_be_split_by_labels():
     for split, kept_old in ((True, True), (False, False)):
         chosen, state = start("fedfa", label_split_head=split)
         sent = {n: torch.full(s, 5.0) for n, s in shapes(full(NET)).items()}
-        after = played(chosen, state, (full(NET), sent, 1, {"labels": [0]}))
+        after = play_round(chosen, state, (full(NET), sent, 1, {"labels": [0]}))
         assert (
             torch.equal(after["linear.weight"][1:], state.tensors["linear.weight"][1:]) is kept_old
         )
@@ -176,7 +176,7 @@ def test_tracked_statistics_are_grafted_and_never_scaled():
     deep = chosen.dispatch(state, chosen.place(state, full(NET)))
     first = {n: torch.full(tuple(v.shape), 1.0) for n, v in local.items()}
     second = {n: torch.full(tuple(v.shape), 3.0) for n, v in deep.items()}
-    after = played(chosen, state, (small, first, 1, {}), (full(NET), second, 1, {}))
+    after = play_round(chosen, state, (small, first, 1, {}), (full(NET), second, 1, {}))
     assert after["sections.0.3.norm1.running_var"].tolist() == [2.0] * 8 + [3.0] * 8
 
 

@@ -14,12 +14,12 @@ from federated.task import Update
 from models.families.catalogue import full, initial, network
 from models.submodel import Submodel
 from tests.support.federation import Member, digits, federate
-from tests.support.golden import floats, registered
+from tests.support.golden import floats, register_toy
 
 
 @pytest.fixture
 def toy(monkeypatch):
-    return registered(monkeypatch)
+    return register_toy(monkeypatch)
 
 
 def begin_method(toy, **given):

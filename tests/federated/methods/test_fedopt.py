@@ -18,7 +18,7 @@ from federated.methods.catalogue import method
 from federated.task import Update
 from models.families.catalogue import initial, network
 from tests.support.federation import Member, digits, federate
-from tests.support.revival import Fuse, revived
+from tests.support.revival import Fuse, run_with_restarts
 
 NAMES = ("fedadagrad", "fedadam", "fedavgm", "fedyogi")
 NET = network("mlp", (6,), 3)
@@ -155,7 +155,7 @@ def test_a_coordinator_that_dies_between_rounds_keeps_its_moments_bit_for_bit(
     }
     whole = federate(tmp_path / "whole", fleet(), settings).result.state.tensors
     monkeypatch.setattr(Store, "save", Fuse(1, after=True).around(Store.save))
-    result, deaths = revived(tmp_path / "revived", fleet(), settings)
+    result, deaths = run_with_restarts(tmp_path / "revived", fleet(), settings)
     assert deaths == 1
     assert result.state.tensors.keys() == whole.keys()
     assert any(home.startswith("server/v/") for home in whole)

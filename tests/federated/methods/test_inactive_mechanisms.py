@@ -11,7 +11,7 @@ from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.methods.common.inactive_mechanisms import inactive
 from models.families.catalogue import network
-from tests.support.short import trained
+from tests.support.short import train_briefly
 
 NET = network("preresnet", (1, 8, 8), 10)
 ONE = {"widths": [1.0], "depths": [4]}
@@ -206,8 +206,8 @@ def test_where_a_mechanism_is_off_the_weights_are_those_without_it(
 ):
     """The helper's runs take one local step a round."""
     found, wanted = (
-        trained(tmp_path / "it", name, rounds, **given),
-        trained(tmp_path / "plain", same, rounds, **plain),
+        train_briefly(tmp_path / "it", name, rounds, **given),
+        train_briefly(tmp_path / "plain", same, rounds, **plain),
     )
     for home, value in wanted.items():
         torch.testing.assert_close(found[home], value, rtol=1e-4, atol=1e-5)

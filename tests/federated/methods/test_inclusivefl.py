@@ -18,7 +18,7 @@ from federated.methods.inclusivefl import size_local
 from federated.task import Update
 from models.families.catalogue import initial, menu, network, shapes, statistics
 from tests.support.federation import Member, digits, federate
-from tests.support.golden import registered
+from tests.support.golden import register_toy
 
 NET = network("resnet-small", (1, 8, 8), 10)  # three sections of two blocks
 
@@ -39,7 +39,7 @@ def stacks(monkeypatch):
         }
         return {"stem.weight": (1,), **layers, "linear.weight": (1,)}
 
-    whole = registered(monkeypatch)(tensors, (3, 3))
+    whole = register_toy(monkeypatch)(tensors, (3, 3))
     return tuple(replace(whole, mask=((1,) * n + (0,) * (3 - n),) * 2) for n in (1, 2, 3))
 
 

@@ -19,7 +19,7 @@ from federated.settings import validate
 from federated.task import Recipe
 from models.cost import cost
 from models.families.catalogue import full, initial, network, shapes, statistics
-from tests.support.rounds import NET, played, start
+from tests.support.rounds import NET, play_round, start
 
 # ---- catalogue and settings ----------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ def test_a_variance_never_falls_below_zero():
     """The clamp holds for any values in an update."""
     chosen, state = start("fedavg")
     sent = chosen.dispatch(state, chosen.place(state, full(NET)))
-    after = played(
+    after = play_round(
         chosen,
         state,
         (
@@ -295,7 +295,7 @@ def test_with_a_menu_fedavg_is_the_coverage_mean():
         (s, {name: torch.full(shape, v) for name, shape in shapes(s).items()}, n, {})
         for s, v, n in ((narrow, 2.0, 3), (wide, 6.0, 1))
     ]
-    after = played(chosen, state, *updates)["stem.weight"][:, 0, 0, 0]
+    after = play_round(chosen, state, *updates)["stem.weight"][:, 0, 0, 0]
     assert after.tolist() == [3.0] * 8 + [6.0] * 8
 
 
@@ -314,7 +314,7 @@ def test_the_head_of_an_absent_class_stays():
     chosen, state = start("heterofl")
     submodel = chosen.menu(NET, state.settings)[-1]
     sent = {name: torch.full(shape, 5.0) for name, shape in shapes(submodel).items()}
-    after = played(chosen, state, (submodel, sent, 1, {"labels": [0, 1]}))
+    after = play_round(chosen, state, (submodel, sent, 1, {"labels": [0, 1]}))
     assert after["linear.weight"][:2].tolist() == [[5.0] * 64] * 2
     assert torch.equal(after["linear.weight"][2:], state.tensors["linear.weight"][2:])
     assert bool((after["stem.weight"] == 5).all())
@@ -327,7 +327,7 @@ def test_devices_count_and_not_their_examples():
         (submodel, {n: torch.full(s, v) for n, s in shapes(submodel).items()}, samples, {})
         for v, samples in ((1.0, 1), (3.0, 99))
     ]
-    assert played(chosen, state, *updates)["stem.weight"][0, 0, 0, 0] == 2.0
+    assert play_round(chosen, state, *updates)["stem.weight"][0, 0, 0, 0] == 2.0
 
 
 def serves(name, net):

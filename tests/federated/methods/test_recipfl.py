@@ -21,7 +21,7 @@ from federated.wire.topics import SUBMODEL
 from models.cost import cost
 from models.families.catalogue import full, network, parameters, shapes
 from tests.support.federation import RUN, Member, digits, federate
-from tests.support.recipfl import METHOD, begun, sent, trained
+from tests.support.recipfl import METHOD, begin_method, sent, train_round
 
 PHI = "phi/"
 
@@ -76,16 +76,16 @@ def narrow_pair(**given):
 
 
 def test_the_menu_is_a_narrow_network_and_the_whole():
-    assert [s.name for s in begun()[0]] == ["w0.2-d2", "w1-d2"]
+    assert [s.name for s in begin_method()[0]] == ["w0.2-d2", "w1-d2"]
 
 
 def test_cut_in_depth_the_small_network_is_the_first_section_with_an_exit():
-    menu, _ = begun(network("resnet-small", (1, 8, 8), 10), shrink="depth")
+    menu, _ = begin_method(network("resnet-small", (1, 8, 8), 10), shrink="depth")
     assert [s.name for s in menu] == ["w1-d2.0.0-exits-adapter", "w1-d2.2.2"]
 
 
 def test_other_networks_are_named_apart_smallest_first():
-    menu, state = begun(
+    menu, state = begin_method(
         network("resnet-18-cifar", (1, 16, 16), 10), models=["vgg", "lenet-5", "vgg"]
     )
     assert [s.name for s in menu] == ["lenet-5-w1-d1.1", "vgg-w1-d2.2.2", "w1-d2.2.2.2"]
@@ -129,24 +129,24 @@ def test_the_posters_networks_are_a_menu_though_the_strong_devices_has_fewer_par
 )
 def test_unsupported_networks_and_settings_are_refused(given, found):
     with pytest.raises(ConfigError, match=found):
-        begun(**given)
+        begin_method(**given)
 
 
 def test_a_family_without_exits_cannot_be_cut_in_depth():
     with pytest.raises(ConfigError, match=r"no exits-adapter; models that have: .*resnet"):
-        begun(network("vgg", (1, 8, 8), 10), shrink="depth")
+        begin_method(network("vgg", (1, 8, 8), 10), shrink="depth")
 
 
 def test_an_unknown_network_lists_the_known():
     with pytest.raises(Unknown, match="unknown model 'mlpp'; did you mean mlp"):
-        begun(models=["mlpp"])
+        begin_method(models=["mlpp"])
 
 
 # ---- who gets what -------------------------------------------------------------------------------
 
 
 def test_a_submodel_is_made_for_its_agent():
-    menu, state = begun()
+    menu, state = begin_method()
     chosen = METHOD.assign(state, profile("a7"), menu, np.random.default_rng(0))
     assert (chosen.plain, chosen.owner) == (menu[-1], "a7")
     assert (
@@ -166,7 +166,7 @@ def test_a_device_that_can_afford_all_gets_the_whole_network_even_if_it_has_fewe
 
 
 def test_the_largest_travels_with_the_smallest_and_the_others_alone():
-    menu, state = begun(widths=[0.2, 0.5, 1.0])
+    menu, state = begin_method(widths=[0.2, 0.5, 1.0])
     along = [{name for name in sent(state, submodel) if "/" in name} for submodel in menu]
     assert along == [set(), set(), {f"small/{name}" for name in shapes(menu[0])}]
     assert [METHOD.recipe(state, submodel).hook for submodel in menu] == ["", "", "recipfl"]
@@ -175,13 +175,13 @@ def test_the_largest_travels_with_the_smallest_and_the_others_alone():
 
 
 def test_without_transfer_all_travel_alone():
-    menu, state = begun(transfer=False)
+    menu, state = begin_method(transfer=False)
     assert not any("/" in name for name in sent(state, menu[-1]))
     assert METHOD.recipe(state, menu[-1]).hook == ""
 
 
 def test_classes_of_an_agent_shape_its_classifier():
-    menu, state = begun()
+    menu, state = begin_method()
     state = replace(
         state,
         agents={
@@ -200,7 +200,7 @@ def test_classes_of_an_agent_shape_its_classifier():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [begun, narrow_pair])
+@pytest.mark.parametrize("start", [begin_method, narrow_pair])
 def test_an_update_moves_phi_by_the_gradient_of_what_was_made_times_its_change(start):
     """The step of a large and of a small device together is autograd's of <theta(phi), theta -
     theta'>, small network included.
@@ -237,7 +237,7 @@ def test_an_update_moves_phi_by_the_gradient_of_what_was_made_times_its_change(s
 
 
 def test_a_step_brings_what_is_made_nearer_to_what_came_back():
-    menu, state = begun(encode="none")
+    menu, state = begin_method(encode="none")
     target = {name: value + 0.05 for name, value in sent(state, menu[0]).items()}
 
     def distance(one):
@@ -256,7 +256,7 @@ def test_a_step_brings_what_is_made_nearer_to_what_came_back():
     ("weighting", "expected"), [("sum", 2.0), ("samples", 1.0), ("uniform", 1.0)]
 )
 def test_equal_updates_add_up_or_average(weighting, expected):
-    menu, state = begun(server="sgd", server_lr=1.0, server_clip=0.0, weighting=weighting)
+    menu, state = begin_method(server="sgd", server_lr=1.0, server_clip=0.0, weighting=weighting)
     moved = {name: value + 0.01 for name, value in sent(state, menu[0]).items()}
     once = changed(state, finish_round(state, update(menu[0], moved, "a0", 3)))
     twice = changed(
@@ -267,7 +267,7 @@ def test_equal_updates_add_up_or_average(weighting, expected):
 
 
 def test_a_step_is_clipped_as_a_whole():
-    menu, state = begun(server="sgd", server_lr=1.0, server_clip=0.5)
+    menu, state = begin_method(server="sgd", server_lr=1.0, server_clip=0.5)
     step = changed(
         state,
         finish_round(
@@ -282,7 +282,7 @@ def test_a_step_is_clipped_as_a_whole():
 
 def test_generated_weights_are_deterministic_and_an_untrained_update_changes_nothing():
     """With dropout, the seed depends on the round and the agent."""
-    menu, state = begun(dropout=0.5)
+    menu, state = begin_method(dropout=0.5)
     state = finish_round(state, update(menu[0], sent(state, menu[0])))
     one, other = (replace(menu[0], owner=owner) for owner in ("a0", "a1"))
     assert all(
@@ -298,7 +298,7 @@ def test_generated_weights_are_deterministic_and_an_untrained_update_changes_not
     [("none", set()), ("size", {"w0.2-d2"}), ("agent", {"w0.2-d2@a0", "w0.2-d2@a1"})],
 )
 def test_last_weights_are_kept_by_size_by_agent_or_not_at_all(encode, homes):
-    menu, state = begun(encode=encode)
+    menu, state = begin_method(encode=encode)
     ones = [replace(menu[0], owner=owner) for owner in ("a0", "a1")]
     after = finish_round(
         state,
@@ -386,7 +386,7 @@ def test_vgg_16_and_resnet_101_learn_from_each_other_at_full_size():
     updates = []
     for agent, submodel in zip(("weak", "strong"), menu, strict=True):
         own = replace(submodel, owner=agent)
-        updates.append(update(own, trained(state, own, data), agent, 16))
+        updates.append(update(own, train_round(state, own, data), agent, 16))
         made = {name: value.numpy() for name, value in sent(state, own).items()}
         assert updates[-1].tensors.keys() == made.keys()
         moved = [

@@ -16,7 +16,7 @@ from federated.training.execution import Stopped
 from federated.training.hooks import Survey
 from federated.training.loop import open_session
 from models.families.catalogue import build, network, shapes
-from tests.support.recipfl import METHOD, begun, examples, sent, trained
+from tests.support.recipfl import METHOD, begin_method, examples, sent, train_round
 from tests.support.tasks import perform
 
 
@@ -50,8 +50,8 @@ def test_of_values_the_student_has_squared_errors():
 
 
 def test_a_strong_device_returns_both_networks_and_a_weak_one_its_own():
-    menu, state = begun(lr=0.05)
-    weak, strong = (trained(state, replace(submodel, owner="a0")) for submodel in menu)
+    menu, state = begin_method(lr=0.05)
+    weak, strong = (train_round(state, replace(submodel, owner="a0")) for submodel in menu)
     assert weak.keys() == shapes(menu[0]).keys()
     assert strong.keys() == {*shapes(menu[1]), *(f"small/{name}" for name in shapes(menu[0]))}
     before = sent(state, replace(menu[1], owner="a0"))
@@ -70,7 +70,7 @@ def test_any_small_network_is_taught(net):
     """An exit with as many features as the teacher's own head; a text, where features are of each
     place.
     """
-    menu, state = begun(
+    menu, state = begin_method(
         net, steps=1, **({"shrink": "depth"} if net.family == "resnet" else {"widths": [0.25, 1.0]})
     )
     rng = np.random.default_rng(0)
@@ -102,7 +102,7 @@ def test_a_student_follows_its_teacher():
     """All labels say 0. A teacher that says 2 gets half of it: the sum of both cross-entropies is
     least at one half each.
     """
-    menu, state = begun(lr=0.1, epochs=30)
+    menu, state = begin_method(lr=0.1, epochs=30)
     session = taught(state, menu[-1])
     session.y = np.zeros_like(session.y)
     answers = {}
@@ -123,7 +123,7 @@ def test_a_student_follows_its_teacher():
 
 
 def test_teaching_ends_when_it_is_no_longer_wanted():
-    menu, state = begun()
+    menu, state = begin_method()
     session = taught(state, menu[-1])
     session.stop = lambda: True
     with pytest.raises(Stopped):
@@ -131,7 +131,7 @@ def test_teaching_ends_when_it_is_no_longer_wanted():
 
 
 def test_no_code_of_anothers_choice_is_run():
-    menu, state = begun()
+    menu, state = begin_method()
     small = METHOD.recipe(state, menu[-1]).options["small"]
     session = taught(
         state,

@@ -25,14 +25,14 @@ from models.families.catalogue import build, full, initial, network, shapes, sta
 from models.slicing import as_slices, corner
 from models.submodel import Submodel
 from tests.support.federation import Member, digits, federate
-from tests.support.golden import floats, registered
+from tests.support.golden import floats, register_toy
 
 X, Y = np.zeros((1, 1), np.float32), np.zeros(1, np.int64)
 
 
 @pytest.fixture
 def toy(monkeypatch):
-    return registered(monkeypatch)
+    return register_toy(monkeypatch)
 
 
 def begin_method(toy, **given):

@@ -14,7 +14,7 @@ from federated.method import SCHEDULE, configure, round_at
 from federated.methods.catalogue import METHODS, method
 from federated.methods.fedavg import learning_rate
 from models.families.catalogue import initial, network
-from tests.support.short import apart, trained
+from tests.support.short import apart, train_briefly
 
 NET = network("resnet-small", (1, 8, 8), 10)
 
@@ -112,11 +112,12 @@ def test_the_last_exit_of_scalefl_teaches_in_most_of_a_short_run():
 )
 def test_distillation_moves_the_weights_of_a_run_of_three_rounds(tmp_path, name, off):
     """Two runs with the same seed differ only in distillation."""
-    on = trained(tmp_path / "on", name, 3)
+    on = train_briefly(tmp_path / "on", name, 3)
     assert all(
-        torch.equal(on[home], again) for home, again in trained(tmp_path / "again", name, 3).items()
+        torch.equal(on[home], again)
+        for home, again in train_briefly(tmp_path / "again", name, 3).items()
     )
-    assert apart(on, trained(tmp_path / "off", name, 3, **off)) > 1e-5
+    assert apart(on, train_briefly(tmp_path / "off", name, 3, **off)) > 1e-5
 
 
 @pytest.mark.slow
@@ -125,7 +126,7 @@ def test_the_ramp_of_depthfl_is_felt_in_a_run_of_three_rounds(tmp_path):
     its weight.
     """
     off, default, authors = (
-        trained(tmp_path / str(i), "depthfl", 3, **given)
+        train_briefly(tmp_path / str(i), "depthfl", 3, **given)
         for i, given in enumerate(({"distillation": 0}, {}, {"ramp": 300}))
     )
     assert apart(default, off) > 10 * apart(authors, off)
@@ -135,8 +136,8 @@ def test_the_ramp_of_depthfl_is_felt_in_a_run_of_three_rounds(tmp_path):
 def test_the_rate_of_scalefl_falls_in_a_run_of_three_rounds(tmp_path):
     assert (
         apart(
-            trained(tmp_path / "shares", "scalefl", 3),
-            trained(tmp_path / "rounds", "scalefl", 3, milestones=[100, 200]),
+            train_briefly(tmp_path / "shares", "scalefl", 3),
+            train_briefly(tmp_path / "rounds", "scalefl", 3, milestones=[100, 200]),
         )
         > 1e-3
     )

@@ -21,7 +21,7 @@ from federated.wire.links import mqtt as links
 from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import read_port
 from tests.support.clerk import CARD
-from tests.support.links import hear
+from tests.support.links import wait_for_delivery
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.broker
@@ -80,16 +80,18 @@ def test_agents_learn_of_the_end_of_a_run_although_the_coordinators_link_was_dow
         fleet = Fleet(coordinator, CARD, tmp_path / "spool")
         fleet.endpoint.announce()
         agent.subscribe(topics.run(CARD.run))
-        assert isinstance(envelope.decode(hear(agent, topics.run(CARD.run)).payload), messages.Run)
+        assert isinstance(
+            envelope.decode(wait_for_delivery(agent, topics.run(CARD.run)).payload), messages.Run
+        )
         proxy.cut()
-        hear(coordinator, LINK_DOWN)
+        wait_for_delivery(coordinator, LINK_DOWN)
         threading.Timer(2.0, proxy.mend).start()
         fleet.dismiss("the run is over")
         coordinator.close()
-        heard = [envelope.decode(hear(agent, topics.run(CARD.run)).payload)]
+        heard = [envelope.decode(wait_for_delivery(agent, topics.run(CARD.run)).payload)]
         # again, where the cut took its acknowledgement away
         while isinstance(heard[-1], messages.Run):
-            heard.append(envelope.decode(hear(agent, topics.run(CARD.run)).payload))
+            heard.append(envelope.decode(wait_for_delivery(agent, topics.run(CARD.run)).payload))
         assert heard[-1] == messages.Goodbye("the run is over")
 
 

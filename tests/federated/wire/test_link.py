@@ -22,22 +22,22 @@ from federated.wire.chunks import Receiver, Sender, split
 from federated.wire.delivery_queue import Delivery
 from federated.wire.links.mqtt import MqttLink
 from federated.wire.retained_blobs import Download, RetainedBlob, publish
-from tests.support.links import hear, linked, listen
+from tests.support.links import listen, open_links, wait_for_delivery
 
 pytestmark = pytest.mark.broker
 V311 = 4
 
 
 def test_messages_and_retained_messages_arrive(broker: Broker) -> None:
-    with linked(broker.address, "a", "b") as (a, b):
+    with open_links(broker.address, "a", "b") as (a, b):
         listen(b, "x/+")
         a.publish("x/1", b"one")
-        assert hear(b, "x/1") == Delivery("x/1", b"one", False)
+        assert wait_for_delivery(b, "x/1") == Delivery("x/1", b"one", False)
         a.publish("y", bytearray(b"kept"), retain=True)
         a.publish("x/2", memoryview(b"two"), qos=0)
-        hear(b, "x/2")
+        wait_for_delivery(b, "x/2")
         b.subscribe("y")
-        assert hear(b, "y") == Delivery("y", b"kept", True)
+        assert wait_for_delivery(b, "y") == Delivery("y", b"kept", True)
         b.unsubscribe("x/+")
         listen(b)
         a.publish("x/3", b"")
@@ -49,7 +49,7 @@ def test_messages_and_retained_messages_arrive(broker: Broker) -> None:
 
 
 def test_the_newest_protocol_of_the_broker_is_used(broker: Broker) -> None:
-    with linked(broker.address, "a") as (link,):
+    with open_links(broker.address, "a") as (link,):
         assert link.protocol == (5 if broker.kind == "mosquitto" else V311)
 
 
@@ -59,7 +59,7 @@ def test_a_will_is_published_after_kill_9(broker: Broker) -> None:
         "link = MqttLink(sys.argv[1], 'victim', ('will/victim', b'gone')); print('up', "
         "flush=True); time.sleep(60)"
     )
-    with linked(broker.address, "watcher") as (watcher,):
+    with open_links(broker.address, "watcher") as (watcher,):
         listen(watcher, "will/+")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         victim = subprocess.Popen(
@@ -70,20 +70,20 @@ def test_a_will_is_published_after_kill_9(broker: Broker) -> None:
         victim.kill()
         victim.wait()
         victim.stdout.close()
-        assert hear(watcher, "will/victim").payload == b"gone"
+        assert wait_for_delivery(watcher, "will/victim").payload == b"gone"
         watcher.unsubscribe("will/+")
         watcher.subscribe("will/victim")
-        assert hear(watcher, "will/victim").retained
+        assert wait_for_delivery(watcher, "will/victim").retained
 
 
 def test_a_will_is_not_published_after_close(broker: Broker) -> None:
-    with linked(broker.address, "watcher") as (watcher,):
+    with open_links(broker.address, "watcher") as (watcher,):
         listen(watcher, "will", "bye")
         link = MqttLink(broker.address, "a", ("will", b"gone"))
         link.publish("bye", b"1")
         link.close()
         link.close()
-        assert hear(watcher, "bye").payload == b"1"
+        assert wait_for_delivery(watcher, "bye").payload == b"1"
         assert watcher.receive(0.5) is None
         with pytest.raises(LinkError, match="closed"):
             link.publish("x", b"")
@@ -98,7 +98,7 @@ def test_forty_megabytes_go_through_a_broker_of_small_packets(
     """
     data = random.Random(0).randbytes(40_000_000)
     up, cmd = topics.upload("r", "a", "t"), topics.command("r", "a")
-    with linked(broker.address, "a", "c", version=version) as (agent, coordinator):
+    with open_links(broker.address, "a", "c", version=version) as (agent, coordinator):
         listen(agent, cmd)
         listen(coordinator, topics.coordinator_patterns("r")[-1])
         manifest = split(data, agent.max_chunk, "t")
@@ -142,7 +142,10 @@ def test_deliveries_that_were_not_subscribed_to_are_ignored(broker: Broker) -> N
     assert granted.wait(60)
     earlier.disconnect()
     earlier.loop_stop()
-    with linked(broker.address, "a", version=V311) as (a,), linked(broker.address, "b") as (b,):
+    with (
+        open_links(broker.address, "a", version=V311) as (a,),
+        open_links(broker.address, "b") as (b,),
+    ):
         listen(a, "mine/+")
         b.publish("theirs/1", b"x")
         b.publish("mine/1", b"y")
@@ -157,11 +160,11 @@ def test_deliveries_that_were_not_subscribed_to_are_ignored(broker: Broker) -> N
 
 def test_a_repeated_subscription_delivers_retained_messages_again(broker: Broker) -> None:
     """MQTT 3.1.1, section 3.8.4; rumqttd does so only for a subscription that is new."""
-    with linked(broker.address, "a") as (a,):
+    with open_links(broker.address, "a") as (a,):
         a.publish("x", b"kept", retain=True)
         for _ in range(2):
             a.subscribe("x")
-            assert hear(a, "x").retained
+            assert wait_for_delivery(a, "x").retained
 
 
 def test_a_download_of_many_chunks_needs_no_repeated_requests(
@@ -171,7 +174,7 @@ def test_a_download_of_many_chunks_needs_no_repeated_requests(
     data = random.Random(0).randbytes(250 * 1024)
     base = topics.model("r", "0", "w1")
     manifest = split(data, 1024, "t")
-    with linked(broker.address, "a", "c") as (agent, coordinator):
+    with open_links(broker.address, "a", "c") as (agent, coordinator):
         publish(coordinator, base, manifest, memoryview(data))
         assert coordinator.flush(10)
         blob = RetainedBlob(base, manifest.sha256, len(data))

@@ -12,7 +12,7 @@ from coordinator.broker.local import Broker
 from federated.wire.delivery_queue import LINK_DOWN, LINK_UP
 from federated.wire.links.mqtt import STRIKES
 from tests.support.brokers import read_port
-from tests.support.links import hear, linked, listen
+from tests.support.links import listen, open_links, wait_for_delivery
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.broker
@@ -22,23 +22,23 @@ def test_a_cut_link_reconnects_and_waiting_messages_arrive(broker: Broker) -> No
     proxy = Proxy(read_port(broker))
     try:
         with (
-            linked(f"127.0.0.1:{proxy.port}", "a", will=("will", b"gone")) as (a,),
-            linked(broker.address, "b") as (b,),
+            open_links(f"127.0.0.1:{proxy.port}", "a", will=("will", b"gone")) as (a,),
+            open_links(broker.address, "b") as (b,),
         ):
             listen(a, "to-a")
             listen(b, "to-b", "will")
             a.publish("to-b", b"before")
-            hear(b, "to-b")
+            wait_for_delivery(b, "to-b")
             proxy.cut()
-            hear(a, LINK_DOWN)
-            hear(b, "will")  # the broker knows it, too, and from now on queues
+            wait_for_delivery(a, LINK_DOWN)
+            wait_for_delivery(b, "will")  # the broker knows it, too, and from now on queues
             a.publish("to-b", b"during")
             b.publish("to-a", b"during")
             proxy.mend()
-            assert hear(a, LINK_UP).payload == b"resumed"
-            assert hear(a, "to-a").payload == b"during"
+            assert wait_for_delivery(a, LINK_UP).payload == b"resumed"
+            assert wait_for_delivery(a, "to-a").payload == b"during"
             # `before` comes again where the cut took its acknowledgement away
-            while hear(b, "to-b").payload != b"during":
+            while wait_for_delivery(b, "to-b").payload != b"during":
                 pass
     finally:
         proxy.close()
@@ -48,25 +48,25 @@ def test_subscriptions_survive_a_broker_restart(broker: Broker, tmp_path: Path) 
     """Neither broker keeps the sessions (mosquitto 2.0 drops those of MQTT 5 when it ends). The
     links subscribe again and send the messages that waited.
     """
-    with linked(broker.address, "a", "b") as (a, b):
+    with open_links(broker.address, "a", "b") as (a, b):
         listen(a, "x")
         listen(b, "y")
         b.publish("kept", b"1", retain=True)
         broker.stop()
-        hear(a, LINK_DOWN)
-        hear(b, LINK_DOWN)
+        wait_for_delivery(a, LINK_DOWN)
+        wait_for_delivery(b, LINK_DOWN)
         b.publish("y", b"during")
         with brokers.start(
             port=read_port(broker), kind=broker.kind, directory=tmp_path, max_packet=300_000
         ):
-            hear(a, LINK_UP, 20)
+            wait_for_delivery(a, LINK_UP, 20)
             listen(a)
-            assert hear(b, "y", 20).payload == b"during"
+            assert wait_for_delivery(b, "y", 20).payload == b"during"
             b.publish("x", b"after")
-            assert hear(a, "x").payload == b"after"
+            assert wait_for_delivery(a, "x").payload == b"after"
             if broker.kind == "mosquitto":  # which keeps its messages on disk
                 a.subscribe("kept")
-                assert hear(a, "kept").retained
+                assert wait_for_delivery(a, "kept").retained
             a.close()
             b.close()
 
@@ -77,24 +77,27 @@ def test_a_broker_behind_a_port_that_accepts_and_closes_is_waited_for(mosquitto:
     """
     proxy = Proxy(read_port(mosquitto))
     try:
-        with linked(f"127.0.0.1:{proxy.port}", "a") as (a,), linked(mosquitto.address, "b") as (b,):
+        with (
+            open_links(f"127.0.0.1:{proxy.port}", "a") as (a,),
+            open_links(mosquitto.address, "b") as (b,),
+        ):
             listen(b, "x")
             a._client.reconnect_delay_set(0.05, 0.05)  # type: ignore[arg-type]
             proxy.cut()
-            hear(a, LINK_DOWN)
+            wait_for_delivery(a, LINK_DOWN)
             a.publish("x", b"during")
             for _ in range(STRIKES + 1):
-                hear(a, LINK_DOWN)
+                wait_for_delivery(a, LINK_DOWN)
             proxy.mend()
-            hear(a, LINK_UP)
-            assert hear(b, "x").payload == b"during"
+            wait_for_delivery(a, LINK_UP)
+            assert wait_for_delivery(b, "x").payload == b"during"
     finally:
         proxy.close()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_network_thread_that_died_is_replaced(broker: Broker) -> None:
-    with linked(broker.address, "a", "b") as (a, b):
+    with open_links(broker.address, "a", "b") as (a, b):
         listen(a, "x")
         thread = a._client._thread
         assert thread is not None
@@ -104,8 +107,8 @@ def test_a_network_thread_that_died_is_replaced(broker: Broker) -> None:
         assert not thread.is_alive()
         a._client.on_message = lambda c, _, message: a._on_message(message)
         a.publish("y", b"")  # notices
-        hear(a, LINK_UP)
+        wait_for_delivery(a, LINK_UP)
         b.publish("x", b"harmless")
         until = time.monotonic() + 60
-        while hear(a, "x").payload != b"harmless":
+        while wait_for_delivery(a, "x").payload != b"harmless":
             assert time.monotonic() < until

@@ -14,14 +14,14 @@ from coordinator.broker.local import Broker
 from federated.errors import LinkError
 from federated.wire.links.mqtt import MqttLink
 from federated.wire.links.paho_client import QUEUED
-from tests.support.links import hear, linked
+from tests.support.links import open_links, wait_for_delivery
 
 pytestmark = pytest.mark.broker
 V311 = 4
 
 
 def test_an_announced_limit_is_respected(mosquitto: Broker) -> None:
-    with linked(mosquitto.address, "a") as (link,):
+    with open_links(mosquitto.address, "a") as (link,):
         assert link.max_payload == 100_000 - 4096
         assert link.max_chunk == 100_000 - 2 * 4096
         with pytest.raises(
@@ -31,12 +31,12 @@ def test_an_announced_limit_is_respected(mosquitto: Broker) -> None:
             link.publish("x", bytes(100_000))
         link.subscribe("x")
         link.publish("x", bytes(link.max_payload))
-        assert len(hear(link, "x").payload) == link.max_payload
+        assert len(wait_for_delivery(link, "x").payload) == link.max_payload
 
 
 def test_probing_finds_a_limit_that_is_not_announced(mosquitto: Broker) -> None:
     """MQTT 3.1.1 has no word for it: a broker just hangs up."""
-    with linked(mosquitto.address, "a", version=V311) as (link,):
+    with open_links(mosquitto.address, "a", version=V311) as (link,):
         assert link.max_chunk == 256 << 10
         passed, rate = link.probe("p")
         assert passed == 96 << 10
@@ -47,7 +47,7 @@ def test_probing_finds_a_limit_that_is_not_announced(mosquitto: Broker) -> None:
 def test_probing_a_broker_without_a_low_limit_changes_nothing(tmp_path: Path) -> None:
     with (
         brokers.start(port=0, directory=tmp_path) as broker,
-        linked(broker.address, "a") as (link,),
+        open_links(broker.address, "a") as (link,),
     ):
         before = link.max_payload, link.max_chunk
         assert link.probe("p")[0] == (256 << 10) + 4096
@@ -65,7 +65,7 @@ def test_a_packet_over_which_a_broker_hangs_up_fails_the_link_with_its_size(
             LinkError,
             match=r"3 times at a packet of 200000 bytes \(big\).*lower wire.chunk",
         ):
-            hear(link, "never", 30)
+            wait_for_delivery(link, "never", 30)
     finally:
         link.close()
 

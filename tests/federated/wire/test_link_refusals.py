@@ -23,7 +23,7 @@ from federated.wire.delivery_queue import LINK_DOWN
 from federated.wire.links import mqtt as links
 from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import is_listening, needs_mosquitto
-from tests.support.links import hear, linked
+from tests.support.links import open_links, wait_for_delivery
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.broker
@@ -37,7 +37,7 @@ def test_a_second_client_of_the_name_ends_the_first_with_a_reason(
     second = MqttLink(mosquitto.address, "a")
     try:
         with pytest.raises(LinkError, match=r"another client .*'a'"):
-            hear(first, "never", 10)
+            wait_for_delivery(first, "never", 10)
     finally:
         first.close()
         second.close()
@@ -59,13 +59,13 @@ def test_after_one_of_two_namesakes_ends_the_other_stays_connected(
             for link in pair:
                 with contextlib.suppress(AssertionError):
                     try:
-                        hear(link, "never", 0.1)
+                        wait_for_delivery(link, "never", 0.1)
                     except LinkError:
                         ended.append(link)
         (other,) = set(pair) - set(ended)
         for nothing_of in ("what it heard before", LINK_DOWN):
             with pytest.raises(AssertionError, match="nothing came"):
-                hear(other, nothing_of, 3.0 if nothing_of == LINK_DOWN else 0.2)
+                wait_for_delivery(other, nothing_of, 3.0 if nothing_of == LINK_DOWN else 0.2)
     finally:
         for link in pair:
             link.close()
@@ -135,10 +135,10 @@ def test_wrong_and_missing_passwords_are_refused_with_a_hint(tmp_path: Path) -> 
             ) as caught:
                 MqttLink(f"mqtt://{login}{broker.address}", "a")
             assert "wrong" not in str(caught.value)
-        with linked(f"mqtt://me:right@{broker.address}", "a") as (link,):
+        with open_links(f"mqtt://me:right@{broker.address}", "a") as (link,):
             link.subscribe(own)
             link.publish(own, b"1")
-            assert hear(link, own).payload == b"1"
+            assert wait_for_delivery(link, own).payload == b"1"
 
 
 @pytest.fixture
@@ -185,10 +185,10 @@ def test_tls_is_checked_against_the_given_authority(certificate: Path) -> None:
     process = subprocess.Popen([program, "-c", str(folder / "m.conf")], stderr=subprocess.DEVNULL)
     try:
         eventually(lambda: is_listening(f"127.0.0.1:{port}"))
-        with linked(f"mqtts://127.0.0.1:{port}?ca={certificate}", "a") as (link,):
+        with open_links(f"mqtts://127.0.0.1:{port}?ca={certificate}", "a") as (link,):
             link.subscribe("x")
             link.publish("x", bytes(300_000))
-            assert len(hear(link, "x").payload) == 300_000
+            assert len(wait_for_delivery(link, "x").payload) == 300_000
         with pytest.raises(LinkError, match=r"certificate is not trusted.*ca=FILE"):
             MqttLink(f"mqtts://127.0.0.1:{port}", "a")
         with pytest.raises(LinkError, match="cannot connect to the broker"):

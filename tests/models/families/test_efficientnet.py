@@ -11,7 +11,7 @@ from models.cost import cost
 from models.families.catalogue import build, full, initial, menu, network, shapes
 from models.layers.batch_norm import norms
 from models.layers.inverted_residual import Drop
-from tests.support.counts import published
+from tests.support.counts import read_published_counts
 from tests.support.pretrained import assert_equals_torchvision
 
 CIFAR = (3, 32, 32)
@@ -49,7 +49,7 @@ def test_counts_of_fedfa(depths, width, parameters, macs):
     "depths", [(2, 2, 2, 2, 2, 2), (2, 3, 3, 4, 5, 6), (2, 4, 4, 6, 9, 15)], ids=str
 )
 def test_published_counts(depths, width):
-    parameters, macs = published(f"FedFA-proposal/EfficientNetV2 n={depths} w={width}")
+    parameters, macs = read_published_counts(f"FedFA-proposal/EfficientNetV2 n={depths} w={width}")
     weights, affine = ROUNDING[width]
     assert counts(depths, width) == (
         parameters - 2 * (weights + affine),

@@ -7,7 +7,7 @@ import torch
 
 from models.cost import cost
 from models.families.catalogue import build, full, menu, network, shapes
-from tests.support.counts import published
+from tests.support.counts import read_published_counts
 
 DIGITS = (1, 28, 28)
 
@@ -15,7 +15,7 @@ DIGITS = (1, 28, 28)
 @pytest.mark.parametrize(("preset", "key"), [("5", "LeNet5"), ("5-scaled", "LeNet5_dwscaled")])
 def test_counts_of_recipfls_notes(preset, key):
     made = cost(full(network(f"lenet-{preset}", DIGITS, 10)))
-    assert (made.parameters, made.macs) == published(f"RecipFL/{key}")
+    assert (made.parameters, made.macs) == read_published_counts(f"RecipFL/{key}")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from models.cost import cost
 from models.families.catalogue import build, full, menu, network, shapes
 from models.layers.batch_norm import norms
-from tests.support.counts import published
+from tests.support.counts import read_published_counts
 from tests.support.pretrained import assert_equals_torchvision
 
 CIFAR = (3, 32, 32)
@@ -37,7 +37,9 @@ def test_counts_of_fedfa(repeats, width, parameters, macs):
 @pytest.mark.parametrize("width", [0.5, 0.75, 1.0])
 @pytest.mark.parametrize("repeats", [(2, 2, 2, 2, 2), (2, 3, 3, 3, 3), (2, 3, 4, 3, 3)], ids=str)
 def test_published_counts(repeats, width):
-    assert counts(repeats, width) == published(f"FedFA-proposal/MobileNetV2 n={repeats} w={width}")
+    assert counts(repeats, width) == read_published_counts(
+        f"FedFA-proposal/MobileNetV2 n={repeats} w={width}"
+    )
 
 
 def test_counts_of_torchvision():

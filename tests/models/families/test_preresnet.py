@@ -23,7 +23,7 @@ from models.families.catalogue import (
 from models.layers.basic import Scaler, Standardise
 from models.layers.batch_norm import norms
 from models.submodel import Moments
-from tests.support.counts import published
+from tests.support.counts import read_published_counts
 
 CIFAR, DIGITS = (3, 32, 32), (1, 8, 8)
 
@@ -46,7 +46,7 @@ def counts(preset: str, width: float, depths: int | tuple[int, ...]) -> tuple[in
 def test_counts_of_heterofl(key, rate, parameters, macs):
     """HeteroFL's five rates have the parameters and multiply-adds of the authors' network."""
     assert counts("18", rate, 2) == (parameters, macs)
-    assert counts("18", rate, 2) == published(f"HeteroFL/PreResNet18_{key}")
+    assert counts("18", rate, 2) == read_published_counts(f"HeteroFL/PreResNet18_{key}")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_counts_of_the_fedfa_presets(preset, width, depths, parameters, macs):
 @pytest.mark.parametrize("depths", [(2, 2, 2, 2), (2, 2, 3, 3), (3, 3, 3, 3), (4, 4, 4, 4)])
 def test_published_counts_of_fedfa(width, depths):
     """The presets for FedFA have the published sizes, also for different depths per section."""
-    assert counts("fedfa", width, depths) == published(
+    assert counts("fedfa", width, depths) == read_published_counts(
         f"FedFA-proposal/PreResNet d={depths} w={width}"
     )
 
@@ -73,7 +73,7 @@ def test_published_counts_of_fedfa(width, depths):
 @pytest.mark.parametrize("width", [0.5, 1.0])
 @pytest.mark.parametrize("depths", [(2, 2, 2), (3, 3, 3), (4, 4, 4)])
 def test_published_counts_of_the_small_preset(width, depths):
-    assert counts("small", width, depths) == published(
+    assert counts("small", width, depths) == read_published_counts(
         f"FedFA-proposal/PreResNet-tiny d={depths} w={width}"
     )
 

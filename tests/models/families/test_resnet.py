@@ -20,7 +20,7 @@ from models.families.resnet import CIFAR, FOUR, NAMES, Size, convert
 from models.layers.batch_norm import norms
 from models.optional_torchvision import import_torchvision
 from models.submodel import Submodel
-from tests.support.counts import NOTES, counted, published
+from tests.support.counts import NOTES, count_network, read_published_counts
 from tests.support.pretrained import assert_equals_torchvision
 
 IMAGES, DIGITS = (3, 32, 32), (1, 8, 8)
@@ -127,14 +127,14 @@ def test_counts_of_nefl(key):
         replace(top, width=width, mask=mask or top.mask)
         for width, mask in zip(widths, masks, strict=True)
     ] + [top]
-    assert [counted(submodel) for submodel in made] == [
+    assert [count_network(submodel) for submodel in made] == [
         (row["params_active"], row["macs_active"]) for row in json.loads(path.read_text())[key]
     ]
 
 
 @pytest.mark.parametrize("layers", ["10", "14", "18", "22", "26"])
 def test_counts_of_inco(layers):
-    assert counted(whole(f"resnet-{layers}")) == published(f"InCo/ResNet{layers}")
+    assert count_network(whole(f"resnet-{layers}")) == read_published_counts(f"InCo/ResNet{layers}")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_recipfls_narrow_network_rounds_down(monkeypatch):
     13, 26, 52, 103, and is a little larger.
     """
     narrow = replace(whole("resnet-18-cifar"), width=0.2)
-    assert counted(narrow) == (457_578, 23_106_102)
+    assert count_network(narrow) == (457_578, 23_106_102)
     monkeypatch.setattr(
         resnet,
         "PRESETS",

@@ -13,7 +13,7 @@ from models.cost import cost
 from models.families.catalogue import build, full, menu, network, shapes, statistics
 from models.families.vgg import NAMES, VGG
 from models.optional_torchvision import import_torchvision
-from tests.support.counts import published
+from tests.support.counts import read_published_counts
 from tests.support.pretrained import original
 
 CIFAR = (3, 32, 32)
@@ -22,7 +22,7 @@ CIFAR = (3, 32, 32)
 @pytest.mark.parametrize("depth", ["11", "13", "16", "19"])
 def test_counts_of_flexifed(depth):
     made = cost(full(network(f"vgg-{depth}", CIFAR, 10)))
-    assert (made.parameters, made.macs) == published(f"FlexiFed/vgg{depth}_bn")
+    assert (made.parameters, made.macs) == read_published_counts(f"FlexiFed/vgg{depth}_bn")
 
 
 @pytest.mark.parametrize(

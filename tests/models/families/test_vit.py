@@ -11,7 +11,7 @@ import torch
 
 from models.cost import cost
 from models.families.catalogue import build, full, initial, menu, network, shapes
-from tests.support.counts import published
+from tests.support.counts import read_published_counts
 from tests.support.pretrained import assert_equals_torchvision
 
 CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
@@ -20,7 +20,7 @@ CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
 @pytest.mark.parametrize("layers", [8, 9, 10, 11, 12])
 def test_counts_of_inco(layers):
     (submodel,) = menu(network("vit-s", IMAGENET, 10), (1,), (layers,))
-    assert (cost(submodel).parameters, cost(submodel).macs) == published(
+    assert (cost(submodel).parameters, cost(submodel).macs) == read_published_counts(
         f"InCo/ViT-S_{layers}layers_224"
     )
 
@@ -28,14 +28,14 @@ def test_counts_of_inco(layers):
 @pytest.mark.parametrize("layers", [8, 12])
 def test_counts_at_32_pixels(layers):
     (submodel,) = menu(network("vit-s-32", CIFAR, 10), (1,), (layers,))
-    assert (cost(submodel).parameters, cost(submodel).macs) == published(
+    assert (cost(submodel).parameters, cost(submodel).macs) == read_published_counts(
         f"proposal/ViT-S_{layers}layers_32_patch4"
     )
 
 
 def test_counts_of_nefl():
     made = cost(full(network("vit-b", IMAGENET, 10)))
-    assert (made.parameters, made.macs) == published("NeFL/ViT-B16_224")
+    assert (made.parameters, made.macs) == read_published_counts("NeFL/ViT-B16_224")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from models.families.catalogue import build, find_labelled, full, network, norma
 from models.layers.exits import Attentive, Exits, exit_places, levels
 from models.slicing import corners
 from models.submodel import Submodel
-from tests.support.counts import counted, published
+from tests.support.counts import count_network, read_published_counts
 
 IMAGES, DIGITS = (3, 32, 32), (1, 8, 8)
 KINDS = ("exits", "exits-adapter", "exits-conv")
@@ -48,9 +48,9 @@ def test_counts_of_depthfl(sections, parameters, macs):
     head with attention.
     """
     made = full(network("resnet-18-cifar", IMAGES, 100), ("exits",))
-    found = counted(replace(made, mask=tuple((int(s < sections),) * 2 for s in range(4))))
+    found = count_network(replace(made, mask=tuple((int(s < sections),) * 2 for s in range(4))))
     assert found == (parameters, macs)
-    assert found == published(f"DepthFL/ResNet18_n{sections}_100cls")
+    assert found == read_published_counts(f"DepthFL/ResNet18_n{sections}_100cls")
 
 
 @pytest.mark.parametrize(
@@ -76,15 +76,15 @@ def test_counts_of_scalefl(key, width, blocks, parameters, macs):
         for name, shape in shapes(submodel).items()
         if name not in normalising(submodel)
     )
-    assert (weights, counted(submodel)[1]) == (parameters, macs)
-    assert (parameters, macs) == published(f"ScaleFL/ResNet110_{key}")
+    assert (weights, count_network(submodel)[1]) == (parameters, macs)
+    assert (parameters, macs) == read_published_counts(f"ScaleFL/ResNet110_{key}")
 
 
 def test_counts_of_recipfls_network_of_one_section():
     made = full(network("resnet-18-cifar", IMAGES, 10), ("exits-adapter",))
-    found = counted(replace(made, mask=((1, 1), (0, 0), (0, 0), (0, 0))))
+    found = count_network(replace(made, mask=((1, 1), (0, 0), (0, 0), (0, 0))))
     assert found == (450_890, 157_488_128)
-    assert found == published("RecipFL/ResNet_1block")
+    assert found == read_published_counts("RecipFL/ResNet_1block")
 
 
 @pytest.mark.parametrize(

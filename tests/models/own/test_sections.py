@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from models.families.catalogue import address, build, full, shapes
 from models.slicing import corners, graft
 from models.submodel import Submodel
-from tests.support.own import Basic, Named, Residual, at, passes, sizes
+from tests.support.own import Basic, Named, Residual, at, run_passes, sizes
 
 
 def test_blocks_that_keep_the_shape_can_be_left_out(named: Named) -> None:
@@ -22,7 +22,7 @@ def test_blocks_that_keep_the_shape_can_be_left_out(named: Named) -> None:
     assert address(made, "net.layer2.1.norm1.running_mean") == (1, 1, "norm1.running_mean")
     assert address(made, "net.head.weight") is None
     for width, depth in ((0.5, 1), (0.5, 2), (1.0, 1), (0.3, 3)):
-        assert passes(at(made, width, depth)).shape == (3, 10)
+        assert run_passes(at(made, width, depth)).shape == (3, 10)
 
 
 def test_blocks_left_out_are_grafted(named: Named) -> None:
@@ -98,4 +98,4 @@ def test_input_and_output_channels_of_optional_blocks_agree(named: Named) -> Non
     """The first block also outputs all channels, since it may be the last."""
     made = named(Chained, (4,), 3)
     assert list(sizes(made).values()) == [(4, 4), (8, 4), (3, 8)]
-    assert passes(at(made, 0.5, 1)).shape == passes(at(made, 0.5, 2)).shape == (3, 3)
+    assert run_passes(at(made, 0.5, 1)).shape == run_passes(at(made, 0.5, 2)).shape == (3, 3)

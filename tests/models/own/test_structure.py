@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.families.catalogue import build, find_labelled, full, initial, shapes, statistics
 from models.slicing import corners, extract
-from tests.support.own import Named, Residual, at, cnn, passes, sizes
+from tests.support.own import Named, Residual, at, cnn, run_passes, sizes
 from tests.support.slices import embed
 
 
@@ -47,7 +47,7 @@ def test_narrow_network_equals_handwritten_one(named: Named) -> None:
         if value.ndim:
             value.copy_(tensors[f"net.{name}"][tuple(map(slice, value.shape))])
     x = torch.rand((3, 1, 8, 8), generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(passes(submodel), by_hand(x), rtol=0, atol=0)
+    torch.testing.assert_close(run_passes(submodel), by_hand(x), rtol=0, atol=0)
 
 
 def test_a_perceptron_with_norms_of_every_kind(named: Named) -> None:
@@ -70,7 +70,7 @@ def test_a_perceptron_with_norms_of_every_kind(named: Named) -> None:
     ] == [
         *((6, 64), (6,), (4, 6), (3, 4), (3,), (10, 3)),
     ]
-    assert passes(at(made, 0.5)).shape == (3, 10)
+    assert run_passes(at(made, 0.5)).shape == (3, 10)
 
 
 def test_a_group_norm_keeps_its_channels_where_its_groups_do_not_divide(named: Named) -> None:
@@ -82,7 +82,7 @@ def test_a_group_norm_keeps_its_channels_where_its_groups_do_not_divide(named: N
     )
     assert sizes(made, 0.5)["0.weight"][0] == 4
     assert sizes(made, 0.3)["0.weight"][0] == 8
-    assert passes(at(made, 0.3)).shape == (3, 10)
+    assert run_passes(at(made, 0.3)).shape == (3, 10)
 
 
 def test_depthwise_convolutions_follow_their_channels(named: Named) -> None:
@@ -113,7 +113,7 @@ def test_depthwise_convolutions_follow_their_channels(named: Named) -> None:
         (6, 2, 2, 2),
         (10, 2),
     ]
-    assert passes(at(made, 0.5)).shape == (3, 10)
+    assert run_passes(at(made, 0.5)).shape == (3, 10)
 
 
 class Squeezed(nn.Module):
@@ -145,7 +145,7 @@ def test_gates_gains_and_permutations_are_followed(named: Named) -> None:
         "up.weight": (4, 2),
         "head.weight": (10, 4),
     }
-    assert passes(at(made, 0.5)).shape == (3, 10)
+    assert run_passes(at(made, 0.5)).shape == (3, 10)
 
 
 class Concatenated(nn.Module):
@@ -167,7 +167,7 @@ class Concatenated(nn.Module):
 def test_concatenated_channels_stay_whole_and_others_scale(named: Named) -> None:
     made = named(Concatenated)
     assert list(sizes(made).values()) == [(8, 1, 3, 3), (8, 8, 3, 3), (3, 16, 1, 1), (10, 3)]
-    assert passes(at(made, 0.5)).shape == (3, 10)
+    assert run_passes(at(made, 0.5)).shape == (3, 10)
 
 
 class Written(nn.Module):
@@ -227,7 +227,7 @@ class Training(nn.Module):
 def test_training_behaviour_is_traced_too(named: Named) -> None:
     made = named(Training, (4,), 3)
     assert list(sizes(made).values()) == [(4, 4), (4, 4), (8, 4), (3, 8)]
-    assert passes(at(made, 0.5)).shape == (3, 3)
+    assert run_passes(at(made, 0.5)).shape == (3, 3)
 
 
 def test_a_weight_used_twice_is_cut_once(named: Named) -> None:

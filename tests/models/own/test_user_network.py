@@ -26,7 +26,7 @@ from models.families.catalogue import (
 from models.layers.basic import Scaler
 from models.submodel import Submodel, kept
 from tests.support.federation import Member, digits, federate
-from tests.support.own import Named, Recurrent, at, cnn, passes, sizes
+from tests.support.own import Named, Recurrent, at, cnn, run_passes, sizes
 
 
 class Mean(nn.Module):
@@ -83,7 +83,7 @@ def test_unnarrowable_network_gives_a_reason_and_runs_whole(
     named: Named, function: Callable[..., object], why: str
 ) -> None:
     made = named(function)
-    assert passes(full(made)).shape == (3, 10)
+    assert run_passes(full(made)).shape == (3, 10)
     with pytest.raises(
         ValueError,
         match=f"{why}.*; make .* submodel.width, or set method.widths = \\[1.0\\]",

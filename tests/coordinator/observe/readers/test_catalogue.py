@@ -16,7 +16,7 @@ from coordinator.settings.config import Config, load
 from coordinator.settings.services import Metrics
 from coordinator.settings.tables import Observe
 from federated.errors import ConfigError, Unknown
-from tests.support.federation import RUN, Member, configured, digits, federate
+from tests.support.federation import RUN, Member, digits, federate, make_config
 from tests.support.plugins import install
 
 TINY = {
@@ -38,7 +38,7 @@ def test_a_run_has_the_usual_readers_then_those_that_it_names_each_once() -> Non
 
 def test_an_unknown_reader_is_an_error_before_the_run_has_a_folder(tmp_path: Path) -> None:
     with pytest.raises(Unknown, match="unknown event reader 'cvs'; did you mean csv"):
-        prepare(configured({"observe.readers": ["cvs"]}), tmp_path, resume=False)
+        prepare(make_config({"observe.readers": ["cvs"]}), tmp_path, resume=False)
     assert list(tmp_path.iterdir()) == []
 
 

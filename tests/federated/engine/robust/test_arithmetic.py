@@ -13,14 +13,14 @@ from federated.engine.part_store import PartStore
 from federated.engine.robust import arithmetic
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
-from tests.support.kept import OLD, corner, kept_of, part, result, whole
+from tests.support.kept import OLD, corner, part, result, store_parts, whole
 
 
 def test_a_trimmed_mean_of_nested_corners_by_hand(tmp_path):
     """The core is held by five: of 1, 2, 3, 4 and 900 stay 2, 3 and 4. The ring by three: of (0, 5,
     7), (0, 6, 9), (0, 1, 8) the middle ones.
     """
-    kept = kept_of(
+    kept = store_parts(
         tmp_path,
         corner(1.0),
         corner(900.0),
@@ -34,7 +34,7 @@ def test_a_trimmed_mean_of_nested_corners_by_hand(tmp_path):
 
 def test_a_median_of_nested_corners_by_hand(tmp_path):
     """Four hold the core: of 1, 2, 3 and 900 the mean of 2 and 3."""
-    kept = kept_of(
+    kept = store_parts(
         tmp_path,
         corner(900.0),
         whole(1.0, 0.0, 0.0, 4.0),
@@ -47,7 +47,7 @@ def test_a_median_of_nested_corners_by_hand(tmp_path):
 @pytest.mark.parametrize("rule", ["trimmed", "median"])
 def test_a_coordinate_that_too_few_hold_keeps_its_old_value_bit_for_bit(tmp_path, rule):
     old = {"w": torch.tensor([[0.1, 0.2], [0.3, 0.7]])}
-    kept = kept_of(tmp_path, corner(5.0), whole(5.0, 1.0, 1.0, 1.0), whole(5.0, 1.0, 1.0, 1.0))
+    kept = store_parts(tmp_path, corner(5.0), whole(5.0, 1.0, 1.0, 1.0), whole(5.0, 1.0, 1.0, 1.0))
     found = result(kept, old, rule, 1)
     assert found[0, 0] == 5.0
     assert torch.equal(found[0, 1], old["w"][0, 1])
@@ -55,14 +55,14 @@ def test_a_coordinate_that_too_few_hold_keeps_its_old_value_bit_for_bit(tmp_path
 
 
 def test_a_home_that_too_few_hold_is_left_out(tmp_path):
-    kept = kept_of(tmp_path, whole(1.0, 1.0, 1.0, 1.0), whole(1.0, 1.0, 1.0, 1.0))
+    kept = store_parts(tmp_path, whole(1.0, 1.0, 1.0, 1.0), whole(1.0, 1.0, 1.0, 1.0))
     assert not combine(RULES["median"], kept, OLD, 1).sums
 
 
 def test_a_row_that_a_device_does_not_give_is_not_covered(tmp_path):
     """Row 1 is given by three of four, whose middle value is 3; row 0 by all."""
     rows = torch.tensor([1.0, 0.0])
-    kept = kept_of(
+    kept = store_parts(
         tmp_path,
         part([[1.0], [900.0]], weight=rows),
         part([[2.0], [2.0]], weight=torch.ones(2)),
@@ -74,7 +74,7 @@ def test_a_row_that_a_device_does_not_give_is_not_covered(tmp_path):
 
 def test_a_row_that_too_few_give_keeps_its_old_value(tmp_path):
     rows = torch.tensor([1.0, 0.0])
-    kept = kept_of(
+    kept = store_parts(
         tmp_path, part([[1.0], [9.0]], weight=rows), part([[2.0], [2.0]]), part([[3.0], [3.0]])
     )
     assert result(kept, {"w": torch.full((2, 1), 0.7)}, "median", 1).tolist() == [
@@ -85,7 +85,7 @@ def test_a_row_that_too_few_give_keeps_its_old_value(tmp_path):
 
 @pytest.mark.parametrize("rule", ["trimmed", "median", "krum", "multikrum"])
 def test_scalars_without_axes(tmp_path, rule):
-    kept = kept_of(tmp_path, *(part(torch.tensor(float(v))) for v in (1, 2, 3, 4, 900)))
+    kept = store_parts(tmp_path, *(part(torch.tensor(float(v))) for v in (1, 2, 3, 4, 900)))
     assert float(result(kept, {"w": torch.tensor(0.0)}, rule, 1)) in (2.0, 2.5, 3.0)
 
 
@@ -100,7 +100,7 @@ def test_trimmed_mean_and_median_are_those_of_numpy(tmp_path_factory, seed, n, f
     extents = [tuple(int(rng.integers(1, s + 1)) for s in shape) for _ in range(n)]
     values = [rng.standard_normal(extent).astype(np.float32) for extent in extents]
     old = rng.standard_normal(shape).astype(np.float32)
-    kept = kept_of(
+    kept = store_parts(
         tmp_path_factory.mktemp("kept"), *(part(torch.from_numpy(v), shape=shape) for v in values)
     )
     expected = {"trimmed": old.copy(), "median": old.copy()}
@@ -136,7 +136,7 @@ def test_without_liars_a_trimmed_mean_is_the_mean_of_equal_weights(tmp_path_fact
     old, total = {"w": torch.zeros(3, 3)}, Total()
     for index, one in enumerate(updates):
         fold(total, [one], (index,))
-    found = result(kept_of(tmp_path_factory.mktemp("kept"), *updates), old, "trimmed", 0)
+    found = result(store_parts(tmp_path_factory.mktemp("kept"), *updates), old, "trimmed", 0)
     torch.testing.assert_close(found, mean(total.sums["w"], old["w"]))
 
 

@@ -19,11 +19,11 @@ from federated.engine.robust.catalogue import RULES, rule
 from federated.engine.robust.rule import combine
 from federated.engine.update_norms import change_norm
 from federated.errors import ConfigError, Unknown
-from tests.support.kept import kept_of, part
+from tests.support.kept import part, store_parts
 from tests.support.plugins import install
-from tests.support.tried import tried
+from tests.support.tried import list_tried
 
-TRIED = {name: found for name in tried("rule", RULES) if (found := rule(name))}
+TRIED = {name: found for name in list_tried("rule", RULES) if (found := rule(name))}
 SHAPES = {"w": (3, 4), "b": (3,)}
 CORNERS = [{"w": (1, 2), "b": (1,)}, {"w": (2, 3), "b": (2,)}, {"w": (3, 4), "b": (3,)}]
 
@@ -63,7 +63,7 @@ def test_lies_of_any_size_leave_the_result_within_what_honest_devices_gave(
     for scale in (1e2, 1e4, 1e10, 1e20, 1e30):
         for index, direction in zip(liars, directions, strict=True):
             sent[index] = {h: (v * scale).astype(np.float32) for h, v in direction.items()}
-        kept = kept_of(tmp_path_factory.mktemp("kept"), *map(parts, sent))
+        kept = store_parts(tmp_path_factory.mktemp("kept"), *map(parts, sent))
         total = combine(chosen, kept, old, f)
         for home, before in old.items():
             found = mean(total.sums[home], before).numpy()

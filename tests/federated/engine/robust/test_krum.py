@@ -10,14 +10,14 @@ from federated.engine.part_store import PartStore
 from federated.engine.robust.arithmetic import pick_nearest
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
-from tests.support.kept import OLD, corner, kept_of, part, result, whole
+from tests.support.kept import OLD, corner, part, result, store_parts, whole
 
 
 def test_krum_by_hand(tmp_path):
     """On a line at 0, 1, 3, 4 and 90, f = 1: each looks at its 2 nearest. Sums of squares: 10, 5,
     5, 10 and far more; of equal ones the first.
     """
-    kept = kept_of(tmp_path, *(part([v]) for v in (0.0, 1.0, 3.0, 4.0, 90.0)))
+    kept = store_parts(tmp_path, *(part([v]) for v in (0.0, 1.0, 3.0, 4.0, 90.0)))
     old = {"w": torch.tensor([7.0])}
     assert result(kept, old, "krum", 1).tolist() == [1.0]
     assert result(kept, old, "multikrum", 1).tolist() == [2.0]
@@ -28,7 +28,7 @@ def test_krum_looks_at_whole_updates(tmp_path):
     any other.
     """
     pairs = [(0.0, 0.0), (0.1, 0.1), (0.2, 0.0), (0.1, 9.0), (9.0, 0.1)]
-    kept = kept_of(tmp_path, *([part([a]), part([b], home="b")] for a, b in pairs))
+    kept = store_parts(tmp_path, *([part([a]), part([b], home="b")] for a, b in pairs))
     old = {"w": torch.tensor([0.0]), "b": torch.tensor([0.0])}
     assert result(kept, old, "krum", 1, "b").tolist() == [pytest.approx(0.1)]
     assert result(kept, old, "krum", 1).tolist() == [pytest.approx(0.1)]
@@ -38,7 +38,7 @@ def test_krum_compares_equal_submodels_alone_and_leaves_small_groups_out(tmp_pat
     """Five hold the core, of whom Krum chooses 2.0; the two that hold all are too few to outvote
     one.
     """
-    kept = kept_of(
+    kept = store_parts(
         tmp_path,
         *(corner(v) for v in (1.0, 2.0, 2.0, 3.0, 900.0)),
         whole(5.0, 5.0, 5.0, 5.0),
@@ -51,7 +51,7 @@ def test_krum_compares_equal_submodels_alone_and_leaves_small_groups_out(tmp_pat
 
 def test_overlapping_choices_of_two_groups_are_averaged_by_their_numbers_of_devices(tmp_path):
     """Three quarters of 2 and a quarter of 6."""
-    kept = kept_of(
+    kept = store_parts(
         tmp_path, *(corner(2.0) for _ in range(9)), *(whole(6.0, 5.0, 6.0, 7.0) for _ in range(3))
     )
     assert result(kept, OLD, "krum", 0).tolist() == [[3.0, 5.0], [6.0, 7.0]]

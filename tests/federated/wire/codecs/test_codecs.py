@@ -23,9 +23,9 @@ from federated.wire.codecs.catalogue import CODECS, codec, codec_names, find_cod
 from federated.wire.codecs.codec import Codec
 from models.families.catalogue import full, network
 from tests.support.plugins import install
-from tests.support.tried import tried
+from tests.support.tried import list_tried
 
-TRIED = {name: find_codec(name) for name in tried("codec", CODECS)}
+TRIED = {name: find_codec(name) for name in list_tried("codec", CODECS)}
 SUBMODEL = full(network("mlp", (4,), 3))
 ORDINARY = st.floats(-6e4, 6e4, width=32, allow_subnormal=False)
 

@@ -18,14 +18,14 @@ from federated.wire.delivery_queue import Delivery
 from federated.wire.link import Link, Will
 from federated.wire.links.catalogue import LINKS, open_link
 from tests.support.tcp_link import TcpHub
-from tests.support.tried import tried
+from tests.support.tried import list_tried
 
 Connect = Callable[..., Link]
 KINDS = ("memory", "toytcp", pytest.param("mqtt", marks=pytest.mark.broker))
 ROOM = f"laws-{os.getpid()}"  # of topics: a relay of your own may retain those of other tries
 
 
-@pytest.fixture(params=tried("link", ()) or KINDS)
+@pytest.fixture(params=list_tried("link", ()) or KINDS)
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
     """Opens a link under a client's name, and closes it after the test."""
     with ExitStack() as stack:
