@@ -1,7 +1,7 @@
-"""Digests of the rows in a run's database, with which rows that a disk changed are found.
+"""Digests of the rows in a run's database, to detect rows that the disk damaged.
 
 SQLite checks the shape of its pages, not the values in them. Rows that are written together are a
-part: a whole table, or the rows of one number, such as those of a round. Whoever writes a part
+part: a whole table, or the rows of one number, such as those of a round. The writer of a part
 seals it in the same transaction.
 """
 

@@ -139,7 +139,7 @@ def import_member(name: str, member: type | None = None) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever a foreign module raises
+    except Exception as error:  # a foreign module can raise anything
         raise ValueError(f"'{name}' cannot be imported: {type(error).__name__}: {error}") from error
     try:
         return check_member(found, member)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-__all__ = ["DataMoments", "Moments", "Network", "Objective", "Submodel", "Target", "kept"]
+__all__ = ["DataMoments", "Moments", "Network", "Objective", "Submodel", "Target", "scale_count"]
 
 Target = Literal["class", "value", "token"]
 """Kind of label in the data: one class per example, values (regression), or the next token at each
@@ -134,9 +134,9 @@ class Submodel:
         return replace(self, branches=1, owner="") if self.owner or self.branches != 1 else self
 
 
-def kept(ratio: float, channels: int) -> int:
-    """Return the number of kept channels of a group: ceil(ratio x channels), as in HeteroFL, FjORD
-    and NeFL.
+def scale_count(ratio: float, channels: int) -> int:
+    """Return how many of a number of channels (or blocks) a submodel keeps: ceil(ratio x channels),
+    as in HeteroFL, FjORD and NeFL.
 
     The product is first rounded to 9 decimals, so that 0.07 of 100 is 7.
     """

@@ -186,7 +186,7 @@ def arrays() -> dict[str, Any]:
     }
 
 
-def made() -> Update:
+def make_update() -> Update:
     notes = {"loss": 1.0, "labels": [1, 2], "seconds": 2.0, "tallies": {"before": {"count": [3]}}}
     return Update("r", 1, 2, "a", "train", SUBMODEL, "v1", 10, 1, {}, notes)
 
@@ -209,7 +209,7 @@ def blobs() -> list[bytes]:
 
 
 def updates() -> list[bytes]:
-    return [bytes(tensors.encode(msgspec.to_builtins(made()), arrays()))]
+    return [bytes(tensors.encode(msgspec.to_builtins(make_update()), arrays()))]
 
 
 def topic_names() -> list[bytes]:

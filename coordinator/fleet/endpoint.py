@@ -121,7 +121,7 @@ class Endpoint:
                 online.discard(where.agent or "")
 
     def withdraw(self) -> None:
-        """Leave without ending the run: nobody can join, and the agents wait until a coordinator
+        """Leave without ending the run: no agent can join, and the others wait until a coordinator
         resumes it. Does nothing after `dismiss`.
         """
         if self._dismissed:

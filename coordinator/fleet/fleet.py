@@ -208,7 +208,7 @@ class Fleet:
     def _may_tick(self, now: float, delivery: Delivery | None) -> bool:
         """Return whether a tick is due and everything that had arrived by then is handled.
 
-        This way nobody is late because the coordinator was computing, and no flood of messages
+        So no agent is late because the coordinator was computing, and no flood of messages
         delays a tick for long.
         """
         if now - self._ticked < POLL and not self._is_over(now):

@@ -193,7 +193,7 @@ class Inbox:
         """
         key = self.key_of(agent, chunk.transfer)
         if key is None:
-            return None  # not expected any more
+            return None  # no longer expected
         transfer = self._transfer(key)
         if transfer.partial.take(chunk, now):
             transfer.progressed = now

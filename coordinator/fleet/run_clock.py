@@ -17,7 +17,7 @@ class RunClock:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last, self._seconds = clock(), 0.0
-        self.still = False  # stopped while messages are dropped, so that nobody becomes late
+        self.still = False  # stopped while messages are dropped, so that no agent becomes late
         self.lost = 0.0  # seconds that passed and were not counted
 
     def __call__(self) -> float:

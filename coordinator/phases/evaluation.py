@@ -203,7 +203,7 @@ class Evaluator:
         """Plan the tasks of a phase: each submodel goes to the agents that can hold it for a
         forward pass, up to the configured number of agents.
 
-        Agents that sit out this round are asked only if nobody else can hold a submodel.
+        Agents that sit out this round are used only if no other agent can hold a submodel.
         """
         config = self.run.config
         chosen: list[tuple[Agent, Submodel, Recipe]] = []

@@ -47,7 +47,7 @@ RELIEF_PAUSE = 1.0
 
 
 def proceed(r: Round, out: list[Action]) -> Round:
-    """Apply every rule once. `close` comes first, since a closing phase asks nobody else."""
+    """Apply every rule once. `close` comes first, since a closing phase sends no further tasks."""
     if r.phase is None or r.phase.closed:
         return r
     return request_snapshot(settle(fold_next(replace_missing(close(r), out), out), out), out)
@@ -212,7 +212,7 @@ def settle(r: Round, out: list[Action]) -> Round:
 def reason_to_close(r: Round, phase: Phase) -> str:
     """Return why the phase closes now; empty if it stays open.
 
-    It closes at its quorum or deadline, or when nobody is left who could contribute. A training
+    It closes at its quorum or deadline, or when no remaining agent can contribute. A training
     without any update waits for late agents until the deadline.
     """
     if phase.came >= phase.quorum:

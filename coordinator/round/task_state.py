@@ -12,7 +12,7 @@ from federated.task import Key, Task, heartbeat_interval
 
 __all__ = ["MAX_LEASES", "Planned", "Spare", "TaskState"]
 
-MAX_LEASES = 4.0  # leases that a task may take in all, whatever progress its agent claims
+MAX_LEASES = 4.0  # maximum number of leases of a task, even if its agent reports progress
 UPLOAD_IDLE = 30.0  # seconds without a chunk after which an upload counts as stopped
 MISSED_BEATS = 2.5  # heartbeats without progress after which an agent counts as stopped
 

@@ -107,7 +107,7 @@ def start_run(
 def run_at_broker(prepared: Prepared, folder: Path, *, live: bool, say: Say) -> Result:
     """Execute the run over a broker, and show it."""
     config, fleets = prepared.config, list[Fleet]()
-    will = topics.run(config.name), b""  # removes the card, so that nobody joins a dead run
+    will = topics.run(config.name), b""  # removes the card, so that no agent joins a dead run
     with (
         ServiceManager() as manager,  # before the broker, which must not inherit it
         open_broker_access(config.broker, folder, say) as gate,

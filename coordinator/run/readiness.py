@@ -66,7 +66,7 @@ def await_able(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
         ):
             run.publish(RunPaused() if run.control.paused else RoundDelayed(why))
             fleet.turn(POLL)
-        # without its card, which a broker may lose, nobody can join the run
+        # without its card, which a broker may lose, no agent can join the run
         fleet.endpoint.publish(fleet.run)
         await_agents(fleet, run.config.fleet.min_agents, limit, run.publish)
 

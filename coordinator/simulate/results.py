@@ -178,8 +178,8 @@ def compute_effort(config: Config, store: Store) -> dict[str, Any]:
     `federated.engine.accounting`), with the target accuracy and the number of rounds to reach it.
 
     tmac and rounds_to_target are None without a target, or if no evaluated round reached it. The
-    result is empty if nobody trained, or if the recipe limits the steps of a round, so that devices
-    train only on a part of their data.
+    result is empty if no device trained, or if the recipe limits the steps of a round, so that
+    devices train only on a part of their data.
     """
     facts, chosen = store.read_facts(), method(config.method_name)
     if config.settings["steps"] or facts.network is None:

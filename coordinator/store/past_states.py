@@ -39,7 +39,7 @@ class PastStates:
         return now - started <= self.staleness
 
     def add(self, round: int, touched: Touched) -> None:
-        """Add what a finished round folded into, and forget what no update can need any more."""
+        """Add the rectangles that a finished round touched, and remove unneeded ones."""
         self._touched[round] = touched
         self._states = {
             number: state

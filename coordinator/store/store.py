@@ -276,7 +276,7 @@ class Store(RunRecords):
 
     def read_checkpoint(self, number: int) -> tuple[dict[str, torch.Tensor], str]:
         """Return the state after an earlier round, memory-mapped, and what that round folded into.
-        Raises StoreError if it does not exist any more.
+        Raises StoreError if it no longer exists.
         """
         path = self.folder / f"round-{number:06d}.safetensors"
         digests = {

@@ -8,7 +8,7 @@ the kept norms show it. Acceptance does not depend on the order of the answers i
 restarts of the coordinator.
 
 Where the median over all submodels is larger, the bound is a multiple of that one. Otherwise a
-device that trains a submodel alone and has converged, so that it hardly moves any more, would be
+device that trains a submodel alone and has converged, so that it hardly changes, would be
 refused as soon as it saw something new. This can only raise a bound, and an attacker with fewer
 than half of all updates cannot raise it at will.
 

@@ -9,7 +9,7 @@ epsilon is that of Balle and Wang (arXiv 1805.06530), theorem 8. The
 reported epsilon is that of the worst device.
 
 Rounds that ask only a part of the fleet spare the budgets of the others, but gain nothing more:
-amplification by sampling holds only for a draw that nobody knows. Here devices know when they are
+amplification by sampling holds only for a secret draw. Here devices know when they are
 asked, the draw follows the run's seed, fast and large devices replace lost ones, and the
 coordinates of nested submodels that a round changed show who took part.
 """

@@ -153,7 +153,7 @@ class Engine:
         """Adopt the release in use when the last process ended, or else the last good one before
         it; None if there was none.
 
-        ExportError: none of them passes its test any more.
+        ExportError: none of them passes its test now.
         """
         if self._store is None:
             return None

@@ -43,7 +43,7 @@ class Started(Struct, frozen=True, tag=True):
 
 
 class Stopped(Struct, frozen=True, tag=True):
-    """The agent must leave, because its run is over or somebody stopped it."""
+    """The agent must leave, because its run is over or it was stopped."""
 
     now: float
 

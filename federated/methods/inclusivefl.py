@@ -47,7 +47,7 @@ from federated.methods.common.inactive_mechanisms import same_blocks
 from federated.task import Update
 from models.families.catalogue import address, full, shapes, statistics
 from models.slicing import Plan, as_slices, corner, extract, is_statistic, read_home
-from models.submodel import Network, Submodel, kept
+from models.submodel import Network, Submodel, scale_count
 
 __all__ = ["inclusivefl", "size_local"]
 
@@ -68,7 +68,9 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
             f"model '{network.family}' has no layers to leave out: inclusivefl needs a model with "
             "sections of blocks, such as preresnet, resnet or vit"
         )
-    thirds = tuple(tuple(kept(share, len(section)) for section in sections) for share in THIRDS)
+    thirds = tuple(
+        tuple(scale_count(share, len(section)) for section in sections) for share in THIRDS
+    )
     return base.propose_sizes(
         network, msgspec.structs.replace(settings, depths=settings["depths"] or thirds)
     )

@@ -167,8 +167,8 @@ def update_variate(old: Tensor, average: Tensor, one: Sum, now: Cover, before: C
 
     now, before: rectangles whose counts add up to N' and N; where N is unknown, N' is used
 
-    N' is at least |S|, since a device that answered is present. A coordinate that no device holds
-    any more was never trained, so it stays 0.
+    N' is at least |S|, since a device that answered is present. A coordinate that no device
+    holds now was never trained, so it stays 0.
     """
     answered = {where: float(columns[0]) for where, columns in one.cover.items()}
     columns: dict[Where, list[Weight]] = {

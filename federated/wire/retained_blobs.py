@@ -210,7 +210,7 @@ def _lock(path: Path) -> int:
     process ends; -1 if another process holds the lock. Raises OSError.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    with contextlib.suppress(OSError):  # without locks in the file system, nobody holds one
+    with contextlib.suppress(OSError):  # the file system has no locks, so no process holds one
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The last holder may have removed the file meanwhile.
         if os.fstat(handle).st_ino == path.stat().st_ino:

@@ -1,11 +1,11 @@
-"""The families of networks by name, and what every room asks of them: build, shapes, names, menus.
+"""The families of networks by name, and functions on them: build, shapes, names, menus.
 
 A family is a key of FAMILIES, an entry point of the group `espalier.families`, or
 `module:attribute`: a `Family`, or a function that returns a network (`models.own.user_network`).
 
-`models` knows nothing of the project's errors: what a person typed wrong raises `LookupError(name,
-known names)` for an unknown model and `ValueError` for one that cannot be built; whoever reads a
-command line turns them into `Unknown` (`federated.runtime.plugins.unknown`) and `ConfigError`.
+`models` does not use the project's errors: an unknown model raises `LookupError(name, known
+names)`, and a model that cannot be built raises `ValueError`. Callers turn them into `Unknown`
+(`federated.runtime.plugins.unknown`) and `ConfigError`.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def check_flow(made: Network) -> None:
     net = build(full(made), "meta").eval()
     try:
         out = net(example(made, 2, "meta"))
-    except Exception as error:  # whatever a network of a user's own raises
+    except Exception as error:  # a user's network can raise anything
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
             f"{made.family}: examples of shape {made.inputs} do not pass through "

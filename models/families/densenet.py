@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from models.family import Family, Tensors, Torchvision, check_mask
 from models.layers.basic import Norm, Standardise
 from models.layers.dense_block import SeenConv, SeenNorm
-from models.submodel import Submodel, kept
+from models.submodel import Submodel, scale_count
 
 __all__ = ["DENSENET"]
 
@@ -182,10 +182,10 @@ class DenseNet(nn.Module):
         network, size = submodel.network, PRESETS[submodel.network.preset]
         check_mask(submodel, size.depths)
         check_prefix(submodel)
-        widths = [kept(submodel.width, channels) for channels in size.inputs]
+        widths = [scale_count(submodel.width, channels) for channels in size.inputs]
         growth, middle = (
-            kept(submodel.width, size.growth),
-            kept(submodel.width, BOTTLENECK * size.growth),
+            scale_count(submodel.width, size.growth),
+            scale_count(submodel.width, BOTTLENECK * size.growth),
         )
         layers = [sum(section) for section in submodel.mask]
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))

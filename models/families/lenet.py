@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from models.family import Family, check_mask
 from models.layers.basic import Norm, Standardise
 from models.layers.flat_linear import stack
-from models.submodel import Submodel, kept
+from models.submodel import Submodel, scale_count
 
 __all__ = ["LENET"]
 
@@ -46,7 +46,7 @@ PRESETS: Mapping[str, Size] = MappingProxyType(
 )
 
 
-def left(side: int) -> int:
+def remaining_side(side: int) -> int:
     """Return the side length after two blocks: 28 -> 24 -> 12 -> 8 -> 4."""
     return ((side - 4) // 2 - 4) // 2
 
@@ -75,8 +75,8 @@ class LeNet(nn.Module):
             raise ValueError(
                 f"images of {height}x{width} are too small; LeNet-5 requires at least 16x16"
             )
-        first, second = (kept(submodel.width, w) for w in size.widths)
-        hidden = [kept(submodel.width, w) for w in size.hidden]
+        first, second = (scale_count(submodel.width, w) for w in size.widths)
+        hidden = [scale_count(submodel.width, w) for w in size.hidden]
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.sections = nn.ModuleList(
             [
@@ -84,7 +84,7 @@ class LeNet(nn.Module):
                 nn.ModuleDict({"0": Block(first, second)}),
             ]
         )
-        self.hidden = stack(second, left(height) * left(width), hidden)
+        self.hidden = stack(second, remaining_side(height) * remaining_side(width), hidden)
         self.linear = nn.Linear(hidden[-1], network.outputs)
         nn.init.zeros_(self.linear.bias)
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.family import Family, check_mask
 from models.layers.basic import Norm, Standardise
-from models.submodel import Submodel, kept
+from models.submodel import Submodel, scale_count
 
 __all__ = ["MLP"]
 
@@ -62,7 +62,7 @@ class Mlp(nn.Module):
         super().__init__()
         network, size = submodel.network, PRESETS[submodel.network.preset]
         check_mask(submodel, size.depths, first=False)
-        hidden, steps = kept(submodel.width, size.width), "steps" in submodel.features
+        hidden, steps = scale_count(submodel.width, size.width), "steps" in submodel.features
         blocks = {
             str(index): Block(hidden, steps=steps)
             for index, keep in enumerate(submodel.mask[0])

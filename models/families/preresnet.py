@@ -38,7 +38,7 @@ from models.layers.exits import (
     features_at,
     labelled_tensors,
 )
-from models.submodel import Submodel, kept
+from models.submodel import Submodel, scale_count
 
 __all__ = ["PRERESNET"]
 
@@ -98,7 +98,7 @@ class Block(nn.Module):
 
 def build_sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
     """Build the first `end` blocks, named by their indices in the largest network."""
-    made, channels, number = nn.ModuleList(), kept(submodel.width, size.widths[0]), 0
+    made, channels, number = nn.ModuleList(), scale_count(submodel.width, size.widths[0]), 0
     step = "steps" in submodel.features
     for section, (width, mask) in enumerate(zip(size.widths, submodel.mask, strict=True)):
         blocks = nn.ModuleDict()
@@ -107,11 +107,11 @@ def build_sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
             if keep and number <= end:
                 blocks[str(index)] = Block(
                     channels,
-                    kept(submodel.width, width),
+                    scale_count(submodel.width, width),
                     2 if section and index == 0 else 1,
                     step=step,
                 )
-                channels = kept(submodel.width, width)
+                channels = scale_count(submodel.width, width)
         made.append(blocks)
     return made
 
@@ -129,7 +129,7 @@ class PreResNet(nn.Module):
         network, size = submodel.network, PRESETS[submodel.network.preset]
         self.places, self.depths = exit_places(submodel), size.depths
         check_mask(submodel, size.depths, end=self.places[-1])
-        widths = [kept(submodel.width, channels) for channels in size.widths]
+        widths = [scale_count(submodel.width, channels) for channels in size.widths]
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.stem = nn.Conv2d(network.inputs[0], widths[0], 3, 1, 1, bias=False)
         self.sections = build_sections(submodel, size, self.places[-1])

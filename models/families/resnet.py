@@ -40,7 +40,7 @@ from models.layers.exits import (
     labelled_tensors,
 )
 from models.layers.residual import Block, Projection, Skipped
-from models.submodel import Network, Submodel, kept
+from models.submodel import Network, Submodel, scale_count
 
 __all__ = ["RESNET"]
 
@@ -164,7 +164,7 @@ def build_sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
     """
     made, channels, number, step = (
         nn.ModuleList(),
-        kept(submodel.width, size.planes[0]),
+        scale_count(submodel.width, size.planes[0]),
         0,
         "steps" in submodel.features,
     )
@@ -172,8 +172,8 @@ def build_sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
         zip(size.planes, size.widths, submodel.mask, strict=True)
     ):
         outputs, inner, blocks = (
-            kept(submodel.width, width),
-            kept(submodel.width, plane * size.inner),
+            scale_count(submodel.width, width),
+            scale_count(submodel.width, plane * size.inner),
             nn.ModuleDict(),
         )
         for index, keep in enumerate(mask):
@@ -210,7 +210,10 @@ class ResNet(nn.Module):
         network, size = submodel.network, PRESETS[submodel.network.preset]
         check_mask(submodel, size.depths, first=False)
         self.places, self.depths = exit_places(submodel), size.depths
-        first, last = kept(submodel.width, size.planes[0]), kept(submodel.width, size.widths[-1])
+        first, last = (
+            scale_count(submodel.width, size.planes[0]),
+            scale_count(submodel.width, size.widths[-1]),
+        )
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.stem = nn.Conv2d(
             network.inputs[0],
@@ -225,7 +228,9 @@ class ResNet(nn.Module):
         self.sections = build_sections(submodel, size, self.places[-1])
         if exit_kind(submodel.features):
             self.exits = early_exits(
-                submodel, [kept(submodel.width, width) for width in size.widths], self.answers
+                submodel,
+                [scale_count(submodel.width, width) for width in size.widths],
+                self.answers,
             )
         self.linear = (
             nn.Linear(last, network.outputs) if self.places[-1] == sum(size.depths) else None

@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.family import Family, check_mask
 from models.layers.basic import Norm, Standardise
-from models.submodel import Submodel, kept
+from models.submodel import Submodel, scale_count
 
 __all__ = ["RESNET1D"]
 
@@ -87,7 +87,7 @@ class ResNet1d(nn.Module):
         super().__init__()
         network, preset = submodel.network, PRESETS[submodel.network.preset]
         check_mask(submodel, preset.depths)
-        widths = [kept(submodel.width, channels) for channels in preset.widths]
+        widths = [scale_count(submodel.width, channels) for channels in preset.widths]
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.stem = conv(network.inputs[0], widths[0], KERNEL)
         self.norm = Norm(widths[0])

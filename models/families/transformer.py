@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from models.family import Family, check_mask
 from models.layers.attention import Attention, FeedForward
 from models.layers.basic import Linear
-from models.submodel import Objective, Submodel, Target, kept
+from models.submodel import Objective, Submodel, Target, scale_count
 
 __all__ = ["TRANSFORMER"]
 
@@ -137,7 +137,7 @@ class Transformer(nn.Module):
         network, size = submodel.network, PRESETS[submodel.network.preset]
         check_mask(submodel, size.depths, first=False)
         dim, hidden, features = (
-            kept(submodel.width, n) for n in (size.dim, size.hidden, size.dim // size.heads)
+            scale_count(submodel.width, n) for n in (size.dim, size.hidden, size.dim // size.heads)
         )
         self.embedding = Embedding(network.outputs, network.inputs[0], dim, size.dropout)
         self.sections = nn.ModuleList([nn.ModuleDict()])

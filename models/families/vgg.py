@@ -28,7 +28,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from models.family import Family, Tensors, Torchvision, check_mask
 from models.layers.basic import Norm, Standardise
 from models.layers.flat_linear import stack
-from models.submodel import Submodel, kept
+from models.submodel import Submodel, scale_count
 
 __all__ = ["VGG"]
 
@@ -136,7 +136,7 @@ class Vgg(nn.Module):
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.sections = nn.ModuleList()
         for outputs, mask in zip(
-            (kept(submodel.width, w) for w in size.widths), submodel.mask, strict=True
+            (scale_count(submodel.width, w) for w in size.widths), submodel.mask, strict=True
         ):
             blocks = nn.ModuleDict()
             for index in (i for i, keep in enumerate(mask) if keep):
@@ -146,7 +146,7 @@ class Vgg(nn.Module):
         wanted = len(size.widths) if size.hidden else len(size.widths) - 1
         # halvings that leave at least one pixel
         self.pools = min(wanted, min(height, width).bit_length() - 1)
-        hidden = [kept(submodel.width, w) for w in size.hidden]
+        hidden = [scale_count(submodel.width, w) for w in size.hidden]
         self.hidden = stack(channels, (height >> self.pools) * (width >> self.pools), hidden)
         self.dropout = nn.Dropout(size.dropout)
         self.linear = nn.Linear(hidden[-1] if hidden else channels, network.outputs)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from models.family import Family, Tensors, Torchvision, check_mask
 from models.layers.attention import Attention, FeedForward
 from models.layers.basic import Standardise
-from models.submodel import Network, Submodel, kept
+from models.submodel import Network, Submodel, scale_count
 
 __all__ = ["VIT"]
 
@@ -158,7 +158,7 @@ class ViT(nn.Module):
         check_mask(submodel, size.depths, first=False)
         tokens = 1 + math.prod(grid(network, size.patch))
         dim, hidden, features = (
-            kept(submodel.width, n) for n in (size.dim, size.hidden, size.dim // size.heads)
+            scale_count(submodel.width, n) for n in (size.dim, size.hidden, size.dim // size.heads)
         )
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.patches = nn.Conv2d(network.inputs[0], dim, size.patch, size.patch)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from models.submodel import kept
+from models.submodel import scale_count
 
 __all__ = ["Linear", "Norm", "ProjectedLinear", "Scaler", "Standardise", "project", "scale"]
 
@@ -137,4 +137,4 @@ def project(net: nn.Module, rate: float) -> None:
             "a projection head requires a network that ends in a linear layer; found "
             f"{type(last).__name__}"
         )
-    net.linear = ProjectedLinear(last, kept(rate, FEATURES))
+    net.linear = ProjectedLinear(last, scale_count(rate, FEATURES))

@@ -26,7 +26,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.family import check_mask
 from models.layers.basic import Linear, Norm, Standardise
-from models.submodel import Submodel, kept
+from models.submodel import Submodel, scale_count
 
 __all__ = ["Inverted", "Section", "Size", "Style", "rename_tensors"]
 
@@ -191,8 +191,8 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         inputs, stride = place.inputs, place.stride
-        fan, outputs = kept(width, inputs), kept(width, section.channels)
-        hidden = kept(width, section.expansion * inputs)
+        fan, outputs = scale_count(width, inputs), scale_count(width, section.channels)
+        hidden = scale_count(width, section.expansion * inputs)
         layers: dict[str, nn.Module] = {}
         if section.fused:
             # no expansion: the 3x3 convolution is the whole block
@@ -204,7 +204,7 @@ class Block(nn.Module):
                 layers["expand"] = Conv(fan, hidden, 1, style)
             layers["depthwise"] = Conv(hidden, hidden, 3, style, stride=stride, groups=hidden)
         if section.squeeze:
-            layers["squeeze"] = Squeeze(hidden, kept(width, max(1, inputs // SQUEEZED)))
+            layers["squeeze"] = Squeeze(hidden, scale_count(width, max(1, inputs // SQUEEZED)))
         if not alone:
             layers["project"] = Conv(hidden, outputs, 1, replace(style, activation=nn.Identity))
         self.residual = nn.Sequential(OrderedDict(layers))
@@ -227,7 +227,9 @@ class Inverted(nn.Module):
         network, width, steps = submodel.network, submodel.width, "steps" in submodel.features
         check_mask(submodel, size.depths)
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
-        self.stem = Conv(network.inputs[0], kept(width, size.stem), 3, style, stride=size.stride)
+        self.stem = Conv(
+            network.inputs[0], scale_count(width, size.stem), 3, style, stride=size.stride
+        )
         self.sections = nn.ModuleList()
         # before: number of blocks of the largest network before a section, which sets the drop rate
         inputs, before = size.stem, 0
@@ -241,7 +243,7 @@ class Inverted(nn.Module):
                 inputs = section.channels
             before += len(mask)
             self.sections.append(blocks)
-        self.last = Conv(kept(width, inputs), size.last, 1, style)
+        self.last = Conv(scale_count(width, inputs), size.last, 1, style)
         self.dropout = nn.Dropout(DROPOUT)
         self.linear = nn.Linear(size.last, network.outputs)
         nn.init.zeros_(self.linear.bias)

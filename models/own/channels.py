@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from models.submodel import kept
+from models.submodel import scale_count
 
 __all__ = ["Axis", "Groups", "Label", "Labels", "length"]
 
@@ -46,7 +46,7 @@ def length(axis: Axis | int, width: float) -> int:
     """
     if isinstance(axis, int):
         return axis
-    channels = kept(width, axis.channels)
+    channels = scale_count(width, axis.channels)
     return (axis.channels if channels % axis.multiple else channels) * axis.positions
 
 

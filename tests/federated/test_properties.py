@@ -348,7 +348,7 @@ def test_devices_receive_the_tensors_that_they_send(name, index):
         assert all(bool(value.isfinite().all()) for value in received.values())
 
 
-# ---- FedFA, whose grafting covers what nobody has ------------------------------------------------
+# ---- FedFA, whose grafting covers missing channels -----------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["fedfa", "fedfa-w", "fedfa-d"])

@@ -28,6 +28,6 @@ def hearing(door: Door) -> Iterator[MqttLink]:
     """Yield the coordinator's link, which may receive everything."""
     link = coordinator_link(door)
     link.subscribe(topics.all_topics())
-    receive_all(link, 0.2)  # what is retained
+    receive_all(link, 0.2)  # retained messages
     yield link
     link.close()

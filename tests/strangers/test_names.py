@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.broker, needs_mosquitto]
 def test_no_agent_can_disconnect_another_with_its_name(door: Door, tmp_path: Path) -> None:
     mine, theirs = member(door.authority, "f", tmp_path), member(door.authority, "g", tmp_path)
     there = MqttLink(door.address(theirs), "r-g")
-    # the id that g's link was given, as far as anyone knows
+    # the id that another client would guess for g's link
     MqttLink(door.address(mine), "r-g").close()
     assert receive_all(there, 1.0) == []
     there.close()
@@ -34,5 +34,5 @@ def test_no_user_with_a_password_can_disconnect_another(tmp_path: Path) -> None:
             MqttLink(f"mqtt://b:other-secret@{broker.address}", guess).close()
             other = parse_address(f"mqtt://b:other-secret@{broker.address}")
             connect(ClientSetup(other, guess)).client.disconnect()
-        assert receive_all(there, 1.0) == []  # no word of a link that was down
+        assert receive_all(there, 1.0) == []  # the link was never down
         there.close()

@@ -118,7 +118,7 @@ def test_a_last_will_on_a_foreign_topic_is_not_published(
         client.loop_stop()
         there = client.socket()
         assert there is not None
-        there.close()  # without a word
+        there.close()  # without a DISCONNECT
     arrived = dict(receive_all(hearing, 1.5))
     for topic in wanted.values():
         hearing.publish(topic, b"", retain=True)

@@ -75,7 +75,7 @@ class Here:
                 loss = carry_out(self.trainer, task, weights, result, self.data, execution)
             update = self.change(update_file.decode(result.read_bytes(), codec(task.codec)))
             result.write_bytes(update_file.encode(update, codec(task.codec)))
-        except Exception as error:  # whatever goes wrong in training is a failure of the task
+        except Exception as error:  # any error in training is a failure of the task
             logging.getLogger(__name__).info("failed", exc_info=error)
             self.outcome = Outcome(task, None, str(error))
             return

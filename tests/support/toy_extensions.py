@@ -31,7 +31,7 @@ from federated.wire.link import Link, Will
 from federated.wire.links.memory import open_memory_link
 from models.family import Family, check_mask
 from models.layers.basic import Standardise
-from models.submodel import Submodel, kept
+from models.submodel import Submodel, scale_count
 
 __all__ = [
     "MEMBERS",
@@ -164,7 +164,7 @@ class ToyNetwork(nn.Module):
         super().__init__()
         network, size = submodel.network, PRESETS[submodel.network.preset]
         check_mask(submodel, size.depths)
-        hidden = kept(submodel.width, size.hidden)
+        hidden = scale_count(submodel.width, size.hidden)
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         first = nn.Linear(prod(network.inputs), hidden)
         self.sections = nn.ModuleList([nn.ModuleDict({"0": first})])

@@ -76,7 +76,7 @@ def send(
         while isinstance(event := events.get(), RoundEnded):
             send_round(client, run, event.done)
         client.set_terminated(run, STATUS[event.phase])
-    except Exception as error:  # whatever the library raises
+    except Exception as error:  # the library can raise anything
         log.error(
             "MLflow at %s failed; no further rounds are sent: %s",
             os.environ.get(ADDRESS),

@@ -68,7 +68,7 @@ class Start:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The result of a training. All arrays are contiguous, and nobody else writes to them.
+    """The result of a training. All arrays are contiguous, and no other code writes to them.
 
     tensors: by local name: every parameter, running statistics under `norm = "tracked"`, and the
         tensors that the recipe keeps.

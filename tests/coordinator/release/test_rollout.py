@@ -181,7 +181,7 @@ def test_a_slow_canary_is_not_promoted_unless_forced(fleet: Fleet) -> None:
         ExportError, match=r"is not promoted .*\n  - p90 is 1.30 times that of the stable version"
     ):
         fleet.follow(promote=True)
-    assert fleet.card().canary is not None, "the canary continues until somebody decides"
+    assert fleet.card().canary is not None, "the canary continues until it is promoted or withdrawn"
     forced = fleet.follow(promote=True, force=True)
     assert forced["stable"] == bundle.read_version(new)
     assert forced["last"]["reasons"] == (

@@ -134,7 +134,7 @@ def test_process_ends_with_its_parent(tmp_path: Path) -> None:
     )
     with subprocess.Popen([sys.executable, "-c", code]) as asking:
         (row,) = eventually(lambda: psutil.Process(asking.pid).children())
-        # Once it has its library loaded, it has long said with whom it ends.
+        # It asked the kernel to end with its parent before it loaded its library.
         eventually(lambda: [region for region in row.memory_maps() if "onnxruntime" in region.path])
         asking.kill()
     eventually(lambda: not row.is_running() or row.status() == psutil.STATUS_ZOMBIE)

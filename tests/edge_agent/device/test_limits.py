@@ -104,7 +104,7 @@ def test_unified_hierarchy_uses_one_group_for_both_limits(
     monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [tmp_path])
     cage = ProcessLimiter(
         os.getpid(), Limits(cpus=0.5, memory=200_000_000)
-    )  # files, which hold nobody
+    )  # plain files, without processes
     (group,) = tmp_path.glob("espalier-*")
     assert {path.name: path.read_text() for path in group.iterdir()} == {
         "cpu.max": "10000 20000",

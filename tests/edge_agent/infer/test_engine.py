@@ -153,9 +153,7 @@ def test_damaged_state_file_is_ignored(store: Path) -> None:
 def test_saved_choice_is_not_measured_again(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "edge_agent.infer.graph_choice.BUSY", 2.0
-    )  # whatever else runs on this machine
+    monkeypatch.setattr("edge_agent.infer.graph_choice.BUSY", 2.0)  # also on a busy machine
     folder = release(tmp_path, 1)
     first = Engine(store, threads=1).adopt(folder, NAME)
     monkeypatch.setattr(

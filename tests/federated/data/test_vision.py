@@ -80,7 +80,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     # made at the first request of a process, with the proxies of that moment, and kept
     monkeypatch.setattr(urllib.request, "_opener", None)
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        # nobody listens there: no request leaves this machine
+        # no process listens there, so no request leaves this machine
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
     for variable in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(variable, raising=False)

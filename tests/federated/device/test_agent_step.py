@@ -482,7 +482,7 @@ def test_an_agent_that_is_stopped_or_rejected_keeps_its_updates_and_signs_off(
     assert made.see(on.UploadStalled(100.0, task())) == []
 
 
-# ---- whatever happens ----------------------------------------------------------------------------
+# ---- random events -------------------------------------------------------------------------------
 
 TASKS = st.builds(
     lambda round, attempt, work, other, slot, lease: dataclasses.replace(
@@ -622,7 +622,7 @@ def test_an_agent_keeps_its_rules_under_random_events(
             "the same object where nothing changed"
         )
     assert all(one.stage == "sending" for one in agent.tasks), (
-        "what is left goes on in the next process"
+        "the rest is resumed in the next process"
     )
 
 

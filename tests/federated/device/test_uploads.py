@@ -109,7 +109,7 @@ def test_chunks_lost_with_the_link_are_sent_again(tmp_path: Path) -> None:
     desk.uploads.offer(task(), anew=True)
     desk.flow()
     assert [index for _, index in desk.clerk.chunks] == list(range(WINDOW)), (
-        "nothing counts as under way any more"
+        "no upload counts as in progress"
     )
 
 

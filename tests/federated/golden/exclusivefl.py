@@ -6,13 +6,13 @@ import torch
 
 from federated.method import configure
 from federated.methods.catalogue import method
-from models.submodel import Submodel, kept
+from models.submodel import Submodel, scale_count
 from tests.support.golden import close, golden, play_round
 
 
 def check_allsmall_exclusivefl(toy):
     g = golden("allsmall_exclusivefl")
-    whole = toy(lambda submodel: {"w": (kept(submodel.width, 2),)})
+    whole = toy(lambda submodel: {"w": (scale_count(submodel.width, 2),)})
     before, widths = {"w": torch.zeros(2)}, {"weak": 0.5, "strong": 1.0}
     clients = [(kind, client) for kind, some in g["clients"].items() for client in some]
 
@@ -25,7 +25,7 @@ def check_allsmall_exclusivefl(toy):
             updates.append(
                 (
                     submodel,
-                    {"w": torch.full((kept(submodel.width, 2),), float(client["v"]))},
+                    {"w": torch.full((scale_count(submodel.width, 2),), float(client["v"]))},
                     client["n"],
                     {},
                 )

@@ -12,7 +12,7 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Update
 from models.families.catalogue import FAMILIES
-from models.submodel import Submodel, kept
+from models.submodel import Submodel, scale_count
 from tests.support.golden import close, floats, golden
 
 
@@ -25,7 +25,7 @@ def check_fjord_aggregate(toy):
     FAMILIES["toy"] = replace(
         FAMILIES["toy"],
         build=lambda s: nn.Sequential(
-            nn.Linear(1, n := kept(s.width, g["width"]), bias=False), nn.BatchNorm1d(n)
+            nn.Linear(1, n := scale_count(s.width, g["width"]), bias=False), nn.BatchNorm1d(n)
         ),
     )
     old_weight, *_, old_norm = (floats(value) for value in g["original"])

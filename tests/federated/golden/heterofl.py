@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from federated.methods.catalogue import method
 from federated.training.objective import mask_logits
 from models.layers.basic import Scaler
-from models.submodel import Submodel, kept
+from models.submodel import Submodel, scale_count
 from tests.support.golden import close, floats, golden, play_round
 
 
@@ -16,7 +16,7 @@ def check_heterofl_aggregate(toy):
     g = golden("heterofl_aggregate")
 
     def tensors(submodel):
-        n = kept(submodel.width, 4)
+        n = scale_count(submodel.width, 4)
         return {
             "blocks.0.weight": (n, 1, 1, 1),
             "blocks.0.bias": (n,),

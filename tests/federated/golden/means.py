@@ -9,7 +9,7 @@ from federated.engine.aggregate import Part, Total, fold, mean
 from federated.methods.catalogue import method
 from models.layers.batch_norm import calibrate
 from models.slicing import corner
-from models.submodel import kept
+from models.submodel import scale_count
 from tests.support.golden import by_owner, close, floats, golden, play_round
 
 
@@ -51,7 +51,7 @@ def check_unified_coverage(toy):
 
 def check_ordered_width(toy):
     g = golden("ordered_width")
-    assert [kept(ratio, width) for width, ratio, _ in g["cases"]] == g["check"]
+    assert [scale_count(ratio, width) for width, ratio, _ in g["cases"]] == g["check"]
 
 
 def check_static_bn(toy):

@@ -44,7 +44,7 @@ def test_a_manager_that_restarts_receives_later_states(
 ) -> None:
     path = tmp_path / "notify"
     with closing(NotifySocket(str(path))) as notify:
-        notify.send("READY=1")  # nobody listens yet
+        notify.send("READY=1")  # no process listens yet
         manager.bind(str(path))
         notify.send("WATCHDOG=1")
     assert manager.recv(1000) == b"WATCHDOG=1"

@@ -36,7 +36,7 @@ def values(number):
 def test_a_round_continues_from_the_last_accepted_round(tmp_path):
     assert device_memory.read(tmp_path, 0) == {}
     device_memory.write(tmp_path, 1, values(1), since=0)
-    assert device_memory.read(tmp_path, 0) == {}, "nobody has taken round 1"
+    assert device_memory.read(tmp_path, 0) == {}, "round 1 is not accepted yet"
     assert device_memory.read(tmp_path, 1)["w"].tolist() == [1, 1]
     device_memory.write(tmp_path, 2, values(2), since=1)
     assert device_memory.read(tmp_path, 1)["w"].tolist() == [1, 1], (
@@ -101,7 +101,7 @@ def test_a_repeated_round_finds_the_union_of_before(tmp_path):
     assert device_memory.read(tmp_path, 1, {"c/w": (3,)})["c/w"].tolist() == [1, 1, 1]
     device_memory.write(tmp_path, 3, {"c/w": full(1, 3)}, since=1)
     assert device_memory.read(tmp_path, 3, {"c/w": (3,)})["c/w"].tolist() == [3, 1, 1], (
-        "nobody took round 2"
+        "round 2 was not accepted"
     )
 
 

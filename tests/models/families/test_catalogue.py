@@ -20,7 +20,7 @@ from models.families.catalogue import (
     network,
     shapes,
 )
-from models.submodel import Moments, Submodel, kept
+from models.submodel import Moments, Submodel, scale_count
 
 
 def test_presets_by_name():
@@ -110,8 +110,8 @@ def test_invalid_menus_are_refused(widths, depths):
 
 def test_kept_channels_round_up_after_rounding_noise():
     """0.07 of 100 is 7 though the product is 7.000000000000001."""
-    assert kept(0.07, 100) == 7
-    assert kept(0.5, 5) == 3
+    assert scale_count(0.07, 100) == 7
+    assert scale_count(0.5, 5) == 3
 
 
 def test_initial_depends_on_the_seed_alone():
@@ -139,7 +139,7 @@ def own(monkeypatch):
     module = ModuleType("own_models")
 
     def perceptron(submodel: Submodel) -> nn.Module:
-        hidden = kept(submodel.width, 6)
+        hidden = scale_count(submodel.width, 6)
         return nn.Sequential(
             nn.Flatten(),
             nn.Linear(4, hidden),

@@ -24,7 +24,7 @@ from models.families.catalogue import (
     shapes,
 )
 from models.layers.basic import Scaler
-from models.submodel import Submodel, kept
+from models.submodel import Submodel, scale_count
 from tests.support.federation import Member, digits, federate
 from tests.support.own import Named, Recurrent, at, cnn, run_passes, sizes
 
@@ -134,7 +134,8 @@ def test_self_scaling_function_is_not_cut(named: Named) -> None:
     """It keeps one channel more than the project would."""
     made = named(
         lambda submodel: nn.Sequential(
-            nn.Linear(4, kept(submodel.width, 8) + 1), nn.Linear(kept(submodel.width, 8) + 1, 3)
+            nn.Linear(4, scale_count(submodel.width, 8) + 1),
+            nn.Linear(scale_count(submodel.width, 8) + 1, 3),
         ),
         (4,),
         3,
