@@ -220,7 +220,7 @@ def test_foreign_messages_are_refused_and_the_round_continues(tmp_path: Path) ->
     assert sorted(done.result.history.assigned) == ["a0", "a1"]
 
 
-def test_an_agent_that_dies_in_a_round_does_not_hold_it_up(
+def test_a_killed_agent_does_not_delay_the_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(phase_rules, "RETURN_TIME", 1.0)

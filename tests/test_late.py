@@ -349,7 +349,7 @@ def test_a_crash_while_a_replacement_is_selected_loses_and_doubles_no_update(
     check_revived(tmp_path, dict.fromkeys(range(3), 0.02), wait)
 
 
-def test_a_round_that_begins_anew_keeps_the_tasks_of_earlier_rounds(
+def test_a_round_that_starts_over_keeps_the_tasks_of_earlier_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The spool is damaged while the coordinator is down in the second round; the last agent still

@@ -269,7 +269,7 @@ def test_public_names_are_listed_and_sorted(path: Path) -> None:
     assert module.__doc__
 
 
-def test_only_one_file_speaks_mqtt_topics_and_checkpoints() -> None:
+def test_only_one_file_each_uses_mqtt_topics_and_checkpoints() -> None:
     spelled = [p for p in FILES if "fl/v1" in p.read_text()]
     assert [name_of(p) for p in spelled] == ["federated.wire.topics"]
     assert {name_of(p) for p in FILES if any(name.startswith("paho") for name in imports(p))} <= {

@@ -42,7 +42,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-def test_folders_of_runs_spools_memories_and_keys_are_this_users_alone(
+def test_only_this_user_can_open_folders_of_runs_spools_memories_and_keys(
     tmp_path: Path, lax: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     Store.create(tmp_path / "runs", "r").close()
@@ -62,12 +62,12 @@ def test_folders_of_runs_spools_memories_and_keys_are_this_users_alone(
 
 
 @pytest.mark.broker
-def test_a_brokers_folder_is_this_users_alone(tmp_path: Path, lax: None) -> None:
+def test_only_this_user_can_open_the_folder_of_a_broker(tmp_path: Path, lax: None) -> None:
     with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker"):
         assert mode(tmp_path / "broker") == 0o700
 
 
-def test_all_that_a_run_leaves_lies_in_a_closed_folder(tmp_path: Path, lax: None) -> None:
+def test_all_files_of_a_run_are_in_a_private_folder(tmp_path: Path, lax: None) -> None:
     members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
     federate(
         tmp_path,

@@ -100,7 +100,7 @@ MOMENTS: dict[str, tuple[Any, str, Fuse]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_rounds_show_a_coordinator_that_dies_the_same_of_its_agents(
+def test_a_resumed_coordinator_records_the_same_about_its_agents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """One agent fails with the largest submodel and recovers; another fails with every submodel and
@@ -138,7 +138,7 @@ def test_rounds_show_a_coordinator_that_dies_the_same_of_its_agents(
 @pytest.mark.parametrize(
     ("where", "name", "call"), [(defences, "fold", 4), (Evaluator, "evaluate", 1)]
 )
-def test_a_round_begins_anew_where_updates_that_were_folded_are_damaged(
+def test_a_round_starts_over_if_folded_updates_are_damaged(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     undisturbed: Result,

@@ -110,7 +110,7 @@ def test_a_run_that_did_not_recover_counts_as_lost() -> None:
     assert found.why == ("seed 2: not over",)
 
 
-def test_every_run_has_a_seed_of_its_own() -> None:
+def test_every_run_has_its_own_seed() -> None:
     assert len(
         {
             derive_seed(seed, name, number)

@@ -38,7 +38,7 @@ def test_onnx_parity_at_batches_1_and_7(family, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("feature", ["exits", "exits-adapter", "exits-conv"])
-def test_a_network_with_exits_is_exported_with_the_deepest_alone(feature, tmp_path):
+def test_a_network_with_exits_is_exported_with_only_the_deepest(feature, tmp_path):
     """A ResNet that ends before its last section has PyTorch's outputs; its shallow exit's
     tensors are not in the file.
     """

@@ -118,7 +118,7 @@ def test_a_release_keeps_its_weights_inside_its_graphs(
         load(moved(tmp_path, where))
 
 
-def test_a_benchmark_reads_weights_beside_its_graph_alone(tmp_path: Path) -> None:
+def test_a_benchmark_reads_only_weights_in_the_folder_of_its_graph(tmp_path: Path) -> None:
     """Its graphs need not be from a release."""
     check_runs(moved(tmp_path, "owned.bin"), "cpu")
     (tmp_path / "inner").mkdir()

@@ -68,7 +68,9 @@ def test_a_file_has_the_weights_and_multiply_adds_of_its_network(
 
 
 def test_folded_batch_norm_leaves_one_number_per_channel(tmp_path: Path) -> None:
-    """Of weight and bias only a bias remains, besides the mean and std of all channels."""
+    """A norm keeps one bias per channel instead of weight and bias; the graph also has the mean and
+    deviation of the inputs.
+    """
     submodel = menu(small("resnet1d"), (0.5,), (1,))[0]
     found, net = counted(submodel, tmp_path)
     channels = sum(module.num_features for module in net.modules() if isinstance(module, Norm))

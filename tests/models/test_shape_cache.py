@@ -7,7 +7,7 @@ import torch
 from models.shape_cache import ShapeCache
 
 
-def test_the_same_shapes_give_the_same_and_a_tensor_of_its_own():
+def test_the_same_shapes_give_an_equal_but_new_tensor():
     x, w = torch.empty(2, 3, device="meta"), torch.empty(3, 4, device="meta")
     with ShapeCache() as memory:
         a, b, c = x @ w, x @ w, x.t().contiguous().t() @ w

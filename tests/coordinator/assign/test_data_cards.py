@@ -8,8 +8,8 @@ from coordinator.assign.data_cards import pool_moments
 
 
 def test_moments_of_a_large_mean_are_pooled_to_all_digits() -> None:
-    """Of 0 and 2, and of 4 and 4 (whose deviation counts as 1), all 1e9 up: mean 2.5; (1 + 2.25 + 1
-    + 2.25) / 2.
+    """Pooled from 0 and 2, and from 4 and 4 (whose deviation counts as 1), all plus 1e9: mean 2.5;
+    (1 + 2.25 + 1 + 2.25) / 2.
     """
     mean, std = pool_moments([((1e9 + 1,), (1.0,), 2), ((1e9 + 4,), (1.0,), 2)])
     assert mean == (1e9 + 2.5,)

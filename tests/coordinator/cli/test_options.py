@@ -30,7 +30,7 @@ FLAGS = [
 @pytest.mark.parametrize(
     ("name", "option"), FLAGS, ids=[f"{name} {option.opts[0]}" for name, option in FLAGS]
 )
-def test_a_flag_has_a_key_of_the_configuration_and_writes_no_default_of_its_own(
+def test_a_flag_sets_a_key_of_the_configuration_and_has_no_separate_default(
     name: str, option: ConfigOption
 ) -> None:
     description, default = describe_key(option.key)

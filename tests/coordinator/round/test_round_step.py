@@ -197,7 +197,7 @@ def test_a_replay_prepares_a_spare_again() -> None:
     assert do.Prepare("c") in machine.see(on.Resumed(1.0, Rules()))
 
 
-def test_a_replay_gives_up_an_unfinished_evaluation() -> None:
+def test_a_replay_drops_an_unfinished_evaluation() -> None:
     machine = Machine(Rules(stale=1), "ab").begin("ab", quorum=1, carries=True)
     machine.arrive("b")
     machine.see(on.PhaseBegan(0.0, "evaluate", 1, (Planned(task("b", work="evaluate")),), 600.0, 1))

@@ -231,7 +231,7 @@ def test_a_file_may_hold_tokens_and_people(tmp_path: Path) -> None:
         load(str(path))
 
 
-def test_a_function_may_give_a_data_set_of_its_own_making(
+def test_a_function_may_return_its_own_data_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "makers_of_mine.py").write_text(

@@ -65,7 +65,7 @@ def test_a_training_update():
     assert 0 < update.notes["loss"] < 2
 
 
-def test_received_arrays_may_be_read_only_and_are_left_alone():
+def test_received_arrays_may_be_read_only_and_are_not_changed():
     received = parameters(SMALL)
     before = {name: value.copy() for name, value in received.items()}
     for value in received.values():
@@ -191,7 +191,7 @@ def test_scores_before_and_after_training_are_sent_only_when_asked_for():
     assert all(np.array_equal(plain.tensors[name], scored.tensors[name]) for name in plain.tensors)
 
 
-def test_a_device_is_also_scored_on_its_own_classes_alone():
+def test_a_device_is_also_scored_on_only_its_own_classes():
     """With the logits of absent classes at 0, a device that holds class 0 alone may only be wrong
     where its own logit is negative.
     """
@@ -208,7 +208,7 @@ def test_a_device_is_also_scored_on_its_own_classes_alone():
     assert tallies["labels"]["right"] == [int((own >= 0).sum())]
 
 
-def test_dropout_repeats_with_the_task_and_leaves_the_global_randomness_alone():
+def test_dropout_is_seeded_by_the_task_and_does_not_use_the_global_generator():
     transformer = full(network("transformer-small", (6,), 9, target="token"))
     data = SimpleNamespace(
         x=np.arange(48).reshape(8, 6) % 9,

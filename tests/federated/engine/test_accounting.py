@@ -95,7 +95,7 @@ def device(monkeypatch) -> Callable[..., Device]:
 
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"fjord"}))
 @pytest.mark.parametrize("index", [0, -1])
-def test_a_first_training_takes_what_the_method_says(device, name, index):
+def test_the_first_training_takes_the_declared_passes(device, name, index):
     one = device(name, index=index)
     assert one.counted() == pytest.approx(one.expected(), rel=1e-12)
 

@@ -138,7 +138,7 @@ def test_without_feddyn_no_alpha_is_needed():
 # ---- the device's half ---------------------------------------------------------------------------
 
 
-def test_one_exit_learns_by_cross_entropy_alone():
+def test_one_exit_learns_with_cross_entropy_only():
     """Logits 0 and 0 of two classes: log 2, however much distillation weighs."""
     session = session_of([[[0.0, 0.0]]], 5.0)
     assert mutual_loss(session, torch.zeros(1, 1), torch.tensor([0])).item() == pytest.approx(

@@ -76,7 +76,7 @@ def test_coordinates_without_updates_do_not_change(toy):
     assert after["w"].tolist() == [5.0, -5.0, 1.0, 1.0]
 
 
-def test_devices_of_one_architecture_can_share_among_themselves_alone(toy):
+def test_sharing_can_be_limited_to_devices_of_one_architecture(toy):
     chosen, state, whole, half = begin_method(toy, sharing="architecture")
     after = finish_round(chosen, state, (half, [5, 5], 1, 4), (whole, [3] * 4, 1, 1))
     assert (after[f"w@{half.name}"].tolist(), after[f"w@{whole.name}"].tolist()) == (

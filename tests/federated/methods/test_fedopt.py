@@ -138,7 +138,7 @@ def test_unequal_devices_learn_digits_by_default(tmp_path: Path, name: str) -> N
     assert max(score.accuracy for score in scores if score.view == "central") > 0.5
 
 
-def test_a_coordinator_that_dies_between_rounds_keeps_its_moments_bit_for_bit(
+def test_a_killed_coordinator_resumes_its_moments_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fleet() -> list[Member]:

@@ -97,7 +97,7 @@ def test_a_nested_network_computes_the_same_as_the_submodel_of_its_width(family)
         torch.testing.assert_close(one.answer(session, x), alone(x), rtol=1e-6, atol=1e-6)
 
 
-def test_a_drawn_width_moves_its_corner_alone():
+def test_a_drawn_width_changes_only_its_corner():
     """The gradient of the narrowest width falls on the leading corner of each parameter, and on
     nothing else.
     """
@@ -150,7 +150,7 @@ def test_the_smallest_device_trains_as_under_fedavg():
 # ---- distillation --------------------------------------------------------------------------------
 
 
-def test_the_drawn_width_learns_what_the_devices_own_says():
+def test_the_drawn_width_is_distilled_from_the_devices_own():
     """Teacher (ln 3, 0): probabilities 3/4 and 1/4; student (0, ln 3): -(3/4 ln 1/4 + 1/4 ln
     3/4).
     """

@@ -122,7 +122,7 @@ def test_layers_of_one_name_and_other_shapes_do_not_agree():
         assert same == set()
 
 
-def test_matched_by_position_what_lies_behind_a_difference_agrees_again():
+def test_with_matching_by_position_layers_after_a_difference_are_shared():
     _, (shallow, deep), state = start(match="position")
     first, second = (layer_digests(s, state.settings) for s in (shallow, deep))
     assert all(first[name] == second[name] for name in first)
@@ -226,7 +226,7 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("strategy", ["basic", "clustered"])
-def test_a_device_that_goes_away_takes_no_layer_of_the_others_with_it(strategy: str) -> None:
+def test_a_device_that_leaves_does_not_remove_layers_of_others(strategy: str) -> None:
     """Only deep devices are left: what the shallow one lacks stays theirs, and does not begin again
     as a common layer.
     """

@@ -132,7 +132,7 @@ def test_only_the_network_in_training_moves():
     assert not torch.equal(session.net.stem.weight, received["stem.weight"])
 
 
-def test_a_device_keeps_its_last_network_and_uses_it_for_the_same_submodel_alone():
+def test_a_device_keeps_its_last_network_and_uses_it_only_for_the_same_submodel():
     first, _ = train_session()
     names = {name.split("/", 2)[1] for name in first.memory}
     assert names == {WHOLE.name}

@@ -256,7 +256,7 @@ def test_both_steps_of_a_transformers_layer_begin_with_what_is_left_out_after_it
     } == {1.0}
 
 
-def test_a_skipped_first_blocks_projection_is_trained_by_those_who_execute_it_or_by_owners_alone():
+def test_the_projection_of_a_skipped_first_block_is_trained_by_all_that_run_it_or_only_by_owners():
     for owner, moves in (("executes", True), ("mask", False)):
         chosen, state, menu = begun("nefl-d", projection_owner=owner)
         skips = replace(menu[-1], mask=((1, 1), (0, 1), (1, 1)))

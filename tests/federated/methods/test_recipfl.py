@@ -165,7 +165,7 @@ def test_a_device_that_can_afford_all_gets_the_whole_network_even_if_it_has_fewe
     assert {name.partition("/")[0] for name in sent(state, menu[1]) if "/" in name} == {"small"}
 
 
-def test_the_largest_travels_with_the_smallest_and_the_others_alone():
+def test_the_largest_submodel_is_sent_with_the_smallest_and_the_others_are_sent_alone():
     menu, state = begin_method(widths=[0.2, 0.5, 1.0])
     along = [{name for name in sent(state, submodel) if "/" in name} for submodel in menu]
     assert along == [set(), set(), {f"small/{name}" for name in shapes(menu[0])}]
@@ -174,7 +174,7 @@ def test_the_largest_travels_with_the_smallest_and_the_others_alone():
     assert all(torch.equal(alone[f"small/{name}"], value) for name, value in small.items())
 
 
-def test_without_transfer_all_travel_alone():
+def test_without_transfer_every_submodel_is_sent_alone():
     menu, state = begin_method(transfer=False)
     assert not any("/" in name for name in sent(state, menu[-1]))
     assert METHOD.recipe(state, menu[-1]).hook == ""

@@ -120,7 +120,7 @@ def test_weights_can_be_averaged_by_examples_and_variates_are_not(toy):
     assert after["c/w"].tolist() == [2.0] * 4
 
 
-def test_devices_of_one_architecture_can_share_among_themselves_alone(toy):
+def test_sharing_can_be_limited_to_devices_of_one_architecture(toy):
     chosen, state, whole, half = begin_method(toy, sharing="architecture")
     after = finish_round(chosen, state, (half, [3, 3], [1, 1]), (whole, [5, 5, 5, 5], [2, 2, 2, 2]))
     assert (after[f"w@{half.name}"].tolist(), after[f"c/w@{half.name}"].tolist()) == (
@@ -145,7 +145,9 @@ def test_running_statistics_have_no_variate():
 
 
 @pytest.mark.parametrize("optimiser", [{"momentum": 0.9}, {"optimiser": "adam"}, {"clip": 0.5}])
-def test_under_any_optimiser_what_a_device_keeps_is_the_mean_of_its_own_directions(toy, optimiser):
+def test_under_any_optimiser_the_variate_of_a_device_is_the_mean_of_its_own_directions(
+    toy, optimiser
+):
     """A constant gradient of 2: with zero variates and with c = 3, c_i = 7 the kept c_i+ is the
     same, while the weights differ by K eta (c - c_i).
     """
@@ -330,7 +332,7 @@ def test_c_is_the_mean_of_the_c_i_when_devices_get_other_submodels(tmp_path, met
         check_mean(tmp_path, done, submodels)
 
 
-def test_each_submodel_has_a_c_and_a_c_i_of_its_own_where_only_equal_devices_share(tmp_path):
+def test_each_submodel_has_its_own_c_and_c_i_when_only_equal_devices_share(tmp_path):
     """Two devices swap: each c is the mean of both devices' c_i of that submodel, and none knows of
     the other submodel's.
     """

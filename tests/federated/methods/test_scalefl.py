@@ -115,7 +115,7 @@ def test_deeper_exits_weigh_more():
     assert found.item() == pytest.approx((a + 2 * b + 3 * c) / 6)
 
 
-def test_the_clean_variant_teaches_per_example_and_leaves_the_teacher_alone():
+def test_the_clean_variant_teaches_per_example_and_does_not_change_the_teacher():
     """With 2 classes the mean of the authors' code is half as large; d T^2 KL / d z_1 is T
     (softmax(z_1/T) - softmax(z_2/T)), and only their gradient reaches z_2.
     """

@@ -56,7 +56,7 @@ def test_rounds_that_are_no_longer_needed_are_removed(tmp_path):
     assert device_memory.read(tmp_path, 40) == {}
 
 
-def test_a_device_without_its_disk_starts_anew(tmp_path):
+def test_a_device_without_its_disk_starts_from_zero(tmp_path):
     assert device_memory.read(tmp_path / "none", 7) == {}
 
 
@@ -112,7 +112,7 @@ def test_only_unions_outlive_a_round_that_does_not_mention_them(tmp_path):
     assert device_memory.read(tmp_path, 2) == {}, "and no union is read unasked"
 
 
-def test_a_tensor_of_another_rank_starts_anew(tmp_path):
+def test_a_tensor_of_another_rank_starts_from_zero(tmp_path):
     """The network of a run may be another one under the same name."""
     device_memory.write(tmp_path, 1, {"c/w": full((2, 2), 1)}, since=0)
     assert device_memory.read(tmp_path, 1, {"c/w": (4,)}) == {}

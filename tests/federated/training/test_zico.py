@@ -75,7 +75,7 @@ def test_weights_whose_gradient_does_not_vary_are_left_out():
     assert zico({"b": torch.ones(2, 3)}) == 0.0
 
 
-def test_the_deviation_is_the_populations_and_signs_count_for_it_alone():
+def test_the_score_divides_mean_sizes_by_the_population_deviation():
     """(-1, 2, 2): mean of sizes 5/3, deviation sqrt(2)."""
     assert zico({"a": torch.tensor([[-1.0], [2.0], [2.0]])}) == pytest.approx(
         math.log(5 / 3 / math.sqrt(2))

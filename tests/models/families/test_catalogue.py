@@ -114,7 +114,7 @@ def test_kept_channels_round_up_after_rounding_noise():
     assert scale_count(0.5, 5) == 3
 
 
-def test_initial_depends_on_the_seed_alone():
+def test_initial_weights_depend_only_on_the_seed():
     net = network("preresnet", (1, 8, 8), 10)
     torch.manual_seed(5)
     before = torch.random.get_rng_state()

@@ -78,7 +78,7 @@ def test_causal_position_attends_to_itself_and_earlier_ones(model, objective):
 
 
 @pytest.mark.parametrize("target", ["class", "value"])
-def test_it_learns_from_tokens_alone(target):
+def test_it_learns_from_tokens_without_labels(target):
     with pytest.raises(ValueError, match=f"learns from tokens.*give a {target}"):
         network("transformer", (6,), 9, target=target)
 

@@ -44,7 +44,7 @@ def parts(update: dict[str, np.ndarray]) -> list:
 @pytest.mark.parametrize("name", TRIED)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**31), f=st.integers(0, 3))
-def test_lies_of_any_size_leave_the_result_within_what_honest_devices_gave(
+def test_malicious_updates_of_any_size_keep_the_result_within_the_honest_updates(
     tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, f: int
 ) -> None:
     """f liars anywhere among three nested sizes, each of as many devices as any rule needs. A rule

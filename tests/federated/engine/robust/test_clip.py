@@ -8,7 +8,7 @@ import torch
 from tests.support.kept import part, result, store_parts
 
 
-def test_a_first_round_is_shortened_to_the_median_of_its_own_lengths(tmp_path):
+def test_a_first_round_is_clipped_to_the_median_of_its_own_norms(tmp_path):
     """Lengths 1, 2 and 900: the last becomes 2 long."""
     kept = store_parts(tmp_path, part([1.0, 0.0]), part([0.0, 2.0]), part([900.0, 0.0]))
     assert result(kept, {"w": torch.zeros(2)}, "clip", 1).tolist() == [1.0, pytest.approx(2 / 3)]

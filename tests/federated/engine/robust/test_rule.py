@@ -79,7 +79,7 @@ def test_two_liars_of_sixteen_do_not_move_nested_submodels_away_from_the_honest_
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if "robust" in method(name).allows])
-def test_every_method_that_stands_robust_rules_finishes_what_they_give(tmp_path, name):
+def test_every_method_that_supports_robust_rules_finishes_their_result(tmp_path, name):
     """Five devices with the largest submodel agree: every rule gives what they sent, and a home of
     a group is written in its own dtype.
     """

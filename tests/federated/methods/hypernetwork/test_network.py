@@ -83,7 +83,7 @@ def test_a_tensor_beyond_the_cap_repeats():
     assert not torch.equal(weight[0], weight[1])
 
 
-def test_classes_of_a_device_reach_its_classifier_alone():
+def test_classes_of_a_device_affect_only_its_classifier():
     phi = draw_parameters()
     one, other = (
         generate_weights(SIZES[-1], phi, classes=torch.tensor(classes))
