@@ -24,7 +24,6 @@ __all__ = ["fill_agent_disk", "kill_agent"]
 
 NAMES = ("a0", "a1")
 SETTINGS: dict[str, object] = {
-    "fleet.min_agents": len(NAMES),
     "train.steps": 40,
     "train.epochs": 100,
     "train.batch": 16,
@@ -49,16 +48,14 @@ def use_real_agents(trial: Trial) -> dict[str, Process]:
     """Make the trial start real agents. Return them; they exist once it has begun."""
     trial.names, trial.real, trial.settings = NAMES, train, SETTINGS
     agents: dict[str, Process] = {}
-    inner = trial.begin
 
     def begin() -> None:
-        inner()
         for name in NAMES:
             agents[name] = Process(name, trial.folder)
             trial.stack.callback(agents[name].kill)
             start_agent(trial, agents[name])
 
-    trial.begin = begin  # type: ignore[method-assign]
+    trial.after_begin.append(begin)
     return agents
 
 
@@ -113,13 +110,11 @@ def fill_agent_disk(trial: Trial) -> None:
         until = time.monotonic() + 2.0
 
     strike_later(trial, strike, trial.rng.uniform(0, 1.0))
-    inner = trial.each
 
     def each() -> None:
         nonlocal until
-        inner()
         if until and time.monotonic() >= until:
             until = 0.0
             space.empty()
 
-    trial.each = each
+    trial.each_turn.append(each)

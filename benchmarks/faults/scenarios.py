@@ -11,7 +11,6 @@ from benchmarks.faults.places import link, small_disk
 from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.real import fill_agent_disk, kill_agent
 from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, strike_later
-from benchmarks.raw.agent import Raw
 
 __all__ = ["MOSQUITTO_ONLY", "SCENARIOS", "Scenario"]
 
@@ -39,7 +38,7 @@ def kill_at_stage(stage: str, when: str, times: int) -> Scenario:
 
 def kill_at_random(trial: Trial) -> None:
     """Kill the coordinator (kill -9) at a random moment of its three rounds."""
-    trial.how = Raw(delay=PACE)
+    trial.how = replace(trial.how, delay=PACE)
 
     def strike() -> None:
         trial.coordinator.kill()
@@ -57,7 +56,7 @@ def kill_broker(*, persistent: bool) -> Scenario:
     """
 
     def prepare(trial: Trial) -> None:
-        trial.persistent, trial.how = persistent, Raw(delay=PACE)
+        trial.persistent, trial.how = persistent, replace(trial.how, delay=PACE)
         away = trial.rng.uniform(0, 1.0)
         back = {"due": 0.0}
 
@@ -67,22 +66,20 @@ def kill_broker(*, persistent: bool) -> Scenario:
             back["due"] = time.monotonic() + away
 
         strike_later(trial, strike, trial.rng.uniform(0, LASTING))
-        inner = trial.each
 
         def each() -> None:
-            inner()
             if back["due"] and time.monotonic() >= back["due"]:
                 back["due"] = 0.0
                 trial.broker.start()
 
-        trial.each = each
+        trial.each_turn.append(each)
 
     return prepare
 
 
 def kill_agents(trial: Trial) -> None:
     """Kill two agents without a message; they restart without memory."""
-    trial.how = Raw(delay=PACE)
+    trial.how = replace(trial.how, delay=PACE)
 
     def strike() -> None:
         for name in trial.rng.sample(AGENTS, 2):
@@ -99,11 +96,9 @@ def cut_links(way: str) -> Scenario:
     """Cut the agents' connections at 10 to 90 % of a transfer, once in each round."""
 
     def prepare(trial: Trial) -> None:
-        trial.how = Raw(chunk=16 << 10)
-        inner = trial.begin
+        trial.how = replace(trial.how, chunk=16 << 10)
 
         def begin() -> None:
-            inner()
             proxy = Proxy((trial.host, trial.broker.port))
             trial.stack.callback(proxy.close)
             trial.fleet.how = replace(
@@ -119,9 +114,9 @@ def cut_links(way: str) -> Scenario:
                 while proxy.cut > len(trial.struck):
                     trial.strike()
 
-            trial.each = each
+            trial.each_turn.append(each)
 
-        trial.begin = begin  # type: ignore[method-assign]
+        trial.after_begin.append(begin)
 
     return prepare
 
@@ -147,7 +142,7 @@ def disturb_chunks(what: Callable[[bytes, random.Random], list[bytes]]) -> Scena
                 held[agent] = [(topic, payload)]
             return [*((topic, one) for one in made), *waiting]
 
-        trial.how = Raw(chunk=16 << 10, alter=alter)
+        trial.how = replace(trial.how, chunk=16 << 10, alter=(*trial.how.alter, alter))
 
     return prepare
 
@@ -170,7 +165,7 @@ def hold_back(payload: bytes, rng: random.Random) -> list[bytes]:
 
 def slow_subscriber(trial: Trial) -> None:
     """Let one agent receive 100 kB/s while the others receive at full speed."""
-    trial.how = Raw(slow={trial.rng.choice(AGENTS): 100_000.0})
+    trial.how = replace(trial.how, slow={trial.rng.choice(AGENTS): 100_000.0})
     strike_later(trial, trial.strike, 0.1)
 
 
@@ -178,11 +173,9 @@ def slow_link(trial: Trial) -> None:
     """Limit the agents' link to the broker to 1 MB/s with a round trip of 300 ms."""
     host, under = trial.stack.enter_context(link(1 + trial.seed % 250, RATE))
     trial.host, trial.under = host, under
-    trial.how = Raw(chunk=64 << 10)
-    inner = trial.begin
+    trial.how = replace(trial.how, chunk=64 << 10)
 
     def begin() -> None:
-        inner()
         proxy = Proxy((host, trial.broker.port), DELAY)
         trial.stack.callback(proxy.close)
         trial.fleet.how = replace(
@@ -190,7 +183,7 @@ def slow_link(trial: Trial) -> None:
         )
         strike_later(trial, trial.strike, 0.1)
 
-    trial.begin = begin  # type: ignore[method-assign]
+    trial.after_begin.append(begin)
 
 
 # ---- disk ------------------------------------------------------------------------------------
@@ -198,7 +191,7 @@ def slow_link(trial: Trial) -> None:
 
 def fill_disk(trial: Trial) -> None:
     """Fill the disk of the coordinator's runs for two seconds, except for up to 300 kB."""
-    trial.how = Raw(delay=PACE)
+    trial.how = replace(trial.how, delay=PACE)
     space = trial.stack.enter_context(small_disk(trial.runs, 48 << 20))
     left, state = trial.rng.randrange(300_000), {"due": 0.0}
 
@@ -208,15 +201,13 @@ def fill_disk(trial: Trial) -> None:
         state["due"] = time.monotonic() + 2.0
 
     strike_later(trial, strike, trial.rng.uniform(0, LASTING))
-    inner = trial.each
 
     def each() -> None:
-        inner()
         if state["due"] and time.monotonic() >= state["due"]:
             state["due"] = 0.0
             space.empty()
 
-    trial.each = each
+    trial.each_turn.append(each)
 
 
 FOLDS = ROUNDS * len(AGENTS)

@@ -47,13 +47,11 @@ SETTINGS: dict[str, object] = {
     "data.name": "digits",
     "assign.submodels": {"a0": "w0.5-d1.1.1", "*": "w1-d1.1.1"},
     "train.steps": 1,
-    "rounds": ROUNDS,
     "evaluate.every": 1000,
     "evaluate.between": False,
     "evaluate.devices": False,
     "evaluate.calibrate": "coordinator",
     "evaluate.examples": 8,
-    "fleet.min_agents": len(AGENTS),
     "fleet.wait": LIMIT,
     "fleet.deadline": LIMIT,
     "wire.chunk": CHUNK,
@@ -106,14 +104,18 @@ def coordinator_arguments(
 
 @dataclass
 class Trial:
-    """One run, which a scenario configures and breaks.
+    """One run, which scenarios configure and break.
 
     fuse: instant at which the coordinator's first life ends, as arguments of
         `benchmarks.faults.fuse`
-    names: of the agents
+    names: of the honest agents
+    others: of raw agents that attack
+    rounds: number of rounds
     real: repeats the training of a task in this process, if agents are processes that train
         instead of raw ones
-    each: called at every turn, to break things
+    after_begin: called once all parts are started
+    each_turn: called at every turn, to break things
+    before_life: called before each restart of the coordinator
     """
 
     folder: Path
@@ -128,7 +130,11 @@ class Trial:
     host: str = "127.0.0.1"
     under: Sequence[str] = ()
     names: Sequence[str] = AGENTS
-    each: Callable[[], None] = lambda: None
+    others: list[str] = field(default_factory=list)
+    rounds: int = ROUNDS
+    after_begin: list[Callable[[], None]] = field(default_factory=list)
+    each_turn: list[Callable[[], None]] = field(default_factory=list)
+    before_life: list[Callable[[], None]] = field(default_factory=list)
     real: Make | None = None
     runs: Path = field(init=False)
     struck: list[float] = field(default_factory=list)
@@ -157,17 +163,26 @@ class Trial:
         self.start_coordinator()
         self.fleet = RawFleet(
             RUN,
-            () if self.real is not None else self.names,
+            () if self.real is not None else (*self.names, *self.others),
             (self.host, self.broker.port),
             self.how,
         )
         self.stack.callback(self.fleet.close)
+        for function in self.after_begin:
+            function()
 
     def start_coordinator(self) -> None:
         """Start or restart the coordinator, with --resume if the run exists."""
         begun = (self.runs / RUN / "run.sqlite").exists()
         arguments = coordinator_arguments(
-            f"127.0.0.1:{self.broker.port}", self.runs, self.settings, resume=begun
+            f"127.0.0.1:{self.broker.port}",
+            self.runs,
+            {
+                "rounds": self.rounds,
+                "fleet.min_agents": len(self.names) + len(self.others),
+                **self.settings,
+            },
+            resume=begun,
         )
         if self.fuse and self.coordinator.lives == 0:
             self.coordinator.start(
@@ -204,7 +219,8 @@ class Trial:
         if self.accepted > self.progress:
             self.progress = self.accepted
             self._heal()
-        self.each()
+        for function in self.each_turn:
+            function()
         ended = self.coordinator.exit_code
         if ended == 0:
             self._heal()
@@ -212,6 +228,8 @@ class Trial:
         if ended is not None:
             if ended == -9 and self.fuse and not self.struck:
                 self.strike()
+            for function in self.before_life:
+                function()
             self.start_coordinator()
         return time.monotonic() - self.started < LIMIT
 
@@ -236,7 +254,7 @@ class Trial:
                 *((self.coordinator.lives,) if self.real is None else (0, self.real)),
             )
         folded = {(number, agent) for number, agents in found.folded.items() for agent in agents}
-        asked = {(number, agent) for number in range(1, ROUNDS + 1) for agent in self.names}
+        asked = {(number, agent) for number in range(1, self.rounds + 1) for agent in self.names}
         if survived and self.real is not None:
             asked -= self.refused_tasks()
         if survived and asked - folded:
@@ -267,7 +285,7 @@ class Trial:
         try:
             return {
                 (n, e.agent)
-                for n in range(1, ROUNDS + 1)
+                for n in range(1, self.rounds + 1)
                 for e in store.entries(n)
                 if e.outcome.startswith("paused: no room")
             }
@@ -280,7 +298,7 @@ class Trial:
         try:
             return "; ".join(
                 f"{n} {e.agent} {e.outcome}"
-                for n in range(1, ROUNDS + 1)
+                for n in range(1, self.rounds + 1)
                 for e in store.entries(n)
                 if e.outcome != "folded"
             )
@@ -300,7 +318,7 @@ def strike_later(trial: Trial, strike: Callable[[], object], seconds: float) -> 
             done = True
             strike()
 
-    trial.each = each
+    trial.each_turn.append(each)
 
 
 def run_trial(

@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 
 from benchmarks.raw.updates import CARD, Array, empty_update, encode, learn
 from federated.capabilities import CAPABILITIES
-from federated.task import HEARTBEAT, Profile, Task, Timing, heartbeat_interval
+from federated.task import HEARTBEAT, Profile, Task, Timing, Update, heartbeat_interval
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.chunks import Receiver, Sender, split
 
-__all__ = ["Alter", "Raw", "RawAgent"]
+__all__ = ["Alter", "Falsify", "Raw", "RawAgent"]
 
 STALLED = 5.0  # seconds without a chunk until the agent asks for the weights again
 EARLY = 64  # chunks buffered until their manifest arrives
 
 Alter = Callable[[str, str, bytes], Iterable[tuple[str, bytes]]]
 """Function from agent, topic and payload to the messages that the agent publishes instead."""
+Falsify = Callable[[Update, dict[str, Array]], tuple[Update, dict[str, Array]]]
+"""Function from an update's description and tensors to those that the agent sends instead."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,16 @@ class Raw:
     chunk: bytes per chunk of an update
     beside: name of an agent -> address that it connects to in place of the broker's
     slow: name of an agent -> bytes per second that it receives; others receive at full speed
-    alter: function that changes published messages; None: no change
+    alter: functions that change published messages, one after the other
+    falsify: name of an agent -> function that changes its updates
     """
 
     delay: float = 0.0
     chunk: int = 64 << 10
     beside: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     slow: Mapping[str, float] = field(default_factory=dict)
-    alter: Alter | None = None
+    alter: tuple[Alter, ...] = ()
+    falsify: Mapping[str, Falsify] = field(default_factory=dict)
 
 
 class RawAgent:
@@ -241,10 +245,10 @@ class RawAgent:
         update = empty_update(
             task.run, task.round, task.attempt, self.name, task.submodel, task.version
         )
-        self.waiting, self.ready_at = (
-            encode(update, learn(self.known[1], self.name, task.round)),
-            now + self.how.delay,
-        )
+        values = learn(self.known[1], self.name, task.round)
+        if (falsify := self.how.falsify.get(self.name)) is not None:
+            update, values = falsify(update, values)
+        self.waiting, self.ready_at = encode(update, values), now + self.how.delay
         self.tick(now)
 
     def tick(self, now: float) -> None:

@@ -87,10 +87,10 @@ class Socket:
             self.agent.refused.append(str(error))
 
     def say(self, topic: str, payload: bytes, retained: bool, qos: int) -> None:
-        alter = self.fleet.how.alter
-        for where, what in (
-            [(topic, payload)] if alter is None else alter(self.name, topic, payload)
-        ):
+        altered = [(topic, payload)]
+        for alter in self.fleet.how.alter:
+            altered = [new for old in altered for new in alter(self.name, *old)]
+        for where, what in altered:
             self.client.publish(where, what, qos=qos, retain=retained)
 
     def listen(self, pattern: str, wanted: bool) -> None:
