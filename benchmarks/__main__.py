@@ -21,6 +21,7 @@ from benchmarks import (
     predict,
     scale,
 )
+from benchmarks.attacks import command as attacks
 from benchmarks.faults import command as faults
 from benchmarks.schedules import command as schedules
 from benchmarks.table import Row, lines
@@ -51,6 +52,7 @@ add_timed(
 )
 add_timed("codec", "Time the encoding and decoding of 45 MB of weights.", codec.measure)
 main.add_command(asynchrony.command)
+main.add_command(attacks.command)
 main.add_command(broker.command)
 main.add_command(core.command)
 main.add_command(docs.command)

@@ -42,6 +42,7 @@ class Proxy:
 
     cut_up, cut_down: byte counts of a direction (up: from the client); all connections are cut
         once when a count is reached
+    hold_up, hold_down: times (monotonic, seconds) until which a direction forwards nothing
     cut: number of cuts so far
     """
 
@@ -50,6 +51,7 @@ class Proxy:
         self.cut_up: list[int] = []
         self.cut_down: list[int] = []
         self.cut = 0
+        self.hold_up = self.hold_down = 0.0
         self._selector = selectors.DefaultSelector()
         self._ways: list[Way] = []
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -124,6 +126,8 @@ class Proxy:
     def _pass(self) -> None:
         now = time.monotonic()
         for way in list(self._ways):
+            if now < (self.hold_up if way.up else self.hold_down):
+                continue
             while way.waiting and way.waiting[0][0] <= now and way in self._ways:
                 due, data = way.waiting.popleft()
                 try:

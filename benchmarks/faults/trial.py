@@ -9,19 +9,22 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchmarks.faults.doors import Doors
 from benchmarks.faults.places import Broker, Process
 from benchmarks.raw.agent import Raw
 from benchmarks.raw.fleet import RawFleet
-from benchmarks.replay import Make, ReplayResult, replay
+from benchmarks.raw.updates import Array
+from benchmarks.replay import Make, ReplayResult, raw, replay
 from benchmarks.scale import setting_flags
 from coordinator.simulate.demo_fleet import python_command
 from coordinator.store.store import Store
 from federated.errors import EspalierError, StoreError
+from federated.task import Task, Update
 
 __all__ = [
     "AGENTS",
@@ -29,6 +32,7 @@ __all__ = [
     "RUN",
     "Outcome",
     "Trial",
+    "conduct",
     "coordinator_arguments",
     "run_trial",
     "strike_later",
@@ -86,15 +90,14 @@ class Outcome:
 
 
 def coordinator_arguments(
-    address: str, runs: Path, settings: dict[str, object], *, resume: bool
+    where: Sequence[str], runs: Path, settings: dict[str, object], *, resume: bool
 ) -> list[str]:
-    """Return the arguments of a coordinator."""
+    """Return the arguments of a coordinator. where: those that select its broker."""
     return [
         "start",
         "--name",
         RUN,
-        "--broker",
-        address,
+        *where,
         "--runs",
         str(runs),
         *setting_flags({**SETTINGS, **settings}),
@@ -108,6 +111,8 @@ class Trial:
 
     fuse: instant at which the coordinator's first life ends, as arguments of
         `benchmarks.faults.fuse`
+    launcher: module and arguments that start every other life of the coordinator
+    doors: certificates of the agents; the coordinator then starts the broker, with TLS
     names: of the honest agents
     others: of raw agents that attack
     rounds: number of rounds
@@ -116,6 +121,7 @@ class Trial:
     after_begin: called once all parts are started
     each_turn: called at every turn, to break things
     before_life: called before each restart of the coordinator
+    intruded: what attackers achieved that they may not
     """
 
     folder: Path
@@ -126,6 +132,8 @@ class Trial:
     how: Raw = field(default_factory=Raw)
     settings: dict[str, object] = field(default_factory=dict)
     fuse: tuple[str, ...] = ()
+    launcher: tuple[str, ...] = ()
+    doors: Doors | None = None
     persistent: bool = True
     host: str = "127.0.0.1"
     under: Sequence[str] = ()
@@ -138,6 +146,7 @@ class Trial:
     real: Make | None = None
     runs: Path = field(init=False)
     struck: list[float] = field(default_factory=list)
+    intruded: int = 0
     healed: list[float] = field(default_factory=list)
     progress: int = 0
 
@@ -150,6 +159,27 @@ class Trial:
     def begin(self) -> None:
         """Start broker, coordinator and agents."""
         self.started = time.monotonic()
+        where = self._start_broker()
+        self.coordinator = Process("coordinator", self.folder, self.under)
+        self.stack.callback(self.coordinator.kill)
+        self.start_coordinator()
+        self.fleet = RawFleet(
+            RUN,
+            () if self.real is not None else (*self.names, *self.others),
+            where,
+            self.how,
+        )
+        self.stack.callback(self.fleet.close)
+        for function in self.after_begin:
+            function()
+
+    def _start_broker(self) -> tuple[str, int]:
+        """Start the broker, unless the coordinator does. Return its address for agents."""
+        if self.doors is not None:
+            self.stack.callback(self.doors.close)
+            everyone = [*self.names, *self.others]
+            self.how = replace(self.how, certificates=self.doors.enrol(everyone))
+            return "localhost", self.doors.port
         self.broker = Broker(
             self.folder / "broker",
             self.kind,
@@ -158,24 +188,15 @@ class Trial:
             under=self.under,
         )
         self.stack.callback(self.broker.kill)
-        self.coordinator = Process("coordinator", self.folder, self.under)
-        self.stack.callback(self.coordinator.kill)
-        self.start_coordinator()
-        self.fleet = RawFleet(
-            RUN,
-            () if self.real is not None else (*self.names, *self.others),
-            (self.host, self.broker.port),
-            self.how,
-        )
-        self.stack.callback(self.fleet.close)
-        for function in self.after_begin:
-            function()
+        return self.host, self.broker.port
 
     def start_coordinator(self) -> None:
         """Start or restart the coordinator, with --resume if the run exists."""
         begun = (self.runs / RUN / "run.sqlite").exists()
         arguments = coordinator_arguments(
-            f"127.0.0.1:{self.broker.port}",
+            self.doors.arguments
+            if self.doors is not None
+            else ["--broker", f"127.0.0.1:{self.broker.port}"],
             self.runs,
             {
                 "rounds": self.rounds,
@@ -189,7 +210,8 @@ class Trial:
                 [sys.executable, "-m", "benchmarks.faults.fuse", *self.fuse, *arguments]
             )
         else:
-            self.coordinator.start(python_command("coordinator.cli", *arguments))
+            module, *more = self.launcher or ("coordinator.cli",)
+            self.coordinator.start(python_command(module, *more, *arguments))
 
     def strike(self) -> None:
         """Record a fault at the present time."""
@@ -237,6 +259,15 @@ class Trial:
         now = time.monotonic()
         self.healed += [now - then for then in self.struck[len(self.healed) :]]
 
+    def read_durations(self) -> list[float]:
+        """Return the seconds of the finished rounds."""
+        with (
+            contextlib.suppress(StoreError),
+            closing(Store.open(self.runs, RUN, read_only=True)) as store,
+        ):
+            return [seconds for _, seconds, *_ in store.history()]
+        return []
+
     def judge(self, name: str) -> Outcome:
         """Return the outcome."""
         survived = self.coordinator.exit_code == 0
@@ -251,7 +282,7 @@ class Trial:
             found = replay(
                 self.runs,
                 RUN,
-                *((self.coordinator.lives,) if self.real is None else (0, self.real)),
+                *((self.lives, self.make_update) if self.real is None else (0, self.real)),
             )
         folded = {(number, agent) for number, agents in found.folded.items() for agent in agents}
         asked = {(number, agent) for number in range(1, self.rounds + 1) for agent in self.names}
@@ -276,6 +307,19 @@ class Trial:
             round(time.monotonic() - self.started, 1),
             why if self.struck else f"no fault happened; {why}",
         )
+
+    @property
+    def lives(self) -> int:
+        """Most attempts of a task: the number of coordinators of the run so far."""
+        return self.coordinator.lives
+
+    def make_update(self, task: Task, weights: Mapping[str, Array]) -> Update:
+        """Return the update that a raw agent must have sent."""
+        update = raw(task, weights)
+        if (falsify := self.how.falsify.get(task.agent)) is None:
+            return update
+        false, values = falsify(replace(update, tensors={}), dict(update.tensors))
+        return replace(false, tensors=values)
 
     def refused_tasks(self) -> set[tuple[int, str]]:
         """Return tasks whose devices reported that they could not do them, so that no update could
@@ -327,28 +371,32 @@ def run_trial(
     """Run a scenario once. Errors are outcomes."""
     folder.mkdir(parents=True)
     trial = Trial(folder, seed, kind)
-    start = time.monotonic()
     with trial.stack:
-        try:
-            prepare(trial)
-            trial.begin()
-            while trial.turn():
-                pass
-            return trial.judge(name)
-        except EspalierError as error:
-            missing = ROUNDS * len(trial.names)
-            return Outcome(
-                name,
-                seed,
-                len(trial.struck),
-                False,
-                missing,
-                0,
-                False,
-                (),
-                round(time.monotonic() - start, 1),
-                str(error),
-            )
+        return conduct(trial, name, prepare)
+
+
+def conduct(trial: Trial, name: str, prepare: Callable[[Trial], None]) -> Outcome:
+    """Prepare a trial, run it to its end, and return its outcome. Errors are outcomes."""
+    start = time.monotonic()
+    try:
+        prepare(trial)
+        trial.begin()
+        while trial.turn():
+            pass
+        return trial.judge(name)
+    except EspalierError as error:
+        return Outcome(
+            name,
+            trial.seed,
+            len(trial.struck),
+            False,
+            trial.rounds * len(trial.names),
+            0,
+            False,
+            (),
+            round(time.monotonic() - start, 1),
+            str(error),
+        )
 
 
 def median(values: Sequence[float]) -> float:

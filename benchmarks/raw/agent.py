@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from benchmarks.raw.updates import CARD, Array, empty_update, encode, learn
 from federated.capabilities import CAPABILITIES
@@ -32,6 +33,7 @@ class Raw:
     slow: name of an agent -> bytes per second that it receives; others receive at full speed
     alter: functions that change published messages, one after the other
     falsify: name of an agent -> function that changes its updates
+    certificates: name of an agent -> files of the authority's certificate, and of its own with key
     """
 
     delay: float = 0.0
@@ -40,6 +42,7 @@ class Raw:
     slow: Mapping[str, float] = field(default_factory=dict)
     alter: tuple[Alter, ...] = ()
     falsify: Mapping[str, Falsify] = field(default_factory=dict)
+    certificates: Mapping[str, tuple[Path, Path]] = field(default_factory=dict)
 
 
 class RawAgent:

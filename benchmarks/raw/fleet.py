@@ -8,6 +8,7 @@ import contextlib
 import heapq
 import selectors
 import socket
+import ssl
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -46,6 +47,8 @@ class Socket:
         client.will_set(
             topics.status(self.fleet.run, self.name), envelope.encode(will), qos=1, retain=True
         )
+        if (files := self.fleet.how.certificates.get(self.name)) is not None:
+            client.tls_set(str(files[0]), str(files[1]))
         client.on_connect = lambda c, u, flags, reason, p: self.on_connect(reason.is_failure)
         client.on_message = lambda c, u, message: self.on_message(
             message.topic, bytes(message.payload)
@@ -148,6 +151,8 @@ class RawFleet:
             one: Socket = key.data
             if events & selectors.EVENT_READ:
                 one.client.loop_read()
+                while _has_decrypted(one.client.socket()):  # of which `select` knows nothing
+                    one.client.loop_read()
             if events & selectors.EVENT_WRITE:
                 one.client.loop_write()
 
@@ -197,3 +202,8 @@ class RawFleet:
     def _forget(self, sock: Any) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(sock)
+
+
+def _has_decrypted(sock: Any) -> bool:
+    """Return whether TLS has decrypted bytes that were not read yet."""
+    return isinstance(sock, ssl.SSLSocket) and sock.pending() > 0

@@ -177,7 +177,9 @@ class Authority:
             self.registry.add_token(token.secret, name, now + valid)
         return token
 
-    def enrol(self, secret: bytes, request: str, now: float | None = None) -> str:
+    def enrol(
+        self, secret: bytes, request: str, now: float | None = None, life: timedelta = LIFE
+    ) -> str:
         """Return a certificate (PEM) for the holder of a token's secret. Raises Refused."""
         asked, now = read_request(request), time.time() if now is None else now
         name = read_agent_name(asked)
@@ -188,7 +190,7 @@ class Authority:
                 if before.revoked is not None:
                     raise Refused(f"the certificate of '{name}' was revoked")
                 return before.pem
-            made = self._admit(name, asked)
+            made = self._admit(name, asked, life)
             self.registry.complete_token(secret, made.serial)
         return made.pem
 

@@ -1,0 +1,217 @@
+"""Enrolled agents that lie, stay silent, drip or flood."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from benchmarks.faults.trial import RUN, Trial
+from benchmarks.raw.agent import Alter, Falsify, RawAgent
+from benchmarks.raw.updates import Array
+from federated.task import Profile, Timing, Update
+from federated.wire import envelope, messages, topics
+
+__all__ = ["ATTACKERS", "LIAR"]
+
+LIAR = "z0"
+ROUNDS = 10  # the attack of an agent lasts for all of them
+# seconds: configured limit of a round; without one, the first round waits a minute for an agent
+# that was never measured
+DEADLINE = 4.0
+DRIP = 1.0  # seconds between two chunks of an agent that drips
+BURST = 50  # messages of a flood per turn
+
+Scenario = Callable[[Trial], None]
+
+
+def add_attacker(trial: Trial) -> None:
+    """Add an agent that attacks from the beginning of the run to its end."""
+    trial.others.append(LIAR)
+    trial.rounds = ROUNDS
+    trial.settings["fleet.deadline"] = DEADLINE
+    trial.after_begin.append(trial.strike)
+
+
+def alter_messages(
+    change: Callable[[RawAgent, str, bytes], Iterable[tuple[str, bytes]]],
+) -> Scenario:
+    """Return a scenario whose attacker publishes what `change` makes of its messages."""
+
+    def prepare(trial: Trial) -> None:
+        add_attacker(trial)
+
+        def alter(name: str, topic: str, payload: bytes) -> Iterable[tuple[str, bytes]]:
+            if name != LIAR:
+                return [(topic, payload)]
+            return change(trial.fleet.sockets[LIAR].agent, topic, payload)
+
+        added: tuple[Alter, ...] = (*trial.how.alter, alter)
+        trial.how = replace(trial.how, alter=added)
+
+    return prepare
+
+
+# ---- lies ----------------------------------------------------------------------------------------
+
+
+def claim(change: Callable[[Profile], Profile]) -> Scenario:
+    """Lie in the profile."""
+
+    def lie(agent: RawAgent, topic: str, payload: bytes) -> Iterable[tuple[str, bytes]]:
+        message = envelope.decode(payload) if payload and topic.endswith("/profile") else None
+        if isinstance(message, Profile):
+            payload = envelope.encode(change(message))
+        return [(topic, payload)]
+
+    return alter_messages(lie)
+
+
+def claim_pace(seconds: float) -> Scenario:
+    """Claim the seconds of every step."""
+
+    def change(profile: Profile) -> Profile:
+        timings = [Timing(one.submodel, one.batch, seconds) for one in profile.timings]
+        return replace(profile, timings=tuple(timings))
+
+    return claim(change)
+
+
+def lie_in_heartbeats(agent: RawAgent, topic: str, payload: bytes) -> Iterable[tuple[str, bytes]]:
+    """Claim progress in rounds that do not exist, without limit."""
+    if not topic.endswith("/hb"):
+        return [(topic, payload)]
+    beat = messages.Heartbeat(LIAR, agent.session, "train", 1 << 40, 0.0, "train", 1 << 40)
+    return [(topic, envelope.encode(beat))]
+
+
+def send_false(falsify: Falsify) -> Scenario:
+    """Send updates with other tensors or counts."""
+
+    def prepare(trial: Trial) -> None:
+        add_attacker(trial)
+        lies: Mapping[str, Falsify] = {**trial.how.falsify, LIAR: falsify}
+        trial.how = replace(trial.how, falsify=lies)
+
+    return prepare
+
+
+def change_tensors(change: Callable[[Array], Array]) -> Falsify:
+    return lambda update, values: (update, {name: change(w) for name, w in values.items()})
+
+
+def change_update(**fields: Any) -> Falsify:
+    return lambda update, values: (replace(update, **fields), values)
+
+
+def rename_tensors(update: Update, values: dict[str, Array]) -> tuple[Update, dict[str, Array]]:
+    return update, {f"../../{name}": value for name, value in values.items()}
+
+
+# ---- silence -------------------------------------------------------------------------------------
+
+
+def is_answer(topic: str) -> bool:
+    """Return whether a message of an agent answers a task."""
+    where = topics.parse(topic)
+    return where is not None and where.kind in ("say", "chunk")
+
+
+def stay_mute(every: int) -> Scenario:
+    """Send heartbeats but answer no task of every n-th round."""
+
+    def drop(agent: RawAgent, topic: str, payload: bytes) -> Iterable[tuple[str, bytes]]:
+        mute = agent.task is not None and agent.task.round % every == 0
+        return [] if mute and is_answer(topic) else [(topic, payload)]
+
+    return alter_messages(drop)
+
+
+def drip(trial: Trial) -> None:
+    """Offer each update, and send one small chunk at a time."""
+    sent = 0.0
+
+    def hold(agent: RawAgent, topic: str, payload: bytes) -> Iterable[tuple[str, bytes]]:
+        nonlocal sent
+        if "/up/" not in topic:
+            return [(topic, payload)]
+        if time.monotonic() - sent < DRIP:
+            return []
+        sent = time.monotonic()
+        return [(topic, payload)]
+
+    alter_messages(hold)(trial)
+
+
+# ---- floods --------------------------------------------------------------------------------------
+
+
+def flood(make: Callable[[RawAgent, int], tuple[str, bytes]]) -> Scenario:
+    """Publish as many messages as the broker takes."""
+
+    def prepare(trial: Trial) -> None:
+        add_attacker(trial)
+        count = 0
+
+        def publish() -> None:
+            nonlocal count
+            one = trial.fleet.sockets[LIAR]
+            if not one.client.is_connected() or one.client.want_write():
+                return
+            for _ in range(BURST):
+                count += 1
+                topic, payload = make(one.agent, count)
+                one.client.publish(topic, payload, qos=0)
+
+        trial.each_turn.append(publish)
+
+    return prepare
+
+
+def make_beat(agent: RawAgent, count: int) -> tuple[str, bytes]:
+    beat = messages.Heartbeat(LIAR, agent.session, "idle", count)
+    return topics.heartbeat(RUN, LIAR), envelope.encode(beat)
+
+
+def make_noise(agent: RawAgent, count: int) -> tuple[str, bytes]:
+    return topics.say(RUN, LIAR), count.to_bytes(8, "little") * 32
+
+
+def make_offer(agent: RawAgent, count: int) -> tuple[str, bytes]:
+    manifest = messages.Manifest(f"t{count}", 1 << 40, 1 << 10, "0" * 64)
+    offer = messages.Offer(manifest, RUN, 1, 1, "train", "w1-d1.1.1")
+    return topics.say(RUN, LIAR), envelope.encode(offer)
+
+
+def make_chunk(agent: RawAgent, count: int) -> tuple[str, bytes]:
+    chunk = messages.Chunk(f"t{count}", 0, 1, 1 << 10, 0, bytes(1 << 10))
+    return topics.chunk(topics.upload(RUN, LIAR, f"t{count}"), 0), envelope.encode(chunk)
+
+
+ATTACKERS: Mapping[str, Scenario] = MappingProxyType(
+    {
+        "claims 2^39 examples": claim(lambda p: replace(p, data=replace(p.data, examples=1 << 39))),
+        "claims a million seconds a step": claim_pace(1e6),
+        "claims 1e-12 seconds a step": claim_pace(1e-12),
+        "claims no memory": claim(lambda p: replace(p, memory=1)),
+        "claims all memory": claim(lambda p: replace(p, memory=1 << 61)),
+        "lies in heartbeats": alter_messages(lie_in_heartbeats),
+        "sends NaN": send_false(change_tensors(lambda w: w * np.float32("nan"))),
+        "sends 1e30": send_false(change_tensors(lambda w: w * np.float32(1e30))),
+        "sends other shapes": send_false(change_tensors(lambda w: w[..., None])),
+        "sends other names": send_false(rename_tensors),
+        "claims 2^50 samples": send_false(change_update(samples=1 << 50)),
+        "claims another agent's update": send_false(change_update(agent="a0")),
+        "mute": stay_mute(1),
+        "mute every second round": stay_mute(2),
+        "drips": drip,
+        "flood of heartbeats": flood(make_beat),
+        "flood of noise": flood(make_noise),
+        "flood of offers": flood(make_offer),
+        "flood of chunks": flood(make_chunk),
+    }
+)

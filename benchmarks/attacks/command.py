@@ -1,0 +1,286 @@
+"""`python -m benchmarks attacks`: every attack and fault alone, and pairs drawn from a seed."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import click
+import msgspec
+
+from benchmarks.attacks.agents import ATTACKERS
+from benchmarks.attacks.damage import DAMAGE
+from benchmarks.attacks.strangers import STRANGERS, behind_tls
+from benchmarks.faults.scenarios import SCENARIOS, Scenario
+from benchmarks.faults.trial import Outcome, Trial, conduct
+from federated.errors import Unknown
+from federated.runtime.console import FORMAT, report_errors, speaker
+
+__all__ = ["CATALOGUE", "Result", "Summary", "command", "draw_pairs", "run_attack", "summarise"]
+
+DELAY = 0.3  # seconds of an honest training, so that a round takes a realistic time
+CALM, CALM_TLS = "undisturbed", "undisturbed, TLS"
+BASELINES = 5  # undisturbed runs to compare with
+
+
+def do_nothing(trial: Trial) -> None:
+    """No attack: a run to compare with."""
+    trial.rounds = 10
+    trial.after_begin.append(trial.strike)
+
+
+CATALOGUE: Mapping[str, Scenario] = MappingProxyType(
+    {**ATTACKERS, **STRANGERS, **DAMAGE, **SCENARIOS}
+)
+CALMS: Mapping[str, Scenario] = MappingProxyType({CALM: do_nothing, CALM_TLS: behind_tls})
+# these control the coordinator's start, its files or its network in ways that exclude each other
+EXCLUSIVE = (
+    *(name for name in CATALOGUE if name.startswith(("rot", "coordinator", "clock", "two"))),
+    "1 MB/s and 300 ms",
+    "agent process killed",
+    "disk of an agent full",
+    "disk full",
+    "descriptors exhausted",
+)
+# these need a broker of their own, which a coordinator with TLS starts itself
+NEED_BROKER = (
+    *(name for name in CATALOGUE if name.startswith(("broker", "one-way", "two"))),
+    *("upload cut", "download cut", "1 MB/s and 300 ms", "slow subscriber"),
+    *("agent process killed", "disk of an agent full", "broker drops retained messages"),
+)
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Outcome of one run.
+
+    name: of the scenario, or of two with a plus
+    outcome: see `Outcome`
+    intruded: what attackers achieved that they may not
+    round_s: median seconds of the rounds after the first; 0 if there are none
+    """
+
+    name: str
+    outcome: Outcome
+    intruded: int
+    round_s: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Results of a scenario.
+
+    injected: runs with an attack or fault
+    survived: those that finished all rounds
+    lost, doubled: honest updates in no model, or in a model twice
+    equal: runs whose model equals, bit for bit, that of an undisturbed run with the same updates
+    intruded: what attackers achieved that they may not
+    honest_ratio: median seconds of an honest round over those of undisturbed runs
+    why: failure and seed of each run that failed
+    """
+
+    name: str
+    injected: int
+    survived: int
+    lost: int
+    doubled: int
+    equal: int
+    intruded: int
+    honest_ratio: float
+    why: tuple[str, ...] = ()
+
+
+def run_attack(name: str, folder: Path, seed: int, kind: str = "mosquitto") -> Result:
+    """Run a scenario, or two whose names are joined with a plus."""
+    folder.mkdir(parents=True)
+    trial = Trial(folder, seed, kind)
+    trial.how = replace(trial.how, delay=DELAY)
+
+    def prepare(one: Trial) -> None:
+        for part in name.split(" + "):
+            (CALMS.get(part) or CATALOGUE[part])(one)
+
+    with trial.stack:
+        outcome = conduct(trial, name, prepare)
+    later = trial.read_durations()[1:]
+    return Result(name, outcome, trial.intruded, statistics.median(later) if later else 0.0)
+
+
+def may_combine(one: str, other: str) -> bool:
+    """Return whether two scenarios can disturb the same run."""
+    tls = {one, other} & STRANGERS.keys()
+    return not (
+        one == other
+        or (one in EXCLUSIVE and other in EXCLUSIVE)
+        or (one in ATTACKERS and other in ATTACKERS)
+        or (tls and {one, other} & set(NEED_BROKER))
+    )
+
+
+def draw_pairs(count: int, seed: int) -> list[str]:
+    """Return pairs of scenarios, as their names joined with a plus."""
+    rng, names = random.Random(seed), list(CATALOGUE)  # noqa: S311  # repeatable, not secret
+    pairs = list[str]()
+    while len(pairs) < count:
+        one, other = rng.sample(names, 2)
+        if may_combine(one, other):
+            pairs.append(f"{one} + {other}")
+    return pairs
+
+
+def summarise(name: str, results: Sequence[Result], calm: float) -> Summary:
+    """Return the summary of a scenario's runs. calm: seconds of an undisturbed round."""
+    outcomes = [one.outcome for one in results]
+    rounds = [one.round_s for one in results if one.round_s]
+    return Summary(
+        name,
+        sum(outcome.injected > 0 for outcome in outcomes),
+        sum(outcome.survived for outcome in outcomes),
+        sum(outcome.lost for outcome in outcomes),
+        sum(outcome.doubled for outcome in outcomes),
+        sum(outcome.equal for outcome in outcomes),
+        sum(one.intruded for one in results),
+        round(statistics.median(rounds) / calm, 2) if rounds and calm else 0.0,
+        tuple(f"seed {outcome.seed}: {outcome.why}" for outcome in outcomes if outcome.why),
+    )
+
+
+def failed(summary: Summary) -> bool:
+    """Return whether a run lost, doubled or admitted something, or differs."""
+    wrong = summary.lost or summary.doubled or summary.intruded
+    return bool(wrong) or min(summary.survived, summary.equal) < summary.injected
+
+
+def run_job(job: tuple[str, Path, int, str]) -> Result:
+    """Return the result of a run, in a process of its own."""
+    return run_attack(*job)
+
+
+def read_log(log: Path | None) -> list[Result]:
+    """Return the results of earlier calls."""
+    if log is None or not log.exists():
+        return []
+    return [msgspec.json.decode(line, type=Result) for line in log.read_text().splitlines()]
+
+
+def lines(found: Iterable[Summary]) -> list[str]:
+    """Return the table for the terminal."""
+    head = f"{'scenario':60}{'injected':>9}{'survived':>9}{'lost':>6}{'doubled':>8}{'equal':>6}"
+    rows = [
+        f"{s.name:60}{s.injected:9}{s.survived:9}{s.lost:6}{s.doubled:8}{s.equal:6}"
+        f"{s.intruded:9}{s.honest_ratio:8.2f}"
+        for s in found
+    ]
+    return [
+        f"{head}{'intruded':>9}{'ratio':>8}",
+        *rows,
+        *(f"{s.name}: {why}" for s in found for why in s.why),
+    ]
+
+
+def choose(names: Sequence[str]) -> list[str]:
+    """Return the given or all scenarios. Unknown: no such scenario."""
+    if unknown := [name for name in names if name not in CATALOGUE]:
+        raise Unknown("attack", unknown[0], list(CATALOGUE))
+    return list(names) or list(CATALOGUE)
+
+
+def list_jobs(chosen: Sequence[str], times: int, pairs: int, seed: int) -> list[tuple[str, int]]:
+    """Return the name and seed of every run."""
+    singles = [name for name in chosen for _ in range(times)]
+    names = [*(name for name in CALMS for _ in range(BASELINES)), *singles]
+    names += draw_pairs(pairs, seed)
+    return [(name, zlib.crc32(f"{seed} {name} {at}".encode())) for at, name in enumerate(names)]
+
+
+@click.command("attacks")
+@click.option(
+    "--attack", "names", multiple=True, metavar="NAME", help="only this one; may be repeated"
+)
+@click.option(
+    "--times", type=click.IntRange(min=1), default=10, show_default=True, help="runs of each"
+)
+@click.option(
+    "--pairs", type=click.IntRange(min=0), default=0, show_default=True, help="runs with two"
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="seed of instants and pairs")
+@click.option(
+    "--beside", type=click.IntRange(min=1), default=2, show_default=True, help="concurrent runs"
+)
+@click.option(
+    "--log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="save the results here and resume from them",
+)
+@FORMAT
+def command(
+    names: tuple[str, ...],
+    times: int,
+    pairs: int,
+    seed: int,
+    beside: int,
+    log: Path | None,
+    form: str,
+) -> None:
+    """Attack runs as liars, silent agents and strangers, damage their files and processes, and
+    count what was lost, doubled or admitted.
+    """
+    with report_errors("python -m benchmarks attacks", "coordinator", "interrupted"):
+        jobs, say = list_jobs(choose(names), times, pairs, seed), speaker(form)
+        say(f"seed {seed}, {len(jobs)} runs")
+        results = read_log(log)
+        done = {(one.name, one.outcome.seed) for one in results}
+        left = [job for job in jobs if job not in done]
+        with (
+            tempfile.TemporaryDirectory(
+                prefix="espalier-attacks-", ignore_cleanup_errors=True
+            ) as folder,
+            ProcessPoolExecutor(beside) as pool,
+        ):
+            work = [
+                (name, Path(folder) / str(at), one, "mosquitto")
+                for at, (name, one) in enumerate(left)
+            ]
+            for result in pool.map(run_job, work):
+                results.append(result)
+                if log is not None:
+                    with log.open("ab") as file:
+                        file.write(msgspec.json.encode(result) + b"\n")
+                why = f": {result.outcome.why}" if result.outcome.why else ""
+                say(
+                    f"{len(results):4} of {len(jobs)}  {result.name}, "
+                    f"{result.outcome.seconds:.0f} s{why}"
+                )
+        found = summarise_all([one for one in results if (one.name, one.outcome.seed) in jobs])
+        for line in lines(found):
+            say(line)
+        if form == "json":
+            rows = [asdict(one) for one in found]
+            click.echo(json.dumps({"seed": seed, "runs": len(results), "scenarios": rows}))
+        if any(map(failed, found)):
+            sys.exit(1)
+
+
+def summarise_all(results: Sequence[Result]) -> list[Summary]:
+    """Return the summary of each scenario, compared with undisturbed runs of the same kind."""
+    calm = {
+        name: statistics.median([one.round_s for one in results if one.name == name] or [0.0])
+        for name in CALMS
+    }
+    return [
+        summarise(
+            name,
+            [one for one in results if one.name == name],
+            calm[CALM_TLS if STRANGERS.keys() & set(name.split(" + ")) else CALM],
+        )
+        for name in dict.fromkeys(one.name for one in results)
+    ]

@@ -1,0 +1,257 @@
+"""Strangers at the doors of a coordinator with TLS: floods, guesses, and certificates that are
+missing, foreign, expired, revoked, or another agent's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from types import MappingProxyType
+
+from benchmarks.faults.doors import Doors
+from benchmarks.faults.trial import RUN, Trial
+from edge_agent.access.enrolment import enrol
+from federated.errors import EspalierError, LinkError
+from federated.wire import envelope, messages, topics
+from federated.wire.address import Address
+from federated.wire.enrolment_token import SECRET, Token
+from federated.wire.links.mqtt import MqttLink
+
+__all__ = ["STRANGERS"]
+
+STRANGER = ("127.0.0.2", 0)  # where floods come from
+ROUNDS = 10  # an attack lasts for all of them
+SILENT = 200  # connections that stay silent
+REVOKED_WITHIN = 10.0  # seconds until a revoked agent must be disconnected
+PAUSE = 0.05  # seconds between two guesses
+
+Scenario = Callable[[Trial], None]
+Attack = Callable[[Trial, Doors], int]
+"""One try of an attack: returns how often it achieved what it may not. It is repeated."""
+
+
+def attack(once: Attack, threads: int = 1) -> Scenario:
+    """Return a scenario that repeats an attack beside the run, in threads."""
+
+    def prepare(trial: Trial) -> None:
+        doors = trial.doors = trial.doors or Doors(trial.folder / "pki")
+        trial.rounds = ROUNDS
+        stop = threading.Event()
+
+        def repeat() -> None:
+            while not stop.is_set():
+                # a door that is not open yet, or that closed the connection
+                with contextlib.suppress(OSError, EspalierError):
+                    trial.intruded += once(trial, doors)
+                stop.wait(PAUSE if threads == 1 else 0.0)
+
+        def begin() -> None:
+            running = [threading.Thread(target=repeat, daemon=True) for _ in range(threads)]
+            for thread in running:
+                thread.start()
+                trial.stack.callback(thread.join, 30.0)
+            trial.stack.callback(stop.set)  # called before the joins
+            trial.strike()
+
+        trial.after_begin.append(begin)
+
+    return prepare
+
+
+# ---- floods --------------------------------------------------------------------------------------
+
+
+def connect_bare(port: Callable[[Doors], int]) -> Attack:
+    """Connect and disconnect."""
+
+    def once(trial: Trial, doors: Doors) -> int:
+        socket.create_connection(("127.0.0.1", port(doors)), 3, STRANGER).close()
+        return 0
+
+    return once
+
+
+def connect_tls(port: Callable[[Doors], int]) -> Attack:
+    """Begin a TLS connection, and disconnect."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+
+    def once(trial: Trial, doors: Doors) -> int:
+        with socket.create_connection(("127.0.0.1", port(doors)), 3, STRANGER) as link:
+            context.wrap_socket(link).close()
+        return 0
+
+    return once
+
+
+def stay_silent(port: Callable[[Doors], int]) -> Attack:
+    """Open connections that send nothing, and close them after a while."""
+
+    def once(trial: Trial, doors: Doors) -> int:
+        with contextlib.ExitStack() as stack:
+            for _ in range(SILENT):
+                address = ("127.0.0.1", port(doors))
+                stack.enter_context(socket.create_connection(address, 3, STRANGER))
+            time.sleep(2.0)
+        return 0
+
+    return once
+
+
+def broker_port(doors: Doors) -> int:
+    return doors.port
+
+
+def enrolment_port(doors: Doors) -> int:
+    return doors.enrolment
+
+
+# ---- credentials ---------------------------------------------------------------------------------
+
+
+def may_connect(doors: Doors, certificate: Path | None) -> int:
+    """Return 1 if the broker accepts a client with this certificate."""
+    address = make_address(doors, certificate)
+    try:
+        MqttLink(address, f"stranger-{secrets.token_hex(4)}", timeout=5.0).close()
+    except LinkError:
+        return 0
+    return 1
+
+
+def make_address(doors: Doors, certificate: Path | None) -> Address:
+    return Address(
+        "localhost",
+        doors.port,
+        tls=True,
+        ca=str(doors.authority.ca),
+        cert=None if certificate is None else str(certificate),
+    )
+
+
+def show_nothing(trial: Trial, doors: Doors) -> int:
+    return may_connect(doors, None)
+
+
+def show_foreign(trial: Trial, doors: Doors) -> int:
+    """Show the certificate of another authority, in the name of an agent."""
+    other = Doors(trial.folder / "other" / "pki", doors.port, doors.enrolment)
+    with closing(other):
+        name = f"a{secrets.token_hex(3)}"
+        return may_connect(doors, other.enrol([name])[name][1])
+
+
+def show_expired(trial: Trial, doors: Doors) -> int:
+    name = f"old-{secrets.token_hex(3)}"
+    certificate = doors.enrol([name], timedelta(seconds=1))[name][1]
+    time.sleep(1.5)
+    return may_connect(doors, certificate)
+
+
+def guess_token(trial: Trial, doors: Doors) -> int:
+    """Guess the secret of a token."""
+    token = Token(
+        "a0", "localhost", doors.enrolment, secrets.token_bytes(SECRET), doors.authority.fingerprint
+    )
+    folder = trial.folder / "guesses" / secrets.token_hex(4)
+    folder.mkdir(parents=True)
+    enrol(token, folder)
+    return 1
+
+
+def stay_after_revocation(trial: Trial, doors: Doors) -> int:
+    """Stay connected, connect again, or publish after the certificate was revoked."""
+    name = f"lost-{secrets.token_hex(3)}"
+    certificate = doors.enrol([name])[name][1]
+    link = MqttLink(make_address(doors, certificate), f"{RUN}-{name}", timeout=5.0)
+    doors.authority.revoke(name)
+    until = time.monotonic() + REVOKED_WITHIN
+    try:
+        while time.monotonic() < until:
+            link.publish(topics.say(RUN, name), b"still here")
+            link.receive(0.1)
+    except LinkError:
+        return may_connect(doors, certificate)
+    finally:
+        link.close()
+    return 1
+
+
+def speak_for_another(trial: Trial, doors: Doors) -> int:
+    """Publish as another agent, as the coordinator, and to the broker's own control."""
+    name = f"mimic-{secrets.token_hex(3)}"
+    certificate = doors.enrol([name])[name][1]
+    mark = secrets.token_hex(8)
+    gone = envelope.encode(messages.Status("a0", mark, False))
+    topics_of_others = {
+        topics.status(RUN, "a0"): gone,
+        topics.say(RUN, "a0"): mark.encode(),
+        topics.run(RUN): envelope.encode(messages.Goodbye(mark), 1 << 60),
+        topics.command(RUN, "a1"): envelope.encode(messages.Goodbye(mark), 1 << 60),
+        topics.dynamic_security(): mark.encode(),
+    }
+    with closing(
+        MqttLink(make_address(doors, doors.authority.coordinator), f"listener-{mark}")
+    ) as listener:
+        listener.subscribe(topics.all_topics())
+        for topic, payload in topics_of_others.items():
+            with contextlib.suppress(LinkError):
+                link = MqttLink(make_address(doors, certificate), f"{RUN}-{name}", timeout=5.0)
+                with closing(link):
+                    link.publish(topic, payload)
+                    link.flush(2.0)
+        heard, until = 0, time.monotonic() + 1.0
+        while time.monotonic() < until:
+            delivery = listener.receive(0.1)
+            heard += delivery is not None and mark.encode() in delivery.payload
+        return heard
+
+
+def listen_to_all(trial: Trial, doors: Doors) -> int:
+    """Subscribe to what other agents send and receive."""
+    name = f"ear-{secrets.token_hex(3)}"
+    certificate = doors.enrol([name])[name][1]
+    heard = 0
+    for pattern in (topics.all_topics(), topics.all_commands(), "fl/v1/+/agent/#"):
+        link = MqttLink(make_address(doors, certificate), f"{RUN}-{name}", timeout=5.0)
+        with closing(link), contextlib.suppress(LinkError):
+            link.subscribe(pattern)
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                delivery = link.receive(0.1)
+                where = topics.parse(delivery.topic) if delivery is not None else None
+                heard += where is not None and where.agent not in (None, name)
+    return heard
+
+
+def behind_tls(trial: Trial) -> None:
+    """No attack: a run with TLS, to compare with."""
+    trial.doors = trial.doors or Doors(trial.folder / "pki")
+    trial.rounds = ROUNDS
+    trial.after_begin.append(trial.strike)
+
+
+STRANGERS: Mapping[str, Scenario] = MappingProxyType(
+    {
+        "flood of the enrolment port": attack(connect_bare(enrolment_port), 4),
+        "flood of the enrolment port, TLS": attack(connect_tls(enrolment_port), 2),
+        "silence at the enrolment port": attack(stay_silent(enrolment_port)),
+        "flood of the broker": attack(connect_bare(broker_port), 2),
+        "silence at the broker": attack(stay_silent(broker_port)),
+        "no certificate": attack(show_nothing),
+        "certificate of another authority": attack(show_foreign),
+        "expired certificate": attack(show_expired),
+        "guessed tokens": attack(guess_token),
+        "revoked agent": attack(stay_after_revocation),
+        "speaks for another": attack(speak_for_another),
+        "listens to others": attack(listen_to_all),
+    }
+)
