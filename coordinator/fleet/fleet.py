@@ -16,6 +16,7 @@ from coordinator.access.broker_access import BrokerAccess
 from coordinator.assign.eligibility import Eligibility
 from coordinator.fleet.driver import Driver
 from coordinator.fleet.endpoint import Endpoint
+from coordinator.fleet.flood_guard import FloodGuard
 from coordinator.fleet.inbox import SPOILT, Inbox
 from coordinator.fleet.run_clock import RunClock
 from coordinator.observe.events import FleetChanged, LoopTurned, Publish, Rejected
@@ -85,6 +86,7 @@ class Fleet:
         self._eligibility: Eligibility | None = None
         self._barred: frozenset[str] = frozenset()
         self._ticked = self._filled = -math.inf
+        self._guard = FloodGuard()
         self._leading = False  # whether this process has begun a phase
         self._republish_at = math.inf
         # deliveries that arrived before a tick was due, and are handled before it
@@ -241,7 +243,10 @@ class Fleet:
             return
         if where is None or not where.agent or not delivery.payload or where.agent in self._barred:
             return
-        message, name, now = envelope.decode(delivery.payload), where.agent, self.clock()
+        name, now = where.agent, self.clock()
+        if not self._is_admitted(where, name, now):
+            return
+        message = envelope.decode(delivery.payload)
         if (claimed := getattr(message, "agent", name)) != name:
             raise Refused(f"a message of '{claimed}' arrived on a topic of '{name}'")
         match message:
@@ -269,6 +274,8 @@ class Fleet:
                     )
                 )
             case messages.Offer() as offer:
+                if self._find_task(name, offer) is None:
+                    self._count_useless(name, delivery.topic, "offers that nobody asked for")
                 self.driver.handle(on.UpdateOffered(now, name, offer))
             case messages.Chunk() as chunk:
                 self._store(name, chunk)
@@ -305,6 +312,26 @@ class Fleet:
         if self._republish_at == math.inf:
             self.endpoint.publish(self.run)
 
+    def _is_admitted(self, where: topics.Place, name: str, now: float) -> bool:
+        """Return whether to decode a message of an agent."""
+        match where.kind:
+            case "chunk":
+                return self.inbox.key_of(name, where.transfer or "") is not None
+            case "hb":
+                return self._guard.admit_beat(name, now)
+            case _:
+                return self._guard.admit(name, now)
+
+    def _count_useless(self, name: str, topic: str, what: str) -> None:
+        """Count a message that is invalid or unrequested, and tell when too many came."""
+        if self._guard.count_useless(name, self.clock()):
+            reason = f"too many {what}: dropping further messages of '{name}'"
+            self.publish(Rejected("flood", topic, reason, name, topic=topic))
+
+    def _find_task(self, name: str, offer: messages.Offer) -> TaskState | None:
+        key = Key(name, offer.submodel, offer.round, offer.work)
+        return find_task(self.round, key, offer.attempt)
+
     def _check_eligibility(self, name: str, profile: Profile) -> on.ProfileCame:
         rules = self._eligibility
         refusal, exclusion = (
@@ -323,8 +350,10 @@ class Fleet:
                 self.driver.handle(on.ChunkCame(self.clock(), key))
             return
         offer, path = finished
-        key = Key(name, offer.submodel, offer.round, offer.work)
-        state = find_task(self.round, key, offer.attempt)
+        key, state = (
+            Key(name, offer.submodel, offer.round, offer.work),
+            self._find_task(name, offer),
+        )
         if state is None or not state.open:
             if path is not None:
                 path.unlink(missing_ok=True)
@@ -366,4 +395,5 @@ class Fleet:
         kind = {ProtocolMismatch: "protocol", Malformed: "malformed"}.get(type(error), "message")
         self.publish(Rejected(kind, topic, str(error), name, topic=topic))
         if name:
+            self._count_useless(name, topic, "invalid messages")
             self.endpoint.tell(name, messages.Refusal(str(error), topic))

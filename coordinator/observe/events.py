@@ -219,8 +219,8 @@ class TaskFailed:
 class Rejected:
     """A message or an update was rejected.
 
-    kind: protocol, malformed, message, unasked, size, update, or answered (a second update for a
-        task).
+    kind: protocol, malformed, message, unasked, size, update, flood, or answered (a second update
+        for a task).
     source: the agent, or the topic of a message without an agent.
     reason: in words.
     agent: the agent's name; None if the topic has none.

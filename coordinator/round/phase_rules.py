@@ -16,12 +16,13 @@ from coordinator.round.round import (
     Agent,
     Phase,
     Round,
+    Wasted,
     phase_tasks,
     put_task,
     tasks_of,
 )
 from coordinator.round.round_actions import Abort, Action, Fold, Prepare, Relieve, Snapshot
-from coordinator.round.task_state import Spare
+from coordinator.round.task_state import Spare, TaskState
 from federated.task import Work
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "MIN_LEASE",
     "SLACK",
     "compute_lease",
+    "count_wasted",
     "expected_seconds",
     "proceed",
     "typical_seconds",
@@ -101,6 +103,21 @@ def compute_lease(r: Round, agent: Agent, work: Work, seconds: float) -> float:
     return (1 << min(wasted, MAX_DOUBLINGS)) * max(
         least, SLACK * min(expected_seconds(agent, work, seconds), cap)
     )
+
+
+def count_wasted(r: Round, state: TaskState) -> Round:
+    """Count a wasted lease of an agent that was online and delivered nothing of this kind of work
+    in the phase, at most once per phase. It sits out the next rounds (see `Wasted`).
+    """
+    agent, work, number = r.agents[state.task.agent], state.task.work, r.current_phase.round
+    before = agent.wasted.get(work, Wasted(0, 0))
+    delivered = any(
+        r.tasks[key].came for key in agent.tasks if key.work == work and r.tasks[key].place >= 0
+    )
+    if state.lost >= 0 or delivered or (before.leases and before.round == number):
+        return r
+    wasted = {**agent.wasted, work: Wasted(before.leases + 1, number)}
+    return replace(r, agents=r.agents.set(agent.name, replace(agent, wasted=wasted)))
 
 
 # ---- replacement ---------------------------------------------------------------------------------
@@ -201,6 +218,10 @@ def settle(r: Round, out: list[Action]) -> Round:
             if outcome == "stale"
             else f"round {state.task.round} is closed"
         )
+        if phase.closing == "deadline" and outcome == "late" and r.rules.leases:
+            # a lease may be longer than the configured deadline, and a silent agent must not
+            # hold every round until it
+            r = count_wasted(r, state)
         out.append(Abort(state.task, reason))
         r = put_task(r, replace(state, stage="done", outcome=outcome))
     if phase.work == "train":

@@ -18,8 +18,8 @@ from coordinator.round import agent_handlers as agents
 from coordinator.round import phase_handlers as phases
 from coordinator.round import round_events as on
 from coordinator.round import update_handlers as updates
-from coordinator.round.phase_rules import proceed
-from coordinator.round.round import Round, Wasted, put_task
+from coordinator.round.phase_rules import count_wasted, proceed
+from coordinator.round.round import Round, put_task
 from coordinator.round.round_actions import Action, Report
 from coordinator.round.task_state import TaskState
 from federated.task import Key
@@ -77,21 +77,6 @@ def expire_lease(r: Round, state: TaskState, out: list[Action]) -> Round:
     """Mark a task as late."""
     out.append(Report(LeaseExpired(state.task.agent, r.now - state.asked)))
     return put_task(count_wasted(r, state), replace(state, late=True))
-
-
-def count_wasted(r: Round, state: TaskState) -> Round:
-    """Count a wasted lease of an agent that was online and delivered nothing of this kind of work
-    in the phase, at most once per phase.
-    """
-    agent, work, number = r.agents[state.task.agent], state.task.work, r.current_phase.round
-    before = agent.wasted.get(work, Wasted(0, 0))
-    delivered = any(
-        r.tasks[key].came for key in agent.tasks if key.work == work and r.tasks[key].place >= 0
-    )
-    if state.lost >= 0 or delivered or (before.leases and before.round == number):
-        return r
-    wasted = {**agent.wasted, work: Wasted(before.leases + 1, number)}
-    return agents.put_agent(r, replace(agent, wasted=wasted))
 
 
 Handler = Callable[[Round, Any, list[Action]], Round]

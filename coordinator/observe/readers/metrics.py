@@ -32,7 +32,7 @@ Family = TypeVar("Family", "CounterMetricFamily", "GaugeMetricFamily")
 __all__ = ["REFUSALS", "STAGES", "MetricsServer", "RunMeter", "count_metrics"]
 
 STAGES = ("fold", "snapshot", "finish", "evaluate", "save")
-REFUSALS = ("joining", "protocol", "malformed", "message", "unasked", "size", "update")
+REFUSALS = ("joining", "protocol", "malformed", "message", "unasked", "size", "update", "flood")
 OUTCOMES = tuple(word for word in TASKS if word not in ("open", "lost", "received"))
 # histogram buckets in seconds: computations of the coordinator
 SHORT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)

@@ -42,6 +42,7 @@ SHUT = 3
 # seconds that a full queue stops the network (less than half the keep-alive) before a delivery is
 # dropped
 HOLD = 20.0
+DROPS_LOGGED = 10.0  # seconds between warnings about dropped deliveries
 PATIENCE = 120.0  # seconds that `publish` waits for room in a full queue
 ANSWER = 2.0  # seconds that a repeated subscription waits for the broker's answer
 FAREWELL = 5.0  # seconds that `close` waits for acknowledgements
@@ -89,6 +90,8 @@ class MqttLink:
         self._fatal, self._closed, self._greeted, self._up = "", False, False, False
         self._strikes, self._shorts, self._acks, self._since = 0, 0, 0, time.monotonic()
         self._taken = -math.inf  # when another client of this name took over last
+        self._blocked = False  # whether `publish` waits for room
+        self._dropped, self._logged = 0, -math.inf  # deliveries without room; when it was logged
         self._shut = 0  # disconnections in a row without a successful connection
         handlers = Handlers(
             self._on_connect,
@@ -126,8 +129,12 @@ class MqttLink:
                         f"{self.address}: the broker acknowledged nothing for "
                         f"{PATIENCE:.0f} s; {topic} was not sent"
                     )
+                # the network's thread must not wait for the caller meanwhile: it would read no
+                # acknowledgement
+                self._blocked = True
                 self._acknowledged.wait(0.05)
                 self._check()
+            self._blocked = False
             self.sent_bytes += len(topic) + len(data)
             if qos > 0:
                 self._in_flight = [one for one in self._in_flight if not one[0].is_published()]
@@ -328,14 +335,18 @@ class MqttLink:
         topic = message.topic  # decoded at each access
         self.received_bytes += len(topic) + len(message.payload)
         if self._is_subscribed(topic) and not self._deliveries.put(
-            Delivery(topic, bytes(message.payload), message.retain), HOLD
+            Delivery(topic, bytes(message.payload), message.retain), 0.0 if self._blocked else HOLD
         ):
+            self._count_dropped(topic)
+
+    def _count_dropped(self, topic: str) -> None:
+        """Count a delivery that found no room, and log at most one in ten seconds."""
+        self._dropped += 1
+        if time.monotonic() - self._logged > DROPS_LOGGED:
             log.warning(
-                "dropped a delivery of %d bytes on %s: the queue was full for %.0f s",
-                len(message.payload),
-                topic,
-                HOLD,
+                "dropped %d deliveries, the last on %s: the queue is full", self._dropped, topic
             )
+            self._logged, self._dropped = time.monotonic(), 0
 
     def _is_subscribed(self, topic: str) -> bool:
         """Return whether a subscription covers a topic. A broker may deliver others: of an earlier

@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.fleet import driver
 from coordinator.fleet.fleet import Fleet, Intake
+from coordinator.observe.events import Event, Rejected
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal
 from federated.wire import messages, topics
@@ -86,3 +87,41 @@ def test_unrequested_offers_and_failures_are_not_recorded(
     listen(fleet)
     assert journal.records == before
     journal.close()
+
+
+def test_an_agent_that_sends_too_many_invalid_messages_is_ignored_for_a_while(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock
+) -> None:
+    found: list[Event] = []
+    fleet = Fleet(
+        MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, publish=found.append
+    )
+    fleet.endpoint.announce()
+    peers = {name: Peer(memory, name) for name in "ab"}
+    listen(fleet)
+    for _ in range(2000):
+        peers["a"].link.publish(topics.say("r", "a"), b"noise")
+        fleet.turn(0)
+    rejected = [event for event in found if isinstance(event, Rejected)]
+    assert len(rejected) < 600
+    assert [event.agent for event in rejected if event.kind == "flood"] == ["a"]
+    peers["b"].say(messages.Status("b", "s1", True, "on battery"), topics.status("r", "b"))
+    peers["a"].say(messages.Status("a", "s1", True, "on battery"), topics.status("r", "a"))
+    listen(fleet)
+    assert (fleet.agents["a"].paused, fleet.agents["b"].paused) == ("", "on battery")
+    clock.now += 10.0
+    peers["a"].say(messages.Status("a", "s1", True, "on battery"), topics.status("r", "a"))
+    listen(fleet)
+    assert fleet.agents["a"].paused == "on battery"
+
+
+def test_chunks_that_nobody_asked_for_are_not_decoded(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
+    fleet.endpoint.announce()
+    peer = Peer(memory, "a")
+    listen(fleet)
+    monkeypatch.setattr("federated.wire.envelope.decode", lambda payload: pytest.fail("decoded"))
+    peer.link.publish(topics.chunk(topics.upload("r", "a", "t"), 0), b"noise")
+    listen(fleet)

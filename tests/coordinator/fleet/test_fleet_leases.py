@@ -119,3 +119,20 @@ def test_two_replacements_selected_together_can_both_deliver(
     collect(fleet, [task("a"), task("b")], folding, wanted=2, spares=(Spare("c"), Spare("d")))
     assert folding.asked == ["c", "d"]
     assert sorted(update.agent for update in folding.updates) == ["c", "d"]
+
+
+def test_an_agent_that_is_silent_until_a_deadline_sits_out_the_next_round(
+    fleet: Fleet, memory: MemoryBroker, clock: Clock
+) -> None:
+    """Its lease may be longer than the configured deadline."""
+    peers = {name: Peer(memory, name) for name in "ab"}
+    listen(fleet)
+
+    def wait() -> None:
+        peers["b"].beat("train")
+        clock.now += 6.0
+
+    run_turns(fleet, [lambda: peers["a"].send(task("a"), weights()), wait])
+    assert len(collect(fleet, [task(name) for name in "ab"], limit=5.0)) == 1
+    assert [agent.name for agent in fleet.candidates("train", 2)] == ["a"]
+    assert [agent.name for agent in fleet.candidates("train", 3)] == ["a", "b"]

@@ -1,0 +1,62 @@
+"""Limits of what a single agent can make the coordinator do: messages beyond them are dropped
+before they are decoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["FloodGuard"]
+
+# heartbeats per second and agent, and how many may come at once. Others follow a dropped one.
+BEATS, BEATS_AT_ONCE = 20.0, 200.0
+# messages per second and agent that are invalid or unrequested, and how many may come at once.
+# Agents send such messages after a restart or a lost answer, some for each task.
+USELESS, USELESS_AT_ONCE = 50.0, 500.0
+
+
+@dataclass
+class Bucket:
+    """Tokens that refill with time.
+
+    tokens: now available
+    filled: time of the last refill, in the coordinator's seconds
+    """
+
+    tokens: float
+    filled: float
+
+    def refill(self, now: float, rate: float, most: float) -> None:
+        self.tokens = min(most, self.tokens + rate * max(0.0, now - self.filled))
+        self.filled = now
+
+
+@dataclass
+class FloodGuard:
+    """Counts the heartbeats and the useless messages of each agent."""
+
+    _beats: dict[str, Bucket] = field(default_factory=dict)
+    _useless: dict[str, Bucket] = field(default_factory=dict)
+
+    def admit_beat(self, agent: str, now: float) -> bool:
+        """Return whether to handle a heartbeat."""
+        bucket = self._beats.setdefault(agent, Bucket(BEATS_AT_ONCE, now))
+        bucket.refill(now, BEATS, BEATS_AT_ONCE)
+        if bucket.tokens < 1.0:
+            return False
+        bucket.tokens -= 1.0
+        return True
+
+    def admit(self, agent: str, now: float) -> bool:
+        """Return whether to handle another message: False after too many useless ones."""
+        bucket = self._useless.get(agent)
+        if bucket is None:
+            return True
+        bucket.refill(now, USELESS, USELESS_AT_ONCE)
+        return bucket.tokens >= 1.0
+
+    def count_useless(self, agent: str, now: float) -> bool:
+        """Count a useless message. Return whether further messages are dropped from now on."""
+        bucket = self._useless.setdefault(agent, Bucket(USELESS_AT_ONCE, now))
+        bucket.tokens -= 1.0
+        return 0.0 <= bucket.tokens < 1.0
