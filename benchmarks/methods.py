@@ -127,8 +127,10 @@ def line(one: Result) -> str:
 )
 @FORMAT
 def command(only: str | None, settings: tuple[str, ...], form: str) -> None:
-    """Run benchmarks/experiments/methods.toml with every method. Print the accuracy of the largest,
-    worst and mean submodel, before and after local training.
+    """Compare all methods in one experiment.
+
+    Run benchmarks/experiments/methods.toml with every method. Print the accuracy of the largest
+    submodel, of the worst one and on average, before and after local training.
     """
     with (
         report_errors("python -m benchmarks methods", "simulate", "interrupted"),
@@ -137,9 +139,11 @@ def command(only: str | None, settings: tuple[str, ...], form: str) -> None:
         names = sorted(METHODS) if only is None else only.split(",")
         for name in names:
             method(name)
+        given = [*map(parse_setting, settings)]
+        load(EXPERIMENT, os.environ, given)  # reports invalid settings once, not for each method
         say, found = speaker(form), list[Result]()
         say(lines([])[0])
-        for one in compare(names, [*map(parse_setting, settings)], Path(folder)):
+        for one in compare(names, given, Path(folder)):
             found.append(one)
             say(line(one))
         if form == "json":

@@ -24,7 +24,7 @@ import torch
 from benchmarks.schedules.faults import Fault, Schedule, draw
 from benchmarks.schedules.planted import DEFECTS
 from benchmarks.schedules.trial import REPLACED, Outcome, run_schedule
-from federated.errors import Unknown
+from federated.errors import ConfigError, Unknown
 from federated.runtime.console import FORMAT, Say, report_errors, speaker
 
 __all__ = ["Summary", "command", "follow", "shrink"]
@@ -147,17 +147,22 @@ def follow(seed: int) -> Outcome:
 
 
 def read_log(log: Path | None) -> Summary:
-    """Return the summary of an earlier call with the same seed."""
+    """Return the summary of an earlier call with the same seed. Raises ConfigError."""
     if log is None or not log.exists():
         return Summary()
-    data = json.loads(log.read_text())
-    return Summary(
-        **{
-            **data,
-            "faults": Counter(data["faults"]),
-            "failed": {int(seed): why for seed, why in data["failed"].items()},
-        }
-    )
+    try:
+        data = json.loads(log.read_text())
+        return Summary(
+            **{
+                **data,
+                "faults": Counter(data["faults"]),
+                "failed": {int(seed): why for seed, why in data["failed"].items()},
+            }
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"--log {log}: expected a file that this benchmark wrote: {error}; choose another file"
+        ) from error
 
 
 @dataclass
@@ -246,25 +251,27 @@ def group(jobs: Iterator[Job], count: int) -> Iterator[list[Job]]:
     type=click.IntRange(min=0),
     help="seed of the first schedule, counted up for the next  [default: random and printed]",
 )
-@click.option("--planted", is_flag=True, help="try each planted defect until a schedule finds it")
+@click.option(
+    "--planted", is_flag=True, help="inject each known defect, and run schedules until one finds it"
+)
 @click.option(
     "--defect",
     "names",
     multiple=True,
     metavar="NAME",
-    help="try only this planted defect; may be repeated",
+    help="inject only this defect; may be repeated",
 )
 @click.option(
     "--replay",
     type=click.IntRange(min=0),
     metavar="SEED",
-    help="print one schedule event by event",
+    help="run one schedule, and print its events",
 )
 @click.option(
     "--log",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="save the counts here and resume from them",
+    help="save the counts in this file, and resume from it",
 )
 @click.option(
     "--beside", type=click.IntRange(min=1), default=2, show_default=True, help="number of processes"
@@ -280,8 +287,10 @@ def command(
     beside: int,
     form: str,
 ) -> None:
-    """Run whole fleets in virtual time with faults drawn from a seed, and check that nothing is
-    lost, doubled, unequal or stalled.
+    """Simulate fleets with random faults.
+
+    Time is virtual, and a seed draws the faults. Check that no update is lost or counted twice,
+    that a restart restores the same state, and that no run stalls.
     """
     with report_errors("python -m benchmarks schedules", "coordinator", "interrupted"):
         if replay is not None:
@@ -289,7 +298,7 @@ def command(
             click.echo(f"seed {replay}: {outcome.wrong or 'no failure'}")
             sys.exit(bool(outcome.wrong))
         if unknown := [name for name in names if name not in DEFECTS]:
-            raise Unknown("defect", unknown[0], DEFECTS)
+            raise Unknown("defect", unknown[0], filter(None, DEFECTS))
         say = speaker(form)
         first = secrets.randbelow(2**31) if seed is None else seed
         say(

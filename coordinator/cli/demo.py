@@ -18,7 +18,9 @@ __all__ = ["demo"]
     "--seed", type=int, default=0, show_default=True, help="seed of data, networks and training"
 )
 @click.option(
-    "--rounds", type=int, default=0, help="number of rounds  [default: as many as the demo needs]"
+    "--rounds",
+    type=click.IntRange(min=1),
+    help="number of rounds  [default: as many as the demo needs]",
 )
 @click.option(
     "--no-limits", is_flag=True, help="do not limit the four agents, to compare their submodels"
@@ -38,7 +40,7 @@ __all__ = ["demo"]
 )
 @FORMAT
 def demo(
-    seed: int, rounds: int, no_limits: bool, broker_kind: str, keep: Path | None, form: str
+    seed: int, rounds: int | None, no_limits: bool, broker_kind: str, keep: Path | None, form: str
 ) -> None:
     """Train on four simulated devices, and infer on a fifth.
 
@@ -50,7 +52,7 @@ def demo(
 
         result = run_demo(
             seed=seed,
-            rounds=rounds,
+            rounds=rounds or 0,
             limited=not no_limits,
             kind=broker_kind,
             keep=keep,

@@ -25,7 +25,7 @@ import numpy as np
 
 from coordinator.broker import local as brokers
 from federated.data import catalogue as data
-from federated.errors import EspalierError, FleetError, MissingExtra
+from federated.errors import ConfigError, EspalierError, FleetError, MissingExtra
 from federated.runtime.console import Say
 
 __all__ = ["DEVICES", "Device", "run_demo"]
@@ -80,7 +80,10 @@ def run_demo(
             if keep is not None
             else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-demo-")))
         )
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--keep {keep}: cannot be created: {error.strerror}") from error
         broker = stack.enter_context(brokers.start("127.0.0.1", 0, kind, folder / "broker"))
         say(f"broker: {broker.name} at {broker.address}")
         names = (f"{d.name} ({d.cpus:g} cpus, {d.memory})" if limited else d.name for d in DEVICES)

@@ -59,7 +59,7 @@ STORE = click.option(
 )
 WAIT_FOR_RELEASE = click.option(
     "--wait",
-    type=float,
+    type=click.FloatRange(min=0),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

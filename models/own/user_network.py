@@ -31,10 +31,12 @@ The last `nn.Linear` holds the classes if it has as many outputs as there are cl
 
 from __future__ import annotations
 
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -111,11 +113,13 @@ def call_function(submodel: Submodel) -> nn.Module:
     except RuntimeError as error:
         # the meta device's error: its tensors have shapes but no values
         if "meta tensor" not in str(error):
-            raise
+            raise describe_failure(name, error) from error
         raise ValueError(
             f"model '{name}' computes its sizes with tensors; expected plain numbers "
             f"({first_line(error)})"
         ) from error
+    except Exception as error:  # whatever the user's function raises
+        raise describe_failure(name, error) from error
     if not isinstance(net, nn.Module):
         raise ValueError(f"model '{name}' returned a {type(net).__name__}; expected an nn.Module")
     if odd := [
@@ -128,6 +132,17 @@ def call_function(submodel: Submodel) -> nn.Module:
             "not support; set track_running_stats=False"
         )
     return net
+
+
+def describe_failure(name: str, error: Exception) -> ValueError:
+    """Describe an error that a user's function raised, with the line that raised it. The message
+    names no folder, since it may leave the device.
+    """
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return ValueError(
+        f"model '{name}' failed at {Path(place.filename).name}, line {place.lineno}: "
+        f"{type(error).__name__}: {first_line(error)}"
+    )
 
 
 @lru_cache(maxsize=64)
