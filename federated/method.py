@@ -49,11 +49,11 @@ PREPARING = Lock()
 
 LAWS: Mapping[str, str] = MappingProxyType(
     {
-        "alone": "a coordinate that only one agent holds takes that agent's value",
-        "fedavg": "if all agents hold the whole network, they combine as in FedAvg",
+        "alone": "a weight that only one agent holds takes that agent's value",
+        "fedavg": "if all agents train the whole network, the result is that of FedAvg",
         "identity": "weights that are sent back untrained change nothing",
         "order": "the order of the agents affects only rounding",
-        "uncovered": "coordinates that no agent holds stay the same bit for bit",
+        "uncovered": "weights that no agent holds stay the same bit for bit",
     }
 )
 """Properties of the combination of updates under every method, except those that a method lists in

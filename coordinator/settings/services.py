@@ -35,13 +35,13 @@ class Broker(Record, frozen=True):
     passwords: Annotated[
         str | None,
         Meta(
-            description="Mosquitto password file of the started broker; required beyond "
-            "loopback, unless tls is true."
+            description="Mosquitto password file of the started broker; required if other machines "
+            "can connect and tls is false."
         ),
     ] = None
     kind: Annotated[
         Literal["auto", "mosquitto", "embedded"],
-        Meta(description="auto: mosquitto if it is installed, else the embedded broker."),
+        Meta(description="Broker to start. auto: mosquitto if it is installed, else embedded."),
     ] = "auto"
     tls: Annotated[
         bool, Meta(description="Allow only enrolled devices, which connect with certificates.")
@@ -54,14 +54,14 @@ class Broker(Record, frozen=True):
         tuple[str, ...],
         Meta(description="Additional names and addresses of this machine for devices."),
     ] = ()
-    enrol: Annotated[Port, Meta(description="Port where devices enroll.")] = ENROLMENT_PORT
+    enrol: Annotated[Port, Meta(description="Port on which devices enrol.")] = ENROLMENT_PORT
 
 
 class Log(Record, frozen=True):
     """The program's log. Each run also keeps its events in its own folder."""
 
     format: Annotated[
-        Literal["text", "json"], Meta(description="json: one object per line, with fields.")
+        Literal["text", "json"], Meta(description="Format of the log. json: one object per line.")
     ] = "text"
     file: Annotated[
         str, Meta(description="Also log to this file, rotated at 8 MB; empty: no file.")
@@ -69,7 +69,7 @@ class Log(Record, frozen=True):
 
 
 class Metrics(Record, frozen=True):
-    """Metrics for Prometheus. Beyond loopback, all of these settings are required."""
+    """Metrics for Prometheus. If other machines can connect, all of these settings are required."""
 
     listen: Annotated[
         str, Meta(description="Address of the metrics server, as HOST:PORT; empty: no server.")

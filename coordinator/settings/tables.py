@@ -98,8 +98,8 @@ class Simulate(Record, frozen=True):
     delays: Annotated[
         tuple[NotNegative, ...],
         Meta(
-            description="Minimum seconds of a training for equal groups of devices, in order; "
-            "empty: no delay."
+            description="Minimum duration of a training in seconds, for equal groups of devices in "
+            "order; empty: no minimum."
         ),
     ] = ()
     seeds: Annotated[
@@ -107,7 +107,7 @@ class Simulate(Record, frozen=True):
         Meta(description="Seeds of the runs, one run each; empty: one run with `seed`."),
     ] = ()
     device: Annotated[
-        Literal["cpu", "cuda"], Meta(description="Device that trains for the simulated devices.")
+        Literal["cpu", "cuda"], Meta(description="Processor that trains for the simulated devices.")
     ] = "cpu"
     trainer: Annotated[
         str,
@@ -125,8 +125,8 @@ class Simulate(Record, frozen=True):
         Meta(
             ge=0,
             le=1,
-            description="Accuracy of the largest submodel up to which multiply-adds are counted; "
-            "the run continues beyond it. 0: target_accuracy.",
+            description="Count multiply-adds until the largest submodel reaches this accuracy; "
+            "the run continues. 0: target_accuracy.",
         ),
     ] = 0.0
 
@@ -166,21 +166,22 @@ class Fleet(Record, frozen=True):
         Meta(
             ge=0,
             le=10,
-            description="Extra agents to ask in case some fail, as a fraction of those needed.",
+            description="Additional agents that train in case some fail, as a fraction of those "
+            "needed.",
         ),
     ] = 0.0
     late: Annotated[
         Literal["drop", "take"],
         Meta(
             description="What happens to an update of a closed round. drop: it is discarded. take: "
-            "it is folded into a later round, weighted by its age."
+            "it is added to a later round, weighted by its age."
         ),
     ] = "drop"
     mode: Annotated[
         Literal["sync", "buffered"],
         Meta(
-            description="sync: a round waits for its agents. buffered: agents train at their own "
-            "pace, and a fixed number of updates closes a round."
+            description="When a round closes. sync: when its agents have answered. buffered: after "
+            "a fixed number of updates; agents train without waiting for each other."
         ),
     ] = "sync"
     buffer: Annotated[
@@ -202,13 +203,18 @@ class Assign(Record, frozen=True):
     submodels: Annotated[
         dict[str, str],
         Meta(
-            description="Agent -> submodel, regardless of measurements. Names may be patterns with "
-            "*, ? and [0-4]; the first match counts."
+            description='Submodels of named agents, such as {"pi-*" = "w0.5-d4.4.4"}; '
+            "they override the assignment by measurements. Names may be patterns with *, ? and "
+            "[0-4]; the first match counts."
         ),
     ] = field(default_factory=dict)
     slack: Annotated[
         float,
-        Meta(ge=1, description="Maximum time of a device, as a multiple of the fleet's pace."),
+        Meta(
+            ge=1,
+            description="Maximum time of a device, as a multiple of "
+            "the time that the fastest device needs for the largest submodel.",
+        ),
     ] = 1.15
     memory: Annotated[
         Fraction, Meta(description="Fraction of a device's measured memory that training may use.")
@@ -221,9 +227,9 @@ class Robust(Record, frozen=True):
     bound: Annotated[
         NotNegative,
         Meta(
-            description="Reject an update whose norm exceeds this multiple of the median of "
-            "earlier rounds (the larger of its submodel's and all submodels'); 0: no bound. Stay "
-            "far above 1: the updates of a device grow when its data change."
+            description="Reject an update whose norm exceeds this multiple of the median norm in "
+            "earlier rounds: of its submodel or of all submodels, whichever is larger. 0: no "
+            "bound. Use a value far above 1, since updates grow when the data of a device change."
         ),
     ] = 100.0
     rule: Annotated[
@@ -239,7 +245,7 @@ class Robust(Record, frozen=True):
     clip: Annotated[
         NotNegative,
         Meta(
-            description="Norm to which the rule `clip` limits an update; 0: the median of its "
+            description="Norm to which the rule `clip` limits an update; 0: the median norm of its "
             "submodel in earlier rounds."
         ),
     ] = 0.0
@@ -256,11 +262,14 @@ class Private(Record, frozen=True):
     ] = 0.0
     clip: Annotated[NotNegative, Meta(description="L2 norm to which each update is clipped.")] = 0.0
     delta: Annotated[
-        float, Meta(gt=0, lt=1, description="The delta for which epsilon is computed.")
+        float, Meta(gt=0, lt=1, description="Delta for which epsilon is computed.")
     ] = 1e-5
     epsilon: Annotated[
         NotNegative,
-        Meta(description="Stop before the round that would exceed this; 0: only report epsilon."),
+        Meta(
+            description="Stop before a round that would exceed this epsilon; 0: only report "
+            "epsilon."
+        ),
     ] = 0.0
     uncovered: Annotated[
         tuple[Literal["moments", "scores", "statistics"], ...],
@@ -279,7 +288,7 @@ class Evaluate(Record, frozen=True):
     ] = 5
     between: Annotated[
         bool,
-        Meta(description="Evaluate the submodels in use and the largest in all other rounds, too."),
+        Meta(description="In all other rounds, evaluate the largest submodel and those in use."),
     ] = True
     devices: Annotated[bool, Meta(description="Evaluate on the devices' held-out data.")] = True
     local: Annotated[
@@ -334,8 +343,8 @@ class Observe(Record, frozen=True):
     readers: Annotated[
         tuple[str, ...],
         Meta(
-            description="csv, tensorboard, mlflow, a reader of an installed package, or "
-            "module:function for your own."
+            description="Names of readers: csv, tensorboard, mlflow, one of an installed package, "
+            "or module:function for your own."
         ),
     ] = ()
 
@@ -345,12 +354,13 @@ class Journal(Record, frozen=True):
 
     every: Annotated[
         Natural,
-        Meta(description="Updates between two snapshots of the sums; 0: no snapshots."),
+        Meta(description="Updates between two snapshots of the aggregate; 0: no snapshots."),
     ] = 32
     waiting: Annotated[
         Natural,
         Meta(
-            description="Updates that may wait to be folded in order of agent names, so that a run "
-            "is reproducible bit for bit; further ones are folded as they arrive. 0: no limit."
+            description="Maximum number of waiting updates. Updates wait so that they are added in "
+            "order of agent names, which makes a run reproducible bit for bit; if more wait, they "
+            "are added as they arrive. 0: no limit."
         ),
     ] = 256

@@ -60,7 +60,10 @@ TRAINING = {  # the authors' values for CIFAR-100
     "momentum": 0.0,
     "decay": 1e-3,
 }
-MEMORY = "FedDyn's h never forgets late updates, noise or attacks"
+MEMORY = (
+    "FedDyn accumulates all updates in its state h, so late updates, noise and attacks affect all "
+    "later rounds"
+)
 
 
 FEDDYN = "FedDyn corrects the mean by all updates so far"
@@ -198,9 +201,11 @@ def choices() -> dict[str, Setting]:
             "coordinator, fedavg does not",
             ("feddyn", "fedavg"),
         ),
-        "alpha": Setting(0.1, "pull of feddyn towards the received weights", least=0),
+        "alpha": Setting(
+            0.1, "weight of FedDyn's regularisation towards the received weights", least=0
+        ),
         "distillation": Setting(
-            1.0, "full weight of the distillation between exits; 0: none", least=0
+            1.0, "weight of the distillation between exits after the ramp; 0: none", least=0
         ),
         "exit": Setting(
             "attention",
@@ -209,7 +214,8 @@ def choices() -> dict[str, Setting]:
         ),
         "ramp": Setting(
             0.3,
-            "round from which distillation has its full weight; 0: the first; the authors use 300",
+            "round in which the weight of the distillation reaches its maximum; 0: constant from "
+            "the first round; the authors use 300",
             least=0,
             schedule=True,
         ),

@@ -92,10 +92,10 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         ),
         "momentum": Setting(0.9, "momentum of sgd", least=0, most=1),
         "decay": Setting(0.0, "weight decay", least=0),
-        "clip": Setting(0.0, "largest L2 norm of a step's gradient; 0: no limit", least=0),
+        "clip": Setting(0.0, "maximum L2 norm of a step's gradient; 0: no limit", least=0),
         "masked": Setting(
             False,
-            "in training, set logits to 0 for classes that a device's data lack",
+            "in training, set the logits of classes without examples on the device to 0",
         ),
         "hide": Setting(
             0.15,

@@ -60,12 +60,12 @@ __all__ = ["fedfa", "fedfa_d", "fedfa_w", "is_scaled"]
 TINY = 1e-25
 ZERO = "#zero"  # suffix of the homes of layers with norm 0, which are not scaled
 BREAKS = {
-    "fedavg": "layers are scaled to one norm before the mean, also those of whole networks",
+    "fedavg": "all layers are scaled to one norm before averaging",
     "identity": "layers are scaled to one norm, and blocks are grafted into deeper ones",
 }
 LEVELS = (
-    "each layer is divided by its own norm before the mean and multiplied by the mean norm after "
-    "it, so a bound on updates does not bound the result"
+    "each layer is divided by its own norm before averaging and multiplied by the mean norm "
+    "afterwards, so a bound on the updates does not bound the result"
 )
 WIDTHS = (0.5, 0.75, 1.0)
 
@@ -186,11 +186,13 @@ def fedfa() -> Method:
     choices = {
         "scaling": Setting(
             "l2",
-            "norm that layers are scaled to; rms: per entry",
+            "norm to which layers are scaled: L2, root mean square of the entries, or no scaling",
             ("l2", "rms", "none"),
         ),
-        "scale_1d": Setting(False, "scale biases and norms too"),
-        "label_split_head": Setting(False, "average only the rows of a device's own classes"),
+        "scale_1d": Setting(False, "also scale biases and the weights of normalisation layers"),
+        "label_split_head": Setting(
+            False, "average a row of the head only over devices with examples of its class"
+        ),
     }
     return replace(
         base,

@@ -36,8 +36,8 @@ from models.slicing import Plan, as_slices, read_home
 __all__ = ["fednova", "normaliser"]
 
 STEPS = (
-    "its parts are steps, divided by the number of steps that each device claims, and not weights "
-    "that can be bounded or compared"
+    "it sums updates divided by the number of steps that each device reports; these cannot be "
+    "bounded or compared like weights"
 )
 
 

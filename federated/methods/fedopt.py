@@ -94,7 +94,7 @@ def make_adaptive(rule: Rule, lr: float, beta1: float, **more: Setting) -> Metho
         **more,
         "tau": Setting(
             1e-3,
-            "added to the root of the mean square; larger values make steps more uniform",
+            "number added to the denominator of a step; larger values make steps more uniform",
             above=0,
         ),
     }

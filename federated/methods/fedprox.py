@@ -51,7 +51,7 @@ def fedprox() -> Method:
         "1812.06127)",
         settings=vary(
             base.settings,
-            mu=Setting(0.01, "strength of the pull towards the received weights", least=0),
+            mu=Setting(0.01, "weight of the proximal term", least=0),
         ),
         recipe=pull_recipe,
         inactive=inactive,

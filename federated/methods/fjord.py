@@ -243,12 +243,13 @@ def fjord() -> Method:
             sharing=None,
             affine=Setting(
                 "shared",
-                "weights and biases of norms are shared by all widths, or separate for each",
+                "weights and biases of normalisation layers: shared by all widths, or separate",
                 ("shared", "separate"),
             ),
             kd=Setting(
                 True,
-                "self-distillation: the drawn width learns from the outputs of the device's own",
+                "self-distillation: the sampled width learns from the outputs of the device's full "
+                "width",
             ),
             **training,
         ),

@@ -194,13 +194,15 @@ def flexifed() -> Method:
             sharing=None,
             strategy=Setting(
                 "max",
-                "shared layers: those common to all devices, also those within each "
-                "architecture, or each layer among all devices that have it",
+                "layers that devices share. basic: those that all devices have; clustered: "
+                "also those that all devices of one architecture have; max: each layer, among "
+                "all devices that have it",
                 ("basic", "clustered", "max"),
             ),
             match=Setting(
                 "prefix",
-                "require that all layers before a shared layer are equal, or only the layer itself",
+                "layers that must be equal on two devices: a shared layer and all before it, or "
+                "only the shared layer",
                 ("prefix", "position"),
             ),
             **training,

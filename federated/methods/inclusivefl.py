@@ -53,7 +53,7 @@ __all__ = ["inclusivefl", "size_local"]
 
 THIRDS = (1 / 3, 2 / 3, 1.0)  # fractions of the blocks, like BERT's 4, 8 and 12 of 12
 MOMENTUM = "m/"
-SUMS = "it sums parts by size, and also sums gradients, which are not weights"
+SUMS = "it sums gradients as well as weights, separately for each submodel"
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
@@ -214,23 +214,24 @@ def inclusivefl() -> Method:
         "depths": Setting(
             (),
             "blocks per section, a number or a list with one per section; empty: a third, two "
-            "thirds and all",
+            "thirds and all of each section's blocks",
             least=1,
             each=int | tuple[int, ...],
         ),
         "beta": Setting(
             0.2,
-            "fraction of the larger size's momentum in the gradient of a smaller one's top layer",
+            "weight of the larger submodel's momentum in the gradient of a smaller one's top layer",
             least=0,
             most=1,
         ),
         "server": Setting(
             "average",
-            "step of a size: to its devices' mean, or AdamW with their mean gradient",
+            "update of a submodel: the mean of its devices, or an AdamW step with their mean "
+            "gradient",
             ("average", "adamw"),
         ),
-        "server_lr": Setting(0.001, "learning rate of the coordinator's adamw", above=0),
-        "server_decay": Setting(0.0, "weight decay of the coordinator's adamw", least=0),
+        "server_lr": Setting(0.001, "learning rate of the coordinator's AdamW", above=0),
+        "server_decay": Setting(0.0, "weight decay of the coordinator's AdamW", least=0),
     }
     return replace(
         method,

@@ -48,27 +48,34 @@ SETTINGS: Mapping[str, Setting] = {
         GAMMAS, "fraction of the parameters that each submodel keeps", above=0, most=1
     ),
     "widths": Setting(
-        (), "kept fractions of channels; with `depths`, used instead of gammas", above=0, most=1
+        (),
+        "fractions of the channels of every layer; replace gammas, together with `depths`",
+        above=0,
+        most=1,
     ),
     "first_step": Setting(
-        "one", "initial step: 1, or 1 + the number of blocks left out after it", ("one", "skipped")
+        "one",
+        "initial step size of a block: 1, or 1 + the number of blocks left out after it",
+        ("one", "skipped"),
     ),
     "step_sizes": Setting(
-        "learnable", "train the steps, or keep their initial values", ("learnable", "fixed")
+        "learnable", "train the step sizes, or keep their initial values", ("learnable", "fixed")
     ),
     "inconsistent": Setting(
         "auto",
-        "parameters that each submodel has for itself; auto: steps and batch norm",
+        "parameters that submodels do not share; auto: step sizes and batch norm",
         ("auto", "norms+steps", "steps", "none"),
     ),
     "projection_owner": Setting(
         "executes",
-        "devices that contribute a projection: all that execute it, or those that keep its block",
+        "devices whose update of a projection counts: all that execute it, or those that have "
+        "its block",
         ("executes", "mask"),
     ),
     "tiers": Setting(
         "measured",
-        "a device's tier: the largest size it can afford, or its index among the names (paper)",
+        "tier of a device: the largest submodel that it can train, or, as in the paper, its "
+        "position in the list of agent names",
         ("measured", "index"),
     ),
     "flex": Setting(

@@ -70,25 +70,30 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         "weighting": Setting(
             "sum",
-            "sum of the updates of phi, or their mean by examples or uniformly",
+            "combination of the hypernetwork's updates: sum, mean weighted by examples, or "
+            "unweighted mean",
             ("sum", "samples", "uniform"),
         ),
         "shrink": Setting(
             "width",
-            "small submodels: narrower ones, by `widths`, or the first section with its own exit",
+            "how small submodels are made: narrower, with `widths`, or from the first section, "
+            "with an exit of its own",
             ("width", "depth"),
         ),
         "models": Setting(
             (),
-            "names of the networks of weaker devices; empty: the run's own, made smaller",
+            "networks of weaker devices; empty: smaller versions of the run's network",
             each=str,
         ),
         "transfer": Setting(True, "devices with the largest submodel train the smallest too"),
         "hidden": Setting(32, "hidden size of the hypernetwork, a multiple of 4"),
-        "cap": Setting(65536, "maximum numbers generated per tensor; larger tensors repeat them"),
+        "cap": Setting(
+            65536, "maximum number of values generated per tensor; larger tensors repeat them"
+        ),
         "encode": Setting(
             "size",
-            "weights that the hypernetwork reads: the mean of a size, the agent's last, or none",
+            "weights that the hypernetwork reads: the mean of the agents with the same submodel, "
+            "the agent's last ones, or none",
             ("size", "agent", "none"),
         ),
         "dropout": Setting(0.0, "dropout of the encoded weights in training; the authors use 0.5"),
@@ -98,7 +103,9 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
             "learning rate of the coordinator; runs of few rounds do better with 0.005",
             above=0,
         ),
-        "server_clip": Setting(50.0, "largest L2 norm of an update of phi; 0: no limit", least=0),
+        "server_clip": Setting(
+            50.0, "maximum L2 norm of an update of the hypernetwork; 0: no limit", least=0
+        ),
     }
 )
 # the authors' values

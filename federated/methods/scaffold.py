@@ -214,13 +214,13 @@ def scaffold() -> Method:
             momentum=0.0,
             server_lr=Setting(
                 1.0,
-                "step of the coordinator towards the mean of the weights; 1: the whole way",
+                "learning rate of the coordinator; 1: the mean of the weights is used as it is",
                 above=0,
             ),
         ),
         forbids={
-            "buffered": "a late variate is a gradient at old weights, and the coordinator "
-            "would never forget it"
+            "buffered": "a late control variate is a gradient at old weights, and would "
+            "affect the coordinator's variate in all later rounds"
         },
         start=start,
         place=place,

@@ -129,7 +129,7 @@ def scalefl() -> Method:
     choices = {
         "depths": Setting(
             EXITS,
-            "exit at which each level ends, one for each of widths",
+            "exit at which each submodel ends, one for each entry of widths",
             least=1,
             each=int,
         ),

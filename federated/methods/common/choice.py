@@ -29,7 +29,8 @@ CHOICES: Mapping[str, Setting] = MappingProxyType(
     {
         "choice": Setting(
             "largest",
-            "submodel among those a device can afford: the largest, or the best on its data",
+            "which of the submodels that a device can train it gets: the largest, or the one with "
+            "the best ZiCo score on its data",
             ("largest", "zico"),
         ),
         "mac_budget": Setting(
