@@ -176,17 +176,21 @@ def lines(rows: Sequence[Row]) -> list[str]:
     default=0.005,
     show_default=True,
     metavar="SECONDS",
-    help="unit of the tiers' times",
+    help="length of a time unit; devices train for 100, 200 or 400 units per round",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="seed of the data and the networks"
+)
 @FORMAT
 def command(unit: float, seed: int, form: str) -> None:
-    """Compare synchronous and buffered rounds on devices of three speeds: time to the same updates
-    and accuracy.
+    """Compare synchronous and buffered rounds.
+
+    Devices have three speeds. Print the time until both modes reach the same number of updates, and
+    the same accuracy.
     """
     say = speaker(form)
     with (
-        report_errors("benchmarks async", "simulate", "interrupted"),
+        report_errors("python -m benchmarks async", "simulate", "interrupted"),
         tempfile.TemporaryDirectory() as folder,
     ):
         runs = {

@@ -171,7 +171,10 @@ def line(row: Row) -> str:
 @click.option("--seed", type=int, default=0, show_default=True, help="seed of the order of updates")
 @FORMAT
 def command(agents: tuple[int, ...], seed: int, form: str) -> None:
-    """Time how long the coordinator takes to process an event, without network, disk and model."""
+    """Time the processing of an event by the coordinator.
+
+    Network, disk and model are left out.
+    """
     with report_errors("python -m benchmarks core", "coordinator", "interrupted"):
         say, rows = speaker(form), list[Row]()
         measure(AGENTS[1])  # warm up

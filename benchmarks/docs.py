@@ -147,7 +147,7 @@ def find_outdated() -> dict[Path, str]:
 @click.command("docs")
 @click.option("--check", is_flag=True, help="Write nothing; fail if a page is out of date")
 def command(check: bool) -> None:
-    """Write the tables that list the catalogues into the documentation."""
+    """Update the generated tables of the documentation, one per catalogue."""
     with report_errors("python -m benchmarks docs", "train", "interrupted"):
         outdated = find_outdated()
         if check and outdated:

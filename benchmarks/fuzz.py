@@ -133,7 +133,7 @@ def lines(rows: list[FuzzResult]) -> list[str]:
     show_default=True,
     help="inputs of all decoders together",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="seed of the fuzzer")
 @click.option(
     "--decoder", "names", multiple=True, metavar="NAME", help="only this decoder; may be repeated"
 )
@@ -142,8 +142,10 @@ def lines(rows: list[FuzzResult]) -> list[str]:
 )
 @FORMAT
 def command(inputs: int, seed: int, names: tuple[str, ...], keep: Path | None, form: str) -> None:
-    """Feed every decoder with inputs that a coverage-guided fuzzer derives from real ones, and
-    check for crashes and for memory beyond the declared limit.
+    """Test every decoder with a coverage-guided fuzzer.
+
+    The fuzzer derives inputs from real ones. Check for crashes, and for memory above the declared
+    limit.
     """
     with (
         report_errors("python -m benchmarks fuzz", "fuzz", "interrupted"),

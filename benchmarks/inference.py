@@ -282,11 +282,12 @@ def lines(speeds: list[Speed], accuracy: Accuracy) -> list[str]:
 @click.option("--steps", default=300, show_default=True, metavar="N", help="training steps")
 @FORMAT
 def command(model: str, data: str, data_root: Path | None, steps: int, form: str) -> None:
-    """Time one answer of exported networks and of PyTorch on one thread, and measure the accuracy
-    that int8 loses.
+    """Time inference with exported networks and with PyTorch.
+
+    One thread predicts one example at a time. Also measure the accuracy that int8 loses.
     """
     with (
-        report_errors("benchmarks inference", "export", "interrupted"),
+        report_errors("python -m benchmarks inference", "export", "interrupted"),
         tempfile.TemporaryDirectory(prefix="espalier-") as folder,
     ):
         speeds = [

@@ -363,8 +363,10 @@ def lines(made: Pacing) -> list[str]:
 )
 @FORMAT
 def command(keep: Path | None, form: str) -> None:
-    """Give four agents 1, 0.4, 0.2 and 0.1 processors. Print their submodels, their times per
-    round, and the effect of a slow-down.
+    """Train on four agents of unequal speed.
+
+    They have 1, 0.4, 0.2 and 0.1 processors. Print their submodels, their times per round, and the
+    effect when an agent slows down.
     """
     with (
         report_errors("python -m benchmarks pacing", "coordinator", "interrupted"),

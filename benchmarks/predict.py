@@ -254,7 +254,9 @@ def conclusion(one: Summary) -> str:
 )
 @FORMAT
 def command(seed: int, count: int, families: str, batch: int, form: str) -> None:
-    """Predict time and memory of training steps of random submodels from three small ones, and
+    """Compare predicted and measured training steps.
+
+    Predict the time and memory of random submodels from measurements of three small ones, then
     measure them.
     """
     with report_errors("python -m benchmarks predict", "train", "interrupted"):

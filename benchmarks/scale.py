@@ -384,8 +384,12 @@ def lines(made: Scale) -> list[str]:
 
 
 @click.command("scale")
-@click.option("--agents", type=click.IntRange(min=2), default=1000, show_default=True)
-@click.option("--rounds", type=click.IntRange(min=1), default=20, show_default=True)
+@click.option(
+    "--agents", type=click.IntRange(min=2), default=1000, show_default=True, help="number of agents"
+)
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=20, show_default=True, help="number of rounds"
+)
 @click.option(
     "--broker",
     "kind",

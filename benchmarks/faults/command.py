@@ -112,8 +112,12 @@ def scenarios(names: Sequence[str], kind: str) -> list[str]:
     show_default=True,
     help="runs of each scenario",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="seed of the instants")
-@click.option("--only", type=int, metavar="SEED", help="repeat the run with this seed")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="seed of the times of the faults"
+)
+@click.option(
+    "--only", type=int, metavar="SEED", help="run once with this seed, to repeat an earlier run"
+)
 @click.option(
     "--broker",
     "kind",
@@ -138,8 +142,10 @@ def command(
     keep: Path | None,
     form: str,
 ) -> None:
-    """Break coordinator, broker, agents, links and disks, and count lost and doubled updates and
-    the time to recover.
+    """Inject faults into a fleet, and check that it recovers.
+
+    Faults hit the coordinator, the broker, agents, links and disks. Count lost and doubled updates,
+    and measure the time to recover.
     """
     with (
         report_errors("python -m benchmarks faults", "coordinator", "interrupted"),

@@ -31,7 +31,7 @@ __all__ = ["assign"]
     "--data",
     key="data.name",
     metavar="NAME|PATH",
-    help="data whose shape to use  [default: the data of the profiles]",
+    help="data set; only the shape of its examples is used  [default: the data of the profiles]",
 )
 @config_flag("--data-root", key="data.root", metavar="DIR")
 @click.option(

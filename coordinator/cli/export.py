@@ -27,7 +27,7 @@ __all__ = ["export"]
     "wanted",
     multiple=True,
     metavar="NAME",
-    help="export only this submodel; may be repeated  [default: all that were calibrated]",
+    help="export only this submodel; may be repeated  [default: all calibrated ones]",
 )
 @click.option(
     "--int8/--no-int8",

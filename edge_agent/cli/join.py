@@ -38,8 +38,8 @@ __all__ = ["join"]
 @click.option(
     "--token",
     metavar="TOKEN",
-    help="enrol this device first, unless it is enrolled; other users of this machine can see it, "
-    "unlike --token-file",
+    help="enrol this device first, unless it is already enrolled; other users of this machine can "
+    "see the token, unlike with --token-file",
 )
 @click.option(
     "--token-file",
@@ -94,7 +94,7 @@ __all__ = ["join"]
 @DEVICE
 @click.option(
     "--wait",
-    type=float,
+    type=click.FloatRange(min=0),
     default=600.0,
     show_default=True,
     metavar="SECONDS",
