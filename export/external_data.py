@@ -76,9 +76,7 @@ def _list_files(name: str, model: bytes) -> list[str]:
     try:
         return list_external_files(model)
     except ValueError as error:
-        raise ExportError(
-            f"{name}: expected an ONNX file, found one that does not load: {error}"
-        ) from error
+        raise ExportError(f"{name}: not a valid ONNX file: {error}") from error
 
 
 def _read_tensor(data: memoryview) -> Iterator[str]:

@@ -180,8 +180,7 @@ def _operators(onnx: Any, path: Path) -> set[str]:
         return {node.op_type for node in onnx.load(path).graph.node}
     except Exception as error:  # the parser's errors share no base class
         raise ExportError(
-            f"{path}: expected an ONNX file, found one that cannot be read: "
-            f"{' '.join(str(error).split())[:300]}"
+            f"{path}: not a valid ONNX file: {' '.join(str(error).split())[:300]}"
         ) from error
 
 

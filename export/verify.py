@@ -225,10 +225,7 @@ def reason(error: Exception) -> str:
     for pattern, words in REASONS.items():
         if found := re.search(pattern, text):
             return words.format(*found.groups(), version=version)
-    return (
-        "expected an ONNX file, found one that does not load: "
-        f"{re.sub(r'/onnxruntime_src/.*?[)] (?=[A-Z])', '', text)[:300]}"
-    )
+    return f"not a valid ONNX file: {re.sub(r'/onnxruntime_src/.*?[)] (?=[A-Z])', '', text)[:300]}"
 
 
 def sha256(path: Path) -> str:

@@ -94,7 +94,7 @@ def read(path: Path) -> dict[str, Tensor]:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         if isinstance(error, OSError) and error.strerror:
             why = error.strerror
-        raise ValueError(f"weights {path} cannot be read: {why}") from error
+        raise ValueError(f"weights {path}: cannot be read: {why}") from error
     return check_tensors(str(path), loaded)
 
 

@@ -156,7 +156,7 @@ class Parser:
     def unexpected(self, expected: str) -> ConfigError:
         found = self.take(ANYTHING)
         start = self.start if found else len(self.text)
-        shown = repr(found) if found else "the end"
+        shown = repr(found) if found else "the end of the text"
         return self.error(start, f"expected {expected}, found {shown}")
 
     def error(self, start: int, problem: str) -> ConfigError:

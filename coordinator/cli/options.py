@@ -81,7 +81,7 @@ RUNS = click.option(
 # hints after ctrl-C; other commands store nothing to resume
 RESUMABLE = {
     "simulate": "; resume with --resume",
-    "start": "; resume with --resume, if a round had begun",
+    "start": "; if a round had started, continue the run with --resume",
 }
 
 

@@ -47,5 +47,6 @@ def revoke(names: tuple[str, ...], pki: str, form: str) -> None:
             )
         if unknown:
             raise UsageError(
-                f"not enrolled: {', '.join(unknown)}; `coordinator authority` lists enrolled agents"
+                f"unknown agents: {', '.join(unknown)}; list the enrolled agents with: "
+                "coordinator authority"
             )

@@ -78,10 +78,10 @@ def export_run(request: ExportRequest, say: Say) -> dict[str, Any]:
     mark = (
         ""
         if first.label == first.submodel
-        else f" (no submodel here was trained; {first.submodel} is the smallest)"
+        else f" (no exported submodel was trained; {first.submodel} is the smallest)"
     )
     say(
-        f"round {made.round} of run '{run}' is in {out}; try: edge-agent infer --model "
+        f"exported round {made.round} of run '{run}' to {out}; try: edge-agent infer --model "
         f"{out / first.variants[0].file.name} INPUTS{mark}"
     )
     say(f"release it to the agents with: coordinator release {run} --bundle {out} --broker HOST")
@@ -93,7 +93,8 @@ def _describe(entry: bundle.Entry, variant: bundle.Variant) -> str:
     first, size = entry.variants[0], f"{variant.file.size / 1e3:.0f} kB"
     if variant is first:
         good = f"accuracy {first.accuracy:.4f}, " if first.accuracy is not None else ""
-        return f"{variant.kind:13}{size:>10}  {good}at most {variant.max_abs_diff:.1e} from PyTorch"
+        good += f"differs from PyTorch by at most {variant.max_abs_diff:.1e}"
+        return f"{variant.kind:13}{size:>10}  {good}"
     good = f"agrees with PyTorch in {variant.agreement:.2%}"
     if variant.accuracy is not None and first.accuracy is not None:
         good = f"accuracy {variant.accuracy:.4f} ({variant.accuracy - first.accuracy:+.4f})"

@@ -165,6 +165,6 @@ def make_weights(config: Config, network: Network, method: Method) -> dict[str, 
     try:
         tensors, note = load(config.model.init, network, drawn)
     except (ValueError, OSError) as error:
-        raise ConfigError(f"--init {config.model.init}: {error}") from error
+        raise ConfigError(f"--init: {error}") from error
     log.info("%s", note)
     return tensors

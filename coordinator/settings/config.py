@@ -231,7 +231,7 @@ def read_toml(file: Path) -> dict[str, Any]:
             f"configuration {file}: no such file; create one with: coordinator init --out {file}"
         ) from error
     except OSError as error:
-        raise ConfigError(f"configuration {file}: {error.strerror}") from error
+        raise ConfigError(f"configuration {file}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration {file}: invalid TOML: {error}") from error
 

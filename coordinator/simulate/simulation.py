@@ -89,7 +89,7 @@ def check_settings(config: Config, names: Mapping[int, str], taken: Collection[s
         raise ConfigError("--device cuda: PyTorch finds no CUDA device; use --device cpu")
     if existing := [name for name in names.values() if name in taken]:
         raise StoreError(
-            f"existing runs in the way: {', '.join(existing)}: resume them with --resume, or "
+            f"runs that already exist: {', '.join(existing)}; resume them with --resume, or "
             "choose another name (--set name=NAME) or another folder (--runs)"
         )
     check_buffer_size(config, config.simulate.agents, "simulate.agents")

@@ -33,8 +33,8 @@ ROWS = ("rounds", "updates", "scores")  # tables of finished rounds
 
 
 def recover(folder: Path, database: sqlite3.Connection) -> None:
-    """Check everything that a run continues from. Rounds at the end with damaged checkpoints are
-    given up. Raises StoreError for other damage.
+    """Check all files that a run resumes from. Discard the last rounds if their checkpoints are
+    damaged. Raises StoreError for other damage.
     """
     if damage := find_damage(database):
         raise describe_damage(folder, damage)
@@ -47,7 +47,7 @@ def recover(folder: Path, database: sqlite3.Connection) -> None:
             f"from the weights: --init {folder}/round-NNNNNN.safetensors"
         )
     for number, found in drop_damaged_rounds(folder, database).items():
-        log.error("gave up round %d, which is trained again: %s", number, found)
+        log.error("discarded round %d, which is trained again: %s", number, found)
 
 
 def check_rows(folder: Path, database: sqlite3.Connection) -> str:

@@ -255,7 +255,7 @@ class Store(RunRecords):
         if problem := find_problem(path, digest):
             raise StoreError(
                 f"checkpoint {path} {problem}; run coordinator check {self.folder.name} --repair, "
-                "which gives up this round"
+                "which discards this round"
             )
         try:
             tensors = load_file(path)

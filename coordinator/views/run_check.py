@@ -95,7 +95,7 @@ def render_check(made: dict[str, Any]) -> str:
     ]
     count = len(made["damaged"])
     return "\n".join(
-        [*lines, f"run '{made['run']}': checked {made['checked']} parts, {count or 'none'} damaged"]
+        [*lines, f"run '{made['run']}': checked {made['checked']} files, {count or 'none'} damaged"]
     )
 
 
@@ -131,7 +131,7 @@ def check_database(folder: Path, database: sqlite3.Connection) -> Iterator[Findi
         return
     yield from check_checkpoints(folder, database)
     if damage.find_damaged_rounds(folder, database):
-        return  # the journal continues a round that is given up
+        return  # the journal belongs to a discarded round
     with closing(open_database(folder, read_only=True)) as second:
         rounds = read_tables(RunRecords(folder, second).read_facts().config).rounds
     yield from check_journal(folder, database, rounds)
@@ -153,15 +153,15 @@ def check_checkpoints(folder: Path, database: sqlite3.Connection) -> Iterator[Fi
     for number, name, digest in rows:
         path = folder / name
         if number in last:
-            remedy = f"round {number} is given up and trained again"
+            remedy = f"round {number} is discarded and trained again"
             yield Finding(name, find_problem(path, digest), remedy, drop_rounds)
         elif path.exists():
-            remedy = "it is put aside; only late updates need it"
+            remedy = "it is renamed; only late updates need it"
             yield Finding(name, find_problem(path, digest), remedy, partial(put_aside, path))
 
 
 def put_aside(path: Path) -> None:
-    """Give a damaged checkpoint another name."""
+    """Rename a damaged checkpoint."""
     path.replace(path.with_name(f"damaged-{path.name}"))
 
 

@@ -51,10 +51,8 @@ class Graph:
         options.log_severity_level = FATAL_ONLY
         wanted = find_provider(provider)
         if not path.is_file():
-            raise ExportError(
-                f"{path}: expected an ONNX file, found "
-                f"{'a folder' if path.is_dir() else 'no such file'}"
-            )
+            problem = "is a folder" if path.is_dir() else "no such file"
+            raise ExportError(f"{path}: {problem}; expected an ONNX file")
         check_external_files(path, path.read_bytes())
         try:
             # loads by path, since weights may be in a separate file

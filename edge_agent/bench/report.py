@@ -264,9 +264,7 @@ def read(path: Path) -> Report:
             "FILE.json"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(
-            f"{path}: expected the JSON of edge-agent bench --out, found {error}"
-        ) from None
+        raise ConfigError(f"{path}: expected the JSON of edge-agent bench --out: {error}") from None
 
 
 def write(report: Report, path: Path) -> None:
@@ -292,7 +290,7 @@ def check_writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
     measurement. Raises UsageError.
     """
     if path.suffix not in suffixes:
-        raise UsageError(f"{path}: expected a file that ends in {' or '.join(suffixes)}")
+        raise UsageError(f"{path}: expected a file name that ends in one of {', '.join(suffixes)}")
     partial = path.with_name(f"{path.name}.part")
     try:
         partial.touch()

@@ -85,7 +85,7 @@ def find_network(model: str, inputs: Sequence[int], outputs: int) -> Network:
         raise unknown(KIND, error) from None
     except ValueError as error:
         raise ConfigError(
-            f"--model {model}: {error}; set its input shape and classes with --inputs and --classes"
+            f"--model: {error}; set the input shape and the classes with --inputs and --classes"
         ) from error
 
 

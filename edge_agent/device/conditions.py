@@ -76,8 +76,9 @@ class Conditions:
         bound = re.fullmatch(r"temperature\s*<\s*(\d{1,3}(?:\.\d+)?)", word)
         if bound is None or not 0 < float(bound[1]) <= WARMEST:
             raise ConfigError(
-                f"--when: expected {', '.join(CONDITIONS)} or several of them, separated by "
-                f"commas, with DEGREES above 0 and at most {WARMEST:g}; found '{word[:60]}'"
+                f"--when: expected conditions separated by commas, each one of "
+                f"{', '.join(CONDITIONS)}, with DEGREES above 0 and at most {WARMEST:g}; "
+                f"found '{word[:60]}'"
             )
         return word, lambda: self._warm(float(bound[1]))
 

@@ -84,7 +84,11 @@ def read_examples(path: Path | None, session: Session, *, resize: bool = False) 
         zlib.error,
     ) as error:
         # pickles raise ValueErrors
-        why = "it contains pickled objects, or no arrays" if "allow_pickle" in str(error) else error
+        why = (
+            "it is damaged, or contains pickled objects, which are not supported"
+            if "allow_pickle" in str(error)
+            else error
+        )
         if isinstance(error, OSError) and error.strerror:
             why = error.strerror
         raise DataError(f"{name}: cannot be read as raw examples: {why}") from error

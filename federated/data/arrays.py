@@ -49,7 +49,7 @@ def read_npz(path: Path) -> Dataset:
         raise DataError(f"data '{path}': no such file") from None
     except UNREADABLE as error:
         why = (
-            "it holds pickled objects, which are not supported"
+            "it is damaged, or contains pickled objects, which are not supported"
             if "allow_pickle" in str(error)
             else error
         )

@@ -124,11 +124,11 @@ def read(path: Path, own: str = "") -> Sheet:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            f"{path}: expected the JSON of edge-agent profile --out, found {error}"
+            f"{path}: expected the JSON of edge-agent profile --out: {error}"
         ) from None
     if not isinstance(found, dict) or "format" not in found:
         raise ConfigError(
-            f"{path}: expected the JSON of edge-agent profile --out, found something else"
+            f"{path}: expected the JSON of edge-agent profile --out, found no field 'format'"
         )
     if found["format"] != FORMAT:
         raise ConfigError(

@@ -343,19 +343,22 @@ def _question(run: str, agent: str, what: str, question: str) -> str:
 
 def _name(what: str, name: str, pattern: str = NAME) -> str:
     if not re.match(pattern, name):
-        allowed = "letters, digits, '_', '.', '-'" + (
-            ", '@'" if pattern in (SUBMODEL, FILE) else ""
+        allowed = (
+            "letters, digits, '_', '.', '-' or '@'"
+            if pattern in (SUBMODEL, FILE)
+            else "letters, digits, '_', '.' or '-'"
         )
         reserved = (
             f", and not '{ALL}', '.' or '..'"
             if pattern is AGENT
-            else ", and no '.' first"
+            else ", and not '.' as the first character"
             if pattern is FILE
             else ", and not '.' or '..'"
         )
         raise UsageError(
             f"{what} name: expected 1 to "
-            f"{pattern.split(',')[1].split('}')[0]} of {allowed}{reserved}; found {name!r}"
+            f"{pattern.split(',')[1].split('}')[0]} characters ({allowed}){reserved}; "
+            f"found {name!r}"
         )
     return name
 

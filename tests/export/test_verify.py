@@ -99,7 +99,7 @@ def test_only_the_file_with_the_digest_is_loaded(make_graph: Make) -> None:
 def test_a_corrupt_file_is_refused(make_graph: Make, damage: Callable[[bytes], bytes]) -> None:
     path = make_graph()
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ExportError, match=r"toy\.onnx: expected"):
+    with pytest.raises(ExportError, match=r"toy\.onnx: (not a valid|expected)"):
         load(path)
 
 
@@ -158,7 +158,7 @@ def test_a_foreign_graph_is_refused(
         ),
         (
             lambda m: m.graph.node[2].input.__setitem__(1, "gone"),
-            r"expected an ONNX file, found one that does not load: .*gone",
+            r"not a valid ONNX file: .*gone",
         ),
     ],
 )

@@ -55,7 +55,7 @@ def write_event(event: Event) -> None:
         case events.StageFinished(stage, seconds) if stage != "fold":  # one per update
             write(INFO, stage, f"{stage} took {seconds:.2f} s", seconds=round(seconds, 4))
         case events.RunEnded(phase, reason):
-            write(INFO, "coordinator ended", f"the coordinator ends: {reason}", phase=phase)
+            write(INFO, "coordinator ended", f"the coordinator stopped: {reason}", phase=phase)
         case events.AgentJoined(agent, restarted):
             write(INFO, "came", f"{agent} {'restarted' if restarted else 'joined'}", agent=agent)
         case events.AgentLeft(agent, reason):

@@ -19,7 +19,7 @@ from models.extensions import Kind
 
 __all__ = ["LINKS", "LinkOpener", "open_link"]
 
-KIND = Kind("link scheme", "espalier.links")
+KIND = Kind("scheme of a broker address", "espalier.links")
 
 
 class LinkOpener(Protocol):

@@ -179,8 +179,7 @@ def _make_error(address: Address, reason: ReasonCode | None) -> LinkError | _Pro
         if address.tls and (why := tls.find_refusal(address)):
             return LinkError(f"{where}: {why}")
         return _ProtocolError(
-            f"{where}: the port is open, but nothing answers there as an MQTT broker: "
-            "try another port, or mqtts://"
+            f"{where}: the port is open, but no MQTT broker answers; try another port, or mqtts://"
         )
     name = reason.getName()
     if name == "Unsupported protocol version":
@@ -339,30 +338,30 @@ def _explain(address: Address, error: Exception, timeout: float) -> str:
     """Explain a failure to connect, with the remedy."""
     match error:
         case socket.gaierror():
-            why = f"the name '{address.host}' does not resolve: check it, or give an IP address"
+            why = f"the name '{address.host}' does not resolve; check it, or use an IP address"
         case ConnectionRefusedError():
             why = (
-                "connection refused: start a broker (mosquitto, or coordinator start), or check "
+                "connection refused; start a broker (mosquitto, or coordinator start), or check "
                 "host and port"
             )
         case ssl.SSLError():
             why = tls.explain(address, error)
         case TimeoutError():
             why = (
-                f"no answer within {timeout:.0f} s: check the address, and that no firewall blocks "
+                f"no answer within {timeout:.0f} s; check the address, and that no firewall blocks "
                 "the port"
             )
         case OSError(errno=errno.ENETUNREACH | errno.EHOSTUNREACH):
-            why = "no route to the host: check the network and the address"
+            why = "no route to the host; check the network and the address"
         case OSError(errno=errno.ECONNRESET | errno.EPIPE) if address.tls:
             why = (
-                "the connection was closed during the TLS handshake: if the port is without TLS, "
-                "use mqtt://; otherwise check that it is an MQTT broker's"
+                "the connection was closed during the TLS handshake; if the port does not use TLS, "
+                "use mqtt://, otherwise check that an MQTT broker listens on it"
             )
         case OSError(errno=errno.ECONNRESET | errno.EPIPE):
             why = (
-                "the connection was closed: if the broker requires TLS, use mqtts://; otherwise "
-                "check that the port is an MQTT broker's"
+                "the connection was closed; if the broker requires TLS, use mqtts://, otherwise "
+                "check that an MQTT broker listens on the port"
             )
         case _:
             why = f"{type(error).__name__}: {error}"

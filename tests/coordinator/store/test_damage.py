@@ -66,7 +66,7 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(
     last = store.read_last()
     assert last is not None
     assert (last.round, last.tensors["w"][0]) == (2, 2.0)
-    assert "gave up round 3, which is trained again: round-000003.safetensors is" in caplog.text
+    assert "discarded round 3, which is trained again: round-000003.safetensors is" in caplog.text
     assert store.may_begin_journal
     assert [number for number, *_ in store.history()] == [1, 2]
     assert (store.entries(3), store.scores(3)) == ([], [])

@@ -70,12 +70,12 @@ def test_an_intact_run_is_checked_as_a_whole(folder: Path) -> None:
     parts = ("database", "2 checkpoints", "journal", "snapshot", "update", "history", "manifest")
     assert made["checked"] == len(parts) + 1 + 3, "and three files of the release"
     shown = CliRunner().invoke(main, ["check", "spring", "--runs", str(folder.parent)])
-    assert shown.output == f"run 'spring': checked {made['checked']} parts, none damaged\n"
+    assert shown.output == f"run 'spring': checked {made['checked']} files, none damaged\n"
 
 
 FILES = {
-    "round-000002.safetensors": "round 2 is given up and trained again",
-    "round-000001.safetensors": "put aside",
+    "round-000002.safetensors": "round 2 is discarded and trained again",
+    "round-000001.safetensors": "renamed",
     "journal-*.log": "cut off",
     "total-*.safetensors": "round 3 starts from its beginning",
     "spool/round-000003/*.update": "requested again",

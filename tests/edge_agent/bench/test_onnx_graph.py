@@ -81,15 +81,13 @@ def test_a_graph_without_inputs_runs(tmp_path: Path) -> None:
 
 
 def test_missing_or_invalid_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"nix\.onnx: expected an ONNX file, found no such file"):
+    with pytest.raises(ExportError, match=r"nix\.onnx: no such file"):
         check_runs(tmp_path / "nix.onnx", "cpu")
-    with pytest.raises(ExportError, match="found a folder"):
+    with pytest.raises(ExportError, match="is a folder"):
         check_runs(tmp_path, "cpu")
     cut = tmp_path / "cut.onnx"
     cut.write_bytes((KEPT / "picture.onnx").read_bytes()[:100])
-    with pytest.raises(
-        ExportError, match=r"cut\.onnx: expected an ONNX file, found one that does not load"
-    ):
+    with pytest.raises(ExportError, match=r"cut\.onnx: not a valid ONNX file"):
         check_runs(cut, "cpu")
 
 

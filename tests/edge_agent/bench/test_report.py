@@ -135,7 +135,7 @@ def test_unwritable_file_is_named_and_leaves_nothing(tmp_path: Path) -> None:
 def test_unwritable_path_is_refused_early(tmp_path: Path) -> None:
     assert check_writable(tmp_path / "a.csv") == tmp_path / "a.csv"
     assert not list(tmp_path.iterdir())
-    with pytest.raises(UsageError, match=r"a\.txt: expected a file that ends in \.csv or \.json"):
+    with pytest.raises(UsageError, match=r"a\.txt: expected .*\.csv, \.json"):
         check_writable(tmp_path / "a.txt")
     with pytest.raises(UsageError, match="cannot be written: No such file"):
         check_writable(tmp_path / "no" / "a.csv")

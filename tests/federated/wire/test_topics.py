@@ -151,7 +151,7 @@ def test_each_side_subscribes_only_to_its_own_topics() -> None:
 def test_a_version_is_a_digest_and_a_file_is_not_a_path() -> None:
     with pytest.raises(UsageError, match=r"12 hexadecimal digits, found '\.\./etc'"):
         topics.release("r", "../etc", "f")
-    with pytest.raises(UsageError, match=r"no '\.' first; found '\.\.'"):
+    with pytest.raises(UsageError, match=r"not '\.' as the first character; found '\.\.'"):
         topics.release("r", "00ff00ff00ff", "..")
 
 
