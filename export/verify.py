@@ -210,7 +210,9 @@ def load(
         # reads the file once, so that the checked bytes are the ones that run
         model = path.read_bytes()
     except OSError as error:
-        raise ExportError(f"{path}: {error.strerror or error}") from error
+        raise ExportError(
+            f"{path}: {error.strerror or error}; expected an ONNX file, or the folder of a release"
+        ) from error
     found = hashlib.sha256(model).hexdigest()
     if digest is not None and found != digest.lower():
         raise ExportError(f"{path}: expected sha256 {digest}, found {found}")

@@ -203,7 +203,7 @@ class Assign(Record, frozen=True):
     submodels: Annotated[
         dict[str, str],
         Meta(
-            description='Submodels of named agents, such as {"pi-*" = "w0.5-d4.4.4"}; '
+            description='Submodels of named agents, such as {"pi-*"="w0.5-d4.4.4"}; '
             "they override the assignment by measurements. Names may be patterns with *, ? and "
             "[0-4]; the first match counts."
         ),

@@ -129,7 +129,7 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"cannot write results to {folder}: {error}") from error
+        raise StoreError(f"cannot write results to {folder}: {error.strerror or error}") from error
 
 
 def run_devices(prepared: Prepared, source: DataSource, say: Say) -> None:

@@ -141,7 +141,7 @@ def describe_failure(name: str, error: Exception) -> ValueError:
     place = traceback.extract_tb(error.__traceback__)[-1]
     return ValueError(
         f"model '{name}' failed at {Path(place.filename).name}, line {place.lineno}: "
-        f"{type(error).__name__}: {first_line(error)}"
+        f"{first_line(error)}"
     )
 
 

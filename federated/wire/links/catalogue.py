@@ -19,7 +19,7 @@ from models.extensions import Kind
 
 __all__ = ["LINKS", "LinkOpener", "open_link"]
 
-KIND = Kind("scheme of a broker address", "espalier.links")
+KIND = Kind("broker address scheme", "espalier.links")
 
 
 class LinkOpener(Protocol):
