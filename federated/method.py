@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from operator import or_
 from threading import Lock
-from types import MappingProxyType, UnionType
+from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
@@ -47,26 +47,22 @@ Tensors = Mapping[str, Tensor]
 # msgspec 0.22 prepares a type when it first converts one, and crashes if two threads do so at once
 PREPARING = Lock()
 
-LAWS: Mapping[str, str] = MappingProxyType(
-    {
-        "alone": "a weight that only one agent holds takes that agent's value",
-        "fedavg": "if all agents train the whole network, the result is that of FedAvg",
-        "identity": "weights that are sent back untrained change nothing",
-        "order": "the order of the agents affects only rounding",
-        "uncovered": "weights that no agent holds stay the same bit for bit",
-    }
-)
+LAWS: Mapping[str, str] = {
+    "alone": "a weight that only one agent holds takes that agent's value",
+    "fedavg": "if all agents train the whole network, the result is that of FedAvg",
+    "identity": "weights that are sent back untrained change nothing",
+    "order": "the order of the agents affects only rounding",
+    "uncovered": "weights that no agent holds stay the same bit for bit",
+}
 """Properties of the combination of updates under every method, except those that a method lists in
 `breaks`. The tests check each of them.
 """
 
-MODES: Mapping[str, str] = MappingProxyType(
-    {
-        "buffered": "late updates count, weighted by their age",
-        "private": "updates are clipped, and noise is added to their sum",
-        "robust": "tolerates some devices that send arbitrary updates",
-    }
-)
+MODES: Mapping[str, str] = {
+    "buffered": "late updates count, weighted by their age",
+    "private": "updates are clipped, and noise is added to their sum",
+    "robust": "tolerates some devices that send arbitrary updates",
+}
 """Further ways to combine updates. A method that does not support one lists it in `forbids`, with
 the reason.
 """
@@ -143,13 +139,11 @@ def vary(settings: Mapping[str, Setting], **given: Any) -> Mapping[str, Setting]
         for key, value in given.items()
         if value is not None
     }
-    return MappingProxyType(
-        {
-            key: known
-            for key, known in {**settings, **made}.items()
-            if key not in given or given[key] is not None
-        }
-    )
+    return {
+        key: known
+        for key, known in {**settings, **made}.items()
+        if key not in given or given[key] is not None
+    }
 
 
 @dataclass(frozen=True)

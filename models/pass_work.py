@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -227,13 +226,11 @@ def attention(products: int, query: Tensor, key: Tensor, lanes: int) -> int:
     )
 
 
-FORMULAS: Mapping[Any, Callable[[tuple[Any, ...], Any, int], int]] = MappingProxyType(
-    {
-        aten.convolution: convolution,
-        aten.convolution_backward: convolution_backward,
-        **dict.fromkeys((aten.mm, aten.addmm, aten.bmm, aten.baddbmm), product),
-        FLASH: lambda args, out, lanes: attention(2, args[0], args[1], lanes),
-        # the backward pass computes the scores again
-        FLASH_BACKWARD: lambda args, out, lanes: attention(5, args[1], args[2], lanes),
-    }
-)
+FORMULAS: Mapping[Any, Callable[[tuple[Any, ...], Any, int], int]] = {
+    aten.convolution: convolution,
+    aten.convolution_backward: convolution_backward,
+    **dict.fromkeys((aten.mm, aten.addmm, aten.bmm, aten.baddbmm), product),
+    FLASH: lambda args, out, lanes: attention(2, args[0], args[1], lanes),
+    # the backward pass computes the scores again
+    FLASH_BACKWARD: lambda args, out, lanes: attention(5, args[1], args[2], lanes),
+}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from msgspec.structs import replace
@@ -260,25 +259,23 @@ def take_answer(a: AgentState, e: on.UpdateAnswered, out: list[AgentAction]) -> 
 
 
 Handler = Callable[[AgentState, Any, list[AgentAction]], AgentState]
-HANDLERS: Mapping[type, Handler] = MappingProxyType(
-    {
-        on.CardCame: take_card,
-        on.Dismissed: end,
-        on.LinkBack: restore_link,
-        on.LinkLost: lose_link,
-        on.PauseSeen: take_pause,
-        on.ProfileMeasured: take_profile,
-        on.SpoolOverfull: discard_oldest,
-        on.Started: start,
-        on.StatusHeard: take_status,
-        on.Stopped: stop,
-        on.TaskCame: take_task,
-        on.TasksAborted: abort_tasks,
-        on.Ticked: tick,
-        on.TrainingEnded: end_training,
-        on.UpdateAnswered: take_answer,
-        on.UploadStalled: repeat_offer,
-        on.WeightsCame: take_weights,
-        on.WeightsFailed: make_room,
-    }
-)
+HANDLERS: Mapping[type, Handler] = {
+    on.CardCame: take_card,
+    on.Dismissed: end,
+    on.LinkBack: restore_link,
+    on.LinkLost: lose_link,
+    on.PauseSeen: take_pause,
+    on.ProfileMeasured: take_profile,
+    on.SpoolOverfull: discard_oldest,
+    on.Started: start,
+    on.StatusHeard: take_status,
+    on.Stopped: stop,
+    on.TaskCame: take_task,
+    on.TasksAborted: abort_tasks,
+    on.Ticked: tick,
+    on.TrainingEnded: end_training,
+    on.UpdateAnswered: take_answer,
+    on.UploadStalled: repeat_offer,
+    on.WeightsCame: take_weights,
+    on.WeightsFailed: make_room,
+}

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -47,69 +46,65 @@ __all__ = [
     "weight",
 ]
 
-SETTINGS: Mapping[str, Setting] = MappingProxyType(
-    {
-        "widths": Setting(
-            (1.0,),
-            "fractions of the channels of every layer; one submodel each",
-            above=0,
-            most=1,
-        ),
-        "depths": Setting(
-            (),
-            "blocks per section, a number or a list with one per section; one submodel each; "
-            "empty: all blocks",
-            least=1,
-            each=int | tuple[int, ...],
-        ),
-        "weighting": Setting(
-            "samples",
-            "weight of an update in the mean: its number of examples, or the same for all",
-            ("samples", "uniform"),
-        ),
-        "sharing": Setting(
-            "coverage",
-            "average each weight over all devices that hold it, or over those of the same submodel",
-            ("coverage", "architecture"),
-        ),
-        "epochs": Setting(1, "passes over a device's data per round", least=1),
-        "steps": Setting(0, "maximum number of steps per round; 0: no limit", least=0),
-        "batch": Setting(32, "examples per step", least=1),
-        "optimiser": Setting(
-            "sgd",
-            "optimiser on the device, without state from earlier rounds",
-            ("sgd", "adam", "adamw"),
-        ),
-        "lr": Setting(0.05, "learning rate", above=0),
-        "lr_decay": Setting(
-            1.0, "factor by which the learning rate changes after each round", above=0
-        ),
-        "milestones": Setting(
-            (),
-            "rounds at which the learning rate is divided by 10",
-            above=0,
-            schedule=True,
-        ),
-        "momentum": Setting(0.9, "momentum of sgd", least=0, most=1),
-        "decay": Setting(0.0, "weight decay", least=0),
-        "clip": Setting(0.0, "maximum L2 norm of a step's gradient; 0: no limit", least=0),
-        "masked": Setting(
-            False,
-            "in training, set the logits of classes without examples on the device to 0",
-        ),
-        "hide": Setting(
-            0.15,
-            "fraction of the tokens that are hidden from a masked language model",
-            least=0,
-            most=1,
-        ),
-        "norm": Setting(
-            "tracked",
-            "batch norm statistics: averaged like weights (tracked) or measured (static)",
-            ("static", "tracked"),
-        ),
-    }
-)
+SETTINGS: Mapping[str, Setting] = {
+    "widths": Setting(
+        (1.0,),
+        "fractions of the channels of every layer; one submodel each",
+        above=0,
+        most=1,
+    ),
+    "depths": Setting(
+        (),
+        "blocks per section, a number or a list with one per section; one submodel each; "
+        "empty: all blocks",
+        least=1,
+        each=int | tuple[int, ...],
+    ),
+    "weighting": Setting(
+        "samples",
+        "weight of an update in the mean: its number of examples, or the same for all",
+        ("samples", "uniform"),
+    ),
+    "sharing": Setting(
+        "coverage",
+        "average each weight over all devices that hold it, or over those of the same submodel",
+        ("coverage", "architecture"),
+    ),
+    "epochs": Setting(1, "passes over a device's data per round", least=1),
+    "steps": Setting(0, "maximum number of steps per round; 0: no limit", least=0),
+    "batch": Setting(32, "examples per step", least=1),
+    "optimiser": Setting(
+        "sgd",
+        "optimiser on the device, without state from earlier rounds",
+        ("sgd", "adam", "adamw"),
+    ),
+    "lr": Setting(0.05, "learning rate", above=0),
+    "lr_decay": Setting(1.0, "factor by which the learning rate changes after each round", above=0),
+    "milestones": Setting(
+        (),
+        "rounds at which the learning rate is divided by 10",
+        above=0,
+        schedule=True,
+    ),
+    "momentum": Setting(0.9, "momentum of sgd", least=0, most=1),
+    "decay": Setting(0.0, "weight decay", least=0),
+    "clip": Setting(0.0, "maximum L2 norm of a step's gradient; 0: no limit", least=0),
+    "masked": Setting(
+        False,
+        "in training, set the logits of classes without examples on the device to 0",
+    ),
+    "hide": Setting(
+        0.15,
+        "fraction of the tokens that are hidden from a masked language model",
+        least=0,
+        most=1,
+    ),
+    "norm": Setting(
+        "tracked",
+        "batch norm statistics: averaged like weights (tracked) or measured (static)",
+        ("static", "tracked"),
+    ),
+}
 RECIPE = tuple(f.name for f in fields(Recipe))
 TENTH = 0.1
 CLIP = 1.0  # default for regression, whose gradients have no bound

@@ -38,7 +38,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -66,48 +65,46 @@ Generate = Callable[[Tensors, State, Submodel], dict[str, Tensor]]
 and equal at every call.
 """
 
-SETTINGS: Mapping[str, Setting] = MappingProxyType(
-    {
-        "weighting": Setting(
-            "sum",
-            "combination of the hypernetwork's updates: sum, mean weighted by examples, or "
-            "unweighted mean",
-            ("sum", "samples", "uniform"),
-        ),
-        "shrink": Setting(
-            "width",
-            "how small submodels are made: narrower, with `widths`, or from the first section, "
-            "with an exit of its own",
-            ("width", "depth"),
-        ),
-        "models": Setting(
-            (),
-            "networks of weaker devices; empty: smaller versions of the run's network",
-            each=str,
-        ),
-        "transfer": Setting(True, "devices with the largest submodel train the smallest too"),
-        "hidden": Setting(32, "hidden size of the hypernetwork, a multiple of 4"),
-        "cap": Setting(
-            65536, "maximum number of values generated per tensor; larger tensors repeat them"
-        ),
-        "encode": Setting(
-            "size",
-            "weights that the hypernetwork reads: the mean of the agents with the same submodel, "
-            "the agent's last ones, or none",
-            ("size", "agent", "none"),
-        ),
-        "dropout": Setting(0.0, "dropout of the encoded weights in training; the authors use 0.5"),
-        "server": Setting("adam", "the coordinator's optimiser", ("adam", "sgd")),
-        "server_lr": Setting(
-            1e-3,
-            "learning rate of the coordinator; runs of few rounds do better with 0.005",
-            above=0,
-        ),
-        "server_clip": Setting(
-            50.0, "maximum L2 norm of an update of the hypernetwork; 0: no limit", least=0
-        ),
-    }
-)
+SETTINGS: Mapping[str, Setting] = {
+    "weighting": Setting(
+        "sum",
+        "combination of the hypernetwork's updates: sum, mean weighted by examples, or "
+        "unweighted mean",
+        ("sum", "samples", "uniform"),
+    ),
+    "shrink": Setting(
+        "width",
+        "how small submodels are made: narrower, with `widths`, or from the first section, "
+        "with an exit of its own",
+        ("width", "depth"),
+    ),
+    "models": Setting(
+        (),
+        "networks of weaker devices; empty: smaller versions of the run's network",
+        each=str,
+    ),
+    "transfer": Setting(True, "devices with the largest submodel train the smallest too"),
+    "hidden": Setting(32, "hidden size of the hypernetwork, a multiple of 4"),
+    "cap": Setting(
+        65536, "maximum number of values generated per tensor; larger tensors repeat them"
+    ),
+    "encode": Setting(
+        "size",
+        "weights that the hypernetwork reads: the mean of the agents with the same submodel, "
+        "the agent's last ones, or none",
+        ("size", "agent", "none"),
+    ),
+    "dropout": Setting(0.0, "dropout of the encoded weights in training; the authors use 0.5"),
+    "server": Setting("adam", "the coordinator's optimiser", ("adam", "sgd")),
+    "server_lr": Setting(
+        1e-3,
+        "learning rate of the coordinator; runs of few rounds do better with 0.005",
+        above=0,
+    ),
+    "server_clip": Setting(
+        50.0, "maximum L2 norm of an update of the hypernetwork; 0: no limit", least=0
+    ),
+}
 # the authors' values
 RECIPE = {"widths": (0.2, 1.0), "epochs": 5, "batch": 128, "lr": 0.01, "momentum": 0.0}
 STATIC = Setting("static", "statistics of batch norm stay on devices", ("static",))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
@@ -55,15 +54,13 @@ class Size:
 
 
 DEPTHS = (6, 12, 24, 16)
-PRESETS: Mapping[str, Size] = MappingProxyType(
-    {
-        "small": Size(16, 8, (3, 3, 3)),  # for a CPU
-        "121": Size(64, 32, DEPTHS, large=True),
-        "121-cifar": Size(64, 32, DEPTHS),
-        "121-recipfl": Size(24, 12, DEPTHS),
-    }
-)
-NAMES: Mapping[str, str] = MappingProxyType({"121": "densenet121"})
+PRESETS: Mapping[str, Size] = {
+    "small": Size(16, 8, (3, 3, 3)),  # for a CPU
+    "121": Size(64, 32, DEPTHS, large=True),
+    "121-cifar": Size(64, 32, DEPTHS),
+    "121-recipfl": Size(24, 12, DEPTHS),
+}
+NAMES: Mapping[str, str] = {"121": "densenet121"}
 NORM = ("weight", "bias", "running_mean", "running_var")
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from torch import Tensor, nn
 
@@ -51,24 +50,22 @@ def table(stride: int) -> tuple[Section, ...]:
     )
 
 
-PRESETS: Mapping[str, Size] = MappingProxyType(
-    {
-        # for a CPU
-        "tiny": Size(
-            8,
-            1,
-            (
-                fused_section(1, 8, 2, 1),
-                fused_section(4, 16, 3, 1),
-                plain_section(4, 24, 3, 2),
-                plain_section(6, 32, 3, 2),
-            ),
-            128,
+PRESETS: Mapping[str, Size] = {
+    # for a CPU
+    "tiny": Size(
+        8,
+        1,
+        (
+            fused_section(1, 8, 2, 1),
+            fused_section(4, 16, 3, 1),
+            plain_section(4, 24, 3, 2),
+            plain_section(6, 32, 3, 2),
         ),
-        "v2s-cifar": Size(24, 1, table(1)),
-        "v2s": Size(24, 2, table(2)),  # ImageNet's
-    }
-)
+        128,
+    ),
+    "v2s-cifar": Size(24, 1, table(1)),
+    "v2s": Size(24, 2, table(2)),  # ImageNet's
+}
 
 
 def build(submodel: Submodel) -> nn.Module:

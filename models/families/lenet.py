@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
@@ -41,9 +40,7 @@ class Size:
     depths: tuple[int, int] = (1, 1)
 
 
-PRESETS: Mapping[str, Size] = MappingProxyType(
-    {"5": Size((6, 16), (120, 84)), "5-scaled": Size((6, 3), (84,))}
-)
+PRESETS: Mapping[str, Size] = {"5": Size((6, 16), (120, 84)), "5-scaled": Size((6, 3), (84,))}
 
 
 def remaining_side(side: int) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +37,7 @@ class Size:
     depths: tuple[int]
 
 
-PRESETS: Mapping[str, Size] = MappingProxyType({"small": Size(64, (2,)), "large": Size(256, (3,))})
+PRESETS: Mapping[str, Size] = {"small": Size(64, (2,)), "large": Size(256, (3,))}
 
 
 class Block(nn.Module):

@@ -10,7 +10,6 @@ fit both.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from torch import Tensor, nn
 
@@ -41,13 +40,11 @@ def table(stride: int) -> tuple[Section, ...]:
 
 
 TINY = (Section(1, 8, 1, 1), Section(6, 16, 3, 1), Section(6, 24, 3, 2), Section(6, 32, 3, 2))
-PRESETS: Mapping[str, Size] = MappingProxyType(
-    {
-        "tiny": Size(16, 1, TINY, 128),  # for a CPU
-        "v2-cifar": Size(32, 1, table(1)),
-        "v2": Size(32, 2, table(2)),  # ImageNet's
-    }
-)
+PRESETS: Mapping[str, Size] = {
+    "tiny": Size(16, 1, TINY, 128),  # for a CPU
+    "v2-cifar": Size(32, 1, table(1)),
+    "v2": Size(32, 2, table(2)),  # ImageNet's
+}
 
 
 def build(submodel: Submodel) -> nn.Module:

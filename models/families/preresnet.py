@@ -22,7 +22,6 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -56,18 +55,16 @@ class Size:
 
 
 FOUR = (64, 128, 256, 512)
-PRESETS: Mapping[str, Size] = MappingProxyType(
-    {
-        "small": Size((16, 32, 64), (4, 4, 4)),  # for a CPU
-        "10": Size(FOUR, (1, 1, 1, 1)),
-        "14": Size(FOUR, (1, 1, 2, 2)),
-        "18": Size(FOUR, (2, 2, 2, 2)),  # HeteroFL's
-        "22": Size(FOUR, (2, 2, 3, 3)),
-        "26": Size(FOUR, (3, 3, 3, 3)),
-        "34": Size(FOUR, (3, 4, 6, 3)),
-        "fedfa": Size(FOUR, (4, 4, 4, 4)),
-    }
-)
+PRESETS: Mapping[str, Size] = {
+    "small": Size((16, 32, 64), (4, 4, 4)),  # for a CPU
+    "10": Size(FOUR, (1, 1, 1, 1)),
+    "14": Size(FOUR, (1, 1, 2, 2)),
+    "18": Size(FOUR, (2, 2, 2, 2)),  # HeteroFL's
+    "22": Size(FOUR, (2, 2, 3, 3)),
+    "26": Size(FOUR, (3, 3, 3, 3)),
+    "34": Size(FOUR, (3, 4, 6, 3)),
+    "fedfa": Size(FOUR, (4, 4, 4, 4)),
+}
 
 
 class Block(nn.Module):

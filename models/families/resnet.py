@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -102,20 +101,21 @@ def sizes(suffix: str, stem: Stem, *, he: bool) -> dict[str, Size]:
     return basic | deep
 
 
-PRESETS: Mapping[str, Size] = MappingProxyType(
-    {
-        "small": Size(THREE, (2, 2, 2), CIFAR),
-        "tiny": Size(THREE, (3, 3, 3), NEFL),
-        "56": Size(THREE, (9, 9, 9), CIFAR, he=True),
-        "110": Size(THREE, (18, 18, 18), CIFAR, he=True),
-        **sizes("", IMAGENET, he=True),
-        **sizes("-cifar", CIFAR, he=False),
-        **sizes("-nefl", NEFL, he=False),
-    }
-)
-NAMES: Mapping[str, str] = MappingProxyType(
-    {"18": "resnet18", "34": "resnet34", "101": "resnet101", "wide-101": "wide_resnet101_2"}
-)
+PRESETS: Mapping[str, Size] = {
+    "small": Size(THREE, (2, 2, 2), CIFAR),
+    "tiny": Size(THREE, (3, 3, 3), NEFL),
+    "56": Size(THREE, (9, 9, 9), CIFAR, he=True),
+    "110": Size(THREE, (18, 18, 18), CIFAR, he=True),
+    **sizes("", IMAGENET, he=True),
+    **sizes("-cifar", CIFAR, he=False),
+    **sizes("-nefl", NEFL, he=False),
+}
+NAMES: Mapping[str, str] = {
+    "18": "resnet18",
+    "34": "resnet34",
+    "101": "resnet101",
+    "wide-101": "wide_resnet101_2",
+}
 
 
 def torchvision_name(name: str) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +38,11 @@ class Size:
     depths: tuple[int, ...]
 
 
-PRESETS: Mapping[str, Size] = MappingProxyType(
-    {
-        "tiny": Size((8, 16, 32), (1, 1, 1)),
-        "small": Size((32, 64, 128), (2, 2, 2)),
-        "wide": Size((64, 128, 256), (3, 3, 3)),
-    }
-)
+PRESETS: Mapping[str, Size] = {
+    "tiny": Size((8, 16, 32), (1, 1, 1)),
+    "small": Size((32, 64, 128), (2, 2, 2)),
+    "wide": Size((64, 128, 256), (3, 3, 3)),
+}
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv1d:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -52,14 +51,12 @@ class Size:
         return (self.layers,)
 
 
-PRESETS: Mapping[str, Size] = MappingProxyType(
-    {
-        "heterofl": Size(256, 8, 512, 4),
-        "causal": Size(256, 8, 512, 4, causal=True),
-        "small": Size(64, 4, 128, 2),  # for a CPU
-        "small-causal": Size(64, 4, 128, 2, causal=True),
-    }
-)
+PRESETS: Mapping[str, Size] = {
+    "heterofl": Size(256, 8, 512, 4),
+    "causal": Size(256, 8, 512, 4, causal=True),
+    "small": Size(64, 4, 128, 2),  # for a CPU
+    "small-causal": Size(64, 4, 128, 2, causal=True),
+}
 
 
 def objective(preset: str, target: Target) -> Objective:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
@@ -51,19 +50,15 @@ class Size:
 
 FIVE = (64, 128, 256, 512, 512)
 HIDDEN = (4096, 4096)
-PRESETS: Mapping[str, Size] = MappingProxyType(
-    {
-        "9-small": Size((16, 32, 64), (2, 2, 2), (128, 128), dropout=0.1),  # for a CPU
-        "heterofl": Size((64, 128, 256, 512), (1, 1, 1, 1), ()),
-        "11": Size(FIVE, (1, 1, 2, 2, 2), HIDDEN),
-        "13": Size(FIVE, (2, 2, 2, 2, 2), HIDDEN),
-        "16": Size(FIVE, (2, 2, 3, 3, 3), HIDDEN),
-        "19": Size(FIVE, (2, 2, 4, 4, 4), HIDDEN),
-    }
-)
-NAMES: Mapping[str, str] = MappingProxyType(
-    {depth: f"vgg{depth}_bn" for depth in ("11", "13", "16", "19")}
-)
+PRESETS: Mapping[str, Size] = {
+    "9-small": Size((16, 32, 64), (2, 2, 2), (128, 128), dropout=0.1),  # for a CPU
+    "heterofl": Size((64, 128, 256, 512), (1, 1, 1, 1), ()),
+    "11": Size(FIVE, (1, 1, 2, 2, 2), HIDDEN),
+    "13": Size(FIVE, (2, 2, 2, 2, 2), HIDDEN),
+    "16": Size(FIVE, (2, 2, 3, 3, 3), HIDDEN),
+    "19": Size(FIVE, (2, 2, 4, 4, 4), HIDDEN),
+}
+NAMES: Mapping[str, str] = {depth: f"vgg{depth}_bn" for depth in ("11", "13", "16", "19")}
 
 
 def tensor_names(size: Size) -> Iterator[tuple[str, str, tuple[str, ...]]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -49,16 +48,14 @@ class Size:
         return (self.layers,)
 
 
-PRESETS: Mapping[str, Size] = MappingProxyType(
-    {
-        "micro": Size(32, 4, 64, 3, 2),  # for images of 8 pixels
-        "tiny-32": Size(192, 3, 768, 12, 4),
-        "s-32": Size(384, 6, 1536, 12, 4),
-        "tiny": Size(192, 3, 768, 12, 16),
-        "s": Size(384, 6, 1536, 12, 16),
-        "b": Size(768, 12, 3072, 12, 16),
-    }
-)
+PRESETS: Mapping[str, Size] = {
+    "micro": Size(32, 4, 64, 3, 2),  # for images of 8 pixels
+    "tiny-32": Size(192, 3, 768, 12, 4),
+    "s-32": Size(384, 6, 1536, 12, 4),
+    "tiny": Size(192, 3, 768, 12, 16),
+    "s": Size(384, 6, 1536, 12, 16),
+    "b": Size(768, 12, 3072, 12, 16),
+}
 TORCHVISION = (  # names within a layer: this project's, torchvision's
     ("norm1", "ln_1."),
     ("attention.project", "self_attention.in_proj_"),

@@ -21,7 +21,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, count, pairwise
-from types import MappingProxyType
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
@@ -131,10 +130,12 @@ class Adapter(nn.Module):
         return self.linear(F.relu(self.norm(self.conv(x))).mean((2, 3)))  # type: ignore[no-any-return]
 
 
-EXITS: MappingProxyType[str, Callable[[Sequence[int], int], nn.Module]] = MappingProxyType(
+EXITS: Mapping[str, Callable[[Sequence[int], int], nn.Module]] = {
     # (kept channels of the sections from an exit's own to the last, number of outputs) -> exit
-    {"exits": Attentive, "exits-conv": Convolved, "exits-adapter": Adapter}
-)
+    "exits": Attentive,
+    "exits-conv": Convolved,
+    "exits-adapter": Adapter,
+}
 
 
 def exit_kind(features: Sequence[str]) -> str:

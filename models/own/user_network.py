@@ -37,7 +37,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -78,7 +77,7 @@ def own(network: Network) -> Family:
     function_of(network)
     return Family(
         build=build,
-        presets=MappingProxyType({"": Size(network)}),
+        presets={"": Size(network)},
         default="",
         inputs=0,
         labelled=labelled_tensors,

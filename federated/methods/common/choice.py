@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 
@@ -25,22 +24,20 @@ from models.submodel import Submodel
 
 __all__ = ["CHOICES", "choose"]
 
-CHOICES: Mapping[str, Setting] = MappingProxyType(
-    {
-        "choice": Setting(
-            "largest",
-            "which of the submodels that a device can train it gets: the largest, or the one with "
-            "the best ZiCo score on its data",
-            ("largest", "zico"),
-        ),
-        "mac_budget": Setting(
-            0.0,
-            "maximum multiply-adds of a submodel, as a fraction of the network's; 0: no limit",
-            least=0,
-            most=1,
-        ),
-    }
-)
+CHOICES: Mapping[str, Setting] = {
+    "choice": Setting(
+        "largest",
+        "which of the submodels that a device can train it gets: the largest, or the one with "
+        "the best ZiCo score on its data",
+        ("largest", "zico"),
+    ),
+    "mac_budget": Setting(
+        0.0,
+        "maximum multiply-adds of a submodel, as a fraction of the network's; 0: no limit",
+        least=0,
+        most=1,
+    ),
+}
 
 
 def choose(
