@@ -76,10 +76,7 @@ class LeNet(nn.Module):
         hidden = [scale_count(submodel.width, w) for w in size.hidden]
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.sections = nn.ModuleList(
-            [
-                nn.ModuleDict({"0": Block(channels, first)}),
-                nn.ModuleDict({"0": Block(first, second)}),
-            ]
+            [nn.Sequential(Block(channels, first)), nn.Sequential(Block(first, second))]
         )
         self.hidden = stack(second, remaining_side(height) * remaining_side(width), hidden)
         self.linear = nn.Linear(hidden[-1], network.outputs)
@@ -88,7 +85,7 @@ class LeNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.standardise(x)
         for section in self.sections:
-            x = section["0"](x)  # type: ignore[index]  # [N, 6, 12, 12], then [N, 16, 4, 4]
+            x = section(x)  # [N, 6, 12, 12], then [N, 16, 4, 4]
         for layer in self.hidden:
             x = F.relu(layer(x))  # [N, 120], then [N, 84]
         return self.linear(x)  # type: ignore[no-any-return]

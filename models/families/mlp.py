@@ -10,6 +10,7 @@ last linear's bias 0.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -70,17 +71,14 @@ class Mlp(nn.Module):
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.stem = nn.Linear(prod(network.inputs), hidden, bias=False)
         self.norm = Norm(hidden)
-        self.sections = nn.ModuleList([nn.ModuleDict(blocks)])
+        self.sections = nn.ModuleList([nn.Sequential(OrderedDict(blocks))])
         self.linear = nn.Linear(hidden, network.outputs)
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.standardise(x).flatten(1)  # [N, inputs]
         x = F.relu(self.norm(self.stem(x)))  # [N, hidden]
-        # a ModuleDict, unknown to ModuleList's type
-        for block in self.sections[0].values():  # type: ignore[operator]
-            x = block(x)
-        return self.linear(x)  # type: ignore[no-any-return]
+        return self.linear(self.sections[0](x))  # type: ignore[no-any-return]
 
 
 MLP = Family(

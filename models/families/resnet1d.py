@@ -10,6 +10,7 @@ for the linear.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -91,7 +92,7 @@ class ResNet1d(nn.Module):
         self.sections = nn.ModuleList()
         channels = widths[0]
         for section, (width, mask) in enumerate(zip(widths, submodel.mask, strict=True)):
-            blocks = nn.ModuleDict()
+            blocks = OrderedDict[str, nn.Module]()
             for index in (index for index, keep in enumerate(mask) if keep):
                 blocks[str(index)] = Block(
                     channels,
@@ -100,15 +101,13 @@ class ResNet1d(nn.Module):
                     step="steps" in submodel.features,
                 )
                 channels = width
-            self.sections.append(blocks)
+            self.sections.append(nn.Sequential(blocks))
         self.linear = nn.Linear(channels, network.outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.stem(self.standardise(x))))  # [N, w0, T]
         for section in self.sections:
-            # a ModuleDict, unknown to ModuleList's type
-            for block in section.values():  # type: ignore[operator]
-                x = block(x)  # [N, ws, T/2^s]
+            x = section(x)  # [N, ws, T/2^s]
         return self.linear(x.mean(2))  # type: ignore[no-any-return]
 
 

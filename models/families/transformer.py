@@ -12,6 +12,7 @@ position.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -137,20 +138,19 @@ class Transformer(nn.Module):
             scale_count(submodel.width, n) for n in (size.dim, size.hidden, size.dim // size.heads)
         )
         self.embedding = Embedding(network.outputs, network.inputs[0], dim, size.dropout)
-        self.sections = nn.ModuleList([nn.ModuleDict()])
-        for index in (index for index, keep in enumerate(submodel.mask[0]) if keep):
-            layer = Layer(dim, features, hidden, size, step="steps" in submodel.features)
-            self.sections[0][str(index)] = layer  # type: ignore[operator]
+        layers = {
+            str(index): Layer(dim, features, hidden, size, step="steps" in submodel.features)
+            for index, keep in enumerate(submodel.mask[0])
+            if keep
+        }
+        self.sections = nn.ModuleList([nn.Sequential(OrderedDict(layers))])
         self.decoder = Decoder(dim, network.outputs)
         for name, value in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(value)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.embedding(x)  # [N, T, D]
-        # a ModuleDict, unknown to ModuleList's type
-        for layer in self.sections[0].values():  # type: ignore[operator]
-            x = layer(x)
+        x = self.sections[0](self.embedding(x))  # [N, T, D]
         return self.decoder(x).transpose(1, 2)  # type: ignore[no-any-return]
 
 

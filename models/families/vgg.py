@@ -18,6 +18,7 @@ after the last; the linear reads the global mean.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -133,11 +134,11 @@ class Vgg(nn.Module):
         for outputs, mask in zip(
             (scale_count(submodel.width, w) for w in size.widths), submodel.mask, strict=True
         ):
-            blocks = nn.ModuleDict()
+            blocks = OrderedDict[str, nn.Module]()
             for index in (i for i, keep in enumerate(mask) if keep):
                 blocks[str(index)] = Block(channels, outputs)
                 channels = outputs
-            self.sections.append(blocks)
+            self.sections.append(nn.Sequential(blocks))
         wanted = len(size.widths) if size.hidden else len(size.widths) - 1
         # halvings that leave at least one pixel
         self.pools = min(wanted, min(height, width).bit_length() - 1)
@@ -152,9 +153,7 @@ class Vgg(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.standardise(x)
         for index, section in enumerate(self.sections):
-            # a ModuleDict, unknown to ModuleList's type
-            for block in section.values():  # type: ignore[operator]
-                x = block(x)
+            x = section(x)
             x = F.max_pool2d(x, 2) if index < self.pools else x  # [N, ws, H/2^s, W/2^s]
         if not self.hidden:
             x = x.mean((2, 3))

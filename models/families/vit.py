@@ -10,6 +10,7 @@ Initialisation is torchvision's, with a zero head.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -162,10 +163,12 @@ class ViT(nn.Module):
         self.token = nn.Parameter(torch.zeros(dim))
         self.positions = nn.Parameter(torch.zeros(tokens, dim))
         self.scaler: nn.Module = nn.Identity()
-        self.sections = nn.ModuleList([nn.ModuleDict()])
-        for index in (index for index, keep in enumerate(submodel.mask[0]) if keep):
-            layer = Layer(dim, size.heads, features, hidden, step="steps" in submodel.features)
-            self.sections[0][str(index)] = layer  # type: ignore[operator]
+        layers = {
+            str(index): Layer(dim, size.heads, features, hidden, step="steps" in submodel.features)
+            for index, keep in enumerate(submodel.mask[0])
+            if keep
+        }
+        self.sections = nn.ModuleList([nn.Sequential(OrderedDict(layers))])
         self.norm = nn.LayerNorm(dim, EPS)
         self.linear = nn.Linear(dim, network.outputs)
         initialise(self)
@@ -173,10 +176,7 @@ class ViT(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.patches(self.standardise(x)).flatten(2).transpose(1, 2)  # [N, patches, D]
         x = torch.cat([self.token.expand(x.shape[0], 1, -1), x], 1) + self.positions  # [N, T, D]
-        x = self.scaler(x)
-        # a ModuleDict, unknown to ModuleList's type
-        for layer in self.sections[0].values():  # type: ignore[operator]
-            x = layer(x)
+        x = self.sections[0](self.scaler(x))
         return self.linear(self.norm(x[:, 0]))  # type: ignore[no-any-return]
 
 

@@ -234,7 +234,7 @@ class Inverted(nn.Module):
         # before: number of blocks of the largest network before a section, which sets the drop rate
         inputs, before = size.stem, 0
         for section, mask in zip(size.sections, submodel.mask, strict=True):
-            blocks = nn.ModuleDict()
+            blocks = OrderedDict[str, nn.Module]()
             for index, keep in enumerate(mask):
                 if keep:
                     rate = style.drop * (before + index) / sum(size.depths)
@@ -242,7 +242,7 @@ class Inverted(nn.Module):
                     blocks[str(index)] = Block(section, place, width, style, steps=steps)
                 inputs = section.channels
             before += len(mask)
-            self.sections.append(blocks)
+            self.sections.append(nn.Sequential(blocks))
         self.last = Conv(scale_count(width, inputs), size.last, 1, style)
         self.dropout = nn.Dropout(DROPOUT)
         self.linear = nn.Linear(size.last, network.outputs)
@@ -251,8 +251,6 @@ class Inverted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(self.standardise(x))  # [N, stem, H/stride, W/stride]
         for section in self.sections:
-            # a ModuleDict, unknown to ModuleList's type
-            for block in section.values():  # type: ignore[operator]
-                x = block(x)  # [N, ws, Hs, Ws]
+            x = section(x)  # [N, ws, Hs, Ws]
         x = self.last(x).mean((2, 3))  # [N, last]
         return self.linear(self.dropout(x))  # type: ignore[no-any-return]

@@ -40,7 +40,7 @@ def test_half_of_it_by_hand():
 def test_sides_of_the_maps(side, sides):
     net, seen = build(full(network("lenet", (1, side, side), 10))), []
     for section in net.sections:
-        section["0"].register_forward_hook(lambda module, args, out: seen.append(out.shape[-1]))
+        section[0].register_forward_hook(lambda module, args, out: seen.append(out.shape[-1]))
     assert net(torch.zeros(2, 1, side, side)).shape == (2, 10)
     assert seen == sides
 

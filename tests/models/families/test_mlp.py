@@ -51,7 +51,7 @@ def test_a_step_of_zero_skips_its_block():
     stepped = build(full(made, ("steps",))).eval()
     stepped.load_state_dict(plain.state_dict(), strict=False)
     assert torch.equal(stepped(x), plain(x))
-    for block in stepped.sections[0].values():
+    for block in stepped.sections[0]:
         torch.nn.init.zeros_(block.step)
     assert block.step.shape == (1,)
     assert torch.equal(stepped(x), plain.linear(torch.relu(plain.norm(plain.stem(x)))))

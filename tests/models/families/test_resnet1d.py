@@ -44,7 +44,7 @@ def test_a_step_of_0_leaves_the_shortcut():
     passes unchanged.
     """
     net = build(full(network("resnet1d-tiny", (3, 20), 4), ("steps",)))
-    block = net.sections[0]["0"]
+    block = net.sections[0][0]
     with torch.no_grad():
         block.step.zero_()
     x = torch.rand(2, 8, 20)

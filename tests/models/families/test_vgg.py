@@ -85,7 +85,7 @@ def test_torchvisions_presets_start_as_torchvision_does():
     torch.manual_seed(0)
     (narrow,) = menu(network("vgg-11", CIFAR, 10), (0.125,), (1,))
     net = build(narrow)
-    conv = net.sections[4]["0"].conv
+    conv = net.sections[4][0].conv
     assert conv.weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.02)
     assert net.hidden[1].weight.std().item() == pytest.approx(0.01, rel=0.02)
     assert not conv.bias.any()

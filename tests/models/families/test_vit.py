@@ -84,7 +84,7 @@ def test_it_is_initialised_as_torchvisions():
     head; positions have 0.02.
     """
     net = build(full(network("vit-tiny-32", CIFAR, 10))).requires_grad_(False)
-    layer = net.sections[0]["0"]
+    layer = net.sections[0][0]
     assert 0.8e-6 < float(layer.feed.linear1.bias.std()) < 1.2e-6
     assert 0.019 < float(net.positions.std()) < 0.021
     assert not any(

@@ -124,7 +124,7 @@ def test_blocks_keep_their_index_and_each_first_one_stays():
 def test_resolution_halves_in_the_sections_that_say_so():
     net, seen = build(full(network("mobilenet-tiny", DIGITS, 10))).eval(), []
     for section in net.sections:
-        section["0"].register_forward_hook(
+        section[0].register_forward_hook(
             lambda module, args, out: seen.append(tuple(out.shape[1:]))
         )
     net(torch.zeros(2, *DIGITS))
