@@ -13,8 +13,7 @@ from export import bundle
 from federated.errors import ExportError, LinkError, WireError
 from federated.wire import envelope, messages, retained_blobs, topics
 from federated.wire.chunks import split
-from federated.wire.delivery_queue import Delivery
-from federated.wire.link import Link
+from federated.wire.link import Delivery, Link
 from federated.wire.release_files import Release, Serving, Version
 
 __all__ = [

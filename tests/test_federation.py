@@ -20,8 +20,7 @@ from federated.errors import ConfigError, FleetError, StoreError
 from federated.method import Tensors
 from federated.task import Update
 from federated.wire import envelope, messages, topics
-from federated.wire.delivery_queue import Delivery
-from federated.wire.link import Link
+from federated.wire.link import Delivery, Link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.federation import RUN, Member, digits, federate
 

@@ -8,8 +8,7 @@ from functools import partial
 
 from benchmarks.schedules.faults import Fault
 from benchmarks.schedules.world import Process, World
-from federated.wire.delivery_queue import Delivery
-from federated.wire.link import Payload, Will
+from federated.wire.link import Delivery, Payload, Will
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 
 __all__ = ["Cable", "Network"]

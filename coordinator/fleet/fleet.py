@@ -31,8 +31,7 @@ from coordinator.trust.acceptance import check_profile
 from federated.errors import Malformed, ProtocolMismatch, Refused, Superseded, WireError
 from federated.task import Key, Profile, Work
 from federated.wire import envelope, messages, topics
-from federated.wire.delivery_queue import LINK_UP, Delivery
-from federated.wire.link import Link
+from federated.wire.link import LINK_UP, Delivery, Link
 
 __all__ = ["Fleet", "Intake"]
 

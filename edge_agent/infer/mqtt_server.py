@@ -15,8 +15,7 @@ from edge_agent.infer.engine import Engine
 from edge_agent.infer.replies import MAX_EXAMPLES, parse_inputs, reply
 from federated.errors import EspalierError, LinkError
 from federated.wire import topics
-from federated.wire.delivery_queue import Delivery
-from federated.wire.link import Link
+from federated.wire.link import Delivery, Link
 
 __all__ = ["MAX_BYTES", "MAX_WAITING", "MqttServer"]
 

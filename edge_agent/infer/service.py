@@ -30,8 +30,7 @@ from federated.runtime.console import Say
 from federated.runtime.listen_address import ListenAddress
 from federated.runtime.service_manager import ServiceManager
 from federated.wire import topics
-from federated.wire.delivery_queue import Delivery
-from federated.wire.link import Link
+from federated.wire.link import Delivery, Link
 from federated.wire.release_files import Serving
 
 __all__ = ["ServicePlan", "serve", "serving_report"]

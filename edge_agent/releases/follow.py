@@ -17,8 +17,7 @@ from edge_agent.releases.release_watch import Arrival, NotReleased, ReleaseWatch
 from federated.errors import ExportError, StoreError
 from federated.safe_text import make_safe
 from federated.wire import envelope, topics
-from federated.wire.delivery_queue import LINK_UP, Delivery
-from federated.wire.link import Link, Will
+from federated.wire.link import LINK_UP, Delivery, Link, Will
 from federated.wire.links.catalogue import open_link
 from federated.wire.release_files import Serving
 

@@ -14,8 +14,7 @@ from export.bundle import File
 from export.verify import sha256
 from federated.errors import ExportError, StoreError, WireError
 from federated.wire import envelope, messages, topics
-from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery
-from federated.wire.link import Link
+from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
 from federated.wire.release_files import Version
 from federated.wire.retained_blobs import Download, RetainedBlob
 

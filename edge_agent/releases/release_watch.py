@@ -13,8 +13,7 @@ from edge_agent.releases.release_download import ReleaseDownload, version_folder
 from export.publish import SETTLE
 from federated.errors import EspalierError, FleetError, WireError
 from federated.wire import envelope, topics
-from federated.wire.delivery_queue import Delivery
-from federated.wire.link import Link
+from federated.wire.link import Delivery, Link
 from federated.wire.release_files import Release, Version
 
 __all__ = ["Arrival", "NotReleased", "ReleaseWatch", "Subscription", "Target", "find_target"]

@@ -26,8 +26,7 @@ from federated.device.uploads import Uploads
 from federated.errors import Refused, WireError
 from federated.task import Profile, Task
 from federated.wire import envelope, messages, topics
-from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery
-from federated.wire.link import Link
+from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
 
 __all__ = ["Equipment", "Participant"]
 

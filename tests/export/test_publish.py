@@ -18,7 +18,7 @@ from export.publish import (
 )
 from federated.errors import ExportError
 from federated.wire import envelope, messages, topics
-from federated.wire.delivery_queue import Delivery
+from federated.wire.link import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.release_files import Release, Serving
 from tests.support.release import Clock, toy

@@ -11,7 +11,7 @@ from federated.device.task_runner import Outcome
 from federated.task import Card, Profile, Recipe, Task, Timing
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import Receiver, split
-from federated.wire.delivery_queue import Delivery
+from federated.wire.link import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.retained_blobs import publish
 from models.families.catalogue import menu, network

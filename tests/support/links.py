@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from federated.errors import LinkError
 from federated.wire.address import Address
-from federated.wire.delivery_queue import Delivery
+from federated.wire.link import Delivery
 from federated.wire.links.mqtt import MqttLink
 
 __all__ = ["connect", "listen", "open_links", "wait_for_delivery"]

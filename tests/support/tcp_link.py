@@ -14,8 +14,7 @@ from typing import Any
 import msgpack
 
 from federated.errors import LinkError
-from federated.wire.delivery_queue import Delivery, DeliveryQueue
-from federated.wire.link import CHUNK, Payload, Probe, Will
+from federated.wire.link import CHUNK, Delivery, DeliveryQueue, Payload, Probe, Will
 from federated.wire.topics import matches
 
 __all__ = ["TcpHub", "TcpLink", "open_tcp_link"]

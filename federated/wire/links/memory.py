@@ -12,8 +12,17 @@ import weakref
 from collections.abc import Callable, Iterable
 
 from federated.errors import LinkError, UsageError
-from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery, DeliveryQueue
-from federated.wire.link import CHUNK, Payload, Probe, Will, chunk_within
+from federated.wire.link import (
+    CHUNK,
+    LINK_DOWN,
+    LINK_UP,
+    Delivery,
+    DeliveryQueue,
+    Payload,
+    Probe,
+    Will,
+    chunk_within,
+)
 from federated.wire.topics import matches
 
 __all__ = ["MemoryBroker", "MemoryLink", "open_memory_link"]

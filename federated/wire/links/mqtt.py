@@ -16,8 +16,18 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from federated.errors import LinkError
 from federated.wire import tls, topics
 from federated.wire.address import Address, parse_address
-from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery, DeliveryQueue
-from federated.wire.link import OVERHEAD, PROBES, Payload, Probe, Will, chunk_within
+from federated.wire.link import (
+    LINK_DOWN,
+    LINK_UP,
+    OVERHEAD,
+    PROBES,
+    Delivery,
+    DeliveryQueue,
+    Payload,
+    Probe,
+    Will,
+    chunk_within,
+)
 from federated.wire.links.paho_client import (
     MAX_PACKET,
     ClientSetup,

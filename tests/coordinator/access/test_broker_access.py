@@ -38,7 +38,7 @@ from edge_agent.access.enrolment import encode_key, sign_request
 from federated.errors import ConfigError, LinkError, StoreError
 from federated.wire import envelope, messages, topics
 from federated.wire.address import parse_address
-from federated.wire.delivery_queue import LINK_UP
+from federated.wire.link import LINK_UP
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.mqtt import MqttLink
 from tests.support.authority import member, shipped

@@ -10,7 +10,7 @@ import pytest
 from coordinator.fleet.fleet import FENCE, Fleet, Intake
 from federated.errors import Superseded
 from federated.wire import envelope, messages, topics
-from federated.wire.delivery_queue import LINK_UP, Delivery
+from federated.wire.link import LINK_UP, Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import CARD
 from tests.support.clock import Clock

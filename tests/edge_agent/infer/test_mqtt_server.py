@@ -16,7 +16,7 @@ from edge_agent.infer import mqtt_server as asked
 from edge_agent.infer.engine import Answered, Engine
 from edge_agent.infer.mqtt_server import MqttServer
 from federated.wire import topics
-from federated.wire.delivery_queue import Delivery
+from federated.wire.link import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.variants import NAME, several
 

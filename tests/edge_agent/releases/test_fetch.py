@@ -20,8 +20,7 @@ from export.verify import load, sha256
 from federated.errors import ExportError, FleetError, LinkError, StoreError
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import slices
-from federated.wire.delivery_queue import Delivery
-from federated.wire.link import Link
+from federated.wire.link import Delivery, Link
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.partial_file import HAVE, PART

@@ -16,7 +16,7 @@ from export import bundle
 from export.publish import announce, describe_version, publish, withdraw
 from federated.errors import FleetError
 from federated.wire import envelope, messages, topics
-from federated.wire.delivery_queue import Delivery
+from federated.wire.link import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.release_files import Release, Serving, Version
 from tests.support.release import Clock, toy

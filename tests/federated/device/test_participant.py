@@ -15,7 +15,7 @@ from coordinator.store.store import Store
 from federated.device.uploads import Uploads
 from federated.task import Profile, Task, Timing, Update
 from federated.wire import envelope, messages, topics
-from federated.wire.delivery_queue import Delivery
+from federated.wire.link import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import AGENT, CARD, Agent, Clerk, open_spool, task
 from tests.support.clerk import RUN as HAND_RUN

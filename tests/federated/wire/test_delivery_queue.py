@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from federated.wire.delivery_queue import LINK_UP, Delivery, DeliveryQueue
+from federated.wire.link import LINK_UP, Delivery, DeliveryQueue
 
 
 def test_deliveries_come_out_in_order_and_then_nothing() -> None:

@@ -16,7 +16,7 @@ from coordinator.broker import local as brokers
 from coordinator.broker.local import Broker
 from coordinator.fleet.fleet import Fleet
 from federated.wire import envelope, messages, topics
-from federated.wire.delivery_queue import LINK_DOWN
+from federated.wire.link import LINK_DOWN
 from federated.wire.links import mqtt as links
 from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import read_port

@@ -19,7 +19,7 @@ from coordinator.broker.local import Broker
 from federated.errors import LinkError
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import Receiver, Sender, split
-from federated.wire.delivery_queue import Delivery
+from federated.wire.link import Delivery
 from federated.wire.links.mqtt import MqttLink
 from federated.wire.retained_blobs import Download, RetainedBlob, publish
 from tests.support.links import listen, open_links, wait_for_delivery

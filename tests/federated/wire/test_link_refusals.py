@@ -19,7 +19,7 @@ from coordinator.broker.addresses import free_port
 from coordinator.broker.local import Broker
 from federated.errors import ConfigError, LinkError
 from federated.wire import topics
-from federated.wire.delivery_queue import LINK_DOWN
+from federated.wire.link import LINK_DOWN
 from federated.wire.links import mqtt as links
 from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import is_listening, needs_mosquitto

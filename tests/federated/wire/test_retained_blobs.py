@@ -10,7 +10,7 @@ import pytest
 from federated.errors import Refused
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import slices, split
-from federated.wire.delivery_queue import LINK_DOWN, LINK_UP
+from federated.wire.link import LINK_DOWN, LINK_UP
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.partial_file import HAVE, PART
 from federated.wire.retained_blobs import PATIENCE, Download, RetainedBlob, publish

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from federated.errors import ConfigError, LinkError, Unknown, UsageError
-from federated.wire.delivery_queue import Delivery
-from federated.wire.link import Link
+from federated.wire.link import Delivery, Link
 from federated.wire.links.catalogue import LINKS, open_link
 from federated.wire.links.mqtt import MqttLink
 from tests.support.federation import Member, digits, federate

@@ -14,8 +14,7 @@ import pytest
 
 from coordinator.broker import local as brokers
 from federated.errors import LinkError
-from federated.wire.delivery_queue import Delivery
-from federated.wire.link import Link, Will
+from federated.wire.link import Delivery, Link, Will
 from federated.wire.links.catalogue import LINKS, open_link
 from tests.support.tcp_link import TcpHub
 from tests.support.tried import list_tried

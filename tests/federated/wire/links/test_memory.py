@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from federated.errors import LinkError
-from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery
+from federated.wire.link import LINK_DOWN, LINK_UP, Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 
 
