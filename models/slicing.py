@@ -8,7 +8,8 @@ some devices only; until it is written, reading it returns `name`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +23,7 @@ __all__ = [
     "Row",
     "Where",
     "as_slices",
+    "blocks",
     "corner",
     "corners",
     "extract",
@@ -170,3 +172,20 @@ def read_home(tensors: Mapping[str, Tensor], home: str, shape: Sequence[int]) ->
 def is_statistic(home: str) -> bool:
     """Return True if a home, global or of a group, holds running statistics of batch norm."""
     return home.partition("@")[0].endswith(("running_mean", "running_var"))
+
+
+def blocks(where: Where, most: int) -> Iterator[Where]:
+    """Yield a rectangle cut along its first axes into blocks of at most `most` entries, each
+    contiguous in memory.
+    """
+    extent = [b - a for a, b in where]
+    if math.prod(extent) <= most:
+        yield where
+        return
+    axis = next(i for i, n in enumerate(extent) if n > 1)
+    inner = math.prod(extent[axis + 1 :])
+    a, b = where[axis]
+    step = max(1, most // inner)
+    for start in range(a, b, step):
+        piece = (*where[:axis], (start, min(b, start + step)), *where[axis + 1 :])
+        yield from blocks(piece, most)

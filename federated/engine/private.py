@@ -41,12 +41,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from federated.engine.aggregate import Part, Sum, Total, bands
-from federated.engine.blocks import blocks
 from federated.engine.update_norms import add_missing_homes, clip_parts, count_once
 from federated.errors import ConfigError
 from federated.method import Method, Setting, State, vary
 from federated.task import Update
-from models.slicing import Plan, as_slices, corner
+from models.slicing import Plan, as_slices, blocks, corner
 
 __all__ = ["add_noise", "draw_normal", "make_private", "uniform_settings"]
 

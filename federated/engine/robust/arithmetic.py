@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from federated.engine.aggregate import Key, Sum, Total, bands, fold, is_inside
-from federated.engine.blocks import blocks
 from federated.engine.part_store import PartStore, Slot
 from federated.method import Tensors
-from models.slicing import Where, as_slices, read_home
+from models.slicing import Where, as_slices, blocks, read_home
 
 __all__ = [
     "Array",
