@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.family import Family, Tensors, Torchvision, check_mask
-from models.layers.basic import Norm, Standardise
-from models.layers.flat_linear import stack
+from models.layers.basic import Norm, Standardise, stack
 from models.submodel import Submodel, scale_count
 
 __all__ = ["VGG"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
@@ -9,7 +11,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from models.submodel import scale_count
 
-__all__ = ["Linear", "Norm", "ProjectedLinear", "Scaler", "Standardise", "project", "scale"]
+__all__ = [
+    "Flat",
+    "Linear",
+    "Norm",
+    "ProjectedLinear",
+    "Scaler",
+    "Standardise",
+    "project",
+    "scale",
+    "stack",
+]
 
 FEATURES = 256  # features of a projection head, at width 1
 
@@ -138,3 +150,22 @@ def project(net: nn.Module, rate: float) -> None:
             f"{type(last).__name__}"
         )
     net.linear = ProjectedLinear(last, scale_count(rate, FEATURES))
+
+
+class Flat(Linear):
+    """A linear layer over a map [N, channels, ...] of `positions` places; its weight is [outputs,
+    channels, positions].
+    """
+
+    def __init__(self, channels: int, positions: int, outputs: int) -> None:
+        super().__init__(channels * positions, outputs)
+        self.weight = nn.Parameter(self.weight.detach().reshape(outputs, channels, positions))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.scaler(F.linear(input.flatten(1), self.weight.flatten(1), self.bias))  # type: ignore[no-any-return]
+
+
+def stack(channels: int, positions: int, widths: list[int]) -> nn.ModuleList:
+    """Return linear layers of these widths; the first reads a feature map."""
+    layers: list[nn.Module] = [Flat(channels, positions, width) for width in widths[:1]]
+    return nn.ModuleList(layers + [Linear(before, width) for before, width in pairwise(widths)])

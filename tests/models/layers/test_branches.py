@@ -15,6 +15,7 @@ from models.branching import branchable_layers
 from models.cost import cost
 from models.families.catalogue import full, network
 from models.layers.attention import Attention
+from models.layers.basic import Flat
 from models.layers.branches import (
     Branch,
     available_branches,
@@ -23,7 +24,6 @@ from models.layers.branches import (
     originals,
     split,
 )
-from models.layers.flat_linear import Flat
 
 LAYERS = {
     "3x3": (lambda: nn.Conv2d(4, 6, 3, padding=1), (2, 4, 5, 5)),

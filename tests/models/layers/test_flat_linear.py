@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.layers.basic import Linear, scale
-from models.layers.flat_linear import Flat, stack
+from models.layers.basic import Flat, Linear, scale, stack
 
 
 def test_it_is_a_linear_layer_of_the_flattened_map():
