@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from federated.engine.robust.clip import CLIP
-from federated.engine.robust.krum import KRUM
+from federated.engine.robust.krum import KRUM, MULTIKRUM
 from federated.engine.robust.median import MEDIAN
-from federated.engine.robust.multikrum import MULTIKRUM
 from federated.engine.robust.rule import Rule
 from federated.engine.robust.trimmed import TRIMMED
 from federated.runtime.plugins import find

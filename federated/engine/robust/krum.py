@@ -1,5 +1,8 @@
 """Krum: among the n devices of one submodel, the update with the least sum of squared distances to
 its n - f - 2 nearest (Blanchard et al., arXiv 1703.02757, section 4).
+
+Multi-Krum: the mean of the n - f - 2 updates of one submodel that have the least sums in Krum.
+Selecting more is not proven safe (El Mhamdi et al., arXiv 1802.07927).
 """
 
 from __future__ import annotations
@@ -7,7 +10,7 @@ from __future__ import annotations
 from federated.engine.robust.arithmetic import least_for_krum, per_submodel, weigh_nearest
 from federated.engine.robust.rule import Rule
 
-__all__ = ["KRUM"]
+__all__ = ["KRUM", "MULTIKRUM"]
 
 KRUM = Rule(
     name="krum",
@@ -17,5 +20,17 @@ KRUM = Rule(
     clips=False,
     combine=lambda kept, tensors, f: per_submodel(
         kept, tensors, f, least_for_krum, weigh_nearest(lambda n: 1)
+    ),
+)
+
+
+MULTIKRUM = Rule(
+    name="multikrum",
+    help="the mean of the n - f - 2 updates of each submodel that are nearest to the others",
+    compares="submodel",
+    needed=least_for_krum,
+    clips=False,
+    combine=lambda kept, tensors, f: per_submodel(
+        kept, tensors, f, least_for_krum, weigh_nearest(lambda n: n - f - 2)
     ),
 )
