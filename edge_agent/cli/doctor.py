@@ -44,7 +44,7 @@ def doctor(
         from edge_agent.access.identity import machine_name
         from edge_agent.device import state_folder
         from edge_agent.doctor.check import exit_code, format_check, format_json
-        from edge_agent.doctor.examination import examine
+        from edge_agent.doctor.connection_checks import examine
 
         broker, name = resolve_broker(broker, name)
         checks = []

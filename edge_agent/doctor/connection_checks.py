@@ -1,5 +1,8 @@
 """Checks of the connection to the broker and the coordinator, in order: name, TCP, TLS,
-credentials, rights, packet size, clock. The checks end at a failure that the next ones depend on.
+credentials, rights, packet size, clock; and the sequence of all checks of `edge-agent doctor`. The
+checks end at a failure that the next ones depend on.
+
+The device joins no run; it only requests an echo from the coordinator.
 """
 
 from __future__ import annotations
@@ -26,12 +29,12 @@ from edge_agent.doctor.broker_checks import (
     is_local,
 )
 from edge_agent.doctor.check import Check
-from edge_agent.doctor.clock_check import check_clock
+from edge_agent.doctor.device_checks import check_clock, check_device
 from federated.errors import EspalierError
 from federated.wire import messages, tls, topics
 from federated.wire.address import Address, parse_address
 
-__all__ = ["check_connection"]
+__all__ = ["check_connection", "examine"]
 
 SOON = 14  # days left of a certificate that lead to a warning
 NO_RUN = "doctor"  # stands for a run in topics if none is found
@@ -217,3 +220,17 @@ def check_certificate(path: Path, name: str) -> Check:
     if days < SOON:
         return Check("certificate", "warn", found, "edge-agent join renews it while it runs")
     return Check("certificate", "ok", found)
+
+
+def examine(broker: str | None, run: str | None, name: str, store: Path) -> Iterator[Check]:
+    """Run all checks and yield each result at once. Without a broker, check only the device.
+    Raises UsageError for a malformed address or name.
+    """
+    card: messages.Run | None = None
+    if broker is not None:
+        for result in check_connection(broker, run, name):
+            if isinstance(result, messages.Run):
+                card = result
+            else:
+                yield result
+    yield from check_device(store, card)

@@ -6,25 +6,27 @@ import time
 
 import pytest
 
-from edge_agent.doctor import clock_check
+from edge_agent.doctor import device_checks
 
 
 def test_clocks_are_compared() -> None:
-    assert clock_check.check_skew(0.5, 0.1).state == "ok"
-    assert clock_check.check_skew(20.0, 0.1).state == "warn"
-    assert clock_check.check_skew(20.0, 60.0).state == "ok", "too slow an answer for this precision"
+    assert device_checks.check_skew(0.5, 0.1).state == "ok"
+    assert device_checks.check_skew(20.0, 0.1).state == "warn"
+    assert device_checks.check_skew(20.0, 60.0).state == "ok", (
+        "too slow an answer for this precision"
+    )
     assert (
-        clock_check.check_skew(-900.0, 0.1).state,
-        clock_check.check_skew(-900.0, 0.1).exit,
+        device_checks.check_skew(-900.0, 0.1).state,
+        device_checks.check_skew(-900.0, 0.1).exit,
     ) == (
         "fail",
         3,
     )
-    assert "ahead of" in clock_check.check_skew(-900.0, 0.1).found
-    assert clock_check.check_skew(float("nan"), 0.1).state == "warn"
+    assert "ahead of" in device_checks.check_skew(-900.0, 0.1).found
+    assert device_checks.check_skew(float("nan"), 0.1).state == "warn"
 
 
 def test_a_clock_before_the_installation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert clock_check.check_clock().state == "ok"
+    assert device_checks.check_clock().state == "ok"
     monkeypatch.setattr(time, "time", lambda: 86400.0)
-    assert clock_check.check_clock().state == "fail"
+    assert device_checks.check_clock().state == "fail"
