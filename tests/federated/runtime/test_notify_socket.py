@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from federated.runtime.notify_socket import NotifySocket
+from federated.runtime.service_manager import NotifySocket
 
 ABSTRACT = pytest.param(
     "abstract",
