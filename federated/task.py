@@ -6,13 +6,14 @@ result. A task may also calibrate batch norm statistics, or evaluate.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
-from federated.wire.fields import Text, Word
+from federated.wire.fields import AgentName, Amount, Digest, Name, Natural, Text, Word
 from models.submodel import Submodel, Target
 
 __all__ = [
@@ -134,20 +135,20 @@ class Task:
     codec: encodes the tensors of the update (`federated.wire.codecs`).
     """
 
-    run: str
-    round: int
-    attempt: int
-    agent: str
+    run: Name
+    round: Natural
+    attempt: Natural
+    agent: AgentName
     work: Work
     submodel: Submodel
-    version: str
-    digest: str
-    size: int
+    version: Name
+    digest: Digest
+    size: Natural
     recipe: Recipe
-    deadline: float
+    deadline: Annotated[float, Meta(gt=0, le=sys.float_info.max)]
     since: int = 0
     lease: float = 0.0
-    slot: str = "0"
+    slot: Name = "0"
     codec: Word = "raw"
 
     @property
@@ -222,7 +223,7 @@ class Timing:
 
     submodel: Submodel
     batch: int
-    seconds: float
+    seconds: Amount
 
 
 @dataclass(frozen=True)
@@ -264,13 +265,13 @@ class Profile:
     capabilities: those of `federated.capabilities` that its trainer supports.
     """
 
-    agent: str
+    agent: AgentName
     host: Text
     system: Text
-    cpus: float
-    memory: int
-    uplink: float
-    chunk: int
+    cpus: Amount
+    memory: Natural
+    uplink: Amount
+    chunk: Natural
     runtime: Text
     data: Card
     timings: tuple[Timing, ...]

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
+
+from msgspec import Meta
 
 __all__ = ["DataMoments", "Moments", "Network", "Objective", "Submodel", "Target", "scale_count"]
 
@@ -96,10 +98,10 @@ class Submodel:
     """
 
     network: Network
-    width: float
+    width: Annotated[float, Meta(gt=0, le=1)]
     mask: tuple[tuple[int, ...], ...]
     features: tuple[str, ...] = ()
-    branches: int = 1
+    branches: Annotated[int, Meta(ge=1)] = 1
     owner: str = ""
 
     @property

@@ -195,11 +195,6 @@ def _check(sheet: Sheet, own: str) -> None:
 def _check_timings(timings: Sequence[Timing], own: str) -> None:
     for timing in timings:
         submodel = timing.submodel
-        if not 0 < submodel.width <= 1 or submodel.branches < 1:
-            raise ValueError(
-                f"{submodel.name}: expected a width above 0 and at most 1 and at least 1 branch, "
-                f"found {submodel.width:g} and {submodel.branches}"
-            )
         if timing.batch < 1 or not SHORTEST <= timing.seconds <= LONGEST:
             raise ValueError(
                 f"{submodel.name}: expected a batch above 0 and between {SHORTEST:g} and "

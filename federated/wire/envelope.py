@@ -8,9 +8,8 @@ reason.
 
 from __future__ import annotations
 
-import math
 import re
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
 import msgpack
 import msgspec
@@ -19,7 +18,7 @@ from federated.errors import Malformed, ProtocolMismatch
 from federated.safe_text import make_safe
 from federated.task import Profile, Task, Update
 from federated.wire import topics
-from federated.wire.fields import Text
+from federated.wire.fields import Natural, Text
 from federated.wire.messages import (
     MAX_CHUNK,
     Abort,
@@ -38,7 +37,6 @@ from federated.wire.messages import (
     Status,
 )
 from federated.wire.release_files import Release, Serving
-from models.submodel import Submodel
 
 __all__ = ["MAX_MESSAGE", "MESSAGES", "PROTOCOL", "decode", "decode_with_epoch", "encode"]
 
@@ -73,9 +71,6 @@ for _type in (*MESSAGES.values(), Update):
     msgspec.msgpack.Decoder(_type)
 
 
-_SIZE = 1 << 62  # limit of an epoch, and of the bytes of a memory or chunk (`Natural`)
-
-
 class _Envelope(msgspec.Struct):
     """An envelope whose parts are not decoded yet. All lengths in it are checked against the
     payload.
@@ -84,7 +79,7 @@ class _Envelope(msgspec.Struct):
     v: msgspec.Raw
     kind: msgspec.Raw
     body: msgspec.Raw
-    epoch: Annotated[int, msgspec.Meta(ge=0, lt=_SIZE)] = 0
+    epoch: Natural = 0
 
 
 _ENVELOPE, _CHUNK = msgspec.msgpack.Decoder(_Envelope), msgspec.msgpack.Decoder(Chunk)
@@ -205,73 +200,22 @@ def _make_safe(part: Any) -> Any:
 
 
 def _check(kind: str, message: Message) -> None:
-    """Check what the types of records cannot express: names that become topic levels and files,
-    sizes, times.
+    """Check what the types of records cannot express: names made of several fields, and fields that
+    depend on each other.
     """
     match message:
-        case Task():
-            wrong = (
-                not 0 < message.deadline < math.inf
-                or min(message.round, message.attempt, message.size) < 0
-            )
-            names = [
-                (message.run, topics.NAME),
-                (message.agent, topics.AGENT),
-                (message.version, topics.NAME),
-                (message.slot, topics.NAME),
-                (message.digest, _SHA256),
-            ]
-            names.append((_submodel_name(kind, message.submodel), topics.SUBMODEL))
-        case Profile():
-            wrong = (
-                not all(0 <= size < _SIZE for size in (message.memory, message.chunk))
-                or not 0 <= message.cpus < math.inf
-            )
-            wrong = wrong or not (message.uplink == 0 or 1 <= message.uplink < math.inf)
-            wrong = wrong or any(not 0 <= timing.seconds < math.inf for timing in message.timings)
-            names = [(message.agent, topics.AGENT)]
-        case Release():
-            versions = [
-                version for version in (message.stable, message.canary) if version is not None
-            ]
-            wrong = any(not version.sha256.startswith(version.name) for version in versions)
-            names = []
-        case Serving():
-            times = [
-                seconds
-                for seconds in (message.p50, message.p90, message.p90_before)
-                if seconds is not None
-            ]
-            shares = [
-                share for share in (message.accuracy, message.accuracy_before) if share is not None
-            ]
-            wrong = not all(0 <= seconds < math.inf for seconds in times) or not all(
-                -math.inf < share <= 1 for share in shares
-            )
-            names = []
+        case Task() if not re.match(topics.SUBMODEL, message.submodel.name):
+            wrong = f"a submodel named like {topics.SUBMODEL}"
+        case Profile() if 0 < message.uplink < 1:
+            wrong = "an uplink of 0 (unknown) or at least 1 byte per second"
+        case Release() if not all(
+            version is None or version.sha256.startswith(version.name)
+            for version in (message.stable, message.canary)
+        ):
+            wrong = "versions named after their digests"
         case _:
             return
-    for name, pattern in names:
-        if not re.match(pattern, name):
-            raise Malformed(
-                f"message '{kind}': expected a name like {pattern}, found {name[:100]!r}"
-            )
-    if wrong:
-        raise Malformed(
-            f"message '{kind}': expected valid sizes, times and digests, found {_excerpt(message)}"
-        )
-
-
-_SHA256 = r"^[0-9a-f]{64}\Z"
-
-
-def _submodel_name(kind: str, submodel: Submodel) -> str:
-    if not 0 < submodel.width <= 1 or submodel.branches < 1:
-        raise Malformed(
-            f"message '{kind}': expected a submodel with a width in (0, 1] and at least "
-            f"one branch, found {_excerpt(submodel)}"
-        )
-    return submodel.name
+    raise Malformed(f"message '{kind}': expected {wrong}, found {_excerpt(message)}")
 
 
 def _excerpt(value: object) -> str:

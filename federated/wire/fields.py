@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 from msgspec import Meta
@@ -11,10 +12,12 @@ from federated.wire import topics
 
 __all__ = [
     "AgentName",
+    "Amount",
     "Crc",
     "Digest",
     "Name",
     "Natural",
+    "Score",
     "SubmodelName",
     "SubmodelOrNone",
     "Text",
@@ -35,4 +38,6 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Word = Annotated[str, Meta(max_length=128)]
 Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]  # excludes infinity and NaN
+Score = Annotated[float, Meta(ge=-sys.float_info.max, le=1)]
 Crc = Annotated[int, Meta(ge=0, lt=1 << 32)]

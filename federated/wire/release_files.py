@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 from federated.wire.fields import (
     AgentName,
+    Amount,
     Digest,
     Name,
     Natural,
+    Score,
     SubmodelName,
     SubmodelOrNone,
     Text,
@@ -84,13 +86,13 @@ class Serving:
     submodel: SubmodelOrNone = ""
     variant: Word = ""
     provider: Word = ""
-    p50: float | None = None
-    p90: float | None = None
-    accuracy: float | None = None
+    p50: Amount | None = None
+    p90: Amount | None = None
+    accuracy: Score | None = None
     examples: Natural = 0
     before: VersionOrNone = ""
-    p90_before: float | None = None
-    accuracy_before: float | None = None
+    p90_before: Amount | None = None
+    accuracy_before: Score | None = None
     answered: Natural = 0
     failed: Natural = 0
     refused: VersionOrNone = ""
