@@ -64,51 +64,36 @@ def serve(channel: Channel) -> None:
         gauge = TaskGauge(trainer.accelerator)
         while True:
             message = channel.receive()
-            match message["do"]:
-                case "measure":
-                    channel.send(_answer(_measure, site, message))
-                case "look":
-                    channel.send(_answer(_look, site, message))
-                case "calibrate":
-                    channel.send(_answer(_calibrate, site, message))
-                case "task":
-                    answer = _perform(site, channel, gauge, message)
-                    channel.send({"number": message["number"], **answer})
-                case "cancel":
-                    pass  # it arrived after the end of the task
+            if message["do"] == "task":
+                answer = _perform(site, channel, gauge, message)
+                channel.send({"number": message["number"], **answer})
+            elif message["do"] != "cancel":  # otherwise it arrived after the end of the task
+                channel.send(_answer(site, message))
     except EspalierError as error:
         channel.send(_encode_error(error))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
 
 
-def _answer(
-    handle: Callable[[Site, dict[str, Any]], dict[str, Any]], site: Site, message: dict[str, Any]
-) -> dict[str, Any]:
+def _answer(site: Site, message: dict[str, Any]) -> dict[str, Any]:
     """Answer with the result or the error. This process continues after an error."""
     try:
-        return handle(site, message)
+        return HANDLERS[message["do"]](site, message)
     except EspalierError as error:
         return _encode_error(error)
 
 
 def _encode_error(error: EspalierError) -> dict[str, Any]:
     """Encode an error so that the agent raises it again."""
-    if isinstance(error, MissingExtra):
-        return {
-            "error": "extra",
-            "command": error.command,
-            "extra": error.extra,
-            "package": error.package,
-        }
     match error:
+        case MissingExtra(command=command, extra=extra, package=package):
+            return {"error": "extra", "arguments": (command, extra, package)}
         case ConfigError():
-            kind = "data"
+            return {"error": "data", "arguments": (str(error),)}
         case UsageError():
-            kind = "usage"
+            return {"error": "usage", "arguments": (str(error),)}
         case _:
-            kind = "other"
-    return {"error": kind, "reason": str(error)}
+            return {"error": "other", "arguments": (str(error),)}
 
 
 def _load(job: Job) -> Any:
@@ -169,6 +154,9 @@ def _calibrate(site: Site, message: dict[str, Any]) -> dict[str, Any]:
     order = msgspec.convert(message["order"], Order)
     check_family(site.job, order.model)
     return asdict(calibrate(site.job, site.data, order, site.trainer))
+
+
+HANDLERS = {"calibrate": _calibrate, "look": _look, "measure": _measure}
 
 
 def _perform(

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,6 +33,14 @@ from federated.task import Card, Task
 __all__ = ["Channel", "Job", "Worker"]
 
 log = logging.getLogger(__name__)
+
+# errors that the process reports, by their names in its answers
+ERRORS: dict[str, Callable[..., EspalierError]] = {
+    "data": DataError,
+    "extra": MissingExtra,
+    "other": EspalierError,
+    "usage": UsageError,
+}
 
 
 @dataclass(frozen=True)
@@ -193,17 +202,9 @@ class Worker:
                     f"about {minimum}: raise --limit-memory"
                 ) from error
             raise EspalierError(f"the training process ended: {reason}") from error
-        match answer.get("error"):
-            case None:
-                return answer
-            case "data":
-                raise DataError(answer["reason"])
-            case "usage":
-                raise UsageError(answer["reason"])
-            case "extra":
-                raise MissingExtra(answer["command"], answer["extra"], answer["package"])
-            case _:
-                raise EspalierError(answer["reason"])
+        if "error" in answer:
+            raise ERRORS[answer["error"]](*answer["arguments"])
+        return answer
 
     # ---- tasks -----------------------------------------------------------------------------------
 
