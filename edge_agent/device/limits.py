@@ -20,7 +20,6 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -195,17 +194,6 @@ class ProcessLimiter:
             self._limit_cpus(pid, limits.cpus)
         if limits.memory is not None:
             self._limit_memory(pid, limits.memory)
-
-    def __enter__(self) -> ProcessLimiter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stop the governor and remove the control groups; call after the process has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -53,7 +54,7 @@ def run(code: str, bounds: Limits) -> tuple[subprocess.CompletedProcess[str], li
         stderr=subprocess.PIPE,
         text=True,
     )
-    with ProcessLimiter(process.pid, bounds) as cage:
+    with closing(ProcessLimiter(process.pid, bounds)) as cage:
         out, err = process.communicate("go\n", timeout=60)
         return subprocess.CompletedProcess(code, process.returncode, out, err), cage.how
 
@@ -142,7 +143,7 @@ def test_tightest_control_group_applies(name: str, cpus: float | None, memory: i
 
 def test_the_limits_of_another_process_can_be_read() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with ProcessLimiter(process.pid, Limits(cpus=0.25)):
+    with closing(ProcessLimiter(process.pid, Limits(cpus=0.25))):
         assert available_cpus(Limits(), process.pid) <= 1
         assert available_cpus(Limits(cpus=0.25), process.pid) == 0.25
         process.communicate(b"\n", timeout=60)
