@@ -6,48 +6,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-__all__ = ["TOLERANCE", "JumpDetector", "Reading", "measure_jump", "read_clocks"]
+__all__ = ["TOLERANCE", "JumpDetector", "read_offset"]
 
 # seconds that do not count as a jump: gradual corrections of a clock stay far below
 TOLERANCE = 5.0
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Both clocks at one moment.
-
-    wall: seconds since 1970 by the machine's clock.
-    monotonic: seconds since some moment, never set back.
-    """
-
-    wall: float
-    monotonic: float
-
-
-def read_clocks() -> Reading:
-    return Reading(time.time(), time.monotonic())
-
-
-def measure_jump(before: Reading, now: Reading) -> float:
-    """Return the seconds by which the wall clock was set forward between two readings; below 0 if
-    it was set back.
-    """
-    return (now.wall - before.wall) - (now.monotonic - before.monotonic)
+def read_offset() -> float:
+    """Return the seconds by which the wall clock is ahead of the monotonic clock."""
+    return time.time() - time.monotonic()
 
 
 class JumpDetector:
-    """Compares both clocks at each `check`, and reports each jump once."""
+    """Compares both clocks at each `check`, and reports each jump once.
 
-    def __init__(self, read: Callable[[], Reading] = read_clocks) -> None:
+    read: returns the seconds by which the wall clock is ahead of the monotonic clock.
+    """
+
+    def __init__(self, read: Callable[[], float] = read_offset) -> None:
         self._read = read
         self._last = read()
 
     def check(self) -> str:
         """Return a message about a jump since the last check; empty if there was none."""
         before, self._last = self._last, self._read()
-        seconds = measure_jump(before, self._last)
+        seconds = self._last - before
         if abs(seconds) < TOLERANCE:
             return ""
         way = "forward" if seconds > 0 else "back"
