@@ -19,6 +19,7 @@ import msgspec
 from export import verify
 from export.verify import Array
 from federated.errors import ExportError, Malformed, Unknown
+from federated.runtime import files
 from federated.wire import tensors, topics
 from federated.wire.release_files import label_submodel
 
@@ -239,7 +240,7 @@ def list_files(bundle: Bundle, submodel: str | None = None) -> tuple[File, ...]:
 
 def describe_file(path: Path) -> File:
     """Describe an existing file."""
-    return File(path.name, path.stat().st_size, verify.sha256(path))
+    return File(path.name, path.stat().st_size, files.sha256(path))
 
 
 def accurate_variants(entry: Entry) -> tuple[Variant, ...]:

@@ -32,7 +32,6 @@ __all__ = [
     "Session",
     "load",
     "reason",
-    "sha256",
 ]
 
 Array = npt.NDArray[Any]
@@ -228,12 +227,6 @@ def reason(error: Exception) -> str:
         if found := re.search(pattern, text):
             return words.format(*found.groups(), version=version)
     return f"not a valid ONNX file: {re.sub(r'/onnxruntime_src/.*?[)] (?=[A-Z])', '', text)[:300]}"
-
-
-def sha256(path: Path) -> str:
-    """Return the digest of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _types(objective: str) -> dict[str, np.dtype[Any]]:

@@ -16,8 +16,9 @@ from edge_agent.infer.graph_choice import Choice, choose, sample_own, thread_cou
 from edge_agent.infer.graph_trial import CPU, Held, Trial, measure_session
 from edge_agent.infer.inputs import fit_shape
 from export.bundle import read_version
-from export.verify import Array, Session, load, sha256
+from export.verify import Array, Session, load
 from federated.errors import DataError, EspalierError, ExportError, StoreError
+from federated.runtime.files import sha256
 
 __all__ = ["Answered", "Counts", "Engine", "Past"]
 

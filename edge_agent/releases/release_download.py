@@ -11,8 +11,8 @@ from pathlib import Path
 
 from export import bundle
 from export.bundle import File
-from export.verify import sha256
 from federated.errors import ExportError, StoreError, WireError
+from federated.runtime.files import sha256
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
 from federated.wire.release_files import Version

@@ -137,7 +137,7 @@ class Spool:
     def is_intact(path: Path) -> bool:
         """Return whether weights have the digest that their name states."""
         try:
-            return _hash(path) == path.stem
+            return files.sha256(path) == path.stem
         except OSError:
             return False
 
@@ -248,7 +248,7 @@ class Spool:
             intact = (
                 isinstance(manifest, messages.Manifest)
                 and _size(update) == manifest.size
-                and _hash(update) == manifest.sha256
+                and files.sha256(update) == manifest.sha256
             )
         except (OSError, ValueError, WireError) as error:  # errors of msgspec are ValueErrors
             log.warning("ignored %s: %s", path, error)
@@ -273,12 +273,6 @@ def map_file(path: Path) -> memoryview:
     """
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-def _hash(path: Path) -> str:
-    """Return the sha256 of a file, hexadecimal. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _lock(folder: Path) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hashlib
 import logging
 import os
 import secrets
@@ -21,6 +22,7 @@ __all__ = [
     "make_private",
     "move_files",
     "replace_folder",
+    "sha256",
     "sync",
     "warn_if_public",
     "write",
@@ -125,6 +127,12 @@ def replace_folder(new: Path, target: Path) -> None:
         new.rename(target)
         shutil.rmtree(old)
     sync(target.parent)
+
+
+def sha256(path: Path) -> str:
+    """Return the digest of a file, hexadecimal. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from federated.runtime.files import sha256
+
 pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
@@ -67,7 +69,7 @@ def test_release_contains_files_and_description_of_each_submodel(release: Path) 
     }
     for file in bundle.list_files(read):
         path = release / file.name
-        assert (file.sha256, file.size) == (verify.sha256(path), path.stat().st_size)
+        assert (file.sha256, file.size) == (sha256(path), path.stat().st_size)
     for entry, submodel in zip(
         read.submodels, catalogue.menu(NETWORK, [0.125, 0.25], [1]), strict=True
     ):
@@ -183,7 +185,7 @@ def test_int8_may_lose_one_point(accuracy: float | None, agreement: float, good:
 
 def test_version_is_the_digest_of_the_manifest(copy: Path) -> None:
     before = bundle.read_version(copy)
-    assert before == verify.sha256(copy / "manifest.json")[:12]
+    assert before == sha256(copy / "manifest.json")[:12]
     (copy / "manifest.json").write_bytes((copy / "manifest.json").read_bytes() + b" ")
     assert bundle.read_version(copy) != before
 

@@ -16,8 +16,8 @@ import pytest
 
 from edge_agent.infer.infer_command import InferRequest, infer
 from edge_agent.releases.release_request import select_submodel
-from export.verify import sha256
 from federated.errors import DataError, ExportError, Unknown, UsageError
+from federated.runtime.files import sha256
 from tests.support.release import GRAPH, toy
 from tests.support.variants import NAME, several
 

@@ -16,8 +16,9 @@ from edge_agent.releases.fetch import fetch, fetch_from
 from edge_agent.releases.release_download import version_folder
 from export import bundle
 from export.publish import announce, describe_version, publish
-from export.verify import load, sha256
+from export.verify import load
 from federated.errors import ExportError, FleetError, LinkError, StoreError
+from federated.runtime.files import sha256
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import slices
 from federated.wire.link import Delivery, Link
