@@ -42,7 +42,7 @@ def open_follower_link(broker: str, run: str | None, name: str) -> Link:
     return open_link(broker, f"infer-{name}", will(run, name) if run else None)
 
 
-class Follower:
+class Follower(ReleaseWatch):
     """Follow a run's releases for one agent; each version for it arrives once. Not thread-safe.
 
     The first arrival is the present version, even if the store already has it: compare it with the
@@ -62,15 +62,9 @@ class Follower:
 
         other: receives the link's deliveries that do not concern releases
         """
-        self.name, self._store = wanted.name, wanted.store
-        self._link, self._other, self._clock = link, other, clock
-        self._watch = ReleaseWatch(link, wanted, other=self._hear_other, clock=clock)
+        super().__init__(link, wanted, other=other, clock=clock)
         self._serving = Serving(wanted.name, wanted.session)
         self._reported = False
-
-    @property
-    def run(self) -> str | None:
-        return self._watch.run
 
     def turn(self, timeout: float) -> Arrival | None:
         """Process the link for up to `timeout` seconds, and return an arrival if any. Raises
@@ -79,15 +73,15 @@ class Follower:
         until, run = self._clock() + timeout, self.run
         while True:
             try:
-                arrival = self._watch.turn(until - self._clock())
+                arrival = super().turn(until - self._clock())
             except NotReleased as error:  # the present version stays in use
                 if error.version:
                     self._reject(error.version, str(error))
             except (ExportError, StoreError) as error:
-                self._watch.retry_later()
-                assert self._watch.target is not None
-                reason = strip_folder(self._store, str(error))
-                self._reject(self._watch.target.version.name, reason)
+                self.retry_later()
+                assert self.target is not None
+                reason = strip_folder(self._wanted.store, str(error))
+                self._reject(self.target.version.name, reason)
             else:
                 if run is None and self._reported:
                     self._publish()  # the run is known now
@@ -98,7 +92,7 @@ class Follower:
         until another one is wanted, and remove unused versions from the store. Raises
         LinkError.
         """
-        past, target = self._serving, self._watch.target
+        past, target = self._serving, self.target
         if (
             not serving.refused
             and past.refused
@@ -113,14 +107,14 @@ class Follower:
 
     def close(self) -> None:
         """Stop following, and remove the report. The link stays open."""
-        self._watch.close()
+        super().close()
         if self.run is not None:
-            self._link.publish(topics.serving(self.run, self.name), b"", retain=True)
+            self._link.publish(topics.serving(self.run, self._wanted.name), b"", retain=True)
 
-    def _hear_other(self, delivery: Delivery) -> None:
+    def _pass_on(self, delivery: Delivery) -> None:
         if delivery.topic == LINK_UP and self._reported:
             self._publish()  # the broker may have lost the report, or published the will
-        self._other(delivery)
+        super()._pass_on(delivery)
 
     def _reject(self, version: str, reason: str) -> None:
         """Report that a version failed."""
@@ -134,7 +128,9 @@ class Follower:
     def _publish(self) -> None:
         if self.run is not None:
             self._link.publish(
-                topics.serving(self.run, self.name), envelope.encode(self._serving), retain=True
+                topics.serving(self.run, self._wanted.name),
+                envelope.encode(self._serving),
+                retain=True,
             )
 
     def _prune(self, current: str, refused: str) -> None:
@@ -145,7 +141,7 @@ class Follower:
         """
         if self.run is None:
             return
-        here, target = version_folder(self._store, self.run, current), self._watch.target
+        here, target = version_folder(self._wanted.store, self.run, current), self.target
         needed = {current, target.version.name if target is not None else current}
         try:
             if here.is_dir():

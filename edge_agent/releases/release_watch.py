@@ -117,7 +117,7 @@ class ReleaseWatch:
             delivery = self._link.receive(max(0.0, min(0.2, until - self._clock())))
             now = self._clock()
             if delivery is not None and not self._hear(delivery, now):
-                self._other(delivery)
+                self._pass_on(delivery)
             if self.run is None and now >= self._quiet:
                 self._choose_run(now)
             if now >= self._again:
@@ -153,6 +153,10 @@ class ReleaseWatch:
         elif card.run == self.run:
             self._follow(card, now)
         return True
+
+    def _pass_on(self, delivery: Delivery) -> None:
+        """Handle a delivery that does not concern releases."""
+        self._other(delivery)
 
     def _choose_run(self, now: float) -> None:
         """Follow the only run that released something for this agent."""
