@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from federated.errors import ExportError, MissingExtra
+from federated.errors import ExportError, require_extra
 
 __all__ = ["Count", "count"]
 
@@ -145,12 +145,8 @@ def _floating(onnx: Any) -> tuple[int, ...]:
 
 
 def _import_onnx() -> Any:
-    try:
+    with require_extra("a count of a graph's multiply-adds", "export"):
         import onnx
         import onnx.inliner
         import onnx.shape_inference
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            "a count of a graph's multiply-adds", "export", error.name or "onnx"
-        ) from error
     return onnx

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from export.verify import INPUT, OUTPUTS, TOKENS, Array, Output
-from federated.errors import DataError, ExportError, MissingExtra
+from federated.errors import DataError, ExportError, require_extra
 from federated.runtime import files
 from models.submodel import Network
 
@@ -131,13 +131,11 @@ def _check_example(network: Network, example: Array) -> None:
 
 
 def _import_onnx() -> Any:
-    try:
+    with require_extra("an export to ONNX", "export"):
         import onnx
         import onnx.checker
         import onnx.helper
         import onnxscript  # noqa: F401 (the exporter requires it)
-    except ModuleNotFoundError as error:
-        raise MissingExtra("an export to ONNX", "export", error.name or "onnx") from error
     return onnx
 
 

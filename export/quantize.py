@@ -23,7 +23,7 @@ import onnxruntime
 
 from export.bundle import Kind
 from export.verify import INPUT, Array, load
-from federated.errors import ExportError, MissingExtra
+from federated.errors import ExportError, require_extra
 from federated.runtime import files
 
 __all__ = ["available_kinds", "quantize"]
@@ -185,14 +185,12 @@ def _operators(onnx: Any, path: Path) -> set[str]:
 
 
 def _libraries() -> tuple[Any, Any]:
-    try:
+    with require_extra("quantisation", "export"):
         import onnx
         import onnx.checker
         import onnx.helper
         from onnxruntime import quantization as tools
         from onnxruntime.quantization import shape_inference  # noqa: F401 (makes it an attribute)
-    except ModuleNotFoundError as error:
-        raise MissingExtra("quantisation", "export", error.name or "onnx") from error
     return onnx, tools
 
 

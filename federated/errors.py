@@ -19,7 +19,8 @@ EspalierError                      exit  meaning
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 from federated.safe_text import make_safe
@@ -40,6 +41,7 @@ __all__ = [
     "Unknown",
     "UsageError",
     "WireError",
+    "require_extra",
 ]
 
 
@@ -83,6 +85,19 @@ class MissingExtra(EspalierError):
         super().__init__(
             f"{command} needs the package '{package}': pip install 'espalier[{extra}]'"
         )
+
+
+@contextmanager
+def require_extra(command: str, extra: str, package: str = "") -> Iterator[None]:
+    """Turn the error for a missing module into one that names the extra to install.
+
+    package: name of the package if it differs from that of the module.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = package or (error.name or "").partition(".")[0]
+        raise MissingExtra(command, extra, missing) from error
 
 
 class LinkError(EspalierError):

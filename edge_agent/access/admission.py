@@ -4,7 +4,6 @@ and renew certificates before they expire. Enrolling and renewing need the extra
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import random
@@ -12,11 +11,10 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from edge_agent.access.credentials import Credentials, enrolment_folder, load_credentials, lock
-from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
+from federated.errors import ConfigError, EspalierError, UsageError, require_extra
 from federated.wire import topics
 from federated.wire.address import (
     PORTS,
@@ -100,19 +98,10 @@ def load_or_enrol(token: Token) -> Credentials:
     for credentials in load_credentials():
         if (credentials.folder, credentials.token) == (folder, digest):
             return credentials
-    with require_secure("edge-agent join --token"):
+    with require_extra("edge-agent join --token", "secure"):
         from edge_agent.access import enrolment  # needs cryptography
 
         return enrolment.enrol(token, folder)
-
-
-@contextlib.contextmanager
-def require_secure(command: str) -> Iterator[None]:
-    """Turn the error for a missing module into one that names the extra to install."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise MissingExtra(command, "secure", error.name or "cryptography") from error
 
 
 def read_token(text: str | None, file: Path | None) -> str | None:
@@ -149,7 +138,7 @@ def renew_if_due(credentials: Credentials) -> bool:
     """Renew a certificate if less than a third of its life is left, and return True if so. On
     LinkError and MissingExtra the old one stays.
     """
-    with require_secure("renewing this device's certificate"):
+    with require_extra("renewing this device's certificate", "secure"):
         from edge_agent.access import enrolment  # needs cryptography
 
         with lock(credentials.folder):  # another process of this device may renew it now

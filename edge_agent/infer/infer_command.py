@@ -17,7 +17,7 @@ from edge_agent.infer.graph_choice import table
 from edge_agent.infer.inputs import list_inputs, read_examples
 from edge_agent.infer.replies import about
 from edge_agent.releases.release_request import ReleaseRequest
-from federated.errors import MissingExtra, UsageError
+from federated.errors import UsageError, require_extra
 from federated.runtime.console import Say
 from federated.runtime.listen_address import parse_listen_address
 
@@ -117,12 +117,8 @@ def _serve(
     if request.serve is not None:
         address = parse_listen_address(request.serve, "--serve", "127.0.0.1:8080")
         token = "" if request.token_file is None else load_client_token(request.token_file)
-        try:
+        with require_extra("edge-agent infer --serve", "serve"):
             import edge_agent.infer.http_server  # noqa: F401 (whether it can be)
-        except ModuleNotFoundError as error:
-            raise MissingExtra(
-                "edge-agent infer --serve", "serve", error.name or "starlette"
-            ) from error
     if request.model is not None:
         _open(engine, request)
     plan = ServicePlan(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from export.verify import Session
 from federated.data.images import COLOUR, GREY
-from federated.errors import DataError, MissingExtra
+from federated.errors import DataError, require_extra
 
 __all__ = [
     "ARRAYS",
@@ -254,10 +254,8 @@ def _picture(path: Path, session: Session, *, resize: bool) -> Array:
         raise DataError(
             f"{path}: found a picture; the network requires {session.dtype} {list(session.inputs)}"
         )
-    try:
+    with require_extra(f"reading {path}", "data", "pillow"):
         from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MissingExtra(f"reading {path}", "data", "pillow") from error
     channels, height, width = session.inputs
     try:
         with Image.open(path) as opened:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federated.data.dataset import Dataset
-from federated.errors import DataError, MissingExtra
+from federated.errors import DataError, require_extra
 
 __all__ = ["COLOUR", "GREY", "read_folder", "read_zip"]
 
@@ -153,10 +153,8 @@ def _pixels(name: str, places: Collection[Place], open_: Open) -> Pixels:
 
 def _decode(name: str, place: Place, open_: Open) -> Pixels:
     """Return one picture, [1 or 3, height, width], without transparency."""
-    try:
+    with require_extra(f"reading the pictures of {name}", "data", "pillow"):
         from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MissingExtra(f"reading the pictures of {name}", "data", "pillow") from error
     try:
         with open_(place) as file, Image.open(file) as picture:
             if picture.mode not in GREY + COLOUR:

@@ -19,7 +19,7 @@ import numpy as np
 
 from federated.data.dataset import Array, Dataset, Labels
 from federated.data.images import read_folder
-from federated.errors import DataError, MissingExtra
+from federated.errors import DataError, require_extra
 from models.optional_torchvision import import_torchvision
 
 __all__ = ["cifar10", "cifar100", "cinic10", "fashion_mnist", "mnist", "svhn"]
@@ -68,10 +68,8 @@ def svhn(root: Path) -> Dataset:
     """Return 73,257 and 26,032 house numbers, uint8 [3, 32, 32], 0 to 9 (Netzer et al. 2011),
     without the extra part. DataError, MissingExtra.
     """
-    try:  # torchvision would import it only after the download
-        import scipy.io  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingExtra("the data set svhn", "data", "scipy") from error
+    with require_extra("the data set svhn", "data"):
+        import scipy.io  # noqa: F401  # torchvision would import it only after the download
     kinds = ({"split": "train"}, {"split": "test"})
     return _load(
         "svhn", "SVHN", root / "SVHN", root / "SVHN", "train_32x32.mat and test_32x32.mat", kinds
@@ -168,9 +166,5 @@ def _arrays(part: Any) -> tuple[Array, Labels]:
 
 
 def _torchvision(name: str, part: str) -> ModuleType:
-    try:
+    with require_extra(f"the data set {name}", "train"):
         return import_torchvision(part)
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"the data set {name}", "train", (error.name or "torchvision").partition(".")[0]
-        ) from error

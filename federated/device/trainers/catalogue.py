@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from federated.errors import MissingExtra
+from federated.errors import require_extra
 from federated.runtime.plugins import check_declares, find, report_failure
 from models.extensions import Kind
 
@@ -29,10 +29,8 @@ class TrainerOpener(Protocol):
 
 def open_pytorch(device: str) -> Trainer:
     """Return the PyTorch trainer. Raises MissingExtra, ConfigError."""
-    try:
+    with require_extra("trainer pytorch", "train"):
         from federated.device.trainers.pytorch import PyTorchTrainer
-    except ModuleNotFoundError as error:
-        raise MissingExtra("trainer pytorch", "train", error.name or "torch") from error
     return PyTorchTrainer(device)
 
 
