@@ -102,8 +102,8 @@ def test_the_error_of_an_untimed_family_lists_the_timed_ones():
         (lambda s: s.pop("format"), "expected the JSON of edge-agent profile"),
         (lambda s: [s], "expected the JSON of edge-agent profile"),
         (lambda s: s["profile"].pop("cpus"), "missing required field `cpus`"),
-        (lambda s: s["profile"].update(memory=-1), "memory=-1"),
-        (lambda s: s["profile"].update(agent="a/b"), "a/b"),
+        (lambda s: s["profile"].update(memory=-1), "profile.memory"),
+        (lambda s: s["profile"].update(agent="profile.agent"), "a/b"),
         (lambda s: s["calibrations"][0].update(timings=[]), "expected timings"),
         (
             lambda s: s["calibrations"][0].update(family="vit"),
@@ -119,7 +119,7 @@ def test_the_error_of_an_untimed_family_lists_the_timed_ones():
         ),
         (
             lambda s: s["calibrations"][0]["timings"][0]["submodel"].update(width=3),
-            "a width above 0",
+            "submodel.width",
         ),
     ],
 )
