@@ -19,10 +19,9 @@ from federated.device import agent_actions as do
 from federated.device import agent_events as on
 from federated.device.agent_state import AgentState, OpenTask, active, activity
 from federated.device.agent_step import step
-from federated.device.downloads import CACHED, Downloads
 from federated.device.spool import Spool
 from federated.device.task_runner import Outcome, TaskRunner
-from federated.device.uploads import Uploads
+from federated.device.transfers import CACHED, Downloads, Uploads
 from federated.errors import Refused, WireError
 from federated.task import Profile, Task
 from federated.wire import envelope, messages, topics

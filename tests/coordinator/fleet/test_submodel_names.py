@@ -12,7 +12,7 @@ import pytest
 from coordinator.fleet.weight_slots import WeightSlots
 from coordinator.run.preparation import propose_menu
 from federated.device.spool import Spool
-from federated.device.uploads import Uploads
+from federated.device.transfers import Uploads
 from federated.errors import ConfigError
 from federated.methods.catalogue import method
 from federated.task import Recipe, Task

@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.store.store import Store
-from federated.device.uploads import Uploads
+from federated.device.transfers import Uploads
 from federated.task import Profile, Task, Timing, Update
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Delivery

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from federated.device.spool import Spool
-from federated.device.uploads import AHEAD, Uploads
+from federated.device.transfers import AHEAD, Uploads
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import STALL, WINDOW
 from federated.wire.links.memory import MemoryBroker, MemoryLink
