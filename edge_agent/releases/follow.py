@@ -1,5 +1,6 @@
-"""Follow a run's releases on a device: download each version for this agent, and report what it
-serves. Does not import torch.
+"""Download a submodel of a release once, checked against the digests in the release card; or follow
+the releases of a run, download each version for this agent, and report what it serves. Does not
+import torch.
 """
 
 from __future__ import annotations
@@ -7,21 +8,24 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 from edge_agent.releases.release_download import strip_folder, version_folder
 from edge_agent.releases.release_watch import Arrival, NotReleased, ReleaseWatch, Subscription
-from federated.errors import ExportError, StoreError
+from federated.errors import ExportError, FleetError, StoreError
 from federated.safe_text import make_safe
 from federated.wire import envelope, topics
 from federated.wire.link import LINK_UP, Delivery, Link, Will
 from federated.wire.links.catalogue import open_link
-from federated.wire.release_files import Serving
+from federated.wire.release_files import Release, Serving, label_submodel
 
-__all__ = ["Follower", "open_follower_link", "will"]
+__all__ = ["Follower", "fetch", "fetch_from", "open_follower_link", "will"]
 
 log = logging.getLogger(__name__)
 
@@ -159,3 +163,71 @@ class Follower(ReleaseWatch):
             # another process may remove the same folder, or the disk fails: neither stops the
             # service
             log.warning("cannot remove old versions of run '%s': %s", self.run, error)
+
+
+def fetch_from(
+    broker: str, run: str | None, wanted: str, directory: Path, timeout: float
+) -> tuple[Path, str]:
+    """Call `fetch` over a new link. Raises LinkError, and as `fetch` does."""
+    with closing(open_link(broker, f"infer-{secrets.token_hex(6)}")) as link:
+        return fetch(link, run, wanted, directory, timeout)
+
+
+def fetch(
+    link: Link,
+    run: str | None,
+    wanted: str,
+    directory: Path,
+    timeout: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Path, str]:
+    """Download the release for an agent or of a submodel. Return its folder,
+    `directory`/RUN/VERSION, and the submodel.
+
+    The folder holds the manifest, the check and the files of that submodel. Files already there
+    with the right digest are not downloaded again.
+
+    run: None if the broker has releases of only one run
+    wanted: name of the agent or the submodel
+    timeout: seconds in all
+    FleetError: there is no such release, there are several runs to choose from, or the download
+        timed out. ExportError: a file does not match its card. StoreError: the folder cannot be
+        written.
+    """
+    of = f" of run '{run}'" if run else ""
+    with closing(
+        ReleaseWatch(link, Subscription(run, wanted, None, directory), clock=clock)
+    ) as watch:
+        try:
+            arrival = watch.turn(timeout)
+        except NotReleased as error:
+            listing = _list_releases(watch.cards)
+            if error.withdrawn:
+                raise FleetError(
+                    f"run '{watch.run}' withdrew its release for '{wanted}'; {listing}"
+                ) from None
+            raise FleetError(
+                f"nothing was released for '{wanted}'{of}: no agent or submodel has that name; "
+                f"{listing} (--submodel)"
+            ) from None
+    if arrival is not None:
+        return arrival.folder, arrival.submodel
+    if watch.target is None:
+        raise FleetError(
+            f"no release{of} at this broker; publish one with: coordinator release RUN"
+        )
+    raise FleetError(
+        f"release {watch.run}/{watch.target.submodel} (version {watch.target.version.name}) did "
+        "not arrive in time; wait longer (--wait), or publish it again"
+    )
+
+
+def _list_releases(cards: dict[str, Release]) -> str:
+    stable = [(run, card.stable) for run, card in sorted(cards.items()) if card.stable is not None]
+    names = [
+        f"{run}/{label_submodel(name, untrained=name in version.untrained)}"
+        for run, version in stable
+        for name in version.submodels
+    ]
+    return f"released: {', '.join(names) or 'nothing to all agents, a canary to some'}"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coordinator.broker import local as brokers
-from edge_agent.releases.fetch import fetch, fetch_from
+from edge_agent.releases.follow import fetch, fetch_from
 from edge_agent.releases.release_download import version_folder
 from export import bundle
 from export.publish import announce, describe_version, publish
