@@ -18,11 +18,10 @@ from typing import Any
 
 import msgspec
 
-from edge_agent.device.board import processor_name
+from edge_agent.device.board import is_metered, processor_name
 from edge_agent.device.heat import Heat, read_heat
 from edge_agent.device.load import BUSY, measure_load
 from edge_agent.device.measurement_cache import versions
-from edge_agent.device.power import is_metered
 from edge_agent.join.training_worker import Job, Worker
 from federated.device.profile_file import FORMAT, RUNTIMES, Calibration, Circumstances, Sheet, write
 from federated.errors import ConfigError, EspalierError, MissingExtra, Unknown

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.power import is_metered, read_power
+from edge_agent.device.board import is_metered, read_power
 from tests.support.boards import copy_board, load_board
 
 BATTERY = "sys/class/power_supply/BAT0/status"
