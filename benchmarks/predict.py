@@ -17,7 +17,7 @@ import click
 import numpy as np
 
 from benchmarks.step_process import Taken, ask
-from edge_agent.device.load import BUSY, Load
+from edge_agent.device.disturbances import BUSY, Load
 from federated.errors import ConfigError
 from federated.runtime.console import FORMAT, report_errors, speaker
 from federated.runtime.plugins import unknown

@@ -35,8 +35,8 @@ from edge_agent.bench.target import (
     resolve_runtimes,
     select_submodels,
 )
+from edge_agent.device.disturbances import BUSY
 from edge_agent.device.limits import Limits
-from edge_agent.device.load import BUSY
 from export.latency import SECONDS
 from federated.errors import ConfigError, UsageError
 from federated.runtime.console import Say, handle_sigterm

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import psutil
 
+from edge_agent.device.disturbances import Heat, Load, read_heat, throttled_between
 from edge_agent.device.energy import Meter
-from edge_agent.device.heat import Heat, read_heat, throttled_between
 from edge_agent.device.limits import end_with_parent
-from edge_agent.device.load import Load
 from export import latency as latencies
 from export.latency import Latency, measure_latency
 from federated.runtime.compiler_import import defer_compiler

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 
-from edge_agent.device.heat import Heat, read_heat, throttled_between
+from edge_agent.device.disturbances import Heat, read_heat, throttled_between
 
 __all__ = ["Watch"]
 

@@ -21,9 +21,8 @@ from typing import Any
 import msgspec
 
 from edge_agent.device.board import processor_name, read_board
-from edge_agent.device.heat import Heat, read_heat, throttled_between
+from edge_agent.device.disturbances import BUSY, Heat, Load, read_heat, throttled_between
 from edge_agent.device.limits import Limits, available_cpus
-from edge_agent.device.load import BUSY, Load
 from edge_agent.device.sysfs import ROOT, number
 from federated.device.profile_file import Circumstances
 from federated.runtime import files, provenance

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge_agent.device.board import read_power
-from edge_agent.device.heat import Heat, read_heat
+from edge_agent.device.disturbances import Heat, read_heat
 from edge_agent.device.limits import Limits, available_cpus, available_memory, memory_limit
 from edge_agent.doctor.check import Check, State
 from federated.wire import messages

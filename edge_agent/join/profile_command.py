@@ -19,8 +19,7 @@ from typing import Any
 import msgspec
 
 from edge_agent.device.board import is_metered, processor_name
-from edge_agent.device.heat import Heat, read_heat
-from edge_agent.device.load import BUSY, measure_load
+from edge_agent.device.disturbances import BUSY, Heat, measure_load, read_heat
 from edge_agent.device.measurement_cache import versions
 from edge_agent.join.training_worker import Job, Worker
 from federated.device.profile_file import FORMAT, RUNTIMES, Calibration, Circumstances, Sheet, write

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.device.conditions import Conditions
-from edge_agent.device.load import Load
+from edge_agent.device.disturbances import Load
 from federated.errors import ConfigError
 from tests.support.boards import Board, copy_board, load_board
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.heat import Heat, read_heat, throttled_between
+from edge_agent.device.disturbances import Heat, read_heat, throttled_between
 from tests.support.boards import copy_board, load_board
 
 

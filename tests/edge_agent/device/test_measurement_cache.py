@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edge_agent.device import measurement_cache
-from edge_agent.device.heat import Heat
+from edge_agent.device.disturbances import Heat
 from edge_agent.device.limits import Limits
 from edge_agent.device.measurement_cache import MeasurementCache, folder, surroundings, versions
 

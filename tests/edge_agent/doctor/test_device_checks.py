@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.heat import Heat
+from edge_agent.device.disturbances import Heat
 from edge_agent.doctor import device_checks
 from edge_agent.doctor.check import Check
 from federated.wire import messages
