@@ -6,7 +6,7 @@ import signal
 
 import click
 
-from federated.runtime.command_group import LazyCommand, LazyGroup
+from federated.runtime.console import LazyCommand, LazyGroup
 
 __all__ = ["COMMANDS", "main"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from federated.runtime.command_group import LazyCommand, LazyGroup
+from federated.runtime.console import LazyCommand, LazyGroup
 
 __all__ = ["COMMANDS", "main"]
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from coordinator.cli import main as coordinator
 from edge_agent.cli import main as edge_agent
-from federated.runtime.command_group import LazyCommand, LazyGroup
+from federated.runtime.console import LazyCommand, LazyGroup
 
 GREET = """
 import click
