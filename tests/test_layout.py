@@ -123,7 +123,7 @@ TORCH_FREE = (
     "federated.task",
     "federated.wire",
     "federated.wire.codecs.catalogue",
-    "federated.wire.codecs.update_file",
+    "federated.wire.codecs.codec",
     "federated.wire.link",
     "federated.wire.links.catalogue",
     "federated.wire.links.mqtt",

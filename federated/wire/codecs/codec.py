@@ -1,4 +1,5 @@
-"""The record of a codec, which encodes the tensors of trained updates.
+"""The record of a codec, which encodes the tensors of trained updates, and the file of an update: its
+fields as a header, and its tensors encoded with the codec.
 
 Weights for devices, batch norm statistics and scores are sent without a codec: an error in weights
 would be in every update of the round.
@@ -7,12 +8,17 @@ would be in every update of the round.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from numpy.typing import NDArray
 
-__all__ = ["Codec", "Tensors"]
+from federated.errors import Malformed, Refused, WireError
+from federated.task import Update
+from federated.wire import tensors
+
+__all__ = ["Codec", "Tensors", "decode", "encode"]
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -38,3 +44,31 @@ class Codec:
     encode: Callable[[Tensors], Tensors]
     decode: Callable[[Tensors], Tensors]
     size: Callable[[int], int]
+
+
+def encode(update: Update, codec: Codec) -> memoryview:
+    """Encode an update. Raises Refused for values that the codec cannot represent, or a codec that
+    fails.
+    """
+    header = msgspec.to_builtins(replace(update, tensors={}))
+    try:
+        return tensors.encode(header, codec.encode(update.tensors))
+    except (WireError, MemoryError):
+        raise
+    except Exception as error:  # of another package's codec
+        raise Refused(f"codec {codec.name}: {type(error).__name__}: {error}") from error
+
+
+def decode(buffer: bytes | memoryview, codec: Codec) -> Update:
+    """Decode an update. Its tensors may be views of the buffer. Raises WireError."""
+    header, sent = tensors.decode(buffer)
+    try:
+        update = msgspec.convert(header, Update)
+    except msgspec.ValidationError as error:
+        raise Malformed(f"header of an update: {error}") from error
+    try:
+        return replace(update, tensors=codec.decode(sent))
+    except WireError:
+        raise
+    except Exception as error:  # of another package's codec: one agent must not end the run
+        raise Malformed(f"codec {codec.name}: {type(error).__name__}: {error}") from error
