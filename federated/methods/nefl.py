@@ -34,8 +34,14 @@ from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, Tensors, vary
 from federated.methods import fedavg as base
 from federated.methods.common.inactive_mechanisms import one_size
-from federated.methods.common.nested_sizes import FEATURES, GAMMAS, is_step, sizes
-from federated.methods.common.nested_tiers import by_cycle, by_index
+from federated.methods.common.nested_submodels import (
+    FEATURES,
+    GAMMAS,
+    by_cycle,
+    by_index,
+    is_step,
+    sizes,
+)
 from federated.task import Profile, Recipe, Update
 from models.families.catalogue import address, normalising, shapes, statistics
 from models.slicing import Plan, extract
