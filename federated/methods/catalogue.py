@@ -9,10 +9,9 @@ from functools import cache
 
 from federated.errors import ConfigError, EspalierError, Unknown
 from federated.method import Method
-from federated.methods.allsmall import allsmall
+from federated.methods.baselines import allsmall, exclusivefl
 from federated.methods.depthfl import depthfl
 from federated.methods.dynamicfl import dynamicfl
-from federated.methods.exclusivefl import exclusivefl
 from federated.methods.fedavg import fedavg
 from federated.methods.fedfa import fedfa, fedfa_d, fedfa_w
 from federated.methods.fednova import fednova
