@@ -20,8 +20,7 @@ from federated.errors import Refused
 from federated.runtime import files
 from federated.task import Key, Update
 from federated.wire import messages
-from federated.wire.codecs import update_file
-from federated.wire.codecs.codec import Codec
+from federated.wire.codecs.codec import Codec, decode_update
 from federated.wire.partial_file import HAVE, PART, PartialFile
 
 __all__ = ["Inbox"]
@@ -279,7 +278,7 @@ class Inbox:
         """
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return update_file.decode(memoryview(mapped), codec)
+        return decode_update(memoryview(mapped), codec)
 
     def retry(self, made: bool) -> None:
         """Try again to find room for those that wait. made: whether room was made.

@@ -20,8 +20,8 @@ from edge_agent.join.permission import find_method, load_own
 from edge_agent.join.training_worker import Job, Worker
 from federated.task import Card, Profile, Task, Update, Work
 from federated.wire import messages, tensors
-from federated.wire.codecs import update_file
 from federated.wire.codecs.catalogue import codec
+from federated.wire.codecs.codec import decode_update
 from federated.wire.links.catalogue import open_link
 
 __all__ = ["perform_dry_run"]
@@ -133,7 +133,7 @@ def _perform(
     source, result = folder / "weights", folder / f"{task.work}.update"
     source.write_bytes(tensors.encode({}, weights))
     worker.rehearse(task, source, result)
-    return update_file.decode(result.read_bytes(), codec(task.codec)), result.stat().st_size
+    return decode_update(result.read_bytes(), codec(task.codec)), result.stat().st_size
 
 
 def _format(sent: Mapping[str, Any]) -> str:

@@ -20,8 +20,8 @@ from federated.training.device_memory import variate_name
 from federated.training.execution import UNWATCHED, Array, Examples, Execution, TrainingSet
 from federated.training.tallies import Tallies
 from federated.wire import tensors as blobs
-from federated.wire.codecs import update_file
 from federated.wire.codecs.catalogue import codec
+from federated.wire.codecs.codec import encode_update
 
 __all__ = ["carry_out", "perform"]
 
@@ -65,7 +65,7 @@ def carry_out(
         device_memory.write(kept, task.round, memory, since=task.since)
     if task.work == "train":
         update = replace(update, notes={**update.notes, **execution.effort()})
-    result.write_bytes(update_file.encode(update, codec(task.codec)))
+    result.write_bytes(encode_update(update, codec(task.codec)))
     return float(update.notes.get("loss", math.nan))
 
 

@@ -1,5 +1,5 @@
-"""Baselines without different sizes that share: AllSmall, FedAvg of the smallest network of a menu on
-every device, and ExclusiveFL, FedAvg within each architecture.
+"""Baselines without different sizes that share: AllSmall, FedAvg of the smallest network of a menu
+on every device, and ExclusiveFL, FedAvg within each architecture.
 
 Both are baselines of RecipFL (Zhang et al., How Few Davids Improve One Goliath, WWW 2024, doi
 10.1145/3589334.3645544), without papers of their own. InclusiveFL calls AllSmall a small model to

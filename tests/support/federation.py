@@ -33,8 +33,8 @@ from federated.device.trainers.trainer import Trainer
 from federated.task import Profile, Task, Timing, Update
 from federated.training.execution import Execution
 from federated.wire import envelope, messages, topics
-from federated.wire.codecs import update_file
 from federated.wire.codecs.catalogue import CODECS, codec
+from federated.wire.codecs.codec import decode_update, encode_update
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
@@ -73,8 +73,8 @@ class Here:
             with ALONE:
                 execution = Execution(stop=self.stop)
                 loss = carry_out(self.trainer, task, weights, result, self.data, execution)
-            update = self.change(update_file.decode(result.read_bytes(), codec(task.codec)))
-            result.write_bytes(update_file.encode(update, codec(task.codec)))
+            update = self.change(decode_update(result.read_bytes(), codec(task.codec)))
+            result.write_bytes(encode_update(update, codec(task.codec)))
         except Exception as error:  # any error in training is a failure of the task
             logging.getLogger(__name__).info("failed", exc_info=error)
             self.outcome = Outcome(task, None, str(error))

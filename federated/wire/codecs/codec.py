@@ -1,5 +1,5 @@
-"""The record of a codec, which encodes the tensors of trained updates, and the file of an update: its
-fields as a header, and its tensors encoded with the codec.
+"""The record of a codec, which encodes the tensors of trained updates, and the file of an update:
+its fields as a header, and its tensors encoded with the codec.
 
 Weights for devices, batch norm statistics and scores are sent without a codec: an error in weights
 would be in every update of the round.
@@ -18,7 +18,7 @@ from federated.errors import Malformed, Refused, WireError
 from federated.task import Update
 from federated.wire import tensors
 
-__all__ = ["Codec", "Tensors", "decode", "encode"]
+__all__ = ["Codec", "Tensors", "decode_update", "encode_update"]
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -46,7 +46,7 @@ class Codec:
     size: Callable[[int], int]
 
 
-def encode(update: Update, codec: Codec) -> memoryview:
+def encode_update(update: Update, codec: Codec) -> memoryview:
     """Encode an update. Raises Refused for values that the codec cannot represent, or a codec that
     fails.
     """
@@ -59,7 +59,7 @@ def encode(update: Update, codec: Codec) -> memoryview:
         raise Refused(f"codec {codec.name}: {type(error).__name__}: {error}") from error
 
 
-def decode(buffer: bytes | memoryview, codec: Codec) -> Update:
+def decode_update(buffer: bytes | memoryview, codec: Codec) -> Update:
     """Decode an update. Its tensors may be views of the buffer. Raises WireError."""
     header, sent = tensors.decode(buffer)
     try:

@@ -20,8 +20,8 @@ from federated.device.trainers.catalogue import TRAINERS, open_trainer
 from federated.errors import ConfigError, MissingExtra, Unknown
 from federated.task import Profile, Recipe, Task
 from federated.wire import tensors
-from federated.wire.codecs import update_file
 from federated.wire.codecs.catalogue import codec
+from federated.wire.codecs.codec import decode_update
 from federated.wire.messages import Run
 from models.families.catalogue import full, initial, network, shapes, statistics
 from tests.support.commands import ROOT
@@ -164,7 +164,7 @@ def test_an_agent_without_pytorch_measures_itself_and_trains(tmp_path: Path) -> 
         worker.rehearse(msgspec.to_builtins(task), tmp_path / "weights", result)
     finally:
         worker.close()
-    update = update_file.decode(result.read_bytes(), codec("raw"))
+    update = decode_update(result.read_bytes(), codec("raw"))
     assert update.steps == 2
     assert update.tensors.keys() == shapes(WHOLE).keys()
     assert not update.tensors.keys() & statistics(WHOLE).keys()

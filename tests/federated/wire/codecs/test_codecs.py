@@ -18,9 +18,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from federated.errors import Malformed, Refused, Unknown
 from federated.task import Update
 from federated.wire import tensors
-from federated.wire.codecs import update_file
 from federated.wire.codecs.catalogue import CODECS, codec, codec_names, find_codec
-from federated.wire.codecs.codec import Codec
+from federated.wire.codecs.codec import Codec, decode_update, encode_update
 from models.families.catalogue import full, network
 from tests.support.plugins import install
 from tests.support.tried import list_tried
@@ -40,7 +39,7 @@ def update(**values: object) -> Update:
 @given(value=arrays(np.float32, array_shapes(max_dims=3, max_side=5), elements=ORDINARY))
 def test_every_codec_keeps_names_shapes_order_and_dtype(name: str, value: np.ndarray) -> None:
     sent = update(b=value, a=value.T)
-    found = update_file.decode(update_file.encode(sent, TRIED[name]), TRIED[name])
+    found = decode_update(encode_update(sent, TRIED[name]), TRIED[name])
     assert list(found.tensors) == ["b", "a"]
     assert found.tensors["a"].shape == value.T.shape
     assert {array.dtype for array in found.tensors.values()} == {np.dtype(np.float32)}
@@ -50,8 +49,8 @@ def test_every_codec_keeps_names_shapes_order_and_dtype(name: str, value: np.nda
 @pytest.mark.parametrize("name", TRIED)
 def test_every_codec_states_its_encoded_size(name: str) -> None:
     """A tensor of 4096 values takes exactly the stated bytes beyond the header."""
-    empty = len(update_file.encode(update(w=np.zeros(0)), TRIED[name]))
-    full_size = len(update_file.encode(update(w=np.zeros(4096)), TRIED[name]))
+    empty = len(encode_update(update(w=np.zeros(0)), TRIED[name]))
+    full_size = len(encode_update(update(w=np.zeros(4096)), TRIED[name]))
     assert abs(full_size - empty - TRIED[name].size(4096)) <= tensors.ALIGNMENT
     assert TRIED[name].size(4096) <= 4 * 4096
     assert ":" in name or TRIED[name].name == name
@@ -59,8 +58,8 @@ def test_every_codec_states_its_encoded_size(name: str) -> None:
 
 def test_raw_is_the_format_of_tensors_byte_for_byte() -> None:
     sent = update(w=[[1.0, 2.0]])
-    header, values = tensors.decode(update_file.encode(sent, CODECS["raw"]))
-    assert bytes(update_file.encode(sent, CODECS["raw"])) == bytes(tensors.encode(header, values))
+    header, values = tensors.decode(encode_update(sent, CODECS["raw"]))
+    assert bytes(encode_update(sent, CODECS["raw"])) == bytes(tensors.encode(header, values))
     assert values["w"].tolist() == [[1.0, 2.0]]
 
 
@@ -83,25 +82,25 @@ def test_half_precision_by_hand() -> None:
 @pytest.mark.parametrize("value", [65520.0, -1e30, np.inf, np.nan])
 def test_half_precision_rejects_values_beyond_its_range(value: float) -> None:
     with pytest.raises(Refused, match=r"tensor w: expected values up to 65504.*'raw'"):
-        update_file.encode(update(w=[1.0, value]), CODECS["fp16"])
+        encode_update(update(w=[1.0, value]), CODECS["fp16"])
 
 
 def test_half_precision_rejects_other_dtypes() -> None:
-    blob = update_file.encode(update(w=[1.0]), CODECS["raw"])
+    blob = encode_update(update(w=[1.0]), CODECS["raw"])
     with pytest.raises(Malformed, match="tensor w: expected float16, found float32"):
-        update_file.decode(blob, CODECS["fp16"])
+        decode_update(blob, CODECS["fp16"])
 
 
 def test_an_error_in_a_codec_is_a_malformed_update() -> None:
     broken = Codec("broken", "", lambda t: t, lambda t: {"w": t["absent"]}, lambda n: n)
     with pytest.raises(Malformed, match="codec broken: KeyError"):
-        update_file.decode(update_file.encode(update(w=[1.0]), broken), broken)
+        decode_update(encode_update(update(w=[1.0]), broken), broken)
 
 
 def test_a_codec_with_an_unsupported_dtype_is_named_in_the_error() -> None:
     made = Codec("wide", "", lambda t: {"w": t["w"].astype(np.uint16)}, lambda t: t, lambda n: n)
     with pytest.raises(Refused, match=r"codec wide: ValueError: tensor w: .*found uint16"):
-        update_file.encode(update(w=[1.0]), made)
+        encode_update(update(w=[1.0]), made)
 
 
 TOY = """
