@@ -53,9 +53,6 @@ def allsmall() -> Method:
     )
 
 
-WIDTHS = (0.2, 1.0)
-
-
 def exclusivefl() -> Method:
     base = fedavg()
     return replace(

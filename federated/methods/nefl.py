@@ -2,7 +2,7 @@
 System Heterogeneous Clients (arXiv 2308.07761).
 
 Submodels are narrower (nefl-w), lack blocks (nefl-d, nefl-do) or both (nefl-wd); see
-`common.nested_sizes`. `common.nested_tiers` chooses the one that a device trains in a round.
+`common.nested_submodels`, which also chooses the one that a device trains in a round.
 
 Difference from FedAvg: each residual function has a learnable step s, y = shortcut(x) + s F(x)
 (section III), and parameters are of two kinds. *Inconsistent* ones, the steps and everything that
