@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
@@ -42,23 +42,20 @@ HURRY = 2.0  # seconds to wait for an answer if another protocol version is left
 KNOWN_VERSIONS: dict[tuple[str, int], int] = {}
 PROTOCOLS = (mqtt.MQTTv5, mqtt.MQTTv311)
 
-Handler: TypeAlias = Callable[..., None]
+
+def ignore(*given: object) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
 class Handlers:
     """Callbacks in the network's thread, which must not raise nor wait for that thread."""
 
-    on_connect: Callable[[mqtt.Client, bool], None]  # with whether the broker kept the session
-    on_disconnect: Callable[[mqtt.Client, ReasonCode], None]
-    on_message: Callable[[mqtt.MQTTMessage], None]
-    on_publish: Callable[[ReasonCode], None]
-    on_subscribe: Callable[[int, list[ReasonCode]], None]
-
-
-NOTHING = Handlers(
-    lambda c, s: None, lambda c, r: None, lambda m: None, lambda r: None, lambda m, r: None
-)
+    on_connect: Callable[[mqtt.Client, bool], None] = ignore  # with whether the session was kept
+    on_disconnect: Callable[[mqtt.Client, ReasonCode], None] = ignore
+    on_message: Callable[[mqtt.MQTTMessage], None] = ignore
+    on_publish: Callable[[ReasonCode], None] = ignore
+    on_subscribe: Callable[[int, list[ReasonCode]], None] = ignore
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class ClientSetup:
     address: Address
     client_id: str
     will: Will | None = None
-    handlers: Handlers = NOTHING
+    handlers: Handlers = Handlers()
 
 
 @dataclass
@@ -298,14 +295,7 @@ def _measure_rate(
 ) -> float | None:
     """Return the bytes per second over up to four messages; None without an acknowledgement."""
     cut = threading.Event()
-    handlers = Handlers(
-        NOTHING.on_connect,
-        lambda c, r: cut.set(),
-        NOTHING.on_message,
-        NOTHING.on_publish,
-        NOTHING.on_subscribe,
-    )
-    own = replace(setup, handlers=handlers)
+    own = replace(setup, handlers=Handlers(on_disconnect=lambda c, r: cut.set()))
     client = connect(own, timeout=timeout, version=version).client
     try:
         sent, start = 0, time.perf_counter()
