@@ -21,7 +21,6 @@ import msgspec
 
 from edge_agent.bench import report as bench_report
 from edge_agent.bench import terminal_table
-from edge_agent.bench.probe_prediction import Prediction
 from edge_agent.bench.process import run_plans
 from edge_agent.bench.report import Report, Row, take_fingerprint
 from edge_agent.bench.row_process import STEP_SECONDS, Measurement, Plan
@@ -44,7 +43,7 @@ from federated.safe_text import make_safe
 from federated.task import Timing
 from models.submodel import Submodel
 
-__all__ = ["FAILED", "INTERRUPTED", "SUSTAINED", "Request", "bench"]
+__all__ = ["FAILED", "INTERRUPTED", "SUSTAINED", "ProbeTimings", "Request", "bench", "predict"]
 
 
 SUSTAINED = 60.0  # seconds of inference, long enough to show thermal throttling
@@ -98,6 +97,18 @@ class Request:
 
 
 @dataclass(frozen=True)
+class ProbeTimings:
+    """Timings of probes, from which times of other submodels are predicted.
+
+    inference: timings of one inference
+    training: timings of training steps
+    """
+
+    inference: tuple[Timing, ...] = ()
+    training: tuple[Timing, ...] = ()
+
+
+@dataclass(frozen=True)
 class Work:
     """Everything to measure.
 
@@ -134,7 +145,7 @@ def bench(request: Request, form: str, say: Say) -> int:
                 else {}
             )
             for number, (target, way) in enumerate(plans, 1):
-                row = _row(request, target, *way, predictions.get(way, Prediction()))
+                row = _row(request, target, *way, predictions.get(way, ProbeTimings()))
                 report = replace(report, rows=(*report.rows, row))
                 _save_progress(report, request.out, say)
                 say(
@@ -235,7 +246,7 @@ def _save_progress(report: Report, out: Path | None, say: Say) -> None:
 
 def _calibrate(
     request: Request, probes: Sequence[Target], runtime: str, threads: int, say: Say
-) -> Prediction:
+) -> ProbeTimings:
     """Measure the probes in one process, and return the prediction; an empty one if that failed."""
     plans = [
         replace(
@@ -249,14 +260,14 @@ def _calibrate(
     answers = run_plans(plans, request.limits)
     if why := next((answer.error for answer in answers if answer.error), ""):
         say(f"no predictions for {runtime}, threads {threads}: {why}")
-        return Prediction()
+        return ProbeTimings()
     done = [
         (target.submodel, answer.measured)
         for target, answer in zip(probes, answers, strict=True)
         if target.submodel and answer.measured
     ]
     inference = tuple(Timing(submodel, 1, found.latency.p50) for submodel, found in done)
-    return Prediction(
+    return ProbeTimings(
         inference,
         tuple(
             Timing(submodel, request.batch, found.step.least)
@@ -280,9 +291,7 @@ def _plan(request: Request, target: Target, runtime: str, threads: int) -> Plan:
     )
 
 
-def _row(
-    request: Request, target: Target, runtime: str, threads: int, prediction: Prediction
-) -> Row:
+def _row(request: Request, target: Target, runtime: str, threads: int, timed: ProbeTimings) -> Row:
     plan = _plan(request, target, runtime, threads)
     (answer,) = run_plans([plan], request.limits)
     row = Row(
@@ -295,17 +304,32 @@ def _row(
         macs=target.macs,
         training_macs=target.training_macs,
         file_bytes=Path(plan.file).stat().st_size,
-        predicted_ms=_ms(prediction.latency(target.submodel)),
+        predicted_ms=_ms(predict(timed.inference, target.submodel, 1, training=False)),
         error=answer.error,
     )
     if plan.batch:
         row = replace(
             row,
             batch=plan.batch,
-            predicted_step_ms=_ms(prediction.step(target.submodel, plan.batch)),
+            predicted_step_ms=_ms(
+                predict(timed.training, target.submodel, plan.batch, training=True)
+            ),
             predicted_bytes=target.memory,
         )
     return row if answer.measured is None else _fill_row(row, plan, answer.measured)
+
+
+def predict(
+    timings: tuple[Timing, ...], submodel: Submodel | None, batch: int, *, training: bool
+) -> float | None:
+    """Predict the seconds of one inference (p50), or of a training step (the fastest), from the
+    timings of probes; None for the probes themselves.
+    """
+    if submodel is None or not timings or any(one.submodel == submodel for one in timings):
+        return None
+    from federated.training import prediction
+
+    return prediction.predict(timings, submodel, batch, training=training)
 
 
 def _fill_row(row: Row, plan: Plan, found: Measurement) -> Row:

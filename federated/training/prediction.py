@@ -22,7 +22,7 @@ from models.families.catalogue import parameters
 from models.pass_work import LANES, work
 from models.submodel import Submodel
 
-__all__ = ["latency_seconds", "step_seconds"]
+__all__ = ["predict", "step_seconds"]
 
 Vector = NDArray[np.float64]
 
@@ -64,17 +64,12 @@ def step_seconds(timings: Sequence[Timing], submodel: Submodel, batch: int) -> f
     return predict(tuple(timings), submodel, batch, training=True)
 
 
-def latency_seconds(timings: Sequence[Timing], submodel: Submodel, batch: int = 1) -> float:
-    """Return the predicted seconds of an inference of `batch` examples, from timings of inferences;
-    0 without timings.
-    """
-    return predict(tuple(timings), submodel, batch, training=False)
-
-
 def predict(
     timings: tuple[Timing, ...], submodel: Submodel, batch: int, *, training: bool
 ) -> float:
-    """Return the measured seconds if this submodel was timed, otherwise a prediction."""
+    """Return the measured seconds of a training step or of an inference of `batch` examples if
+    this submodel was timed, otherwise a prediction; 0 without timings.
+    """
     measured = {(t.submodel.unowned, t.batch): t.seconds for t in timings}
     if (submodel.unowned, batch) in measured:
         return measured[submodel.unowned, batch]

@@ -23,7 +23,7 @@ from federated.training.prediction import (
     count_work,
     fit,
     fit_machine,
-    latency_seconds,
+    predict,
     step_seconds,
 )
 from models.cost import cost
@@ -79,10 +79,10 @@ def timings(
 @pytest.mark.parametrize("speed", [1e9, 1e11])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_machine_of_a_known_kind_is_predicted_exactly(speed, training):
-    predict, batch = (step_seconds, 32) if training else (latency_seconds, 1)
+    batch = 32 if training else 1
     known = timings(batch, speed, (1, 1, 1), training=training)
     for submodel in MENU:
-        assert predict(known, submodel, batch) == pytest.approx(
+        assert predict(known, submodel, batch, training=training) == pytest.approx(
             law(submodel, batch, speed, (1, 1, 1), training=training), rel=1e-6
         )
 
@@ -155,7 +155,7 @@ def test_another_batch_is_predicted_too():
 def test_a_timed_submodel_is_not_predicted_and_without_timings_nothing_is():
     odd = (*timings(32, 1e11, (1, 1, 1)), Timing(MENU[-1], 32, 7.0))
     assert step_seconds(odd, MENU[-1], 32) == 7.0
-    assert step_seconds((), MENU[-1], 32) == latency_seconds((), MENU[-1]) == 0.0
+    assert step_seconds((), MENU[-1], 32) == predict((), MENU[-1], 1, training=False) == 0.0
 
 
 @pytest.mark.parametrize("family", sorted(SMALL))
