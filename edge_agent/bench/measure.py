@@ -247,7 +247,7 @@ def _save_progress(report: Report, out: Path | None, say: Say) -> None:
 def _calibrate(
     request: Request, probes: Sequence[Target], runtime: str, threads: int, say: Say
 ) -> ProbeTimings:
-    """Measure the probes in one process, and return the prediction; an empty one if that failed."""
+    """Measure the probes in one process, and return their timings; none if that failed."""
     plans = [
         replace(
             _plan(request, target, runtime, threads),
