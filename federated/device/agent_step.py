@@ -30,8 +30,16 @@ from federated.device.agent_actions import (
     Trim,
 )
 from federated.device.agent_rules import drop, fail, make_status, proceed, send_heartbeat
-from federated.device.agent_state import AgentState, OpenTask, active, find, put, remove, sending
-from federated.device.namesake import hear
+from federated.device.agent_state import (
+    AgentState,
+    OpenTask,
+    active,
+    find,
+    hear,
+    put,
+    remove,
+    sending,
+)
 from federated.task import Task
 
 __all__ = ["step"]

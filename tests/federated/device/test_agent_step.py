@@ -17,9 +17,8 @@ from msgspec.structs import astuple, replace
 from federated.device import agent_actions as do
 from federated.device import agent_events as on
 from federated.device.agent_rules import REMEMBERED
-from federated.device.agent_state import AgentState, active, activity, find, sending
+from federated.device.agent_state import ANSWERS, AgentState, active, activity, find, sending
 from federated.device.agent_step import LOOK, step
-from federated.device.namesake import ANSWERS
 from federated.task import HEARTBEAT, QUICKEST, Task
 from federated.wire.messages import Failure, Heartbeat, Status
 from tests.support.clerk import AGENT, CARD, profile, task

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from coordinator.broker import local as brokers
 from coordinator.broker.local import Broker
-from federated.device.namesake import ANSWERS, Verdict, hear
-from federated.device.namesake import Namesake as Known
+from federated.device.agent_state import ANSWERS, Verdict, hear
+from federated.device.agent_state import Namesake as Known
 from federated.device.participant import Equipment, Participant
 from federated.wire import envelope, topics
 from federated.wire.link import Link
