@@ -40,7 +40,7 @@ from federated.methods import fedavg as base
 from federated.task import Profile, Recipe
 from federated.training.hooks import Hooks, Session
 from federated.training.loop import batch_bounds
-from models.branching import BranchableLayer, branchable_layers
+from models.cost import BranchableLayer, branchable_layers
 from models.families.catalogue import full
 from models.layers.attention import Attention
 from models.layers.branches import Branch, join, originals, split

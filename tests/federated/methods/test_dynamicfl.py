@@ -17,8 +17,7 @@ from federated.methods.catalogue import method
 from federated.methods.dynamicfl import SCORES, allot_branches
 from federated.task import Card, Profile, Task, Timing
 from federated.training.loop import descend, open_session
-from models.branching import BranchableLayer, branchable_layers
-from models.cost import cost
+from models.cost import BranchableLayer, branchable_layers, cost
 from models.families.catalogue import build, full, initial, network, probes, shapes, statistics
 from models.layers.branches import Branch, originals
 from models.submodel import Moments

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.branching import branchable_layers
-from models.cost import cost
+from models.cost import branchable_layers, cost
 from models.families.catalogue import full, network
 from models.layers.attention import Attention
 from models.layers.basic import Flat
