@@ -9,7 +9,7 @@ from coordinator.assign import constraints
 from coordinator.assign.data_cards import AGENTS, explain_unit_mismatch
 from coordinator.settings.config import Config
 from federated.capabilities import describe_missing
-from federated.data.card_fit import explain_misfit
+from federated.data.dataset import explain_misfit
 from federated.methods.catalogue import METHODS
 from federated.safe_text import make_safe
 from federated.task import Profile

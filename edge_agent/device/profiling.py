@@ -17,7 +17,7 @@ from typing import Any
 from edge_agent.device.board import read_board
 from edge_agent.device.limits import Limits, available_cpus, available_memory
 from edge_agent.device.measurement_cache import MeasurementCache, surroundings
-from federated.data.card_fit import explain_misfit
+from federated.data.dataset import explain_misfit
 from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError, DataError
 from federated.task import Board, Card, Timing

@@ -1,4 +1,6 @@
-"""Raw examples and their labels as one record, checked when it is made."""
+"""Raw examples and their labels as one record, checked when it is made; and the check of a device's
+data against the network of a run.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ import numpy.typing as npt
 
 from federated.errors import DataError
 from federated.task import Card
-from models.submodel import Target
+from models.submodel import Network, Target
 
-__all__ = ["Array", "Dataset", "Indices", "Labels", "Values"]
+__all__ = ["Array", "Dataset", "Indices", "Labels", "Values", "explain_misfit"]
 
 Array = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64]
@@ -197,3 +199,24 @@ def _spread(mean: float, std: float) -> float:
     blow up the first example that differs. Channels in small units are not constant.
     """
     return float(std) if std > max(1e-6 * math.fabs(mean), TINY) else 1.0
+
+
+OUTPUTS = {"class": "classes", "token": "tokens", "value": "values"}
+
+
+def explain_misfit(card: Card, network: Network) -> str:
+    """Return why data do not fit a network; empty if they fit."""
+    wanted = "token" if network.objective in {"next", "masked"} else network.objective
+    if card.target != wanted:
+        return f"this run needs data with a {wanted}, but {card.name} has a {card.target}"
+    if card.inputs != network.inputs:
+        return (
+            f"this run needs examples of shape {network.inputs}, but {card.name} has "
+            f"{card.inputs}: join with data of that shape (--data)"
+        )
+    if card.outputs > network.outputs or (wanted == "value" and card.outputs != network.outputs):
+        return (
+            f"this run has {network.outputs} {OUTPUTS[wanted]}, but {card.name} has "
+            f"{card.outputs}: join with data that fit (--data)"
+        )
+    return ""

@@ -20,7 +20,7 @@ from coordinator.observe.events import AgentsAwaited
 from coordinator.run.network_agreement import await_network
 from coordinator.settings.config import load
 from coordinator.trust.acceptance import check_profile
-from federated.data.card_fit import explain_misfit
+from federated.data.dataset import explain_misfit
 from federated.errors import FleetError, Refused
 from federated.task import Card, Profile
 from federated.wire import envelope, messages, topics
