@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edge_agent.access.client_token import load_client_token
 from edge_agent.infer.answers import format_answer
 from edge_agent.infer.engine import Engine
 from edge_agent.infer.graph_choice import table
 from edge_agent.infer.inputs import list_inputs, read_examples
 from edge_agent.infer.replies import about
 from edge_agent.releases.release_request import ReleaseRequest
-from federated.errors import UsageError, require_extra
+from federated.errors import ConfigError, UsageError, require_extra
 from federated.runtime.console import Say
 from federated.runtime.listen_address import parse_listen_address
+from federated.runtime.logs import conceal
 
-__all__ = ["InferRequest", "infer"]
+__all__ = ["InferRequest", "infer", "load_client_token"]
 
 
 @dataclass(frozen=True)
@@ -136,3 +136,21 @@ def _serve(
         last = {} if engine.choice is None else about(engine.choice)
         return json.dumps({**last, **asdict(counts)})
     return f"answered {counts.answered} examples, failed {counts.failed} requests"
+
+
+MIN_TOKEN_LENGTH = 16  # characters
+
+
+def load_client_token(path: Path) -> str:
+    """Read the token that clients must send. Raises ConfigError."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--token-file {path}: expected a token in ASCII: {error}") from error
+    if len(token) < MIN_TOKEN_LENGTH or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"--token-file {path}: expected a token of at least {MIN_TOKEN_LENGTH} letters "
+            f"or digits without spaces, found {len(token)} characters"
+        )
+    conceal(token)
+    return token

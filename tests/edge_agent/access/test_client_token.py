@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.access.client_token import load_client_token
+from edge_agent.infer.infer_command import load_client_token
 from federated.errors import ConfigError
 
 

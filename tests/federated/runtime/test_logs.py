@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.access.client_token import load_client_token
+from edge_agent.infer.infer_command import load_client_token
 from federated.errors import ConfigError
 from federated.runtime import logs
 from federated.wire.address import parse_address
