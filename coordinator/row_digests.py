@@ -11,11 +11,10 @@ import hashlib
 import sqlite3
 from itertools import groupby
 
-__all__ = ["SCHEMA", "find_damage", "has_digests", "seal"]
+__all__ = ["SCHEMA", "find_damage", "seal"]
 
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS digests (part TEXT, number INTEGER, digest TEXT NOT NULL,
-                                    PRIMARY KEY (part, number));
+CREATE TABLE digests (part TEXT, number INTEGER, digest TEXT NOT NULL, PRIMARY KEY (part, number));
 """
 # table -> column whose values number its parts; None: the table is one part, number 0
 PARTS = {
@@ -43,18 +42,9 @@ def seal(database: sqlite3.Connection, part: str, number: int = 0) -> None:
     )
 
 
-def has_digests(database: sqlite3.Connection) -> bool:
-    """Return whether the database has digests; an earlier version stored none."""
-    return bool(database.execute("SELECT 1 FROM sqlite_master WHERE name = 'digests'").fetchall())
-
-
 def find_damage(database: sqlite3.Connection, parts: tuple[str, ...] = tuple(PARTS)) -> list[str]:
-    """Return which parts differ from their digests, in words. Rows that an earlier version wrote
-    have no digest.
-    """
+    """Return which parts differ from their digests, in words."""
     try:
-        if not has_digests(database):
-            return []
         known: dict[str, dict[int, str]] = {}
         for part, number, digest in database.execute("SELECT * FROM digests"):
             known.setdefault(part, {})[number] = digest
@@ -68,13 +58,11 @@ def find_damage(database: sqlite3.Connection, parts: tuple[str, ...] = tuple(PAR
 
 def compare(part: str, known: dict[int, str], present: dict[int, str]) -> list[str]:
     """Return the damaged parts of a table. known: stored digests; present: those of its rows."""
-    first, nothing = min(known, default=None), digest_rows([])
+    nothing = digest_rows([])
     return [
         f"{part} of {PARTS[part]} {number}" if PARTS[part] else part
         for number in sorted({*known, *present})
-        if first is not None
-        and number >= first
-        and known.get(number) != present.get(number, nothing)
+        if known.get(number, nothing) != present.get(number, nothing)
     ]
 
 

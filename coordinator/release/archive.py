@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.release.history import FORMAT, HISTORY, History, digest_of, is_intact, list_kept
+from coordinator.release.history import FORMAT, HISTORY, History, digest_of, list_kept
 from export import bundle, modelcard
 from federated.errors import StoreError
 from federated.runtime import files
@@ -90,7 +90,7 @@ class Archive:
             return History(self.run)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreError(f"{path}: not a history of releases: {error}") from error
-        if not is_intact(history):
+        if history.digest != digest_of(history):
             raise StoreError(
                 f"{path} is damaged: its digest differs; restore it from a backup, or remove it to "
                 "start a new history"

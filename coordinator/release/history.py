@@ -26,7 +26,6 @@ __all__ = [
     "digest_of",
     "find_rollback",
     "find_rollback_target",
-    "is_intact",
     "list_kept",
     "list_reports",
     "promote",
@@ -100,11 +99,6 @@ def digest_of(history: History) -> str:
     return hashlib.sha256(
         msgspec.json.encode(replace(history, digest=""), order="deterministic")
     ).hexdigest()
-
-
-def is_intact(history: History) -> bool:
-    """Return whether a history from a file has its digest; an earlier version wrote none."""
-    return history.digest in ("", digest_of(history))
 
 
 def build_card(history: History) -> Release:

@@ -7,7 +7,7 @@ import logging
 import sqlite3
 from pathlib import Path
 
-from coordinator.row_digests import SCHEMA, find_damage, has_digests, seal
+from coordinator.row_digests import find_damage, seal
 from coordinator.store.database import describe_damage
 from coordinator.store.file_digests import find_problem
 from coordinator.store.run_folders import DATABASE
@@ -38,9 +38,6 @@ def recover(folder: Path, database: sqlite3.Connection) -> None:
     """
     if damage := find_damage(database):
         raise describe_damage(folder, damage)
-    if not has_digests(database):
-        log.info("run '%s' has rows of a version without digests", folder.name)
-        database.executescript(SCHEMA)
     if problem := check_rows(folder, database):
         raise StoreError(
             f"run '{folder.name}': {problem}; restore the folder from a backup, or start a new run "

@@ -55,7 +55,7 @@ class Base(Struct, frozen=True):
     total: name of the file that holds the total; empty while nothing was folded since the
         checkpoint.
     folded: the updates in that total.
-    digest: sha256 of that file; empty if an earlier version wrote it.
+    digest: sha256 of that file; empty without one.
     """
 
     checkpoint: str
@@ -206,10 +206,8 @@ class Journal:
         return base, events
 
     def total(self, name: str, digest: str) -> Total:
-        """Read the total with this sha256; with an empty one, an earlier version wrote it."""
-        if not digest:
-            log.warning("%s was written by a version without digests", self._folder / name)
-        elif problem := find_problem(self._folder / name, digest):
+        """Read the total with this sha256."""
+        if problem := find_problem(self._folder / name, digest):
             raise StoreError(f"{self._folder / name}, which the journal needs, {problem}")
         try:
             with safe_open(self._folder / name, framework="pt") as file:

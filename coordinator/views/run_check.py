@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.release.history import HISTORY, History, is_intact
+from coordinator.release.history import HISTORY, History, digest_of
 from coordinator.row_digests import find_damage
 from coordinator.settings.config import read_tables
 from coordinator.store import damage, run_lock
@@ -190,7 +190,7 @@ def check_journal(folder: Path, database: sqlite3.Connection, rounds: int) -> It
         problem = f"has {len(data) - end} damaged bytes at its end" if end < len(data) else ""
         remedy_of_tail = "they are cut off, as those that a crash leaves"
         yield Finding(path.name, problem, remedy_of_tail, partial(os.truncate, path, end))
-        if base["total"] and base.get("digest"):
+        if base["total"]:
             total = folder / base["total"]
             yield Finding(total.name, find_problem(total, base["digest"]), remedy, restart)
         yield from check_updates(folder / "spool", base, events)
@@ -216,7 +216,8 @@ def check_releases(folder: Path) -> Iterator[Finding]:
     if (folder / HISTORY).exists():
         try:
             history = msgspec.json.decode((folder / HISTORY).read_bytes(), type=History)
-            problem = "" if is_intact(history) else "is damaged: its digest differs"
+            intact = history.digest == digest_of(history)
+            problem = "" if intact else "is damaged: its digest differs"
         except (OSError, ValueError) as error:  # errors of msgspec are ValueErrors
             problem = f"cannot be read: {error}"
         yield Finding(f"{folder.name}/{HISTORY}", problem, BACKUP)

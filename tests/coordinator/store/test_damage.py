@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,21 +170,10 @@ def test_every_changed_row_is_found(tmp_path: Path, part: str) -> None:
         Store.open(tmp_path, "r")
 
 
-def test_a_run_of_a_version_without_digests_is_read_and_gets_them(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_whose_digests_are_missing_is_damaged(tmp_path: Path) -> None:
     folder = make_run(tmp_path, 1)
     database = sqlite3.connect(folder / "run.sqlite")
     database.execute("DROP TABLE digests")
     database.close()
-    caplog.set_level("INFO")
-    store = Store.open(tmp_path, "r")
-    assert "has rows of a version without digests" in caplog.text
-    store.save(replace(done(2)))
-    store.close()
-    store = Store.open(tmp_path, "r")
-    assert find_damage(store._database) == []
-    with store._database:
-        store._database.execute("UPDATE rounds SET seconds = 9")
-    assert find_damage(store._database) == ["rounds of round 2"], "round 1 has no digest"
-    store.close()
+    with pytest.raises(StoreError, match=r"run.sqlite is damaged .*digests"):
+        Store.open(tmp_path, "r")

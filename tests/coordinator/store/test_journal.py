@@ -275,20 +275,11 @@ def test_a_missing_or_corrupt_total_is_named(store: Store) -> None:
     with pytest.raises(StoreError, match=r"total-000004-000001.* is damaged: expected sha256"):
         store.journal.total(path.name, digest)
     path.write_bytes(written[:-9])
-    for known in (digest, ""):  # an earlier version wrote no digest
-        with pytest.raises(StoreError, match="total-000004-000001"):
-            store.journal.total(path.name, known)
+    with pytest.raises(StoreError, match="total-000004-000001"):
+        store.journal.total(path.name, digest)
     path.unlink()
     with pytest.raises(StoreError, match=r"total-000004-000001.* is missing"):
         store.journal.total(path.name, digest)
-
-
-def test_a_total_of_a_version_without_digests_is_read(
-    store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    store.journal.write_total("total-000004-000001.safetensors", total(1.0))
-    assert store.journal.total("total-000004-000001.safetensors", "").seen == {("a0", 1): None}
-    assert "without digests" in caplog.text
 
 
 def test_a_journal_continues_the_checkpoint_that_it_names(store: Store) -> None:
