@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import click
@@ -25,7 +24,7 @@ from benchmarks.attacks import command as attacks
 from benchmarks.faults import command as faults
 from benchmarks.schedules import command as schedules
 from benchmarks.table import Row, lines
-from federated.runtime.console import FORMAT
+from federated.runtime.console import FORMAT, print_result
 
 
 @click.group()
@@ -40,9 +39,7 @@ def add_timed(name: str, what: str, measure: Callable[[], list[Row]]) -> None:
     @FORMAT
     def command(form: str) -> None:
         rows = measure()
-        click.echo(
-            json.dumps([row.__dict__ for row in rows]) if form == "json" else "\n".join(lines(rows))
-        )
+        print_result([row.__dict__ for row in rows], form, lambda _: "\n".join(lines(rows)))
 
 
 add_timed(

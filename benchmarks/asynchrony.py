@@ -9,10 +9,10 @@ digits.
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -22,7 +22,7 @@ import click
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
-from federated.runtime.console import FORMAT, Say, report_errors, speaker
+from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 
 __all__ = ["Course", "Row", "command", "compare", "run_mode", "time_to"]
 
@@ -131,8 +131,7 @@ def run_mode(mode: str, unit: float, seed: int, folder: Path, say: Say) -> tuple
     ]
     sources = ConfigSources(file, settings=settings)
     simulate(sources, folder / "runs", folder / "out", say=say)
-    store = Store.open(folder / "runs", f"{mode}-seed{seed}", read_only=True)
-    try:
+    with closing(Store.open(folder / "runs", f"{mode}-seed{seed}", read_only=True)) as store:
         history = store.history()
         folded = [
             [entry for entry in store.entries(number) if entry.outcome == "folded"]
@@ -143,8 +142,6 @@ def run_mode(mode: str, unit: float, seed: int, folder: Path, say: Say) -> tuple
             for number, score in store.all_scores()
             if score.view == "central" and score.submodel == "w1-d2"
         }
-    finally:
-        store.close()
     seconds = tuple(accumulate(seconds for _, seconds, *_ in history))
     late = sum(bool(entry.task) for entries in folded for entry in entries) / max(
         1, sum(map(len, folded))
@@ -197,6 +194,4 @@ def command(unit: float, seed: int, form: str) -> None:
             mode: run_mode(mode, unit, seed, Path(folder), say) for mode in ("sync", "buffered")
         }
     rows = compare(runs)
-    click.echo(
-        json.dumps([asdict(row) for row in rows]) if form == "json" else "\n".join(lines(rows))
-    )
+    print_result([asdict(row) for row in rows], form, lambda _: "\n".join(lines(rows)))

@@ -4,7 +4,6 @@ or training.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
@@ -18,7 +17,7 @@ import psutil
 from coordinator.broker import local as brokers
 from coordinator.fleet.shipment import SLOTS
 from coordinator.fleet.weight_slots import WeightSlots
-from federated.runtime.console import FORMAT, report_errors, speaker
+from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
@@ -116,8 +115,7 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
             f"a download takes {statistics.median(seconds):.2f} s (median), "
             f"{max(seconds):.2f} s (longest)"
         )
-        if form == "json":
-            click.echo(json.dumps(found))
+        print_result(found, form)
 
 
 def resident(broker: brokers.Broker) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import heapq
-import json
 import math
 import os
 import platform
@@ -30,7 +29,7 @@ from coordinator.round.round import Round, Rules
 from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned
 from coordinator.settings.tables import Journal
-from federated.runtime.console import FORMAT, report_errors, speaker
+from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 from federated.task import HEARTBEAT, Card, Profile, Recipe, Task
 from models.submodel import Network, Submodel
 
@@ -182,7 +181,6 @@ def command(agents: tuple[int, ...], seed: int, form: str) -> None:
         for number in agents:
             rows.append(measure(number, seed))
             say(line(rows[-1]))
-        if form == "json":
-            processors, python = len(os.sched_getaffinity(0)), platform.python_version()
-            machine = {"processors": processors, "python": python}
-            click.echo(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}))
+        processors, python = len(os.sched_getaffinity(0)), platform.python_version()
+        machine = {"processors": processors, "python": python}
+        print_result({"machine": machine, "rows": [asdict(row) for row in rows]}, form)

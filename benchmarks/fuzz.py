@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import click
 
 from federated.errors import FleetError, MissingExtra, Unknown
-from federated.runtime.console import FORMAT, report_errors, speaker
+from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 
 if TYPE_CHECKING:
     from benchmarks.fuzzing.decoders import Decoder
@@ -170,17 +170,12 @@ def command(inputs: int, seed: int, names: tuple[str, ...], keep: Path | None, f
                     known,
                 )
             )
-        for line in lines(rows):
-            say(line)
-        if form == "json":
-            click.echo(
-                json.dumps(
-                    {
-                        "seed": seed,
-                        "inputs": sum(r.inputs for r in rows),
-                        "decoders": [asdict(row) for row in rows],
-                    }
-                )
-            )
+        say("\n".join(lines(rows)))
+        found = {
+            "seed": seed,
+            "inputs": sum(r.inputs for r in rows),
+            "decoders": [asdict(row) for row in rows],
+        }
+        print_result(found, form)
         if any(row.crashes or row.peak > row.limit for row in rows):
             sys.exit(1)

@@ -8,7 +8,6 @@ accuracy is measured is trained here.
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 import tempfile
 import time
@@ -26,7 +25,7 @@ from export.quantize import quantize
 from export.verify import Array
 from federated.data.catalogue import load_central
 from federated.errors import ExportError
-from federated.runtime.console import FORMAT, report_errors
+from federated.runtime.console import FORMAT, print_result, report_errors
 from federated.task import Recipe
 from federated.training.loop import train
 from models.families.catalogue import build, full, network
@@ -294,16 +293,10 @@ def command(model: str, data: str, data_root: Path | None, steps: int, form: str
             time_network(name, side, goal, Path(folder)) for (name, side), goal in NETWORKS.items()
         ]
         accuracy = measure_accuracy(model, data, data_root, steps, Path(folder))
-        if form == "json":
-            click.echo(
-                json.dumps(
-                    {
-                        "batch": 1,
-                        "threads": 1,
-                        "speed": [asdict(row) for row in speeds],
-                        "accuracy": asdict(accuracy),
-                    }
-                )
-            )
-        else:
-            click.echo("\n".join(lines(speeds, accuracy)))
+        found = {
+            "batch": 1,
+            "threads": 1,
+            "speed": [asdict(row) for row in speeds],
+            "accuracy": asdict(accuracy),
+        }
+        print_result(found, form, lambda _: "\n".join(lines(speeds, accuracy)))

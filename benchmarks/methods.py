@@ -4,7 +4,6 @@ one seed.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -22,7 +21,7 @@ from coordinator.simulate.simulation import simulate
 from federated.data import catalogue
 from federated.errors import EspalierError
 from federated.methods.catalogue import METHODS, method
-from federated.runtime.console import FORMAT, report_errors, speaker
+from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 from models.submodel import Submodel
 
 __all__ = ["Result", "command", "compare", "lines", "pin_devices"]
@@ -146,5 +145,4 @@ def command(only: str | None, settings: tuple[str, ...], form: str) -> None:
         for one in compare(names, given, Path(folder)):
             found.append(one)
             say(line(one))
-        if form == "json":
-            click.echo(json.dumps([asdict(one) for one in found]))
+        print_result([asdict(one) for one in found], form)

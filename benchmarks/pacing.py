@@ -10,14 +10,13 @@ that only its rounds show it, not its limits or profile.
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from coordinator.broker import local as brokers
 from coordinator.simulate.demo_fleet import Running, process, python_command, wait_for_words
 from coordinator.store.store import Store
 from federated.errors import FleetError, StoreError
-from federated.runtime.console import FORMAT, Say, report_errors, speaker
+from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 
 __all__ = ["Pacing", "Parts", "Turn", "command", "pacing", "ratio", "summarise"]
 
@@ -308,7 +307,7 @@ def turns_of(folder: Path) -> list[Turn]:
         store = Store.open(folder, RUN, read_only=True)
     except StoreError:
         return []
-    try:
+    with closing(store):
         decided = {
             (number, name): decision
             for name in CPUS
@@ -328,8 +327,6 @@ def turns_of(folder: Path) -> list[Turn]:
             for number, *_ in store.history()
             for e in store.entries(number)
         ]
-    finally:
-        store.close()
 
 
 def lines(made: Pacing) -> list[str]:
@@ -378,7 +375,5 @@ def command(keep: Path | None, form: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         say = speaker(form)
         made = pacing(folder, say)
-        for line in lines(made):
-            say(line)
-        if form == "json":
-            click.echo(json.dumps(asdict(made)))
+        say("\n".join(lines(made)))
+        print_result(asdict(made), form)

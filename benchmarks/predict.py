@@ -8,7 +8,6 @@ shows if the speed of the machine changes, and affects both alike.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ import numpy as np
 from benchmarks.step_process import Taken, ask
 from edge_agent.device.disturbances import BUSY, Load
 from federated.errors import ConfigError
-from federated.runtime.console import FORMAT, report_errors, speaker
+from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 from federated.runtime.plugins import unknown
 from federated.task import Timing
 from federated.training.prediction import step_seconds
@@ -270,17 +269,13 @@ def command(seed: int, count: int, families: str, batch: int, form: str) -> None
             )
             rows, found = [*rows, *some], [*found, one]
             say(conclusion(one))
-        if form == "json":
-            click.echo(
-                json.dumps(
-                    {
-                        "seed": seed,
-                        "batch": batch,
-                        "families": [asdict(s) for s in found],
-                        "rows": [asdict(r) for r in rows],
-                    }
-                )
-            )
+        result = {
+            "seed": seed,
+            "batch": batch,
+            "families": [asdict(s) for s in found],
+            "rows": [asdict(r) for r in rows],
+        }
+        print_result(result, form)
 
 
 def find_network(name: str) -> Network:

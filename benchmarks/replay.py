@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,7 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
     StoreError: there is no such run
     """
     torch.set_num_threads(1)
-    store = Store.open(runs, name, read_only=True)
-    try:
+    with closing(Store.open(runs, name, read_only=True)) as store:
         facts, last = store.read_facts(), store.read_last()
         if last is None or facts.network is None:
             raise StoreError(f"run '{name}' finished no round")
@@ -108,8 +108,6 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
             foreign,
             all(torch.equal(value, last.tensors[home]) for home, value in state.tensors.items()),
         )
-    finally:
-        store.close()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from coordinator.broker import local as brokers
 from coordinator.simulate.demo_fleet import Running, process, python_command
 from coordinator.store.store import Store
 from federated.errors import ConfigError, FleetError, StoreError
-from federated.runtime.console import FORMAT, Say, report_errors, speaker
+from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 
 __all__ = [
     "Course",
@@ -330,10 +330,8 @@ def read_durations(folder: Path) -> list[float]:
         store = Store.open(folder, RUN, read_only=True)
     except StoreError:
         return []
-    try:
+    with closing(store):
         return [seconds for _, seconds, *_ in store.history()]
-    finally:
-        store.close()
 
 
 def read_turns(
@@ -342,8 +340,7 @@ def read_turns(
     """Return the measurements of every round. Rounds after the last sample get that sample, since
     the coordinator may end before the last round is sampled.
     """
-    store = Store.open(folder, RUN, read_only=True)
-    try:
+    with closing(Store.open(folder, RUN, read_only=True)) as store:
         usage = [*peaks, *[peaks[-1]] * (rounds - len(peaks))]
         before = [(0, 0.0, 0.0), *usage]
         return tuple(
@@ -359,8 +356,6 @@ def read_turns(
                 store.history(), usage, before, strict=False
             )
         )
-    finally:
-        store.close()
 
 
 def lines(made: Scale) -> list[str]:
@@ -413,9 +408,7 @@ def command(agents: int, rounds: int, kind: str, keep: Path | None, form: str) -
         folder.mkdir(parents=True, exist_ok=True)
         say = speaker(form)
         made = measure(folder, agents, rounds, say, kind)
-        for line in lines(made):
-            say(line)
-        if form == "json":
-            click.echo(json.dumps({**asdict(made), "processors": len(os.sched_getaffinity(0))}))
+        say("\n".join(lines(made)))
+        print_result({**asdict(made), "processors": len(os.sched_getaffinity(0))}, form)
         if made.lost or made.doubled or made.foreign or not made.equal:
             sys.exit(1)

@@ -25,7 +25,7 @@ from benchmarks.schedules.faults import Fault, Schedule, draw
 from benchmarks.schedules.planted import DEFECTS
 from benchmarks.schedules.trial import REPLACED, Outcome, run_schedule
 from federated.errors import ConfigError, Unknown
-from federated.runtime.console import FORMAT, Say, report_errors, speaker
+from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 
 __all__ = ["Summary", "command", "follow", "shrink"]
 
@@ -311,8 +311,7 @@ def command(
                 if planted or names
                 else schedules(pool, first, count, log, say)
             )
-        if form == "json":
-            click.echo(json.dumps({"seed": first, **done}))
+        print_result({"seed": first, **done}, form)
         if done["wrong"]:
             sys.exit(1)
 

@@ -16,6 +16,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -65,8 +66,8 @@ class Disks:
             make_mapping(self),
             self._fsync,
             self._allocate,
-            self._rename,
-            self._replace,
+            partial(self._move, RENAME),
+            partial(self._move, REPLACE),
             self._unlink,
             self._usage,
         )
@@ -145,15 +146,10 @@ class Disks:
         self.check_room()
         ALLOCATE(handle, start, size)
 
-    def _rename(self, old: Any, new: Any, **named: Any) -> None:
+    def _move(self, move: Callable[..., None], old: Any, new: Any, **named: Any) -> None:
         if self._is_below(old):
             self.act()
-        RENAME(old, new, **named)
-
-    def _replace(self, old: Any, new: Any, **named: Any) -> None:
-        if self._is_below(old):
-            self.act()
-        REPLACE(old, new, **named)
+        move(old, new, **named)
 
     def _unlink(self, path: Any, **named: Any) -> None:
         if self._is_below(path) and self.world.running is not None and self.world.running.dead:

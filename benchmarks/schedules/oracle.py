@@ -7,6 +7,7 @@ acknowledged it, and damage to a disk may cost a round.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from contextlib import closing
 from pathlib import Path
 from typing import TypeAlias
 
@@ -232,8 +233,7 @@ class Oracle:
 
     def _answers(self) -> set[tuple[str, int]]:
         """Return agent and round of each task that has an outcome in the run's database."""
-        store = Store.open(self.runs, self.run, read_only=True)
-        try:
+        with closing(Store.open(self.runs, self.run, read_only=True)) as store:
             rounds = range(1, store.rounds_done + 1)
             return {
                 (entry.agent, entry.task or number)
@@ -241,8 +241,6 @@ class Oracle:
                 for entry in store.entries(number)
                 if entry.outcome
             }
-        finally:
-            store.close()
 
 
 def sender(event: on.RoundEvent) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from coordinator.cli.options import config_flag, list_given, print_errors
-from federated.runtime.console import FORMAT
+from federated.runtime.console import FORMAT, print_result
 
 __all__ = ["assign"]
 
@@ -74,4 +73,4 @@ def assign(
         from coordinator.simulate.offline_assignment import assign_offline, render
 
         found = assign_offline(files, file, os.environ, settings, list_given(flags), examples)
-        click.echo(json.dumps(found) if form == "json" else render(found))
+        print_result(found, form, render)

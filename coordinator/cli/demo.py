@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from coordinator.cli.options import print_errors
-from federated.runtime.console import FORMAT, speaker
+from federated.runtime.console import FORMAT, print_result, speaker
 
 __all__ = ["demo"]
 
@@ -58,5 +57,4 @@ def demo(
             keep=keep,
             say=speaker(form),
         )
-        if form == "json":
-            click.echo(json.dumps(result))
+        print_result(result, form)

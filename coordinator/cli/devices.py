@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from coordinator.cli.options import RUNS, print_errors
-from federated.runtime.console import FORMAT
+from federated.runtime.console import FORMAT, print_result
 
 __all__ = ["devices"]
 
@@ -25,5 +24,4 @@ def devices(run: str | None, runs: Path, form: str) -> None:
     with print_errors("devices"):
         from coordinator.views.agent_table import describe_agents, render_agents
 
-        found = describe_agents(run, runs)
-        click.echo(json.dumps(found) if form == "json" else render_agents(found))
+        print_result(describe_agents(run, runs), form, render_agents)

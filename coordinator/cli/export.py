@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from coordinator.cli.options import RUNS, print_errors
-from federated.runtime.console import FORMAT, speaker
+from federated.runtime.console import FORMAT, print_result, speaker
 
 __all__ = ["export"]
 
@@ -62,5 +61,4 @@ def export(
 
         request = ExportRequest(run, runs, out, wanted, inputs, int8)
         result = export_run(request, speaker(form))
-        if form == "json":
-            click.echo(json.dumps(result))
+        print_result(result, form)

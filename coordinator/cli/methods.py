@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from coordinator.cli.options import print_errors
-from federated.runtime.console import FORMAT
+from federated.runtime.console import FORMAT, print_result
 
 __all__ = ["methods"]
 
@@ -30,12 +28,6 @@ def methods(name: str | None, form: str) -> None:
         )
 
         if name is None:
-            click.echo(
-                json.dumps(list_methods()) if form == "json" else render_list(list_methods())
-            )
+            print_result(list_methods(), form, render_list)
         else:
-            click.echo(
-                json.dumps(describe_method(name))
-                if form == "json"
-                else render_method(describe_method(name))
-            )
+            print_result(describe_method(name), form, render_method)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 
 from coordinator.cli.options import RUNS, print_errors
 from federated.errors import ExportError
-from federated.runtime.console import FORMAT, speaker
+from federated.runtime.console import FORMAT, print_result, speaker
 
 __all__ = ["release"]
 
@@ -73,7 +72,6 @@ def release(runs: Path, form: str, **options: Any) -> None:
         from coordinator.release.rollout import ReleaseRequest, release_run
 
         result = release_run(ReleaseRequest(**options), runs, say=speaker(form))
-        if form == "json":
-            click.echo(json.dumps(result))
+        print_result(result, form)
         if "error" in result:
             raise ExportError(result["error"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from coordinator.cli.options import INIT, RUNS, config_flag, list_given, print_errors
-from federated.runtime.console import FORMAT, speaker
+from federated.runtime.console import FORMAT, print_result, speaker
 
 __all__ = ["simulate"]
 
@@ -66,5 +65,4 @@ def simulate(
 
         sources = ConfigSources(file, os.environ, settings, list_given(flags))
         result = run_simulation(sources, runs, out, resume=resume, say=speaker(form))
-        if form == "json":
-            click.echo(json.dumps(result))
+        print_result(result, form)

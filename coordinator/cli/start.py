@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import click
 
 from coordinator.cli.options import INIT, RUNS, config_flag, list_given, print_errors
-from federated.runtime.console import FORMAT, speaker
+from federated.runtime.console import FORMAT, print_result, speaker
 
 __all__ = ["start"]
 
@@ -102,5 +101,4 @@ def start(
             live=live,
             say=speaker(form),
         )
-        if form == "json":
-            click.echo(json.dumps(result))
+        print_result(result, form)

@@ -4,6 +4,7 @@ imports the module of a command only when the command runs.
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ __all__ = [
     "LazyGroup",
     "Say",
     "handle_sigterm",
+    "print_result",
     "report_errors",
     "speaker",
 ]
@@ -45,6 +47,14 @@ def speaker(form: str) -> Say:
     is for JSON.
     """
     return lambda text: click.echo(make_lines_safe(text), err=form == "json")
+
+
+def print_result(found: Any, form: str, render: Callable[[Any], str] | None = None) -> None:
+    """Print a result as one line of JSON or as text. render: makes the text; None prints none."""
+    if form == "json":
+        click.echo(json.dumps(found))
+    elif render is not None:
+        click.echo(render(found))
 
 
 @contextmanager
