@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,7 +66,7 @@ def send_request(folder: Path, command: Command) -> Requests:
     before = read_requests(folder)
     about = "stop" if command.startswith("stop") else "pause"
     try:
-        with _connect(folder) as database, database:
+        with closing(_connect(folder)) as database, database:
             database.execute(
                 "INSERT OR REPLACE INTO wishes VALUES (?, ?, ?, 0)",
                 (about, command, datetime.now(UTC).isoformat()),
@@ -81,22 +81,13 @@ def read_requests(folder: Path) -> Requests:
     Raises StoreError.
     """
     try:
-        with _connect(folder) as database:
-            rows = {
-                about: (wanted, heard)
-                for about, wanted, heard in database.execute(
-                    "SELECT about, wanted, heard FROM wishes"
-                )
-            }
+        with closing(_connect(folder)) as database:
+            wanted, heard = _read_wishes(database)
     except sqlite3.OperationalError as error:
         if "no such table" in str(error):
             return Requests()
         raise StoreError(f"{folder / DATABASE}: {error}") from error
-    return Requests(
-        rows.get("pause", ("", 1))[0] == "pause",
-        rows.get("stop", ("", 1))[0],
-        all(heard for _, heard in rows.values()),
-    )
+    return Requests(wanted.get("pause") == "pause", wanted.get("stop", ""), heard)
 
 
 class Control:
@@ -110,7 +101,7 @@ class Control:
         the run's database cannot be written.
         """
         self._clock = clock
-        self._database = sqlite3.connect(folder / DATABASE, timeout=LOCKED)
+        self._database = _connect(folder)
         try:
             with self._database:
                 self._database.execute(SCHEMA)
@@ -155,10 +146,9 @@ class Control:
         self.look()
 
     def _read(self) -> None:
-        rows = self._database.execute("SELECT about, wanted, heard FROM wishes").fetchall()
-        wanted = {about: asked for about, asked, _ in rows}
+        wanted, heard = _read_wishes(self._database)
         self.paused, self._stop = wanted.get("pause") == "pause", wanted.get("stop", "")
-        if not all(heard for *_, heard in rows):
+        if not heard:
             with self._database:
                 self._database.executemany(
                     "UPDATE wishes SET heard = 1 WHERE about = ? AND wanted = ?", wanted.items()
@@ -170,10 +160,11 @@ class Control:
         raise Stopped("stopped at once" if self._stop == "stop now" else "stopped between rounds")
 
 
-@contextmanager
-def _connect(folder: Path) -> Iterator[sqlite3.Connection]:
-    database = sqlite3.connect(folder / DATABASE, timeout=LOCKED)
-    try:
-        yield database
-    finally:
-        database.close()
+def _connect(folder: Path) -> sqlite3.Connection:
+    return sqlite3.connect(folder / DATABASE, timeout=LOCKED)
+
+
+def _read_wishes(database: sqlite3.Connection) -> tuple[dict[str, str], bool]:
+    """Return what is wanted, by subject, and whether the coordinator has read all of it."""
+    rows = database.execute("SELECT about, wanted, heard FROM wishes").fetchall()
+    return {about: wanted for about, wanted, _ in rows}, all(heard for *_, heard in rows)
