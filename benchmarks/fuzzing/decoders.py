@@ -264,6 +264,10 @@ reader = Inbox.__new__(Inbox)  # `read` uses no attribute
 DIGITS = cast(Session, SimpleNamespace(inputs=(1, 8, 8), dtype=np.dtype(np.uint8)))
 
 
+def parse_question(data: bytes) -> object:
+    return replies.parse_inputs(data, "question", DIGITS)
+
+
 def parse_example(data: bytes) -> object:
     return (
         inputs.parse_npy(data, "example")
@@ -327,6 +331,14 @@ def text(parse: Callable[[str], object]) -> Callable[[bytes], object]:
     return lambda data: parse(data.decode("utf-8", "replace"))
 
 
+def read_memory(path: Path) -> object:
+    return device_memory.read(path.parent, 1)
+
+
+def read_manifest(path: Path) -> object:
+    return bundle.read_manifest(path.parent)
+
+
 def decoders() -> dict[str, Decoder]:
     """Return all decoders by name, and disable logging, since rejections are expected."""
     logging.disable()
@@ -345,10 +357,7 @@ def decoders() -> dict[str, Decoder]:
         ),
         "agent": Decoder(listen_as("agent"), (), samples.said_to_agent(), "msgpack", share=0.5),
         "manifests": Decoder(
-            via_file(bundle.MANIFEST, lambda path: bundle.read_manifest(path.parent)),
-            (ExportError,),
-            samples.manifests(),
-            "text",
+            via_file(bundle.MANIFEST, read_manifest), (ExportError,), samples.manifests(), "text"
         ),
         "sheets": Decoder(
             via_file("sheet.json", profile_file.read),
@@ -371,18 +380,8 @@ def decoders() -> dict[str, Decoder]:
             "text",
             share=0.03,
         ),
-        "memories": Decoder(
-            via_file("1.kept", lambda path: device_memory.read(path.parent, 1)),
-            (WireError,),
-            samples.blobs(),
-            "blob",
-        ),
-        "questions": Decoder(
-            lambda data: replies.parse_inputs(data, "question", DIGITS),
-            (DataError,),
-            samples.questions(),
-            "text",
-        ),
+        "memories": Decoder(via_file("1.kept", read_memory), (WireError,), samples.blobs(), "blob"),
+        "questions": Decoder(parse_question, (DataError,), samples.questions(), "text"),
         "examples": Decoder(parse_example, (DataError,), samples.examples(), "text"),
         "addresses": Decoder(
             text(parse_address), (EspalierError,), samples.ADDRESSES, "text", largest=400
