@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 __all__ = ["CHARACTERS", "COORDINATOR", "DEATHS", "KINDS", "Fault", "Schedule", "draw"]
@@ -34,8 +35,8 @@ class Fault:
     much: float = 0.0
 
 
-Draw = Callable[[random.Random, list[str]], Fault]
-"""Function that draws a fault of one kind, from a generator and the names of the agents."""
+Draw = Callable[[str, random.Random, list[str]], Fault]
+"""Function that draws a fault, from its kind, a generator and the names of the agents."""
 
 
 @dataclass(frozen=True)
@@ -54,92 +55,75 @@ class Schedule:
     faults: tuple[Fault, ...] = field(default=())
 
 
-def window(kind: str) -> Draw:
+def disturb_messages(kind: str, rng: random.Random, names: list[str]) -> Fault:
     """Return a fault that disturbs messages to or from one process for a while."""
-
-    def draw(rng: random.Random, names: list[str]) -> Fault:
-        return Fault(
-            kind,
-            rng.choice([COORDINATOR, *names]),
-            rng.uniform(0, HEAL),
-            rng.uniform(1, 30),
-            rng.choice((0.05, 0.2, 0.6)),
-        )
-
-    return draw
+    return Fault(
+        kind,
+        rng.choice([COORDINATOR, *names]),
+        rng.uniform(0, HEAL),
+        rng.uniform(1, 30),
+        rng.choice((0.05, 0.2, 0.6)),
+    )
 
 
-def process(kind: str, shortest: float, longest: float) -> Draw:
+def disturb_process(
+    kind: str, rng: random.Random, names: list[str], shortest: float, longest: float
+) -> Fault:
     """Return a fault of a process at a point in time."""
-
-    def draw(rng: random.Random, names: list[str]) -> Fault:
-        who, at, lasts = (
-            rng.choice([COORDINATOR, *names]),
-            rng.uniform(0, HEAL),
-            rng.uniform(shortest, longest),
-        )
-        return Fault(kind, who, at, lasts, rng.choice((-1e5, -30.0, 30.0, 1e5)))
-
-    return draw
+    return Fault(
+        kind,
+        rng.choice([COORDINATOR, *names]),
+        rng.uniform(0, HEAL),
+        rng.uniform(shortest, longest),
+        rng.choice((-1e5, -30.0, 30.0, 1e5)),
+    )
 
 
-def death(kind: str) -> Draw:
+def end_process(kind: str, rng: random.Random, names: list[str]) -> Fault:
     """Return the death of a process before one of its actions, also early ones and those of its
     second life.
     """
-
-    def draw(rng: random.Random, names: list[str]) -> Fault:
-        coordinator = rng.random() < 0.6
-        who = COORDINATOR if coordinator else rng.choice(names)
-        most = 3000 if coordinator else 1500
-        return Fault(
-            kind, who, float(int(most ** rng.uniform(0.2, 1.0))), rng.choice((0.1, 2.0, 20.0, 70.0))
-        )
-
-    return draw
+    coordinator = rng.random() < 0.6
+    who = COORDINATOR if coordinator else rng.choice(names)
+    most = 3000 if coordinator else 1500
+    return Fault(
+        kind, who, float(int(most ** rng.uniform(0.2, 1.0))), rng.choice((0.1, 2.0, 20.0, 70.0))
+    )
 
 
-def broker(kind: str) -> Draw:
+def disturb_broker(kind: str, rng: random.Random, names: list[str]) -> Fault:
     """Return a fault of the broker."""
-
-    def draw(rng: random.Random, names: list[str]) -> Fault:
-        return Fault(kind, "", rng.uniform(0, HEAL), rng.uniform(0.1, 20.0), rng.random())
-
-    return draw
+    return Fault(kind, "", rng.uniform(0, HEAL), rng.uniform(0.1, 20.0), rng.random())
 
 
-def character(kind: str) -> Draw:
+def choose_character(kind: str, rng: random.Random, names: list[str]) -> Fault:
     """Return a permanent behaviour of an agent; the first agent is always honest."""
-
-    def draw(rng: random.Random, names: list[str]) -> Fault:
-        return Fault(kind, rng.choice(names[1:]), 0.0, 0.0, rng.random())
-
-    return draw
+    return Fault(kind, rng.choice(names[1:]), 0.0, 0.0, rng.random())
 
 
 KINDS: dict[str, Draw] = {
-    "lose": window("lose"),
-    "double": window("double"),
-    "delay": window("delay"),
-    "reorder": window("reorder"),
-    "damage": window("damage"),
-    "cut": process("cut", 1, 80),
-    "cut in": process("cut in", 1, 40),
-    "cut out": process("cut out", 1, 40),
-    "broker restart": broker("broker restart"),
-    "broker forgets": broker("broker forgets"),
-    "retained lost": broker("retained lost"),
-    "disk full": process("disk full", 1, 60),
-    "clock": process("clock", 0, 0),
-    "pause": process("pause", 1, 120),
-    "kill": death("kill"),
-    "power": death("power"),
-    "bit": death("bit"),
-    "mute": character("mute"),
-    "drip": character("drip"),
-    "liar": character("liar"),
-    "namesake": process("namesake", 5, 60),
-    "two coordinators": broker("two coordinators"),
+    "lose": disturb_messages,
+    "double": disturb_messages,
+    "delay": disturb_messages,
+    "reorder": disturb_messages,
+    "damage": disturb_messages,
+    "cut": partial(disturb_process, shortest=1, longest=80),
+    "cut in": partial(disturb_process, shortest=1, longest=40),
+    "cut out": partial(disturb_process, shortest=1, longest=40),
+    "broker restart": disturb_broker,
+    "broker forgets": disturb_broker,
+    "retained lost": disturb_broker,
+    "disk full": partial(disturb_process, shortest=1, longest=60),
+    "clock": partial(disturb_process, shortest=0, longest=0),
+    "pause": partial(disturb_process, shortest=1, longest=120),
+    "kill": end_process,
+    "power": end_process,
+    "bit": end_process,
+    "mute": choose_character,
+    "drip": choose_character,
+    "liar": choose_character,
+    "namesake": partial(disturb_process, shortest=5, longest=60),
+    "two coordinators": disturb_broker,
 }
 
 
@@ -158,7 +142,8 @@ def draw(seed: int) -> Schedule:
     paces = {name: rng.choice((0.2, 2.0, 8.0, 25.0)) for name in names}
     count = rng.choices((0, 1, 2, 3, 4, 5, 6, 8, 10), (1, 1, 2, 4, 5, 4, 3, 2, 1))[0]
     kinds = list(KINDS)
-    faults = tuple(KINDS[rng.choice(kinds)](rng, names) for _ in range(count))
+    drawn = (rng.choice(kinds) for _ in range(count))  # one at a time, between the faults
+    faults = tuple(KINDS[kind](kind, rng, names) for kind in drawn)
     # the coordinator may reject liars
     honest = len(names) - len({fault.who for fault in faults if fault.kind == "liar"})
     buffered = rng.random() < 0.3
