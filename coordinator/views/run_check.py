@@ -146,10 +146,7 @@ def check_checkpoints(folder: Path, database: sqlite3.Connection) -> Iterator[Fi
             yield Finding(name, find_problem(folder / name, digest), BACKUP)
         raise
 
-    def drop_rounds() -> None:
-        with closing(sqlite3.connect(folder / DATABASE)) as own:
-            damage.drop_damaged_rounds(folder, own)
-
+    drop_rounds = partial(change_database, folder, damage.drop_damaged_rounds)
     for number, name, digest in rows:
         path = folder / name
         if number in last:
@@ -158,6 +155,12 @@ def check_checkpoints(folder: Path, database: sqlite3.Connection) -> Iterator[Fi
         elif path.exists():
             remedy = "it is renamed; only late updates need it"
             yield Finding(name, find_problem(path, digest), remedy, partial(put_aside, path))
+
+
+def change_database(folder: Path, change: Callable[[Path, sqlite3.Connection], object]) -> None:
+    """Repair a run with a connection of its own: the one of the check is closed by then."""
+    with closing(sqlite3.connect(folder / DATABASE)) as database:
+        change(folder, database)
 
 
 def put_aside(path: Path) -> None:
@@ -171,10 +174,7 @@ def check_journal(folder: Path, database: sqlite3.Connection, rounds: int) -> It
     done = int(checkpoint.partition(":")[0] or 0)
     remedy = f"round {done + 1} starts from its beginning"
 
-    def restart() -> None:
-        with closing(sqlite3.connect(folder / DATABASE)) as own:
-            damage.allow_new_journal(folder, own)
-
+    restart = partial(change_database, folder, damage.allow_new_journal)
     for path in sorted(folder.glob("journal-*.log"), reverse=True):
         data = path.read_bytes()
         try:
