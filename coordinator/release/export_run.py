@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -110,15 +110,12 @@ def write_release(
     should serve. on_entry: called with each finished submodel.
     """
     run, out = request.run, request.out
-    store = Store.open(request.runs, run, read_only=True)
-    try:
+    with closing(Store.open(request.runs, run, read_only=True)) as store:
         facts, last = store.read_facts(), store.read_last()
         config = load(None, {}, (), base=facts.config)
         if last is None or facts.network is None:
             raise StoreError(f"run '{run}' has no finished round to export")
         known, wants = count_run(store), choose_serving(store)
-    finally:
-        store.close()
     method = method_named(config.method_name)
     state = method.start(
         initial(facts.network, config.seed, method.features),
@@ -215,7 +212,7 @@ def load_inputs(path: Path, network: Network) -> tuple[Array, Array | None]:
     if path.suffix == ".npz" and path.is_file():
         # read_npz reports what is wrong with the file
         with (
-            contextlib.suppress(ValueError, OSError, zipfile.BadZipFile),
+            suppress(ValueError, OSError, zipfile.BadZipFile),
             np.load(path, allow_pickle=False) as arrays,
         ):
             if "x" in arrays.files and "y" not in arrays.files:

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ from coordinator.release.archive import Archive
 from coordinator.release.export_run import ExportRequest, write_release
 from coordinator.release.history import History, Item
 from coordinator.release.reports import report
-from coordinator.store.store import Store
+from coordinator.store.run_records import open_records
 from coordinator.store.training_counts import choose_serving
 from export import bundle
 from export.publish import (
@@ -89,10 +90,8 @@ def release_run(request: ReleaseRequest, runs: Path, say: Say) -> dict[str, Any]
     link = open_link(
         add_certificate(request.broker), f"release-{request.run}-{secrets.token_hex(3)}"
     )
-    try:
+    with closing(link):
         return Rollout(link, archive, trained, rounds, say).follow(request)
-    finally:
-        link.close()
 
 
 class Rollout:
@@ -366,13 +365,11 @@ def _read_run(runs: Path, run: str) -> tuple[dict[str, str], int]:
     """Return the submodel that each agent should serve, and the number of finished rounds. Raises
     StoreError.
     """
-    store = Store.open(runs, run, read_only=True)
-    try:
-        return choose_serving(store), store.rounds_done
-    except ValueError as error:
-        raise StoreError(f"cannot read run '{run}' in {runs}: {error}") from error
-    finally:
-        store.close()
+    with closing(open_records(runs, run)) as records:
+        try:
+            return choose_serving(records), records.rounds_done
+        except ValueError as error:
+            raise StoreError(f"cannot read run '{run}' in {runs}: {error}") from error
 
 
 def _find_version(history: History, number: int) -> str:
