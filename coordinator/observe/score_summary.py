@@ -1,4 +1,4 @@
-"""Scores from tallies, for all devices together and for each one, and summaries of scores."""
+"""Scores from tallies, for all devices together and for each one, with summaries and their text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from models.submodel import Submodel
 __all__ = [
     "Found",
     "find_main_view",
+    "format_metric",
     "is_target_reached",
     "list_networks",
     "list_untrained",
     "make_score",
+    "name_headline_metrics",
     "score_devices",
     "score_training",
     "select_overall",
@@ -157,3 +159,25 @@ def compare_capacities(
 def mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found)
+
+
+def name_headline_metrics(scores: Sequence[Score]) -> dict[str, str]:
+    """Return the main metrics of these scores, each with its title. For regression, accuracy is R2,
+    the fraction of variance explained.
+    """
+    found = {name for s in scores for name in s.metrics}
+    titles = {"accuracy": "R2" if "rmse" in found else "accuracy"}
+    titles |= {"perplexity": "perplexity", "rmse": "rmse"}
+    return {name: title for name, title in titles.items() if name in found}
+
+
+def format_metric(metrics: Mapping[str, float], name: str) -> str:
+    """Return accuracies with three decimals, other metrics with four digits (all digits of large
+    numbers).
+    """
+    value = metrics.get(name)
+    if value is None:
+        return "-"
+    if name == "accuracy":
+        return f"{value:.3f}"
+    return f"{value:.4g}" if value < 10_000 else f"{value:,.0f}"

@@ -1,4 +1,4 @@
-"""The values that all rounds of a run share."""
+"""The values that all rounds of a run share, and the time limit of their phases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Publish
-from coordinator.phases.patience import ENDLESS
+from coordinator.round.phase_rules import FIRST_LEASE, MEDIAN_CAP, SLACK
+from coordinator.round.task_state import MAX_LEASES
 from coordinator.settings.config import Config
 from coordinator.store.control import Control
 from coordinator.store.past_states import PastStates
@@ -16,7 +17,29 @@ from coordinator.trust.defences import Defences
 from federated.method import Method
 from models.submodel import Submodel
 
-__all__ = ["RunContext"]
+__all__ = ["ENDLESS", "MIN_LIMIT", "PATIENCE", "RunContext", "limit_phase"]
+
+PATIENCE = 6.0  # time limit of a phase, in predicted seconds of its slowest task
+# the patience of a simulation: its devices wait for a worker as long as it takes, even with a
+# deadline, which only chooses agents
+ENDLESS = 1e9
+MIN_LIMIT = 60.0  # seconds
+
+
+def limit_phase(deadline: float, patience: float, slowest: float, typical: float) -> float:
+    """Return the seconds after which a phase closes: the configured deadline, or `patience` times
+    the predicted seconds of its slowest task.
+
+    Predictions start from claims of devices, so a phase lasts no longer than the longest lease of
+    an agent with typical progress.
+
+    deadline: seconds; 0: none.
+    slowest, typical: predicted seconds (see `coordinator.round.phase_rules.typical_seconds`).
+    """
+    if patience >= ENDLESS:
+        return max(MIN_LIMIT, patience * slowest)
+    longest = MAX_LEASES * max(FIRST_LEASE, SLACK * MEDIAN_CAP * typical)
+    return deadline or max(MIN_LIMIT, min(patience * slowest, longest))
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from coordinator.fleet.shipment import STATS, Shipment, statistics_of
 from coordinator.observe.records import Score
 from coordinator.observe.score_summary import list_networks, make_score, score_devices
 from coordinator.phases.collectors import BaseCollector, Calibration, Scoring
-from coordinator.phases.context import RunContext
+from coordinator.phases.context import RunContext, limit_phase
 from coordinator.phases.fleet_history import FleetHistory
-from coordinator.phases.patience import limit_phase
 from coordinator.round.phase_rules import typical_seconds
 from coordinator.round.round import Agent
 from coordinator.round.round_events import PhaseBegan

@@ -17,7 +17,7 @@ from coordinator.fleet.shipment import Shipment, to_torch
 from coordinator.observe.events import UpdateFolded, time_stage
 from coordinator.observe.records import Entry, Folded, Score
 from coordinator.observe.score_summary import score_training
-from coordinator.phases.collectors import BaseCollector
+from coordinator.phases.collectors import BaseCollector, LateUpdates, check_update
 from coordinator.phases.context import RunContext
 from coordinator.phases.fleet_history import (
     FleetHistory,
@@ -26,7 +26,6 @@ from coordinator.phases.fleet_history import (
     record_standings,
     record_tasks,
 )
-from coordinator.phases.late_updates import LateUpdates, check_update
 from coordinator.phases.outcomes import (
     describe_fold,
     describe_miss,

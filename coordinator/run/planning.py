@@ -1,27 +1,35 @@
-"""The plan of the next round: the submodel of each agent, the quorum, and the time limit."""
+"""The plan of the next round: a verdict for each agent, a random draw among those that can train,
+the quorum, and the time limit.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from typing import NoReturn
 
-from coordinator.assign.selection import count_wanted
-from coordinator.phases.context import RunContext
+from coordinator.assign import decisions
+from coordinator.assign.decision_record import Decision
+from coordinator.assign.decisions import Candidate, Verdict
+from coordinator.assign.selection import count_wanted, draw_names, make_generator
+from coordinator.assign.standing import Standing, count_round, reset_timings
+from coordinator.phases.context import RunContext, limit_phase
 from coordinator.phases.fleet_history import FleetHistory
-from coordinator.phases.patience import limit_phase
 from coordinator.round.phase_rules import typical_seconds
 from coordinator.round.plan import RoundPlan
-from coordinator.run.agent_selection import (
-    draw_agents,
-    judge_agents,
-    raise_unable,
-    record_decisions,
-)
+from coordinator.round.round import Agent
 from coordinator.settings.config import Config
+from federated.errors import FleetError
 from federated.method import State
+from models.cost import cost
+from models.submodel import Submodel
 
 __all__ = ["plan_round"]
+
+log = logging.getLogger(__name__)
 
 
 def plan_round(run: RunContext, state: State, history: FleetHistory) -> RoundPlan:
@@ -68,3 +76,97 @@ def plan_round(run: RunContext, state: State, history: FleetHistory) -> RoundPla
 def count_quorum(config: Config, needed: int, asked: int) -> int:
     """Return the number of updates that close a synchronous round."""
     return max(1, math.ceil(config.fleet.quorum * min(needed, asked) - 1e-9))
+
+
+def judge_agents(
+    run: RunContext, state: State, history: FleetHistory, agents: Sequence[Agent]
+) -> tuple[dict[str, Verdict], dict[str, Standing]]:
+    """Return a verdict and the standing of each agent. The verdict is the method's choice among the
+    submodels that the agent can afford, or the one pinned by the configuration.
+    """
+    profiles = {agent.name: agent.profile for agent in agents if agent.profile is not None}
+    standings = {
+        name: reset_timings(history.standings.get(name, Standing()), profile)
+        for name, profile in profiles.items()
+    }
+    candidates = [
+        Candidate(name, profile, standings[name], history.assigned.get(name), run.pinned(name))
+        for name, profile in profiles.items()
+    ]
+
+    def choose(index: int, candidate: Candidate, affordable: Sequence[Submodel]) -> Submodel:
+        draw = make_generator(run.config.seed, 2, state.round + 1, index)
+        return run.method.assign(state, candidate.profile, affordable, draw)
+
+    recipe = run.method.recipe(state, run.menu[-1])
+    verdicts = {
+        verdict.decision.agent: verdict
+        for verdict in decisions.decide(run.menu, recipe, candidates, run.config, choose)
+    }
+    for name, verdict in verdicts.items():
+        if verdict.submodel is None:
+            log.warning("%s is not selected: %s", name, verdict.decision.reason)
+            standings[name] = count_round(standings[name])
+    return verdicts, standings
+
+
+def draw_agents(
+    run: RunContext, number: int, able: Mapping[str, Submodel], wanted: int, busy: Set[str]
+) -> dict[str, Submodel]:
+    """Draw the agents of a round from those that can train.
+
+    wanted: number of agents that should be at work.
+    busy: agents still at work on earlier rounds; in buffered mode they count toward `wanted`.
+    """
+    at_work = len(busy & able.keys()) if run.config.fleet.mode == "buffered" else 0
+    names = draw_names(
+        sorted(able.keys() - busy),
+        max(0, wanted - at_work),
+        make_generator(run.config.seed, 1, number),
+    )
+    return {name: able[name] for name in names}
+
+
+def raise_unable(run: RunContext, state: State, verdicts: Mapping[str, Verdict]) -> NoReturn:
+    """Raise FleetError with the reasons why no agent can train."""
+    reasons = "; ".join(f"{name}: {verdict.decision.reason}" for name, verdict in verdicts.items())
+    if any(offer.fits for verdict in verdicts.values() for offer in verdict.offers):
+        raise FleetError(f"no agent can train now, although submodels fit: {reasons}")
+    smallest = cost(run.menu[0], run.method.recipe(state, run.menu[0]).batch)
+    raise FleetError(
+        f"no submodel fits any agent: the smallest, {run.menu[0].name}, needs "
+        f"{smallest.memory // 10**6} MB to train, and training may use "
+        f"{run.config.assign.memory:.0%} of an agent's memory; set method.widths to smaller "
+        f"fractions, or lower train.batch; {reasons}"
+    )
+
+
+def record_decisions(
+    run: RunContext,
+    number: int,
+    verdicts: Mapping[str, Verdict],
+    chosen: Mapping[str, Submodel],
+    busy: Set[str],
+) -> None:
+    """Store the decision about each agent, with its reason, before the round begins. Raises
+    StoreError.
+    """
+    made: dict[str, Decision] = decisions.decide_absent(
+        {
+            a.name: a.absence or a.rest_reason("train", number)
+            for a in run.fleet.agents.values()
+            if a.name not in verdicts
+        }
+    )
+    for name, verdict in verdicts.items():
+        if name in chosen or verdict.submodel is None:
+            made[name] = verdict.decision
+        elif name in busy:
+            made[name] = decisions.mark_undrawn(
+                verdict.decision, "still working on an earlier round"
+            )
+        else:
+            why = f"not sampled (fleet.fraction = {run.config.fleet.fraction:g})"
+            made[name] = decisions.mark_undrawn(verdict.decision, why)
+    profiles = {a.name: a.profile for a in run.fleet.agents.values() if a.profile is not None}
+    run.store.agents.write_decisions(number, made, profiles)

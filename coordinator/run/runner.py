@@ -18,9 +18,8 @@ from coordinator.fleet.fleet import Fleet, Intake
 from coordinator.fleet.run_clock import RunClock
 from coordinator.observe.events import Publish
 from coordinator.observe.readers.catalogue import Oversight, oversee
-from coordinator.phases.context import RunContext
+from coordinator.phases.context import ENDLESS, PATIENCE, RunContext
 from coordinator.phases.evaluation import Evaluator
-from coordinator.phases.patience import ENDLESS, PATIENCE
 from coordinator.round.round import Rules
 from coordinator.run.network_agreement import await_network
 from coordinator.run.preparation import Prepared, make_weights, propose_menu

@@ -18,7 +18,7 @@ import torch
 
 from coordinator.assign.data_cards import AGENTS
 from coordinator.observe.readers.terminal import LinePrinter
-from coordinator.phases.patience import ENDLESS
+from coordinator.phases.context import ENDLESS
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.launch import check_same, load_stored
 from coordinator.run.preparation import Prepared, prepare

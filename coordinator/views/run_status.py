@@ -13,8 +13,7 @@ from rich.table import Table
 
 from coordinator.observe.now_file import STATES, TASKS, Now, read_now
 from coordinator.observe.records import Score
-from coordinator.observe.score_summary import select_overall
-from coordinator.observe.score_text import format_metric, name_headline_metrics
+from coordinator.observe.score_summary import format_metric, name_headline_metrics, select_overall
 from coordinator.settings.config import Config, read_tables
 from coordinator.store import control, run_lock
 from coordinator.store.run_folders import find_current_run

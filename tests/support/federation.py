@@ -16,7 +16,7 @@ import torch
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Publish, publish_to
 from coordinator.observe.readers.terminal import LinePrinter
-from coordinator.phases.patience import PATIENCE
+from coordinator.phases.context import PATIENCE
 from coordinator.run import runner
 from coordinator.run.preparation import make_weights, prepare
 from coordinator.run.rounds import Result

@@ -16,8 +16,12 @@ from rich.text import Text
 
 from coordinator.observe import events
 from coordinator.observe.records import RoundRecord, Score
-from coordinator.observe.score_summary import find_main_view, select_overall
-from coordinator.observe.score_text import format_metric, name_headline_metrics
+from coordinator.observe.score_summary import (
+    find_main_view,
+    format_metric,
+    name_headline_metrics,
+    select_overall,
+)
 from federated.runtime.console import Say
 from federated.runtime.units import human_bytes
 from federated.safe_table import SafeTable

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.assign.decision_record import Decision
-from coordinator.phases.patience import ENDLESS, PATIENCE
+from coordinator.phases.context import ENDLESS, PATIENCE
 from coordinator.store.store import Store
 from federated.errors import FleetError
 from federated.task import Update
