@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.live import Live
 
 from coordinator.access.broker_access import open_broker_access
 from coordinator.fleet.fleet import Fleet
@@ -209,7 +210,8 @@ def open_view(
     def agents() -> Sequence[Agent]:
         return sorted(fleets[0].agents.values(), key=lambda a: a.name) if fleets else ()
 
-    with Screen(Console(), agents, f"{config.name}") as screen:
+    screen = Screen(agents, config.name)
+    with Live(get_renderable=screen.draw, refresh_per_second=8, transient=True):
         yield screen.read
 
 

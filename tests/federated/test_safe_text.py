@@ -110,9 +110,9 @@ def test_words_in_a_diagnosis_are_safe() -> None:
 def test_words_on_the_live_screen_and_in_lines_are_safe() -> None:
     out = StringIO()
     agent = Agent(name="liar", session="s", online=True, state=WORDS)
-    screen = Screen(Console(file=out, width=200), lambda: [agent], "run")
+    screen = Screen(lambda: [agent], "run")
     screen.read(events.RoundDelayed(WORDS))
-    screen.console.print(screen._draw())
+    Console(file=out, width=200).print(screen.draw())
     assert is_safe(out.getvalue())
     assert "[bold]not bold[/bold]" in out.getvalue()
     Console(file=out, width=200).print(render_agents([("a", WORDS, "s", 1, 2)], ()))

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -36,7 +35,6 @@ __all__ = ["LinePrinter", "Screen", "render_agents", "render_scores"]
 
 MAX_NAMED = 8  # agents that a line names one by one
 RECENT = 5  # rounds from which the time left is estimated
-REDRAW = 0.1  # seconds between two drawings of frequent events
 
 
 class LinePrinter:
@@ -112,29 +110,16 @@ class LinePrinter:
 class Screen:
     """A live view of the run: the round, the agents with submodel, state and loss, and scores.
 
-    console: to draw on.
     agents: returns the present agents.
     title: of the view.
     """
 
-    console: Console
     agents: Callable[[], Sequence[Agent]]
     title: str
     _round: tuple[int, int] = (0, 0)
     _note: str = ""
     _bytes: list[int] = field(default_factory=lambda: [0, 0])
     _scores: Sequence[Score] = ()
-    _drawn: float = 0.0
-    _live: Live | None = None
-
-    def __enter__(self) -> Screen:
-        self._live = Live(self._draw(), console=self.console, refresh_per_second=8, transient=True)
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def read(self, event: events.Event) -> None:
         match event:
@@ -152,20 +137,11 @@ class Screen:
                 self._bytes = [self._bytes[0] + done.bytes_up, self._bytes[1] + done.bytes_down]
                 self._scores = done.scores or self._scores
                 self._note = f"round {done.round} took {done.seconds:.1f} s"
-            case events.FleetChanged():
-                pass
             case _:
-                return
-        self._redraw(
-            now=isinstance(event, events.RoundStarted | events.UpdateFolded | events.RoundEnded)
-        )
+                pass
 
-    def _redraw(self, *, now: bool) -> None:
-        if self._live is not None and (now or time.monotonic() - self._drawn > REDRAW):
-            self._drawn = time.monotonic()
-            self._live.update(self._draw())
-
-    def _draw(self) -> Group:
+    def draw(self) -> Group:
+        """Return the view at present, also for another thread than that of the events."""
         number, rounds = self._round
         head = Text.assemble(
             (self.title, "bold"),
