@@ -44,39 +44,42 @@ __all__ = [
 ]
 
 
-class AgentConnected(Struct, frozen=True, tag=True):
-    """An agent announced itself. paused: why it takes no task; empty if it does."""
+class Timed(Struct, frozen=True, tag=True):
+    """An event with the time when it happened."""
 
     now: float
+
+
+class AgentConnected(Timed, frozen=True):
+    """An agent announced itself. paused: why it takes no task; empty if it does."""
+
     agent: str
     session: str
     paused: str = ""
 
 
-class AgentLeft(Struct, frozen=True, tag=True):
+class AgentLeft(Timed, frozen=True):
     """An agent signed off, or the broker published its last will."""
 
-    now: float
     agent: str
     session: str
     why: str
 
 
-class ProfileCame(Struct, frozen=True, tag=True):
+class ProfileCame(Timed, frozen=True):
     """An agent sent its measurements of itself.
 
     refused: why it cannot take part; empty if it can.
     excluded: why this run does not select it; empty if it does.
     """
 
-    now: float
     agent: str
     profile: Profile
     refused: str = ""
     excluded: str = ""
 
 
-class AgentBeat(Struct, frozen=True, tag=True):
+class AgentBeat(Timed, frozen=True):
     """An agent sent a heartbeat.
 
     state: what it does (see `Agent`).
@@ -85,7 +88,6 @@ class AgentBeat(Struct, frozen=True, tag=True):
     round, work: of its current task; 0 and empty without one.
     """
 
-    now: float
     agent: str
     session: str
     state: str
@@ -95,35 +97,30 @@ class AgentBeat(Struct, frozen=True, tag=True):
     work: str = ""
 
 
-class AgentsBarred(Struct, frozen=True, tag=True):
+class AgentsBarred(Timed, frozen=True):
     """The set of agents with revoked certificates changed."""
 
-    now: float
     agents: frozenset[str]
     reason: str
 
 
-class CardChanged(Struct, frozen=True, tag=True):
+class CardChanged(Timed, frozen=True):
     """The run's card changed, so every agent measures itself again."""
 
-    now: float
 
-
-class RoundPlanned(Struct, frozen=True, tag=True):
+class RoundPlanned(Timed, frozen=True):
     """The next round was planned."""
 
-    now: float
     plan: RoundPlan
 
 
-class PhaseBegan(Struct, frozen=True, tag=True):
+class PhaseBegan(Timed, frozen=True):
     """A phase begins.
 
     work, round, limit, quorum, wanted, spares, flowing, carries, timed: see `Phase`.
     tasks: the tasks to send.
     """
 
-    now: float
     work: Work
     round: int
     tasks: tuple[Planned, ...]
@@ -136,29 +133,26 @@ class PhaseBegan(Struct, frozen=True, tag=True):
     timed: bool = True
 
 
-class TaskAdded(Struct, frozen=True, tag=True):
+class TaskAdded(Timed, frozen=True):
     """The task of a spare was made and recorded."""
 
-    now: float
     planned: Planned
 
 
-class UpdateOffered(Struct, frozen=True, tag=True):
+class UpdateOffered(Timed, frozen=True):
     """An agent offers an update."""
 
-    now: float
     agent: str
     offer: Offer
 
 
-class ChunkCame(Struct, frozen=True, tag=True):
+class ChunkCame(Timed, frozen=True):
     """A chunk of an update was stored."""
 
-    now: float
     key: Key
 
 
-class UpdateCame(Struct, frozen=True, tag=True):
+class UpdateCame(Timed, frozen=True):
     """A complete update is on disk and passed its checks.
 
     transfer: name of its transfer, repeated in the answer.
@@ -166,7 +160,6 @@ class UpdateCame(Struct, frozen=True, tag=True):
     loss: of its training; NaN for other work.
     """
 
-    now: float
     key: Key
     attempt: int
     transfer: str
@@ -174,17 +167,15 @@ class UpdateCame(Struct, frozen=True, tag=True):
     loss: float
 
 
-class UpdateLost(Struct, frozen=True, tag=True):
+class UpdateLost(Timed, frozen=True):
     """An accepted update is missing or damaged in the spool, so it is requested again."""
 
-    now: float
     key: Key
 
 
-class UpdateRefused(Struct, frozen=True, tag=True):
+class UpdateRefused(Timed, frozen=True):
     """An update was refused. kind: size or update."""
 
-    now: float
     key: Key
     attempt: int
     transfer: str
@@ -192,55 +183,49 @@ class UpdateRefused(Struct, frozen=True, tag=True):
     kind: str = "update"
 
 
-class TaskFailed(Struct, frozen=True, tag=True):
+class TaskFailed(Timed, frozen=True):
     """An agent could not do its task. paused: the device may not work now, or has no room; a later
     task may succeed.
     """
 
-    now: float
     key: Key
     attempt: int
     reason: str
     paused: bool = False
 
 
-class UpdateFolded(Struct, frozen=True, tag=True):
+class UpdateFolded(Timed, frozen=True):
     """An update was added to the total."""
 
-    now: float
     key: Key
 
 
-class SnapshotTaken(Struct, frozen=True, tag=True):
+class SnapshotTaken(Timed, frozen=True):
     """A snapshot of the total was tried.
 
     keys: the updates in it; empty if it failed.
     written: whether it was written.
     """
 
-    now: float
     keys: tuple[Key, ...]
     written: bool
 
 
-class RoundStored(Struct, frozen=True, tag=True):
+class RoundStored(Timed, frozen=True):
     """The round is in the store. No journal holds this event: the next segment begins with the
     value after it.
     """
 
-    now: float
 
-
-class Resumed(Struct, frozen=True, tag=True):
+class Resumed(Timed, frozen=True):
     """Another process resumed the run and replayed all earlier events. rules: of its
     configuration.
     """
 
-    now: float
     rules: Rules
 
 
-class TasksDropped(Struct, frozen=True, tag=True):
+class TasksDropped(Timed, frozen=True):
     """The coordinator gave up tasks.
 
     keys: the tasks.
@@ -248,24 +233,20 @@ class TasksDropped(Struct, frozen=True, tag=True):
     round: whether the current round starts over.
     """
 
-    now: float
     keys: tuple[Key, ...]
     reason: str
     round: bool
 
 
-class SpoolFilled(Struct, frozen=True, tag=True):
+class SpoolFilled(Timed, frozen=True):
     """An update found no room in the spool."""
 
-    now: float
 
-
-class Ticked(Struct, frozen=True, tag=True):
+class Ticked(Timed, frozen=True):
     """Time passed, and all messages that arrived before are handled. waiting: updates that wait for
     an upload slot or for room.
     """
 
-    now: float
     waiting: frozenset[Key] = frozenset()
 
 
