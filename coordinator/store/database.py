@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import ExitStack, closing
 from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,8 +77,7 @@ def create_database(folder: Path, facts: Facts) -> None:
     part = folder / f"{DATABASE}.part"
     for old in folder.glob(f"{part.name}*"):
         old.unlink()
-    database = sqlite3.connect(part)
-    try:
+    with closing(sqlite3.connect(part)) as database:
         database.execute("PRAGMA journal_mode=WAL")
         database.executescript(
             SCHEMA + agent_tables.SCHEMA + trust_tables.SCHEMA + row_digests.SCHEMA
@@ -85,8 +85,6 @@ def create_database(folder: Path, facts: Facts) -> None:
         database.execute(f"PRAGMA user_version={VERSION}")
         with database:
             write_facts(database, facts)
-    finally:
-        database.close()
     sync(part)
     part.replace(folder / DATABASE)
     sync(folder)
@@ -96,29 +94,29 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
     """Open the database of a run. Raises StoreError if it is invalid, or, for writing, if another
     version wrote it.
     """
-    database = sqlite3.connect(folder / DATABASE)
-    try:
-        database.execute(PRESENT)
-        found = database.execute("PRAGMA user_version").fetchone()[0]
-        damage = row_digests.find_damage(database, ("facts",))
-    except sqlite3.DatabaseError as error:
-        database.close()
-        raise StoreError(
-            f"{folder / DATABASE} is not a run's database: {error}; restore the run's folder from "
-            "a backup"
-        ) from error
-    if damage:
-        database.close()
-        raise describe_damage(folder, damage)
-    if not read_only and found != VERSION:
-        database.close()
+    with ExitStack() as undo:
+        database = sqlite3.connect(folder / DATABASE)
+        undo.callback(database.close)
+        try:
+            database.execute(PRESENT)
+            found = database.execute("PRAGMA user_version").fetchone()[0]
+            damage = row_digests.find_damage(database, ("facts",))
+        except sqlite3.DatabaseError as error:
+            raise StoreError(
+                f"{folder / DATABASE} is not a run's database: {error}; restore the run's folder "
+                "from a backup"
+            ) from error
+        if damage:
+            raise describe_damage(folder, damage)
+        if read_only or found == VERSION:
+            undo.pop_all()
+            return database
         raise StoreError(
             f"run '{folder.name}' was written by another version of espalier (expected "
             f"schema {VERSION}, found {found or 1}): finish it with that version "
             "(pip install 'espalier<0.2' for schema 1), or start a new run "
             f"from its weights: --init {folder}/round-NNNNNN.safetensors"
         )
-    return database
 
 
 def describe_damage(folder: Path, damage: list[str]) -> StoreError:

@@ -18,7 +18,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -85,18 +85,16 @@ class Store(RunRecords):
                 "unknown: restore the folder from a backup, or choose another --name and start "
                 f"from its weights (--init {folder}/round-NNNNNN.safetensors)"
             )
-        try:
-            make_private(folder, HOLDS)
-            lock = run_lock.acquire(folder)
-        except OSError as error:
-            raise StoreError(f"cannot create run '{name}' in {root}: {error.strerror}") from error
-        try:
-            create_database(folder, facts or Facts())
-        except BaseException as error:
-            os.close(lock)
-            if isinstance(error, OSError | sqlite3.Error):
-                raise StoreError(f"cannot create run '{name}' in {root}: {error}") from error
-            raise
+        with ExitStack() as undo:
+            try:
+                make_private(folder, HOLDS)
+                lock = run_lock.acquire(folder)
+                undo.callback(os.close, lock)
+                create_database(folder, facts or Facts())
+            except (OSError, sqlite3.Error) as error:
+                why = getattr(error, "strerror", None) or error
+                raise StoreError(f"cannot create run '{name}' in {root}: {why}") from error
+            undo.pop_all()
         return cls(folder, sqlite3.connect(folder / DATABASE), lock)
 
     @classmethod
@@ -107,23 +105,17 @@ class Store(RunRecords):
         folder = root / name
         if not (folder / DATABASE).exists():
             raise missing_run(folder)
-        lock = None
-        if not read_only:
+        if read_only:
+            return cls(folder, open_database(folder, read_only=True), None)
+        with ExitStack() as undo:
             lock = run_lock.acquire(folder)
+            undo.callback(os.close, lock)
             warn_if_public(folder, HOLDS)
-        try:
-            store = cls(folder, open_database(folder, read_only=read_only), lock)
-        except BaseException:
-            if lock is not None:
-                os.close(lock)
-            raise
-        if not read_only:
-            try:
-                recover(folder, store._database)
-            except BaseException:
-                store.close()
-                raise
-        return store
+            database = open_database(folder, read_only=False)
+            undo.callback(database.close)
+            recover(folder, database)
+            undo.pop_all()
+        return cls(folder, database, lock)
 
     def close(self, *, discard: bool = False) -> None:
         """Release the run. discard: also delete it if no round was finished or planned, because
