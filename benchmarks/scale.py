@@ -85,17 +85,29 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Scale:
+class Course:
+    """Measurements of one run.
+
+    turns: measurements of each round
+    joined: seconds until the first task
+    connected: number of agents that were connected at the first task
+    before: bytes of the coordinator just before the first task
+    """
+
+    turns: tuple[Turn, ...]
+    joined: float
+    connected: int
+    before: int
+
+
+@dataclass(frozen=True)
+class Scale(Course):
     """Result of the benchmark.
 
     agents, rounds: numbers of agents and rounds
-    turns: measurements of each round
-    connected: number of agents that were connected at the first task
-    joined: seconds until the first task
     lost: number of requested updates that were not folded
     doubled, foreign, equal: see `benchmarks.replay.ReplayResult`
     model: bytes of the weights
-    before: bytes of the coordinator before the first round
     base: peak bytes of a coordinator with few agents
     peak: peak bytes of the coordinator with all agents
     flat: True if `peak` is at most `base` and three models
@@ -104,15 +116,11 @@ class Scale:
 
     agents: int
     rounds: int
-    turns: tuple[Turn, ...]
-    connected: int
-    joined: float
     lost: int
     doubled: int
     foreign: int
     equal: bool
     model: int
-    before: int
     base: int
     peak: int
     flat: bool
@@ -162,22 +170,6 @@ class Usage:
         return most, *(sum(process.cpu_times()[:2]) for process in (self.coordinator, self.broker))
 
 
-@dataclass(frozen=True)
-class Course:
-    """Measurements of one run.
-
-    turns: measurements of each round
-    joined: seconds until the first task
-    connected: number of agents that were connected at the first task
-    before: bytes of the coordinator just before the first task
-    """
-
-    turns: tuple[Turn, ...]
-    joined: float
-    connected: int
-    before: int
-
-
 def measure(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosquitto") -> Scale:
     """Run the benchmark, after a small run for comparison. Raises ConfigError if this machine does
     not allow enough sockets, FleetError if a process fails.
@@ -190,17 +182,17 @@ def measure(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosqu
     model = max(path.stat().st_size for path in (folder / "many" / RUN).glob("round-*.safetensors"))
     base, peaks = max(turn.rss for turn in few.turns), [turn.rss for turn in many.turns]
     return Scale(
+        many.turns,
+        round(many.joined, 2),
+        many.connected,
+        many.before,
         agents,
         rounds,
-        many.turns,
-        many.connected,
-        round(many.joined, 2),
         agents * rounds - sum(len(set(who)) for who in found.folded.values()),
         found.doubled,
         found.foreign,
         found.equal,
         model,
-        many.before,
         base,
         max(peaks),
         is_flat(base, peaks, model),

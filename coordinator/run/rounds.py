@@ -54,12 +54,9 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Progress):
     """The result of a run.
 
-    state: weights after the last round.
-    scores: of the last round.
-    history: results of all rounds by agent.
     rounds: number of rounds.
     seconds: that this process ran.
     bytes_up, bytes_down: of all rounds, from and to the agents, through the coordinator's link.
@@ -67,9 +64,6 @@ class Result:
     epsilon: largest privacy loss of a device in a private run; 0 in other runs.
     """
 
-    state: State
-    scores: tuple[Score, ...]
-    history: FleetHistory
     rounds: int
     seconds: float
     bytes_up: int
@@ -137,12 +131,11 @@ def dismiss_agents(run: RunContext) -> None:
 
 def sum_up(run: RunContext, progress: Progress, seconds: float) -> Result:
     """Return the result of a run that is over."""
-    state, scores = progress.state, tuple(progress.scores)
-    rounds = run.store.history()
+    state, scores, rounds = progress.state, progress.scores, run.store.history()
     up, down = sum(up for *_, up, _ in rounds), sum(down for *_, down in rounds)
     hit = is_target_reached(scores, run.menu, run.config.target_accuracy)
     return Result(
-        state, scores, progress.history, state.round, seconds, up, down, hit, run.defences.epsilon
+        state, progress.history, scores, state.round, seconds, up, down, hit, run.defences.epsilon
     )
 
 
