@@ -50,6 +50,12 @@ class Timed(Struct, frozen=True, tag=True):
     now: float
 
 
+class Keyed(Timed, frozen=True):
+    """An event about one task."""
+
+    key: Key
+
+
 class AgentConnected(Timed, frozen=True):
     """An agent announced itself. paused: why it takes no task; empty if it does."""
 
@@ -146,13 +152,11 @@ class UpdateOffered(Timed, frozen=True):
     offer: Offer
 
 
-class ChunkCame(Timed, frozen=True):
+class ChunkCame(Keyed, frozen=True):
     """A chunk of an update was stored."""
 
-    key: Key
 
-
-class UpdateCame(Timed, frozen=True):
+class UpdateCame(Keyed, frozen=True):
     """A complete update is on disk and passed its checks.
 
     transfer: name of its transfer, repeated in the answer.
@@ -160,44 +164,37 @@ class UpdateCame(Timed, frozen=True):
     loss: of its training; NaN for other work.
     """
 
-    key: Key
     attempt: int
     transfer: str
     digest: str
     loss: float
 
 
-class UpdateLost(Timed, frozen=True):
+class UpdateLost(Keyed, frozen=True):
     """An accepted update is missing or damaged in the spool, so it is requested again."""
 
-    key: Key
 
-
-class UpdateRefused(Timed, frozen=True):
+class UpdateRefused(Keyed, frozen=True):
     """An update was refused. kind: size or update."""
 
-    key: Key
     attempt: int
     transfer: str
     reason: str
     kind: str = "update"
 
 
-class TaskFailed(Timed, frozen=True):
+class TaskFailed(Keyed, frozen=True):
     """An agent could not do its task. paused: the device may not work now, or has no room; a later
     task may succeed.
     """
 
-    key: Key
     attempt: int
     reason: str
     paused: bool = False
 
 
-class UpdateFolded(Timed, frozen=True):
+class UpdateFolded(Keyed, frozen=True):
     """An update was added to the total."""
-
-    key: Key
 
 
 class SnapshotTaken(Timed, frozen=True):
