@@ -68,11 +68,9 @@ def find_main_view(scores: Iterable[Score]) -> str:
     return "central" if any(s.view == "central" for s in scores) else "devices"
 
 
-def select_overall(scores: Sequence[Score], view: str = "") -> list[Score]:
-    """Return the scores of a view (by default the main one) over all its examples, one per
-    submodel.
-    """
-    view = view or find_main_view(scores)
+def select_overall(scores: Sequence[Score]) -> list[Score]:
+    """Return the scores of the main view over all its examples, one per submodel."""
+    view = find_main_view(scores)
     return [s for s in scores if s.view == view and not s.agent]
 
 
