@@ -1,5 +1,5 @@
-"""Count what a submodel costs: parameters, multiply-adds, activations and memory; and find the layers
-that may have parallel branches. Everything runs on the meta device, which computes no values.
+"""Count what a submodel costs: parameters, multiply-adds, activations and memory; and find the
+layers that may have parallel branches. Everything runs on the meta device, which computes no values.
 """
 
 from __future__ import annotations
@@ -106,7 +106,6 @@ COPIES = 3  # copies of the parameters: momentum, received weights, reordered we
 # multiple of the largest convolution's reads and writes: reordered copies, and the fragmentation
 # that they leave in the heap
 HOLES = 3
-BATCH = 2  # examples in the counted pass; at least two, since batch norm needs a variance
 
 
 @dataclass(frozen=True)

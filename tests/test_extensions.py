@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[1]
 TOY = dict.fromkeys(MEMBERS, "toy")
 # entry-point group -> files of the catalogue's folder that define no member
 NO_MEMBERS = {
-    "espalier.data": {"card_fit", "splits"},
+    "espalier.data": {"splits"},
     "espalier.links": {"paho_client"},
     "espalier.readers": {"terminal"},  # a command passes it to the run
     "espalier.rules": {"arithmetic"},

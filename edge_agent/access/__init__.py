@@ -1,1 +1,1 @@
-"""Credentials of a device: certificates, the agent's name, and the HTTP address and token."""
+"""Credentials of a device: certificates and the agent's name."""

@@ -25,6 +25,7 @@ Indices = npt.NDArray[np.intp]
 
 BLOCK = 4096  # examples per block: a float64 copy of all data would not fit a small device
 TINY = 1e-30  # least standard deviation; float32 could round smaller ones to 0
+OUTPUTS = {"class": "classes", "token": "tokens", "value": "values"}
 # dtypes of x by target
 KINDS: dict[Target, tuple[str, ...]] = {
     "class": ("uint8", "float32"),
@@ -70,8 +71,10 @@ class Dataset:
             )
         least = 1 if self.target == "value" else 2
         if self.outputs < least:
-            what = {"class": "classes", "value": "values", "token": "tokens"}[self.target]
-            raise DataError(f"{self.name}: expected at least {least} {what}, found {self.outputs}")
+            raise DataError(
+                f"{self.name}: expected at least {least} {OUTPUTS[self.target]}, found "
+                f"{self.outputs}"
+            )
         if self.target == "value":
             for key in ("y", "y_held"):
                 if getattr(self, key).ndim == 1:
@@ -199,9 +202,6 @@ def _spread(mean: float, std: float) -> float:
     blow up the first example that differs. Channels in small units are not constant.
     """
     return float(std) if std > max(1e-6 * math.fabs(mean), TINY) else 1.0
-
-
-OUTPUTS = {"class": "classes", "token": "tokens", "value": "values"}
 
 
 def explain_misfit(card: Card, network: Network) -> str:
