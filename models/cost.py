@@ -1,5 +1,5 @@
 """Count what a submodel costs: parameters, multiply-adds, activations and memory; and find the
-layers that may have parallel branches. Everything runs on the meta device, which computes no values.
+layers that may have parallel branches. Everything runs on the meta device, without values.
 """
 
 from __future__ import annotations
