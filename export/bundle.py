@@ -167,12 +167,9 @@ def read(folder: Path, submodel: str | None = None) -> Bundle:
 
 def read_manifest(folder: Path) -> Bundle:
     """Read a manifest alone, without checking that its files exist. Raises ExportError."""
+    data = _read_manifest_file(folder)
     try:
-        bundle = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Bundle)
-    except OSError as error:
-        raise ExportError(
-            f"{folder}: expected a release, found no {MANIFEST} ({error.strerror})"
-        ) from error
+        bundle = msgspec.json.decode(data, type=Bundle)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ExportError(f"{folder / MANIFEST}: not a manifest of a release: {error}") from error
     if bundle.format != FORMAT:
@@ -198,12 +195,7 @@ def read_version(folder: Path) -> str:
     """Return the version of a release: the first 12 digits of its manifest's sha256. Raises
     ExportError.
     """
-    try:
-        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:12]
-    except OSError as error:
-        raise ExportError(
-            f"{folder}: expected a release, found no {MANIFEST} ({error.strerror})"
-        ) from error
+    return hashlib.sha256(_read_manifest_file(folder)).hexdigest()[:12]
 
 
 def find_entry(bundle: Bundle, submodel: str) -> Entry:
@@ -271,6 +263,15 @@ def read_weights(folder: Path, entry: Entry) -> tuple[dict[str, Any], dict[str, 
     return _read_tensors(folder, entry.weights)
 
 
+def _read_manifest_file(folder: Path) -> bytes:
+    try:
+        return (folder / MANIFEST).read_bytes()
+    except OSError as error:
+        raise ExportError(
+            f"{folder}: expected a release, found no {MANIFEST} ({error.strerror})"
+        ) from error
+
+
 def _accuracy_loss(first: Variant, variant: Variant) -> float:
     if variant is first:
         return 0.0
@@ -283,12 +284,7 @@ def _accuracy_loss(first: Variant, variant: Variant) -> float:
 def _read_tensors(folder: Path, file: File) -> tuple[dict[str, Any], dict[str, Array]]:
     path = folder / file.name
     try:
-        data = path.read_bytes()
-        if (found := hashlib.sha256(data).hexdigest()) != file.sha256:
-            raise ExportError(f"{path}: expected sha256 {file.sha256}, found {found}")
-        return tensors.decode(data)
-    except OSError as error:
-        raise ExportError(f"{path}: {error.strerror or error}") from error
+        return tensors.decode(verify.read_file(path, file.sha256))
     except Malformed as error:
         raise ExportError(f"{path}: {error}") from error
 

@@ -31,6 +31,7 @@ __all__ = [
     "Output",
     "Session",
     "load",
+    "read_file",
     "reason",
 ]
 
@@ -205,17 +206,25 @@ def load(
     ExportError: the file is missing, has another digest, is corrupt, or is not a graph of this
         project.
     """
-    try:
-        # reads the file once, so that the checked bytes are the ones that run
-        model = path.read_bytes()
-    except OSError as error:
+    if not path.is_file():
         raise ExportError(
-            f"{path}: {error.strerror or error}; expected an ONNX file, or the folder of a release"
-        ) from error
-    found = hashlib.sha256(model).hexdigest()
+            f"{path}: no such file; expected an ONNX file, or the folder of a release"
+        )
+    return Session(read_file(path, digest), str(path), providers=providers, threads=threads)
+
+
+def read_file(path: Path, digest: str | None) -> bytes:
+    """Read a file once, so that the checked bytes are the ones that are used, and check its digest
+    (sha256, hexadecimal) if given. Raises ExportError.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ExportError(f"{path}: {error.strerror or error}") from error
+    found = hashlib.sha256(data).hexdigest()
     if digest is not None and found != digest.lower():
         raise ExportError(f"{path}: expected sha256 {digest}, found {found}")
-    return Session(model, str(path), providers=providers, threads=threads)
+    return data
 
 
 def reason(error: Exception) -> str:
