@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +15,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from benchmarks.faults.doors import Doors
+from benchmarks.faults.places import Process
 from benchmarks.faults.trial import RUN, Trial
+from coordinator.simulate.demo_fleet import python_command
 from edge_agent.access.enrolment import enrol
 from federated.errors import EspalierError, LinkError
 from federated.wire import envelope, messages, topics
@@ -27,9 +27,7 @@ from federated.wire.links.mqtt import MqttLink
 
 __all__ = ["STRANGERS"]
 
-STRANGER = ("127.0.0.2", 0)  # where floods come from
 ROUNDS = 10  # an attack lasts for all of them
-SILENT = 200  # connections that stay silent
 REVOKED_WITHIN = 10.0  # seconds until a revoked agent must be disconnected
 PAUSE = 0.05  # seconds between two guesses
 
@@ -38,27 +36,23 @@ Attack = Callable[[Trial, Doors], int]
 """One try of an attack: returns how often it achieved what it may not. It is repeated."""
 
 
-def attack(once: Attack, threads: int = 1) -> Scenario:
-    """Return a scenario that repeats an attack beside the run, in threads."""
+def attack(once: Attack) -> Scenario:
+    """Return a scenario that repeats an attack beside the run."""
 
     def prepare(trial: Trial) -> None:
-        doors = trial.doors = trial.doors or Doors(trial.folder / "pki")
-        trial.rounds = ROUNDS
-        stop = threading.Event()
+        doors, stop = open_doors(trial), threading.Event()
 
         def repeat() -> None:
-            while not stop.is_set():
+            while not stop.wait(PAUSE):
                 # a door that is not open yet, or that closed the connection
                 with contextlib.suppress(OSError, EspalierError):
                     trial.intruded += once(trial, doors)
-                stop.wait(PAUSE if threads == 1 else 0.0)
 
         def begin() -> None:
-            running = [threading.Thread(target=repeat, daemon=True) for _ in range(threads)]
-            for thread in running:
-                thread.start()
-                trial.stack.callback(thread.join, 30.0)
-            trial.stack.callback(stop.set)  # called before the joins
+            thread = threading.Thread(target=repeat, daemon=True)
+            thread.start()
+            trial.stack.callback(thread.join, 30.0)
+            trial.stack.callback(stop.set)  # called before the join
             trial.strike()
 
         trial.after_begin.append(begin)
@@ -66,44 +60,31 @@ def attack(once: Attack, threads: int = 1) -> Scenario:
     return prepare
 
 
+def open_doors(trial: Trial) -> Doors:
+    """Give the trial's agents certificates, and let the attack last for all of its rounds."""
+    trial.doors = trial.doors or Doors(trial.folder / "pki")
+    trial.rounds = ROUNDS
+    return trial.doors
+
+
 # ---- floods --------------------------------------------------------------------------------------
 
 
-def connect_bare(port: Callable[[Doors], int]) -> Attack:
-    """Connect and disconnect."""
+def flood(kind: str, port: Callable[[Doors], int]) -> Scenario:
+    """Return a scenario that floods a port. kind: see `benchmarks.attacks.flood`."""
 
-    def once(trial: Trial, doors: Doors) -> int:
-        socket.create_connection(("127.0.0.1", port(doors)), 3, STRANGER).close()
-        return 0
+    def prepare(trial: Trial) -> None:
+        doors = open_doors(trial)
 
-    return once
+        def begin() -> None:
+            stranger = Process("stranger", trial.folder)
+            trial.stack.callback(stranger.kill)
+            stranger.start(python_command("benchmarks.attacks.flood", kind, str(port(doors))))
+            trial.strike()
 
+        trial.after_begin.append(begin)
 
-def connect_tls(port: Callable[[Doors], int]) -> Attack:
-    """Begin a TLS connection, and disconnect."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-
-    def once(trial: Trial, doors: Doors) -> int:
-        with socket.create_connection(("127.0.0.1", port(doors)), 3, STRANGER) as link:
-            context.wrap_socket(link).close()
-        return 0
-
-    return once
-
-
-def stay_silent(port: Callable[[Doors], int]) -> Attack:
-    """Open connections that send nothing, and close them after a while."""
-
-    def once(trial: Trial, doors: Doors) -> int:
-        with contextlib.ExitStack() as stack:
-            for _ in range(SILENT):
-                address = ("127.0.0.1", port(doors))
-                stack.enter_context(socket.create_connection(address, 3, STRANGER))
-            time.sleep(2.0)
-        return 0
-
-    return once
+    return prepare
 
 
 def broker_port(doors: Doors) -> int:
@@ -234,18 +215,17 @@ def listen_to_all(trial: Trial, doors: Doors) -> int:
 
 def behind_tls(trial: Trial) -> None:
     """No attack: a run with TLS, to compare with."""
-    trial.doors = trial.doors or Doors(trial.folder / "pki")
-    trial.rounds = ROUNDS
+    open_doors(trial)
     trial.after_begin.append(trial.strike)
 
 
 STRANGERS: Mapping[str, Scenario] = MappingProxyType(
     {
-        "flood of the enrolment port": attack(connect_bare(enrolment_port), 4),
-        "flood of the enrolment port, TLS": attack(connect_tls(enrolment_port), 2),
-        "silence at the enrolment port": attack(stay_silent(enrolment_port)),
-        "flood of the broker": attack(connect_bare(broker_port), 2),
-        "silence at the broker": attack(stay_silent(broker_port)),
+        "flood of the enrolment port": flood("bare", enrolment_port),
+        "flood of the enrolment port, TLS": flood("tls", enrolment_port),
+        "silence at the enrolment port": flood("silent", enrolment_port),
+        "flood of the broker": flood("bare", broker_port),
+        "silence at the broker": flood("silent", broker_port),
         "no certificate": attack(show_nothing),
         "certificate of another authority": attack(show_foreign),
         "expired certificate": attack(show_expired),
