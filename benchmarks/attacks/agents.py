@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.faults.doors import Doors
 from benchmarks.faults.trial import RUN, Trial
 from benchmarks.raw.agent import Alter, Falsify, RawAgent
 from benchmarks.raw.updates import Array
@@ -155,6 +156,7 @@ def flood(make: Callable[[RawAgent, int], tuple[str, bytes]]) -> Scenario:
 
     def prepare(trial: Trial) -> None:
         add_attacker(trial)
+        trial.doors = trial.doors or Doors(trial.folder / "pki")  # only such a broker can stop it
         count = 0
 
         def publish() -> None:

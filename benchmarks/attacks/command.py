@@ -25,7 +25,17 @@ from benchmarks.faults.trial import Outcome, Trial, conduct
 from federated.errors import Unknown
 from federated.runtime.console import FORMAT, report_errors, speaker
 
-__all__ = ["CATALOGUE", "Result", "Summary", "command", "draw_pairs", "run_attack", "summarise"]
+__all__ = [
+    "CATALOGUE",
+    "Result",
+    "Summary",
+    "command",
+    "draw_pairs",
+    "has_failed",
+    "may_combine",
+    "run_attack",
+    "summarise",
+]
 
 DELAY = 0.3  # seconds of an honest training, so that a round takes a realistic time
 CALM, CALM_TLS = "undisturbed", "undisturbed, TLS"
@@ -41,6 +51,7 @@ def do_nothing(trial: Trial) -> None:
 CATALOGUE: Mapping[str, Scenario] = MappingProxyType(
     {**ATTACKERS, **STRANGERS, **DAMAGE, **SCENARIOS}
 )
+TLS = STRANGERS.keys() | {name for name in ATTACKERS if name.startswith("flood")}
 CALMS: Mapping[str, Scenario] = MappingProxyType({CALM: do_nothing, CALM_TLS: behind_tls})
 # these control the coordinator's start, its files or its network in ways that exclude each other
 EXCLUSIVE = (
@@ -116,7 +127,7 @@ def run_attack(name: str, folder: Path, seed: int, kind: str = "mosquitto") -> R
 
 def may_combine(one: str, other: str) -> bool:
     """Return whether two scenarios can disturb the same run."""
-    tls = {one, other} & STRANGERS.keys()
+    tls = {one, other} & TLS
     return not (
         one == other
         or (one in EXCLUSIVE and other in EXCLUSIVE)
@@ -153,7 +164,7 @@ def summarise(name: str, results: Sequence[Result], calm: float) -> Summary:
     )
 
 
-def failed(summary: Summary) -> bool:
+def has_failed(summary: Summary) -> bool:
     """Return whether a run lost, doubled or admitted something, or differs."""
     wrong = summary.lost or summary.doubled or summary.intruded
     return bool(wrong) or min(summary.survived, summary.equal) < summary.injected
@@ -266,7 +277,7 @@ def command(
         if form == "json":
             rows = [asdict(one) for one in found]
             click.echo(json.dumps({"seed": seed, "runs": len(results), "scenarios": rows}))
-        if any(map(failed, found)):
+        if any(map(has_failed, found)):
             sys.exit(1)
 
 
@@ -280,7 +291,7 @@ def summarise_all(results: Sequence[Result]) -> list[Summary]:
         summarise(
             name,
             [one for one in results if one.name == name],
-            calm[CALM_TLS if STRANGERS.keys() & set(name.split(" + ")) else CALM],
+            calm[CALM_TLS if TLS & set(name.split(" + ")) else CALM],
         )
         for name in dict.fromkeys(one.name for one in results)
     ]

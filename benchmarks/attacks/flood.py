@@ -1,5 +1,5 @@
-"""`python -m benchmarks.attacks.flood KIND PORT`: a stranger that floods a port of this machine, in a
-process of its own so that it takes no time of the agents.
+"""`python -m benchmarks.attacks.flood KIND PORT`: a stranger that floods a port of this machine, in
+a process of its own so that it takes no time of the agents.
 
 KIND: bare (connect and disconnect), tls (begin TLS, disconnect) or silent (stay connected for a
 while and send nothing).

@@ -182,7 +182,8 @@ class RawAgent:
         if task.work != "train":
             return
         if self.task is not None:
-            known, said = (self.task.round, self.task.attempt), (task.round, task.attempt)
+            # a coordinator that lost a round asks for it again, in a later attempt
+            known, said = (self.task.attempt, self.task.round), (task.attempt, task.round)
             moved = self.base and self.base != topics.model(task.run, task.slot, task.submodel.name)
             if said < known or (
                 said == known and not moved and (self.base or self.waiting is not None)

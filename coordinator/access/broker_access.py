@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ __all__ = ["AuthorityWatcher", "BrokerAccess", "Poller", "add_certificate", "ope
 
 log = logging.getLogger(__name__)
 
+SUSPENSION = 600.0  # seconds
 POLL = 1.0  # seconds between checks of the authority's folder
 RENEWAL_CHECK = 3600.0  # seconds between checks for certificates that expire soon
 HAND_OVER = (
@@ -51,10 +52,21 @@ class BrokerAccess:
 
     address: of the broker, with the coordinator's credentials.
     barred: agents whose certificates were all revoked; their messages must be ignored.
+    suspended: agents that flooded the coordinator -> end of their suspension, monotonic seconds.
     """
 
     address: str
     barred: frozenset[str] = frozenset()
+    suspended: dict[str, float] = field(default_factory=dict)
+
+    def suspend(self, name: str) -> None:
+        """Take an agent's rights away for SUSPENSION seconds, if the broker was started here."""
+        self.suspended[name] = time.monotonic() + SUSPENSION
+
+    def list_suspended(self) -> frozenset[str]:
+        """Return the agents that have no rights at present."""
+        now = time.monotonic()
+        return frozenset(name for name, until in list(self.suspended.items()) if now < until)
 
 
 class Poller:
@@ -105,8 +117,9 @@ class AuthorityWatcher:
 
         What fails is tried again at the next poll. Raises EspalierError, OSError.
         """
-        names, stamp = self._authority.registry.list_barred(), self._file_times()
-        self._access.barred = names  # the coordinator ignores an agent before the broker does
+        barred, stamp = self._authority.registry.list_barred(), self._file_times()
+        self._access.barred = barred  # the coordinator ignores an agent before the broker does
+        names = barred | self._access.list_suspended()
         if self._broker is not None:
             self._broker.restart_if_dead()
         if (names, stamp) != self._applied:
@@ -122,11 +135,13 @@ class AuthorityWatcher:
         if self._broker is not None:
             self._broker.reload(names)
             if new:
-                log.warning("revoked: %s; closing their connections", ", ".join(sorted(new)))
+                log.warning(
+                    "revoked or suspended: %s; closing their connections", ", ".join(sorted(new))
+                )
                 self._broker.disconnect(new)
         elif new:
             log.warning(
-                "revoked: %s; the broker is external: install the new revocation list "
+                "revoked or suspended: %s; the broker is external: install the new revocation list "
                 "(coordinator authority --for-broker DIR)",
                 ", ".join(sorted(new)),
             )

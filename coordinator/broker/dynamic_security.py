@@ -18,7 +18,8 @@ from pathlib import Path
 from federated.errors import LinkError
 from federated.runtime import files
 from federated.wire import topics
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.link import Link
+from federated.wire.links.catalogue import open_link
 
 __all__ = ["configure_plugin", "disconnect_users", "find_plugin"]
 
@@ -49,7 +50,7 @@ def disconnect_users(url: str, names: Iterable[str]) -> None:
     url: of the broker, with the coordinator's credentials.
     """
     users = sorted(names)
-    with closing(MqttLink(url, f"disconnect-{os.getpid()}-{secrets.token_hex(4)}")) as link:
+    with closing(open_link(url, f"disconnect-{os.getpid()}-{secrets.token_hex(4)}")) as link:
         link.subscribe(topics.dynamic_security_answer())
         for first in range(0, len(users), AT_ONCE):
             commands = [
@@ -61,12 +62,12 @@ def disconnect_users(url: str, names: Iterable[str]) -> None:
             _check_answer(link)
 
 
-def _check_answer(link: MqttLink) -> None:
+def _check_answer(link: Link) -> None:
     """Raise LinkError unless the plugin disabled every user."""
     until, delivery = time.monotonic() + ANSWER, None
     while delivery is None or delivery.topic != topics.dynamic_security_answer():
         if time.monotonic() > until:
-            raise LinkError(f"{link.address}: mosquitto's {PLUGIN} did not answer")
+            raise LinkError(f"mosquitto's {PLUGIN} did not answer within {ANSWER:.0f} s")
         delivery = link.receive(0.1)
     try:
         answers = json.loads(delivery.payload)["responses"]
@@ -79,4 +80,4 @@ def _check_answer(link: MqttLink) -> None:
     except (ValueError, TypeError, KeyError):
         errors = [f"expected a JSON object with 'responses', found {delivery.payload[:100]!r}"]
     if errors:
-        raise LinkError(f"{link.address}: mosquitto's {PLUGIN}: {errors[0]}")
+        raise LinkError(f"mosquitto's {PLUGIN}: {errors[0]}")

@@ -245,14 +245,13 @@ def start(
         own = Program("embedded", embedded.describe(), command, folder / "embedded.log")
         return Broker(own, address, url)
     configuration = folder / "mosquitto.conf"
+    plugin = find_plugin(program) if tls is not None else None
     lines = [
         f"listener {port} {listen}",
         *_configure_clients(folder, file, tls),
         *mosquitto.configure_limits(folder, max_packet),
+        *(configure_plugin(plugin, folder) if plugin is not None else []),
     ]
-    plugin = find_plugin(program) if tls is not None else None
-    if plugin is not None:
-        lines += configure_plugin(plugin, folder)
     configuration.write_text("\n".join(lines) + "\n")
     own = Program(
         "mosquitto",

@@ -244,6 +244,10 @@ class Fleet:
             return
         name, now = where.agent, self.clock()
         if not self._is_admitted(where, name, now):
+            if self._guard.count_dropped(name, now):
+                self._gate.suspend(name)
+                reason = f"too many messages: '{name}' is suspended"
+                self.publish(Rejected("flood", delivery.topic, reason, name, topic=delivery.topic))
             return
         message = envelope.decode(delivery.payload)
         if (claimed := getattr(message, "agent", name)) != name:

@@ -13,6 +13,8 @@ BEATS, BEATS_AT_ONCE = 20.0, 200.0
 # messages per second and agent that are invalid or unrequested, and how many may come at once.
 # Agents send such messages after a restart or a lost answer, some for each task.
 USELESS, USELESS_AT_ONCE = 50.0, 500.0
+# dropped messages per second and agent, and how many may come at once, until it is suspended
+DROPPED, DROPPED_AT_ONCE = 200.0, 5000.0
 
 
 @dataclass
@@ -35,6 +37,7 @@ class Bucket:
 class FloodGuard:
     """Counts the heartbeats and the useless messages of each agent."""
 
+    _dropped: dict[str, Bucket] = field(default_factory=dict)
     _beats: dict[str, Bucket] = field(default_factory=dict)
     _useless: dict[str, Bucket] = field(default_factory=dict)
 
@@ -60,3 +63,15 @@ class FloodGuard:
         bucket = self._useless.setdefault(agent, Bucket(USELESS_AT_ONCE, now))
         bucket.tokens -= 1.0
         return 0.0 <= bucket.tokens < 1.0
+
+    def count_dropped(self, agent: str, now: float) -> bool:
+        """Count a dropped message. Return whether they are so many that the broker should stop
+        them; the count then starts again.
+        """
+        bucket = self._dropped.setdefault(agent, Bucket(DROPPED_AT_ONCE, now))
+        bucket.refill(now, DROPPED, DROPPED_AT_ONCE)
+        bucket.tokens -= 1.0
+        if bucket.tokens >= 0.0:
+            return False
+        del self._dropped[agent]
+        return True

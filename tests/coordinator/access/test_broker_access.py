@@ -338,3 +338,30 @@ def test_commands_use_the_coordinators_certificate_for_a_broker_with_tls(
     )
     for other in ("h", "mqtts://me:x@h", "mqtts://h?cert=mine.pem"):
         assert add_certificate(other) == other
+
+
+def test_a_suspended_agent_loses_its_rights_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, frozenset[str]]] = []
+
+    class Recorder:
+        def restart_if_dead(self) -> None: ...
+
+        def reload(self, names: frozenset[str]) -> None:
+            calls.append(("reload", names))
+
+        def disconnect(self, names: frozenset[str]) -> None:
+            calls.append(("disconnect", names))
+
+    authority, gate = Authority(tmp_path / "pki"), BrokerAccess("h")
+    watcher = AuthorityWatcher(authority, gate, Recorder())  # type: ignore[arg-type]
+    gate.suspend("a")
+    watcher.poll()
+    assert calls == [("reload", {"a"}), ("disconnect", {"a"})]
+    assert not gate.barred, "the coordinator may hear it again later"
+    later = time.monotonic() + 601.0
+    monkeypatch.setattr("coordinator.access.broker_access.time.monotonic", lambda: later)
+    watcher.poll()
+    assert calls[2:] == [("reload", frozenset())]
+    authority.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.access.broker_access import BrokerAccess
 from coordinator.fleet import driver
 from coordinator.fleet.fleet import Fleet, Intake
 from coordinator.observe.events import Event, Rejected
@@ -125,3 +126,20 @@ def test_chunks_that_nobody_asked_for_are_not_decoded(
     monkeypatch.setattr("federated.wire.envelope.decode", lambda payload: pytest.fail("decoded"))
     peer.link.publish(topics.chunk(topics.upload("r", "a", "t"), 0), b"noise")
     listen(fleet)
+
+
+def test_an_agent_that_floods_is_suspended(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock
+) -> None:
+    fleet, gate = (
+        Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock),
+        BrokerAccess(""),
+    )
+    fleet.follow(gate=gate)
+    fleet.endpoint.announce()
+    peers = {name: Peer(memory, name) for name in "ab"}
+    listen(fleet)
+    for number in range(6000):
+        peers["a"].link.publish(topics.chunk(topics.upload("r", "a", f"t{number}"), 0), b"noise")
+        fleet.turn(0)
+    assert gate.list_suspended() == {"a"}
