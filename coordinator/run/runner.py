@@ -84,7 +84,7 @@ def run(
         fleet = assemble_fleet(prepared, link, oversight, rules, RunClock(options.clock))
         fleet.follow(oversight.control, options.gate)
         bind(fleet)
-        oversight.follow(fleet)
+        oversight.context.fleet = fleet
         return _announce(prepared, fleet, oversight, options)
 
 

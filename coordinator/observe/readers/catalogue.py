@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Event, LoopTurned, Publish, RunEnded
 from coordinator.observe.readers.csv_files import write_csv
 from coordinator.observe.readers.log import write_log
@@ -65,16 +64,12 @@ class Oversight:
 
     publish: passes an event to all readers of the run.
     control: requests to pause or stop the run.
-    context: facts for the readers.
+    context: facts for the readers, to which the run adds its fleet.
     """
 
     publish: Publish
     control: Control
     context: ReaderContext
-
-    def follow(self, fleet: Fleet) -> None:
-        """Give the readers access to this fleet."""
-        self.context.fleet = fleet
 
 
 def find_readers(config: Config) -> dict[str, ReaderFactory]:
