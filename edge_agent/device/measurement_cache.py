@@ -23,6 +23,7 @@ import msgspec
 from edge_agent.device.board import processor_name, read_board
 from edge_agent.device.disturbances import BUSY, Heat, Load, read_heat, throttled_between
 from edge_agent.device.limits import Limits, available_cpus
+from edge_agent.device.state_folder import find_folder
 from edge_agent.device.sysfs import ROOT, number
 from federated.device.profile_file import Circumstances
 from federated.runtime import files, provenance
@@ -37,12 +38,8 @@ PACKAGES = ("espalier", "numpy", "onnxruntime", "torch")
 
 def folder() -> Path:
     """Return the cache folder; for a user without a home, a path that cannot be written."""
-    if named := os.environ.get("ESPALIER_CACHE"):
-        return Path(named)
-    if caches := os.environ.get("XDG_CACHE_HOME"):
-        return Path(caches) / "espalier"
     try:
-        return Path.home() / ".cache/espalier"
+        return find_folder("ESPALIER_CACHE", "XDG_CACHE_HOME", ".cache/espalier")
     except RuntimeError:
         return Path(os.devnull) / "espalier"
 

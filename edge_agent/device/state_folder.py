@@ -9,21 +9,31 @@ from pathlib import Path
 
 from federated.errors import StoreError
 
-__all__ = ["IN_HOME", "SPOOL", "folder"]
+__all__ = ["IN_HOME", "SPOOL", "find_folder", "folder"]
 
 IN_HOME = ".local/state/espalier"
 SPOOL = "spool"  # folder of weights and updates
 
 
 def folder() -> Path:
-    """Return the folder, which may not exist yet. StoreError: the user has no home."""
-    if named := os.environ.get("ESPALIER_STATE"):
-        return Path(named)
-    if states := os.environ.get("XDG_STATE_HOME"):
-        return Path(states) / "espalier"
+    """Return the folder of the state, which may not exist yet. StoreError: the user has no home."""
     try:
-        return Path.home() / IN_HOME
+        return find_folder("ESPALIER_STATE", "XDG_STATE_HOME", IN_HOME)
     except RuntimeError as error:
         raise StoreError(
             "this user has no home directory; set ESPALIER_STATE to a folder for the agent's state"
         ) from error
+
+
+def find_folder(own: str, common: str, in_home: str) -> Path:
+    """Return one of the user's folders, which may not exist yet.
+
+    own, common: environment variables with the folder itself, and with its parent
+    in_home: path below the home, if neither is set
+    RuntimeError: the user has no home.
+    """
+    if named := os.environ.get(own):
+        return Path(named)
+    if base := os.environ.get(common):
+        return Path(base) / "espalier"
+    return Path.home() / in_home
