@@ -133,7 +133,7 @@ def time_submodels(
     threads: number to use; 0 finds the best
     ConfigError: no submodel fits.
     """
-    trainer, notebook = site.trainer, site.notebook
+    trainer = site.trainer
     size = max(2, min(batch, len(data.x)))
     about = {"work": "train", "batch": size, "dtype": str(data.x.dtype)}
     if trainer.accelerator is None:
@@ -141,9 +141,9 @@ def time_submodels(
         trainer.use_threads(threads)
     timings, refused = list[Timing](), list[InsufficientMemory]()
     for submodel in submodels:
-        what = {**about, "submodel": timing_key(submodel), "threads": threads}
+        step = partial(time_step, submodel, batch, data, trainer)
         try:
-            seconds = _value(notebook, submodel, what, partial(_step, submodel, batch, data, site))
+            seconds = _measure(submodel, batch, site, {**about, "threads": threads}, step)
         except InsufficientMemory as error:
             refused.append(error)
         else:
@@ -206,30 +206,30 @@ def _threads(
     most = site.limits.threads
     if most == 1:
         return 1
-    what = {**about, "work": "threads", "submodel": timing_key(submodel), "most": most}
     trial = partial(best_threads, submodel, batch, data, most, site.trainer)
     try:
         return int(
-            _value(site.notebook, submodel, what, partial(_within, submodel, batch, site, trial))
+            _measure(submodel, batch, site, {**about, "work": "threads", "most": most}, trial)
         )
     except InsufficientMemory:
         return 1
 
 
-def _value(
-    notebook: MeasurementCache,
+def _measure(
     submodel: Submodel,
+    batch: int,
+    site: TimingSite,
     what: Mapping[str, Any],
     take: Callable[[], float],
 ) -> float:
-    """Measure through the cache; a user's own network is timed each time, since its code may
-    have changed.
+    """Measure through the cache, within the free memory; a user's own network is timed each time,
+    since its code may have changed. Raises InsufficientMemory.
     """
-    return notebook.value(what, take, keep=":" not in submodel.network.family)
-
-
-def _step(submodel: Submodel, batch: int, data: Any, site: TimingSite) -> float:
-    return _within(submodel, batch, site, partial(time_step, submodel, batch, data, site.trainer))
+    return site.notebook.value(
+        {**what, "submodel": timing_key(submodel)},
+        partial(_within, submodel, batch, site, take),
+        keep=":" not in submodel.network.family,
+    )
 
 
 def _within(submodel: Submodel, batch: int, site: TimingSite, take: Callable[[], float]) -> float:
