@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from export.external_data import refuse_external_files
-from federated.errors import DataError, ExportError
+from federated.errors import DataError, ExportError, explain_os_errors
 
 __all__ = [
     "INPUT",
@@ -217,10 +217,8 @@ def read_file(path: Path, digest: str | None) -> bytes:
     """Read a file once, so that the checked bytes are the ones that are used, and check its digest
     (sha256, hexadecimal) if given. Raises ExportError.
     """
-    try:
+    with explain_os_errors(ExportError, str(path)):
         data = path.read_bytes()
-    except OSError as error:
-        raise ExportError(f"{path}: {error.strerror or error}") from error
     found = hashlib.sha256(data).hexdigest()
     if digest is not None and found != digest.lower():
         raise ExportError(f"{path}: expected sha256 {digest}, found {found}")

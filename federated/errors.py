@@ -41,6 +41,7 @@ __all__ = [
     "Unknown",
     "UsageError",
     "WireError",
+    "explain_os_errors",
     "require_extra",
 ]
 
@@ -98,6 +99,15 @@ def require_extra(command: str, extra: str, package: str = "") -> Iterator[None]
     except ModuleNotFoundError as error:
         missing = package or (error.name or "").partition(".")[0]
         raise MissingExtra(command, extra, missing) from error
+
+
+@contextmanager
+def explain_os_errors(kind: type[EspalierError], what: str) -> Iterator[None]:
+    """Turn an error of the operating system into one of this kind that says what failed and why."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}") from error
 
 
 class LinkError(EspalierError):

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from edge_agent.access.credentials import Credentials, Enrolment, lock
-from federated.errors import ConfigError, LinkError, StoreError
+from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors
 from federated.runtime import files
 from federated.wire import tls
 from federated.wire.address import Address
@@ -49,7 +49,9 @@ TIMEOUT = 15.0  # seconds per request
 def enrol(token: Token, folder: Path) -> Credentials:
     """Obtain a certificate with a token and save it in `folder`. Raises LinkError, StoreError."""
     authority = fetch_authority(Address(token.host, token.port, tls=True), token)
-    try:
+    with explain_os_errors(
+        StoreError, f"{folder}: expected a folder for this device's certificate"
+    ):
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.mkdir(exist_ok=True, mode=0o700)
         folder.chmod(0o700)
@@ -67,10 +69,6 @@ def enrol(token: Token, folder: Path) -> Credentials:
             save_certificate(credentials, answer, key)
             files.write(folder / "about.json", msgspec.json.encode(enrolment))
             (folder / "key.pem").unlink()
-    except OSError as error:
-        raise StoreError(
-            f"{folder}: expected a folder for this device's certificate: {error.strerror or error}"
-        ) from error
     return credentials
 
 

@@ -37,7 +37,7 @@ from edge_agent.bench.target import (
 from edge_agent.device.disturbances import BUSY
 from edge_agent.device.limits import Limits
 from export.latency import SECONDS
-from federated.errors import ConfigError, UsageError
+from federated.errors import ConfigError, UsageError, explain_os_errors
 from federated.runtime.console import Say, handle_sigterm
 from federated.safe_text import make_safe
 from federated.task import Timing
@@ -416,9 +416,7 @@ def _print(report: Report, old: Report | None, request: Request, form: str, say:
 def _draw(report: Report, path: Path, say: Say) -> None:
     from edge_agent.bench.plot import draw
 
-    try:
+    with explain_os_errors(ConfigError, f"{path}: cannot be written"):
         drawn = draw(report, path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
     if not drawn:
         say(f"skipped the plot {path}: no row has both multiply-adds and a latency")

@@ -18,7 +18,7 @@ import psutil
 from edge_agent.device.board import processor_name, read_board
 from edge_agent.device.limits import Limits, available_cpus
 from edge_agent.device.measurement_cache import PACKAGES
-from federated.errors import ConfigError, UsageError
+from federated.errors import ConfigError, UsageError, explain_os_errors
 from federated.runtime import files
 from federated.runtime.provenance import commit, versions
 from federated.task import Board
@@ -279,10 +279,8 @@ def write(report: Report, path: Path) -> None:
         table.writeheader()
         table.writerows(asdict(row) for row in report.rows)
         content = text.getvalue().encode()
-    try:
+    with explain_os_errors(ConfigError, f"{path}: cannot be written"):
         files.write(path, content)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def check_writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
@@ -292,11 +290,9 @@ def check_writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
     if path.suffix not in suffixes:
         raise UsageError(f"{path}: expected a file name that ends in one of {', '.join(suffixes)}")
     partial = path.with_name(f"{path.name}.part")
-    try:
+    with explain_os_errors(UsageError, f"{path}: cannot be written"):
         partial.touch()
         partial.unlink()
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
     return path
 
 

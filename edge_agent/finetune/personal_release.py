@@ -17,7 +17,7 @@ from export.bundle import Bundle
 from export.bundle_writer import Contents
 from export.verify import Array
 from federated.data.dataset import Dataset
-from federated.errors import ExportError, StoreError, UsageError
+from federated.errors import ExportError, StoreError, UsageError, explain_os_errors
 from federated.runtime import files
 from federated.training.objective import prepare_batch
 from federated.wire import tensors
@@ -98,15 +98,13 @@ def weights_path(out: Path, submodel: Submodel) -> Path:
 def _replace_folder(out: Path) -> Iterator[Path]:
     """Yield a temporary folder, and replace `out` with it when complete. Raises StoreError."""
     final = out.resolve()
-    try:
+    with explain_os_errors(StoreError, f"{out}: cannot write this folder"):
         final.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{final.name}.", dir=final.parent) as aside:
             new = Path(aside, "new")
             new.mkdir()
             yield new
             files.replace_folder(new, final)
-    except OSError as error:
-        raise StoreError(f"{out}: cannot write this folder: {error.strerror or error}") from error
 
 
 def _pose(network: Network, x: Array, y: Array, hide: float) -> tuple[Array, Array]:

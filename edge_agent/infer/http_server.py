@@ -21,7 +21,7 @@ from starlette.routing import Route
 from edge_agent.infer.engine import Engine
 from edge_agent.infer.inputs import parse_npy
 from edge_agent.infer.replies import MAX_EXAMPLES, about, parse_inputs, reply
-from federated.errors import ConfigError, DataError, ExportError, UsageError
+from federated.errors import ConfigError, DataError, ExportError, UsageError, explain_os_errors
 from federated.runtime.listen_address import ListenAddress
 from federated.runtime.web_server import BodyReader, Limits, WebServer
 
@@ -70,12 +70,8 @@ class HttpServer:
             rate=MAX_RATE,
             requests=MAX_RATE,
         )
-        try:
+        with explain_os_errors(ConfigError, f"--serve {address.host}:{address.port}"):
             self._server = WebServer(app, (address.host, address.port), limits)
-        except OSError as error:
-            raise ConfigError(
-                f"--serve {address.host}:{address.port}: {error.strerror or error}"
-            ) from error
         host, port = self._server.host, self._server.port
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 

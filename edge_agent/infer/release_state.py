@@ -25,7 +25,7 @@ from edge_agent.device.limits import Limits
 from edge_agent.device.measurement_cache import folder, surroundings
 from edge_agent.infer.graph_choice import Choice, providers
 from edge_agent.infer.graph_trial import Held
-from federated.errors import ExportError, StoreError
+from federated.errors import ExportError, StoreError, explain_os_errors
 from federated.runtime import files
 
 __all__ = [
@@ -185,8 +185,6 @@ def _read(path: Path, kind: type[Kind]) -> Kind | None:
 
 def _write(path: Path, value: object) -> None:
     """Write a file atomically. Raises StoreError."""
-    try:
+    with explain_os_errors(StoreError, f"{path}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, msgspec.json.encode(value))
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror or error}") from error

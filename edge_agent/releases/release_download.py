@@ -11,7 +11,7 @@ from pathlib import Path
 
 from export import bundle
 from export.bundle import File
-from federated.errors import ExportError, StoreError, WireError
+from federated.errors import ExportError, StoreError, WireError, explain_os_errors
 from federated.runtime.files import sha256
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
@@ -59,11 +59,9 @@ class ReleaseDownload:
         self._link, self._run = link, run
         self._missing = [File(bundle.MANIFEST, version.size, version.sha256)]
         self._download: Download | None = None
-        try:
+        with explain_os_errors(StoreError, str(folder)):
             folder.mkdir(parents=True, exist_ok=True)
             self._start_next(now)
-        except OSError as error:
-            raise StoreError(f"{folder}: {error.strerror or error}") from error
 
     def hear(self, delivery: Delivery, now: float) -> bool:
         """Process a delivery, and return whether it belongs to this release. ExportError: a file

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from federated.errors import ConfigError, WireError
+from federated.errors import ConfigError, WireError, explain_os_errors
 from federated.runtime import files
 from federated.task import LONGEST, SHORTEST, Profile, Timing
 from federated.wire import envelope
@@ -94,7 +94,7 @@ class Sheet:
 
 def write(sheet: Sheet, path: Path) -> None:
     """Write a sheet atomically. Raises ConfigError if the file cannot be written."""
-    try:
+    with explain_os_errors(ConfigError, f"{path}: cannot be written"):
         files.write(
             path,
             msgspec.json.format(
@@ -102,8 +102,6 @@ def write(sheet: Sheet, path: Path) -> None:
             )
             + b"\n",
         )
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def read(path: Path, own: str = "") -> Sheet:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from federated.errors import StoreError, WireError
+from federated.errors import StoreError, WireError, explain_os_errors
 from federated.runtime import files
 from federated.task import Task
 from federated.training.device_memory import FOLDER
@@ -104,11 +104,9 @@ class Spool:
         written.
         """
         self.folder, self.lasting, self.limit = folder, lasting, limit
-        try:
+        with explain_os_errors(StoreError, f"cannot use the spool {folder}"):
             files.make_private(folder, "what this device learned")
             self._lock = _lock(folder) if lasting else -1
-        except OSError as error:
-            raise StoreError(f"cannot use the spool {folder}: {error.strerror or error}") from error
 
     def close(self) -> None:
         """Let other processes use the folder. Closing twice is fine."""

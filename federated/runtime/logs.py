@@ -24,7 +24,7 @@ from urllib.parse import quote
 import click
 from pythonjsonlogger.json import JsonFormatter
 
-from federated.errors import ConfigError
+from federated.errors import ConfigError, explain_os_errors
 from federated.safe_text import make_lines_safe, make_safe
 
 __all__ = ["EVENTS", "Form", "conceal", "configure", "log_options", "record_log", "redact"]
@@ -213,11 +213,8 @@ def record_log(path: Path, about: dict[str, Any]) -> Iterator[None]:
 
 
 def _open(file: Path) -> RotatingHandler:
-    try:
-        with file.open("a"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"--log-file {file}: {error.strerror}") from error
+    with explain_os_errors(ConfigError, f"--log-file {file}"), file.open("a"):
+        pass
     handler = RotatingHandler(file)
     handler.setLevel(logging.INFO)
     return handler
