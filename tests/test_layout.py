@@ -97,7 +97,6 @@ TORCH_FREE = (
     "edge_agent.doctor.check",
     "edge_agent.doctor.connection_checks",
     "edge_agent.doctor.device_checks",
-    "edge_agent.doctor.connection_checks",
     "edge_agent.releases.follow",
     "edge_agent.infer.http_server",
     "edge_agent.infer.mqtt_server",

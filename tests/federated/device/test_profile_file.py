@@ -103,7 +103,7 @@ def test_the_error_of_an_untimed_family_lists_the_timed_ones():
         (lambda s: [s], "expected the JSON of edge-agent profile"),
         (lambda s: s["profile"].pop("cpus"), "missing required field `cpus`"),
         (lambda s: s["profile"].update(memory=-1), "profile.memory"),
-        (lambda s: s["profile"].update(agent="profile.agent"), "a/b"),
+        (lambda s: s["profile"].update(agent="a/b"), "profile.agent"),
         (lambda s: s["calibrations"][0].update(timings=[]), "expected timings"),
         (
             lambda s: s["calibrations"][0].update(family="vit"),
