@@ -71,7 +71,7 @@ def read_report(broker: MemoryBroker, agent: str = "pi") -> Serving:
 def serve(f: Follower, version: str, **more: object) -> None:
     f.report(
         replace(
-            Serving(f.name, "s1", version, "w1-d1", "fp32", "CPUExecutionProvider", 0.001, 0.002),
+            Serving("pi", "s1", version, "w1-d1", "fp32", "CPUExecutionProvider", 0.001, 0.002),
             **more,
         )
     )  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ def test_missing_own_submodel_is_reported_and_following_continues(
     card(broker, replace(two, assignment={"new": "w1-d1"}))
     arrived = f.turn(9)
     assert arrived is not None
-    serve(f, arrived.version)
+    serve(f, arrived.version, agent="new")
     assert (read_report(broker, "new").version, read_report(broker, "new").refused) == (
         two.name,
         "",
