@@ -106,7 +106,7 @@ class Accuracy:
 
 
 def time_network(model: str, side: int, goal: Goal, folder: Path) -> Speed:
-    """Time one network on one picture at a time."""
+    """Time one network on one image at a time."""
     made = network(model, (3, side, side), 1000, Moments((123.0, 116.0, 103.0), (58.0, 57.0, 57.0)))
     submodel = full(made)
     net = build_random(submodel)

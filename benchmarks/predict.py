@@ -242,7 +242,7 @@ def conclusion(one: Summary) -> str:
     default=",".join(FAMILIES),
     show_default=True,
     metavar="NAME,...",
-    help="families or presets for pictures",
+    help="families or presets for images",
 )
 @click.option(
     "--batch",
@@ -261,7 +261,7 @@ def command(seed: int, count: int, families: str, batch: int, form: str) -> None
     with report_errors("python -m benchmarks predict", "train", "interrupted"):
         say, rows, found = speaker(form), list[Row](), list[Summary]()
         networks = [find_network(name) for name in families.split(",")]
-        say(f"seed {seed}, batch {batch}, one thread, pictures of {' x '.join(map(str, PICTURE))}")
+        say(f"seed {seed}, batch {batch}, one thread, images of {' x '.join(map(str, PICTURE))}")
         for made in networks:
             say(f"{title(made)}: measuring {count} submodels\n{HEAD}")
             some, one = measure(
@@ -279,7 +279,7 @@ def command(seed: int, count: int, families: str, batch: int, form: str) -> None
 
 
 def find_network(name: str) -> Network:
-    """Return a network for pictures. Unknown, ConfigError: there is none of this name."""
+    """Return a network for images. Unknown, ConfigError: there is none of this name."""
     try:
         return network(name, PICTURE, CLASSES, Moments((127.0,), (60.0,)))
     except LookupError as error:

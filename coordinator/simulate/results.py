@@ -1,9 +1,9 @@
-"""Results of a simulation: a JSON file and a CSV file per seed, a summary over seeds, and pictures.
+"""Results of a simulation: a JSON file and a CSV file per seed, a summary over seeds, and plots.
 
 FOLDER/seed0.json            config, commit, versions, rounds, scores of all devices together,
                              multiply-adds of training (effort), summary
 FOLDER/seed0.csv             one score per line: round, submodel, view, agent, accuracy, loss, ...
-FOLDER/seed0-partition.json  examples of each device, with a picture beside it
+FOLDER/seed0-partition.json  examples of each device, with a plot beside it
 FOLDER/summary.json, .csv    `score_summary.summary` per seed, with mean and deviation
 FOLDER/accuracy.png          accuracy by round and submodel, over all seeds
 """
@@ -266,7 +266,7 @@ def write_scores(path: Path, scores: Sequence[tuple[int, Score]]) -> None:
 def write_summary(
     folder: Path, name: str, found: Sequence[Mapping[str, Any]], say: Say
 ) -> dict[str, Any]:
-    """Write the summary over seeds and the picture of accuracies; return the summary."""
+    """Write the summary over seeds and the plot of accuracies; return the summary."""
     numbers = sorted({key for one in found for key in one["summary"]})
     rows = {key: [one["summary"][key] for one in found if key in one["summary"]] for key in numbers}
     made = {
@@ -322,7 +322,7 @@ def encode_json(found: Mapping[str, Any]) -> str:
 
 
 def draw(say: Say, function: str, path: Path, *arguments: Any) -> None:
-    """Draw a picture with a function of `coordinator.simulate.plots`, or say that matplotlib is
+    """Draw a plot with a function of `coordinator.simulate.plots`, or say that matplotlib is
     missing.
     """
     try:

@@ -42,7 +42,7 @@ __all__ = ["simulate"]
 def simulate(
     sources: ConfigSources, runs: Path, out: Path | None, *, resume: bool = False, say: Say
 ) -> dict[str, Any]:
-    """Run an experiment once per seed, and write results and pictures below `out`; return the
+    """Run an experiment once per seed, and write results and plots below `out`; return the
     results of all seeds as plain values.
 
     Raises ConfigError, DataError and Unknown before the first round; StoreError if a run exists and

@@ -34,7 +34,7 @@ __all__ = ["infer"]
 @click.option("--sha256", metavar="HEX", help="expected sha256 digest of --model FILE")
 @STORE
 @WAIT_FOR_RELEASE
-@click.option("--resize", is_flag=True, help="scale pictures to the input size of the network")
+@click.option("--resize", is_flag=True, help="scale images to the input size of the network")
 @click.option(
     "--explain",
     is_flag=True,
@@ -68,7 +68,7 @@ __all__ = ["infer"]
 @log_options
 def infer(name: str | None, form: str, **options: Any) -> None:
     """Run inference on INPUTS with a released network. INPUTS are .npy, .npz,
-    .json or .jsonl files of raw examples, pictures, or folders of them. Without INPUTS, JSON is
+    .json or .jsonl files of raw examples, images, or folders of them. Without INPUTS, JSON is
     read from standard input.
 
     Each release is tested first. The fastest variant of the graph that passes the accuracy check

@@ -1,4 +1,4 @@
-"""Read input examples from standard input, array or JSON files, pictures, and folders of them.
+"""Read input examples from standard input, array or JSON files, images, and folders of them.
 Does not import torch.
 """
 
@@ -24,7 +24,7 @@ from federated.errors import DataError, require_extra
 
 __all__ = [
     "ARRAYS",
-    "PICTURES",
+    "IMAGE_SUFFIXES",
     "Numbers",
     "fit_shape",
     "list_inputs",
@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 
 ARRAYS = (".json", ".jsonl", ".npy", ".npz")
 MAX_HEADER = 1 << 16  # bytes of a .npy file to look for its header in
-PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 _Row = int | float | bool
 Numbers = _Row | list[_Row | list[_Row | list[_Row | list[_Row | list[_Row]]]]]
@@ -61,14 +61,14 @@ def read_examples(path: Path | None, session: Session, *, resize: bool = False) 
     .npy) if `path` is None.
 
     An .npz file must hold `x` or exactly one array. JSON is nested lists, or one example per line.
-    A single example may lack the first axis. A picture is converted to grey or colour as the
+    A single example may lack the first axis. An image is converted to grey or colour as the
     network requires.
 
-    resize: scale pictures to the network's size instead of rejecting them
+    resize: scale images to the network's size instead of rejecting them
     DataError: the input cannot be read or does not fit. MissingExtra: Pillow is not installed.
     """
     name = "standard input" if path is None else str(path)
-    if path is not None and path.suffix.lower() in PICTURES:
+    if path is not None and path.suffix.lower() in IMAGE_SUFFIXES:
         return fit_shape(_picture(path, session, resize=resize), session, name)
     try:
         value = (
@@ -208,11 +208,12 @@ def _files_in(path: Path) -> Iterator[Path]:
     chosen = [
         file
         for file in files
-        if file.suffix.lower() in ARRAYS + PICTURES and not file.name.startswith(".")
+        if file.suffix.lower() in ARRAYS + IMAGE_SUFFIXES and not file.name.startswith(".")
     ]
     if not chosen:
         raise DataError(
-            f"{path}: expected files of {', '.join(ARRAYS + PICTURES)} in the folder, found none"
+            f"{path}: expected files of {', '.join(ARRAYS + IMAGE_SUFFIXES)} in the folder, "
+            "found none"
         )
     yield from chosen
 
@@ -233,7 +234,8 @@ def _read_file(path: Path, name: str) -> Array:
         return parse_npy(path.read_bytes(), name)
     if suffix != ".npz":
         raise DataError(
-            f"{name}: expected a file of {', '.join(ARRAYS)}, or a picture ({', '.join(PICTURES)})"
+            f"{name}: expected a file of {', '.join(ARRAYS)}, "
+            f"or an image ({', '.join(IMAGE_SUFFIXES)})"
         )
     with path.open("rb") as file:
         found = np.load(file, allow_pickle=False)
@@ -249,10 +251,10 @@ def _read_file(path: Path, name: str) -> Array:
 
 
 def _picture(path: Path, session: Session, *, resize: bool) -> Array:
-    """Read one picture as uint8 [channels, height, width]."""
+    """Read one image as uint8 [channels, height, width]."""
     if len(session.inputs) != 3 or session.inputs[0] not in (1, 3) or session.dtype != np.uint8:
         raise DataError(
-            f"{path}: found a picture; the network requires {session.dtype} {list(session.inputs)}"
+            f"{path}: found an image; the network requires {session.dtype} {list(session.inputs)}"
         )
     with require_extra(f"reading {path}", "data", "pillow"):
         from PIL import Image
@@ -261,20 +263,20 @@ def _picture(path: Path, session: Session, *, resize: bool) -> Array:
         with Image.open(path) as opened:
             if (found := opened.size) != (width, height) and not resize:
                 raise DataError(
-                    f"{path}: expected a picture of {width}x{height}, found "
+                    f"{path}: expected an image of {width}x{height}, found "
                     f"{found[0]}x{found[1]}; --resize scales it"
                 )
             if opened.mode not in GREY + COLOUR:
                 raise DataError(
-                    f"{path}: expected a picture of 8 bits in grey or colour, found one "
+                    f"{path}: expected an image of 8 bits in grey or colour, found one "
                     f"of mode {opened.mode}"
                 )
             # avoids Pillow's warning about transparency in a palette
             opened.info.pop("transparency", None)
-            picture = opened.convert("L" if channels == 1 else "RGB").resize((width, height))
+            image = opened.convert("L" if channels == 1 else "RGB").resize((width, height))
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise DataError(
-            f"{path}: expected a picture, found one that cannot be read: {error}"
+            f"{path}: expected an image, found one that cannot be read: {error}"
         ) from error
-    pixels = np.asarray(picture)
+    pixels = np.asarray(image)
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)

@@ -2,7 +2,7 @@
 one.
 
 A data set is a key of DATASETS, an entry point of the group `espalier.data`, the path of an `.npz`
-file, a `.csv` file or a folder of pictures (or the `.zip` of one), or `module:function`. The
+file, a `.csv` file or a folder of images (or the `.zip` of one), or `module:function`. The
 formats are documented in `arrays`, `table` and `images`.
 """
 
@@ -123,7 +123,7 @@ def load(spec: str, root: Path | str | None = None) -> Dataset:
     if "/" in spec or os.sep in spec or path.exists():
         raise DataError(
             f"data '{spec}': expected an existing .npz or .csv file, an existing folder or .zip of "
-            f"pictures, one of {', '.join(known_names(KIND, DATASETS))}, or module:function"
+            f"images, one of {', '.join(known_names(KIND, DATASETS))}, or module:function"
         )
     return _foreign(spec, root)  # raises Unknown
 

@@ -1,4 +1,4 @@
-"""Folders of pictures, plain or in a `.zip`: `CLASS/FILE`, or `train/CLASS/FILE` with
+"""Folders of images, plain or in a `.zip`: `CLASS/FILE`, or `train/CLASS/FILE` with
 `test/CLASS/FILE`.
 
 Classes are the sorted folder names. Empty folders count, so that devices without a class number the
@@ -40,12 +40,12 @@ UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-# Pillow's names of 8-bit pictures
+# Pillow's names of 8-bit images
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 
 
 def read_folder(path: Path) -> Dataset:
-    """Return the pictures of a folder, uint8 [n, 1 or 3, height, width]. DataError names the first
+    """Return the images of a folder, uint8 [n, 1 or 3, height, width]. DataError names the first
     unusable file. MissingExtra: Pillow is not installed.
     """
     files, folders = list[Place](), list[Place]()
@@ -59,7 +59,7 @@ def read_folder(path: Path) -> Dataset:
 
 
 def read_zip(path: Path) -> Dataset:
-    """Return the pictures of a folder in a `.zip`, read in one pass without unpacking. DataError,
+    """Return the images of a folder in a `.zip`, read in one pass without unpacking. DataError,
     MissingExtra: as in `read_folder`.
     """
     try:
@@ -75,9 +75,7 @@ def read_zip(path: Path) -> Dataset:
     except FileNotFoundError:
         raise DataError(f"data '{path}': no such file") from None
     except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"data '{path}': expected a .zip of a folder of pictures: {error}"
-        ) from error
+        raise DataError(f"data '{path}': expected a .zip of a folder of images: {error}") from error
 
 
 def _read(name: str, files: Collection[Place], folders: Collection[Place], open_: Open) -> Dataset:
@@ -85,7 +83,7 @@ def _read(name: str, files: Collection[Place], folders: Collection[Place], open_
     found = [_classes(name, part, files, folders) for part in _parts(files)]
     if not any(found[0].values()):
         raise DataError(
-            f"data '{name}': expected pictures as CLASS/FILE or train/CLASS/FILE, found none"
+            f"data '{name}': expected images as CLASS/FILE or train/CLASS/FILE, found none"
         )
     labels = {label: i for i, label in enumerate(sorted(set[str]().union(*found)))}
     places = [place for classes in found for inside in classes.values() for place in inside]
@@ -133,39 +131,39 @@ def _classes(
 
 
 def _pixels(name: str, places: Collection[Place], open_: Open) -> Pixels:
-    """Return all pictures, [n, channels, height, width], in colour if one of them is."""
+    """Return all images, [n, channels, height, width], in colour if one of them is."""
     x = np.empty((len(places), 0, 0, 0), np.uint8)
     for i, place in enumerate(places):
-        picture = _decode(name, place, open_)
+        image = _decode(name, place, open_)
         if i == 0:
-            x, first = np.empty((len(places), *picture.shape), np.uint8), place
-        if picture.shape[1:] != x.shape[2:]:
-            (h, w), (height, width) = x.shape[2:], picture.shape[1:]
+            x, first = np.empty((len(places), *image.shape), np.uint8), place
+        if image.shape[1:] != x.shape[2:]:
+            (h, w), (height, width) = x.shape[2:], image.shape[1:]
             raise DataError(
-                f"data '{name}': expected pictures of one size, {w}x{h} like "
+                f"data '{name}': expected images of one size, {w}x{h} like "
                 f"{'/'.join(first)}, found {width}x{height} in {'/'.join(place)}"
             )
-        if len(picture) > x.shape[1]:
-            x = np.repeat(x, len(picture), axis=1)
-        x[i] = picture
+        if len(image) > x.shape[1]:
+            x = np.repeat(x, len(image), axis=1)
+        x[i] = image
     return x
 
 
 def _decode(name: str, place: Place, open_: Open) -> Pixels:
-    """Return one picture, [1 or 3, height, width], without transparency."""
-    with require_extra(f"reading the pictures of {name}", "data", "pillow"):
+    """Return one image, [1 or 3, height, width], without transparency."""
+    with require_extra(f"reading the images of {name}", "data", "pillow"):
         from PIL import Image
     try:
-        with open_(place) as file, Image.open(file) as picture:
-            if picture.mode not in GREY + COLOUR:
+        with open_(place) as file, Image.open(file) as image:
+            if image.mode not in GREY + COLOUR:
                 raise DataError(
-                    f"data '{name}': expected pictures of 8 bits in grey or colour, "
-                    f"found {'/'.join(place)} of mode {picture.mode}"
+                    f"data '{name}': expected images of 8 bits in grey or colour, "
+                    f"found {'/'.join(place)} of mode {image.mode}"
                 )
-            picture.info.pop("transparency", None)  # Pillow warns about it in palettes
-            array = np.asarray(picture.convert("L" if picture.mode in GREY else "RGB"))
+            image.info.pop("transparency", None)  # Pillow warns about it in palettes
+            array = np.asarray(image.convert("L" if image.mode in GREY else "RGB"))
     except (*UNREADABLE, Image.DecompressionBombError) as error:
         raise DataError(
-            f"data '{name}': expected a picture in {'/'.join(place)}: {error}"
+            f"data '{name}': expected an image in {'/'.join(place)}: {error}"
         ) from error
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)

@@ -1,4 +1,4 @@
-"""Published pictures from torchvision's loaders, imported only when called, and CINIC-10, which
+"""Published images from torchvision's loaders, imported only when called, and CINIC-10, which
 torchvision lacks.
 """
 
@@ -38,7 +38,7 @@ def mnist(root: Path) -> Dataset:
 
 
 def fashion_mnist(root: Path) -> Dataset:
-    """Return 60,000 and 10,000 pictures of clothes, uint8 [1, 28, 28] (Xiao et al. 2017,
+    """Return 60,000 and 10,000 images of clothes, uint8 [1, 28, 28] (Xiao et al. 2017,
     arXiv:1708.07747; MIT). DataError, MissingExtra.
     """
     return _load(
@@ -51,14 +51,14 @@ def fashion_mnist(root: Path) -> Dataset:
 
 
 def cifar10(root: Path) -> Dataset:
-    """Return 50,000 and 10,000 pictures of ten classes, uint8 [3, 32, 32] (Krizhevsky 2009).
+    """Return 50,000 and 10,000 images of ten classes, uint8 [3, 32, 32] (Krizhevsky 2009).
     DataError, MissingExtra.
     """
     return _load("cifar10", "CIFAR10", root, root, "cifar-10-python.tar.gz")
 
 
 def cifar100(root: Path) -> Dataset:
-    """Return 50,000 and 10,000 pictures of a hundred classes, uint8 [3, 32, 32] (Krizhevsky 2009).
+    """Return 50,000 and 10,000 images of a hundred classes, uint8 [3, 32, 32] (Krizhevsky 2009).
     DataError, MissingExtra.
     """
     return _load("cifar100", "CIFAR100", root, root, "cifar-100-python.tar.gz")
@@ -77,7 +77,7 @@ def svhn(root: Path) -> Dataset:
 
 
 def cinic10(root: Path) -> Dataset:
-    """Return 90,000 and 90,000 pictures of CIFAR-10's ten classes, uint8 [3, 32, 32], without the
+    """Return 90,000 and 90,000 images of CIFAR-10's ten classes, uint8 [3, 32, 32], without the
     validation part.
 
     Darlow et al. 2018, arXiv:1810.03505, doi 10.7488/ds/2448; CC BY 4.0. DataError, MissingExtra.

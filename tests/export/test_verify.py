@@ -21,7 +21,7 @@ X = np.array([[1, 2], [5, 3]], np.uint8)
 Make = Callable[..., Path]
 
 
-@pytest.mark.parametrize(("name", "inputs"), [("toy.onnx", (2,)), ("picture.onnx", (1, 2, 2))])
+@pytest.mark.parametrize(("name", "inputs"), [("toy.onnx", (2,)), ("image.onnx", (1, 2, 2))])
 def test_stored_graphs_match_their_generator(
     made: Callable[..., bytes], name: str, inputs: tuple[int, ...]
 ) -> None:

@@ -21,7 +21,7 @@ from tests.support.processes import COORDINATOR, Start, wait_for_words
     ("data", "name"),
     [
         ("digits", "fedfa-digits"),
-        ("a b/my pictures.zip", "fedfa-my-pictures"),
+        ("a b/my images.zip", "fedfa-my-images"),
         ("prices (1).csv:price in €", "fedfa-prices-1"),
         ("my.module:function", "fedfa-my"),
         ("x" * 99 + ".npz", "fedfa-" + "x" * 42),

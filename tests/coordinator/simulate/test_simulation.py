@@ -239,9 +239,9 @@ def test_the_summary_has_the_views_of_the_papers(done):
 def test_pictures_show_more_than_one_colour(done):
     folder, _, _ = done
     for name in ("accuracy.png", "seed0-partition.png", "seed1-partition.png"):
-        with Image.open(folder / "out" / name) as picture:
-            assert min(picture.size) > 200
-            assert len(picture.convert("RGB").getcolors(maxcolors=10**6)) > 50
+        with Image.open(folder / "out" / name) as image:
+            assert min(image.size) > 200
+            assert len(image.convert("RGB").getcolors(maxcolors=10**6)) > 50
 
 
 def test_seeds_differ_in_partition_and_weights(done):

@@ -19,7 +19,7 @@ from edge_agent.cli.main import main
 
 pytestmark = pytest.mark.timed
 KEPT = Path(__file__).parents[2] / "export"
-PICTURE, TOY = str(KEPT / "picture.onnx"), str(KEPT / "toy.onnx")
+PICTURE, TOY = str(KEPT / "image.onnx"), str(KEPT / "toy.onnx")
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +46,8 @@ def test_files_are_measured_in_command_line_order(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     report = read(tmp_path / "a.json")
     assert [(row.submodel, row.runtime, row.threads) for row in report.rows] == [
-        ("picture.onnx", "onnx", 1),
-        ("picture.onnx", "onnx", 2),
+        ("image.onnx", "onnx", 1),
+        ("image.onnx", "onnx", 2),
         ("toy.onnx", "onnx", 1),
         ("toy.onnx", "onnx", 2),
     ]
@@ -59,7 +59,7 @@ def test_files_are_measured_in_command_line_order(tmp_path: Path) -> None:
         for row in report.rows
     )
     assert "4/4 toy.onnx onnx, threads 2: p90" in done.output
-    assert "picture.onnx onnx" in done.output
+    assert "image.onnx onnx" in done.output
 
 
 @pytest.mark.slow
@@ -228,10 +228,10 @@ def test_interrupted_benchmark_keeps_finished_rows(tmp_path: Path, number: signa
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline().startswith("1/4 picture.onnx")
+        assert process.stdout.readline().startswith("1/4 image.onnx")
         process.send_signal(number)
         rest = process.stdout.read()
     assert process.returncode == measure.INTERRUPTED
     assert "interrupted; kept 1 of 4 rows" in rest
-    assert "picture.onnx" in rest
-    assert [row.submodel for row in read(out).rows] == ["picture.onnx"]
+    assert "image.onnx" in rest
+    assert [row.submodel for row in read(out).rows] == ["image.onnx"]

@@ -86,7 +86,7 @@ def test_missing_or_invalid_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="is a folder"):
         check_runs(tmp_path, "cpu")
     cut = tmp_path / "cut.onnx"
-    cut.write_bytes((KEPT / "picture.onnx").read_bytes()[:100])
+    cut.write_bytes((KEPT / "image.onnx").read_bytes()[:100])
     with pytest.raises(ExportError, match=r"cut\.onnx: not a valid ONNX file"):
         check_runs(cut, "cpu")
 
@@ -139,7 +139,7 @@ def test_unknown_provider_lists_available_ones() -> None:
 
 def test_parameters_and_macs_are_counted_if_known(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    assert count_graph(KEPT / "picture.onnx") == (8, 8)  # a matrix of [4, 2]
+    assert count_graph(KEPT / "image.onnx") == (8, 8)  # a matrix of [4, 2]
     assert count_graph(
         make_graph(
             tmp_path / "odd.onnx",

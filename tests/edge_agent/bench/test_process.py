@@ -18,7 +18,7 @@ from edge_agent.device.limits import Limits
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
-PICTURE = Path(__file__).parents[2] / "export" / "picture.onnx"
+PICTURE = Path(__file__).parents[2] / "export" / "image.onnx"
 GRAPH = Plan("onnx", str(PICTURE), seconds=0.05)
 
 

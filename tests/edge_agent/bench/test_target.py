@@ -119,9 +119,9 @@ def test_every_runtime_gets_the_same_weights(tmp_path: Path) -> None:
 def test_files_are_targets_by_their_names(tmp_path: Path) -> None:
     copy = tmp_path / "toy.onnx"
     copy.write_bytes((KEPT / "toy.onnx").read_bytes())
-    assert [t.name for t in file_targets([KEPT / "toy.onnx", KEPT / "picture.onnx"], "cpu")] == [
+    assert [t.name for t in file_targets([KEPT / "toy.onnx", KEPT / "image.onnx"], "cpu")] == [
         "toy.onnx",
-        "picture.onnx",
+        "image.onnx",
     ]
     assert [t.name for t in file_targets([KEPT / "toy.onnx", copy], "cpu")] == [
         str(KEPT / "toy.onnx"),

@@ -21,7 +21,7 @@ from federated.runtime.files import sha256
 from tests.support.release import GRAPH, toy
 from tests.support.variants import NAME, several
 
-PICTURE = GRAPH.parent / "picture.onnx"
+PICTURE = GRAPH.parent / "image.onnx"
 X = [[2, 1], [0, 0]]
 
 

@@ -1,4 +1,4 @@
-"""Examples are read from files, pictures, folders and standard input; ambiguous data are
+"""Examples are read from files, images, folders and standard input; ambiguous data are
 refused.
 """
 
@@ -28,8 +28,8 @@ def toy() -> Session:
 
 
 @pytest.fixture
-def picture() -> Session:
-    return load(GRAPHS / "picture.onnx")
+def image() -> Session:
+    return load(GRAPHS / "image.onnx")
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
@@ -90,11 +90,11 @@ def test_arrays_json_and_standard_input_give_the_same_examples(
         assert read_examples(None, toy).tolist() == x.tolist()
 
 
-def test_one_example_may_come_without_its_first_axis(toy: Session, picture: Session) -> None:
+def test_one_example_may_come_without_its_first_axis(toy: Session, image: Session) -> None:
     assert fit_shape(np.array([1, 2]), toy, "x").tolist() == [[1, 2]]
     for value in (PICTURE, PICTURE[None], PICTURE[None, None]):
-        assert fit_shape(value, picture, "x").tolist() == PICTURE[None, None].tolist()
-    assert fit_shape(np.stack([PICTURE] * 3), picture, "x").shape == (3, 1, 2, 2)
+        assert fit_shape(value, image, "x").tolist() == PICTURE[None, None].tolist()
+    assert fit_shape(np.stack([PICTURE] * 3), image, "x").shape == (3, 1, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,11 @@ def test_misfitting_examples_are_refused(toy: Session, value: np.ndarray, messag
     ],
 )
 def test_unreadable_file_is_named(
-    tmp_path: Path, toy: Session, picture: Session, name: str, content: bytes
+    tmp_path: Path, toy: Session, image: Session, name: str, content: bytes
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=name):
-        read_examples(tmp_path / name, picture if name == "j.png" else toy)
+        read_examples(tmp_path / name, image if name == "j.png" else toy)
 
 
 def test_missing_files_ambiguous_archives_and_pickles_are_refused(
@@ -155,35 +155,33 @@ def test_missing_files_ambiguous_archives_and_pickles_are_refused(
         read_examples(tmp_path / "pickle.npy", toy)
 
 
-def test_pictures_are_converted_and_only_resized_on_request(
-    tmp_path: Path, picture: Session
-) -> None:
+def test_pictures_are_converted_and_only_resized_on_request(tmp_path: Path, image: Session) -> None:
     image = pytest.importorskip("PIL.Image")
     image.fromarray(PICTURE).save(tmp_path / "a.png")
-    assert read_examples(tmp_path / "a.png", picture).tolist() == PICTURE[None, None].tolist()
+    assert read_examples(tmp_path / "a.png", image).tolist() == PICTURE[None, None].tolist()
     image.new("RGB", (2, 2), (9, 9, 9)).save(tmp_path / "b.png")
-    assert read_examples(tmp_path / "b.png", picture).tolist() == [[[[9, 9], [9, 9]]]]
+    assert read_examples(tmp_path / "b.png", image).tolist() == [[[[9, 9], [9, 9]]]]
     coloured = Session(make_bytes((3, 2, 2)), "coloured")
     assert read_examples(tmp_path / "a.png", coloured).tolist() == [[PICTURE.tolist()] * 3]
     image.new("L", (4, 2)).save(tmp_path / "wide.png")
     with pytest.raises(
-        DataError, match=r"wide\.png: expected a picture of 2x2, found 4x2; --resize scales it"
+        DataError, match=r"wide\.png: expected an image of 2x2, found 4x2; --resize scales it"
     ):
-        read_examples(tmp_path / "wide.png", picture)
-    assert read_examples(tmp_path / "wide.png", picture, resize=True).shape == (1, 1, 2, 2)
+        read_examples(tmp_path / "wide.png", image)
+    assert read_examples(tmp_path / "wide.png", image, resize=True).shape == (1, 1, 2, 2)
 
 
 def test_a_picture_of_more_than_eight_bits_or_for_a_network_of_numbers_is_refused(
-    tmp_path: Path, toy: Session, picture: Session
+    tmp_path: Path, toy: Session, image: Session
 ) -> None:
     image = pytest.importorskip("PIL.Image")
     image.fromarray(np.full((2, 2), 60_000, np.uint16)).save(tmp_path / "deep.png")
     with pytest.raises(
         DataError,
-        match=r"deep\.png: expected a picture of 8 bits in grey or colour, found one of mode I;16",
+        match=r"deep\.png: expected an image of 8 bits in grey or colour, found one of mode I;16",
     ):
-        read_examples(tmp_path / "deep.png", picture)
-    with pytest.raises(DataError, match=r"deep\.png: found a picture.*uint8 \[2\]"):
+        read_examples(tmp_path / "deep.png", image)
+    with pytest.raises(DataError, match=r"deep\.png: found an image.*uint8 \[2\]"):
         read_examples(tmp_path / "deep.png", toy)
 
 

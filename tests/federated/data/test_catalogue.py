@@ -23,7 +23,7 @@ def rows(*parts: np.ndarray) -> set[bytes]:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """Return ten pictures of 2x2 whose first pixel is their number, of two classes."""
+    """Return ten images of 2x2 whose first pixel is their number, of two classes."""
     x = np.zeros((10, 2, 2), np.uint8)
     x[:, 0, 0] = np.arange(10)
     path = tmp_path / "own.npz"
@@ -49,7 +49,7 @@ def test_digits_equal_the_copy_they_were_made_from() -> None:
 def test_no_device_has_the_coordinators_validation_examples() -> None:
     whole = load_central("digits")
     assert (len(whole.x), len(whole.x_held)) == (1438, 359)
-    test = rows(whole.x_held) - rows(whole.x)  # a picture may be there twice
+    test = rows(whole.x_held) - rows(whole.x)  # an image may be there twice
     assert len(test) > 350
     for agent in (
         load_device("digits", name="pi"),

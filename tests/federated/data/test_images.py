@@ -1,4 +1,4 @@
-"""Pictures in folders and zip files give the same data, in sorted order, and an invalid one is
+"""Images in folders and zip files give the same data, in sorted order, and an invalid one is
 named.
 """
 
@@ -30,7 +30,7 @@ def paint(path: Path, value: int, *, mode: str = "L", size: tuple[int, int] = (3
 
 @pytest.fixture
 def parted(tmp_path: Path) -> Path:
-    """Return grey pictures of 2x3, of three classes, whose pixels tell them apart: cats 1, 2 and 7,
+    """Return grey images of 2x3, of three classes, whose pixels tell them apart: cats 1, 2 and 7,
     a dog 3, and an owl 8 only in the test part.
     """
     folder = tmp_path / "animals"
@@ -108,7 +108,7 @@ def test_the_first_picture_of_another_size_is_named(tmp_path: Path) -> None:
     paint(tmp_path / "a" / "1.png", 0)
     paint(tmp_path / "b" / "2.png", 0, size=(2, 3))
     with pytest.raises(
-        DataError, match=r"expected pictures of one size, 3x2 like a/1\.png, found 2x3 in b/2\.png"
+        DataError, match=r"expected images of one size, 3x2 like a/1\.png, found 2x3 in b/2\.png"
     ):
         read_folder(tmp_path)
 
@@ -117,10 +117,10 @@ def test_the_error_names_a_file_that_is_not_a_picture_of_8_bits(tmp_path: Path) 
     paint(tmp_path / "a" / "1.png", 0)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "2.png").write_bytes(b"text")
-    with pytest.raises(DataError, match=r"expected a picture in b/2\.png"):
+    with pytest.raises(DataError, match=r"expected an image in b/2\.png"):
         read_folder(tmp_path)
     (tmp_path / "b" / "2.png").write_bytes((tmp_path / "a" / "1.png").read_bytes()[:-30])
-    with pytest.raises(DataError, match=r"expected a picture in b/2\.png"):
+    with pytest.raises(DataError, match=r"expected an image in b/2\.png"):
         read_folder(tmp_path)
     paint(tmp_path / "b" / "2.png", 0, mode="I;16")
     with pytest.raises(DataError, match=r"8 bits in grey or colour, found b/2\.png of mode I;16"):
@@ -131,7 +131,7 @@ def test_folders_of_another_shape_are_refused(tmp_path: Path, parted: Path) -> N
     (tmp_path / "none").mkdir()
     with pytest.raises(
         DataError,
-        match="data 'none': expected pictures as CLASS/FILE or train/CLASS/FILE, found none",
+        match="data 'none': expected images as CLASS/FILE or train/CLASS/FILE, found none",
     ):
         read_folder(tmp_path / "none")
     paint(parted / "train" / "cat" / "old" / "c.png", 0)
@@ -147,7 +147,7 @@ def test_a_missing_and_a_damaged_zip_are_refused(tmp_path: Path, parted: Path) -
         load(str(tmp_path / "none.zip"))
     path = zipped(parted, "")
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(DataError, match=r"expected a \.zip of a folder of pictures"):
+    with pytest.raises(DataError, match=r"expected a \.zip of a folder of images"):
         load(str(path))
 
 
@@ -168,7 +168,7 @@ def test_a_zip_that_cannot_be_unpacked_names_the_picture(
             [head, *(entry[: at - 4] + bytes([value]) + entry[at - 3 :] for entry in entries)]
         )
     path.write_bytes(raw)
-    with pytest.raises(DataError, match=r"expected a picture in train/cat/a\.png"):
+    with pytest.raises(DataError, match=r"expected an image in train/cat/a\.png"):
         load(str(path))
 
 
@@ -190,15 +190,15 @@ def test_class_folders_may_be_links(tmp_path: Path, parted: Path) -> None:
 def test_a_palette_with_transparency_keeps_its_colours(tmp_path: Path) -> None:
     paint(tmp_path / "a" / "1.png", 0)
     (tmp_path / "b").mkdir()
-    picture = Image.new("P", (3, 2), 1)
-    picture.putpalette([0, 0, 0, 10, 20, 30])
-    picture.save(tmp_path / "b" / "2.png", transparency=bytes([0, 128]))
+    image = Image.new("P", (3, 2), 1)
+    image.putpalette([0, 0, 0, 10, 20, 30])
+    image.save(tmp_path / "b" / "2.png", transparency=bytes([0, 128]))
     assert read_folder(tmp_path).x[1, :, 0, 0].tolist() == [10, 20, 30]
 
 
 @pytest.mark.slow
 def test_cifar_10_as_a_zip_has_the_published_moments() -> None:
-    """60,000 WebP pictures: 12 s."""
+    """60,000 WebP images: 12 s."""
     if not PUBLISHED.is_file():
         pytest.skip("no cifar10.zip beside this checkout")
     whole = load_central(str(PUBLISHED))

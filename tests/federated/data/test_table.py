@@ -111,9 +111,9 @@ def test_the_error_of_an_unusable_table_gives_the_reason(
 def test_a_missing_and_a_binary_table_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         load(str(tmp_path / "none.csv"))
-    (tmp_path / "picture.csv").write_bytes(b"\x89PNG\xff\xfe")
+    (tmp_path / "image.csv").write_bytes(b"\x89PNG\xff\xfe")
     with pytest.raises(DataError, match="expected a table in UTF-8"):
-        load(str(tmp_path / "picture.csv"))
+        load(str(tmp_path / "image.csv"))
 
 
 def test_values_are_held_out_and_shared_out_alike(tmp_path: Path) -> None:

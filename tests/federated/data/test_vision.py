@@ -1,4 +1,4 @@
-"""Published pictures come from torchvision's own loaders, from a cache or with a clear reason why
+"""Published images come from torchvision's own loaders, from a cache or with a clear reason why
 not.
 
 Where the published files are not at hand, small ones of the same format stand for them, with sums
@@ -115,7 +115,7 @@ def pickled(folder: Path, files: dict[str, Any]) -> dict[str, str]:
     return {name: md5(folder / name) for name in files}
 
 
-def pictures(n: int, start: int = 0) -> np.ndarray:
+def images(n: int, start: int = 0) -> np.ndarray:
     """Return uint8 [n, 3, 32, 32], different in every place."""
     return (np.arange(start, start + n * 3072) % 251).astype(np.uint8).reshape(n, 3, 32, 32)
 
@@ -133,7 +133,7 @@ def test_batches_of_cifar_become_pictures_channel_first(
 ) -> None:
     loader = getattr(import_torchvision("datasets"), name.upper())
     names = [file for file, _ in loader.train_list + loader.test_list]
-    x, y = pictures(2 * len(names)), [(7 * i) % classes for i in range(2 * len(names))]
+    x, y = images(2 * len(names)), [(7 * i) % classes for i in range(2 * len(names))]
     files = {
         file: {"data": Old(x[2 * i : 2 * i + 2].reshape(2, -1)), key: y[2 * i : 2 * i + 2]}
         for i, file in enumerate(names)
@@ -165,7 +165,7 @@ def test_house_numbers_become_pictures_channel_first_and_ten_is_zero(
         savemat(
             path,
             {
-                "X": pictures(len(y), start).transpose(2, 3, 1, 0),
+                "X": images(len(y), start).transpose(2, 3, 1, 0),
                 "y": np.array(y, np.uint8)[:, None],
             },
         )
@@ -173,8 +173,8 @@ def test_house_numbers_become_pictures_channel_first_and_ten_is_zero(
     monkeypatch.setattr(loader, "split_list", split)
     data = load_central("svhn", tmp_path)
     assert (data.outputs, data.y.tolist(), data.y_held.tolist()) == (10, [0, 1, 9], [2, 0])
-    assert np.array_equal(data.x, pictures(3))
-    assert np.array_equal(data.x_held, pictures(2, 5))
+    assert np.array_equal(data.x, images(3))
+    assert np.array_equal(data.x_held, images(2, 5))
 
 
 def test_house_numbers_without_scipy_name_the_extra_before_any_download(
@@ -198,7 +198,7 @@ def test_cinic_10_is_unpacked_once_and_read(
         for j, label in enumerate(("airplane", "truck")):
             folder = tmp_path / "source" / part / label
             folder.mkdir(parents=True)
-            Image.fromarray(pictures(1, 10 * i + j)[0].transpose(1, 2, 0)).save(folder / "n1.png")
+            Image.fromarray(images(1, 10 * i + j)[0].transpose(1, 2, 0)).save(folder / "n1.png")
     with tarfile.open(archive, "w:gz") as tar:
         for part in ("train", "valid", "test"):
             tar.add(tmp_path / "source" / part, f"{inside}{part}")
@@ -210,8 +210,8 @@ def test_cinic_10_is_unpacked_once_and_read(
         [0, 1],
         [0, 1],
     )
-    assert np.array_equal(data.x[1], pictures(1, 1)[0])
-    assert np.array_equal(data.x_held[0], pictures(1, 20)[0])
+    assert np.array_equal(data.x[1], images(1, 1)[0])
+    assert np.array_equal(data.x_held[0], images(1, 20)[0])
     archive.unlink()
     assert np.array_equal(load_central("cinic10", tmp_path).x, data.x)
     assert not list(tmp_path.glob(".cinic10-*"))
