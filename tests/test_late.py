@@ -265,7 +265,7 @@ def test_a_method_without_support_for_late_updates_is_refused_in_buffered_mode(
     tmp_path: Path,
 ) -> None:
     wanted = (
-        r"fleet.mode = 'buffered': not supported by method depthfl: FedDyn's h .*; "
+        r"fleet.mode = 'buffered': not supported by method depthfl: FedDyn .*; "
         r"supported methods: allsmall, .*heterofl"
     )
     with pytest.raises(ConfigError, match=wanted):

@@ -8,11 +8,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from types import MappingProxyType
-
-import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion
 
 from benchmarks.faults.places import Process
 from benchmarks.faults.proxy import Proxy
@@ -20,6 +18,7 @@ from benchmarks.faults.trial import RUN, Trial, coordinator_arguments, strike_la
 from coordinator.broker.addresses import free_port
 from coordinator.simulate.demo_fleet import process_environment, python_command
 from federated.wire import topics
+from federated.wire.links.catalogue import open_link
 
 __all__ = ["DAMAGE"]
 
@@ -27,6 +26,7 @@ DAMAGED = 7  # exit code of a coordinator whose files are damaged
 REPLACED = 9  # exit code of a coordinator that another one replaced
 LASTING = 1.5  # seconds of the rounds within which faults happen
 DESCRIPTORS = 128  # limit of a coordinator's open files
+RETAINED = 1000  # messages that a broker forgets at most
 CONNECTIONS = 300  # that a stranger opens
 
 Scenario = Callable[[Trial], None]
@@ -237,17 +237,13 @@ def drop_retained(trial: Trial) -> None:
     trial.how = replace(trial.how, delay=0.5)
 
     def strike() -> None:
-        found = list[str]()
-        client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id="broker-itself")
-        client.on_message = lambda c, u, m: found.append(m.topic) if m.retain else None
-        client.connect(trial.host, trial.broker.port)
-        client.loop_start()
-        client.subscribe(topics.all_topics())
-        time.sleep(0.3)
-        for topic in found:
-            client.publish(topic, b"", retain=True)
-        client.disconnect()
-        client.loop_stop()
+        with closing(open_link(f"{trial.host}:{trial.broker.port}", "broker-itself")) as link:
+            link.subscribe(topics.all_topics())
+            found: list[str] = []
+            while (delivery := link.receive(0.3)) is not None and len(found) < RETAINED:
+                found += [delivery.topic] if delivery.retained else []
+            for topic in found:
+                link.publish(topic, b"", retain=True)
         trial.strike()
 
     strike_later(trial, strike, trial.rng.uniform(0, LASTING))

@@ -21,9 +21,9 @@ from coordinator.simulate.demo_fleet import python_command
 from edge_agent.access.enrolment import enrol
 from federated.errors import EspalierError, LinkError
 from federated.wire import envelope, messages, topics
-from federated.wire.address import Address
+from federated.wire.address import Address, format_url
 from federated.wire.enrolment_token import SECRET, Token
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 
 __all__ = ["STRANGERS"]
 
@@ -102,20 +102,16 @@ def may_connect(doors: Doors, certificate: Path | None) -> int:
     """Return 1 if the broker accepts a client with this certificate."""
     address = make_address(doors, certificate)
     try:
-        MqttLink(address, f"stranger-{secrets.token_hex(4)}", timeout=5.0).close()
+        open_link(address, f"stranger-{secrets.token_hex(4)}").close()
     except LinkError:
         return 0
     return 1
 
 
-def make_address(doors: Doors, certificate: Path | None) -> Address:
-    return Address(
-        "localhost",
-        doors.port,
-        tls=True,
-        ca=str(doors.authority.ca),
-        cert=None if certificate is None else str(certificate),
-    )
+def make_address(doors: Doors, certificate: Path | None) -> str:
+    """Return the broker's address for a client with a certificate, or without one."""
+    files = str(doors.authority.ca), None if certificate is None else str(certificate)
+    return format_url(Address("localhost", doors.port, tls=True, ca=files[0], cert=files[1]))
 
 
 def show_nothing(trial: Trial, doors: Doors) -> int:
@@ -152,7 +148,7 @@ def stay_after_revocation(trial: Trial, doors: Doors) -> int:
     """Stay connected, connect again, or publish after the certificate was revoked."""
     name = f"lost-{secrets.token_hex(3)}"
     certificate = doors.enrol([name])[name][1]
-    link = MqttLink(make_address(doors, certificate), f"{RUN}-{name}", timeout=5.0)
+    link = open_link(make_address(doors, certificate), f"{RUN}-{name}")
     doors.authority.revoke(name)
     until = time.monotonic() + REVOKED_WITHIN
     try:
@@ -180,12 +176,12 @@ def speak_for_another(trial: Trial, doors: Doors) -> int:
         topics.dynamic_security(): mark.encode(),
     }
     with closing(
-        MqttLink(make_address(doors, doors.authority.coordinator), f"listener-{mark}")
+        open_link(make_address(doors, doors.authority.coordinator), f"listener-{mark}")
     ) as listener:
         listener.subscribe(topics.all_topics())
         for topic, payload in topics_of_others.items():
             with contextlib.suppress(LinkError):
-                link = MqttLink(make_address(doors, certificate), f"{RUN}-{name}", timeout=5.0)
+                link = open_link(make_address(doors, certificate), f"{RUN}-{name}")
                 with closing(link):
                     link.publish(topic, payload)
                     link.flush(2.0)
@@ -201,8 +197,12 @@ def listen_to_all(trial: Trial, doors: Doors) -> int:
     name = f"ear-{secrets.token_hex(3)}"
     certificate = doors.enrol([name])[name][1]
     heard = 0
-    for pattern in (topics.all_topics(), topics.all_commands(), "fl/v1/+/agent/#"):
-        link = MqttLink(make_address(doors, certificate), f"{RUN}-{name}", timeout=5.0)
+    for pattern in (
+        topics.all_topics(),
+        topics.all_commands(),
+        *topics.coordinator_patterns(RUN)[1:],
+    ):
+        link = open_link(make_address(doors, certificate), f"{RUN}-{name}")
         with closing(link), contextlib.suppress(LinkError):
             link.subscribe(pattern)
             until = time.monotonic() + 1.0

@@ -105,19 +105,22 @@ def compute_lease(r: Round, agent: Agent, work: Work, seconds: float) -> float:
     )
 
 
-def count_wasted(r: Round, state: TaskState) -> Round:
+def count_wasted(r: Round, state: TaskState, *, lenient: bool = False) -> Round:
     """Count a wasted lease of an agent that was online and delivered nothing of this kind of work
     in the phase, at most once per phase. It sits out the next rounds (see `Wasted`).
+
+    lenient: the first one has no consequence.
     """
     agent, work, number = r.agents[state.task.agent], state.task.work, r.current_phase.round
-    before = agent.wasted.get(work, Wasted(0, 0))
+    before = agent.wasted.get(work)
     delivered = any(
         r.tasks[key].came for key in agent.tasks if key.work == work and r.tasks[key].place >= 0
     )
-    if state.lost >= 0 or delivered or (before.leases and before.round == number):
+    if state.lost >= 0 or delivered or (before is not None and before.round == number):
         return r
-    wasted = {**agent.wasted, work: Wasted(before.leases + 1, number)}
-    return replace(r, agents=r.agents.set(agent.name, replace(agent, wasted=wasted)))
+    leases = before.leases + 1 if before is not None else 0 if lenient else 1
+    agent = replace(agent, wasted={**agent.wasted, work: Wasted(leases, number)})
+    return replace(r, agents=r.agents.set(agent.name, agent))
 
 
 # ---- replacement ---------------------------------------------------------------------------------
@@ -221,7 +224,7 @@ def settle(r: Round, out: list[Action]) -> Round:
         if phase.closing == "deadline" and outcome == "late" and r.rules.leases:
             # a lease may be longer than the configured deadline, and a silent agent must not
             # hold every round until it
-            r = count_wasted(r, state)
+            r = count_wasted(r, state, lenient=True)
         out.append(Abort(state.task, reason))
         r = put_task(r, replace(state, stage="done", outcome=outcome))
     if phase.work == "train":

@@ -40,7 +40,8 @@ RETURN_TIME = 20.0
 class Wasted(Struct, frozen=True):
     """Consecutive leases of one kind of work that expired although their agent was online.
 
-    leases: number of wasted leases, at most one per phase.
+    leases: number of wasted leases, at most one per phase. A deadline missed for the first time
+        counts 0: the agent gets a smaller submodel at once.
     round: round of the last wasted lease.
     """
 
@@ -52,7 +53,7 @@ class Wasted(Struct, frozen=True):
         """The last round that the agent sits out: 1, 2, 4, ... rounds after the last wasted
         lease. It is selected earlier only if no other agent is available.
         """
-        return self.round + min(1 << (self.leases - 1), MAX_REST)
+        return self.round + (min(1 << (self.leases - 1), MAX_REST) if self.leases else 0)
 
 
 class Agent(Struct, frozen=True):

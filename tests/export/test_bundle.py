@@ -215,7 +215,7 @@ def graph_of(manifest: dict[str, Any]) -> dict[str, Any]:
     [
         (lambda m: graph_of(m).update(sha256="0" * 64), "expected sha256 0000"),
         (lambda m: graph_of(m).update(name="../other.onnx"), "a file within the folder"),
-        (lambda m: graph_of(m).update(name="gone.onnx"), r"gone\.onnx: No such file"),
+        (lambda m: graph_of(m).update(name="gone.onnx"), r"gone\.onnx: no such file"),
         (
             lambda m: m["submodels"][0]["weights"].update(sha256="0" * 64),
             r"w0\.125-d1\.1\.1\.tensors: expected sha256 0000",

@@ -293,7 +293,16 @@ def test_metrics_count_a_run_and_name_no_agent(going: Callable[..., Going]) -> N
     assert found['espalier_link_bytes_total{direction="up"}'] > 10_000
     assert {name for name in found if name.startswith("espalier_rejects_total")} == {
         f'espalier_rejects_total{{reason="{kind}"}}'
-        for kind in ("joining", "protocol", "malformed", "message", "unasked", "size", "update")
+        for kind in (
+            "joining",
+            "protocol",
+            "malformed",
+            "message",
+            "unasked",
+            "size",
+            "update",
+            "flood",
+        )
     }
     assert found["espalier_rounds_wanted"] == 500
     assert not [name for name in found if "a0" in name or "a1" in name]

@@ -32,7 +32,7 @@ def test_network_for_texts_is_found_by_name() -> None:
 def test_invalid_network_is_named() -> None:
     with pytest.raises(Unknown, match=r"unknown model 'preresne'; did you mean preresnet"):
         find_network("preresne", (3, 32, 32), 10)
-    with pytest.raises(ConfigError, match=r"--model preresnet: .*--inputs and --classes"):
+    with pytest.raises(ConfigError, match=r"--model: preresnet: .*--inputs and --classes"):
         find_network("preresnet", (3, 32), 10)
 
 

@@ -126,6 +126,6 @@ def test_uncheckable_condition_is_refused_at_start(text: str, board: str, what: 
 def test_unknown_condition_lists_the_known_ones(text: str) -> None:
     with pytest.raises(
         ConfigError,
-        match="expected charging, idle, temperature<DEGREES, unmetered",
+        match="one of charging, idle, temperature<DEGREES, unmetered",
     ):
         conditions(text, load_board("laptop-battery"))

@@ -36,7 +36,7 @@ def test_a_server_that_is_no_broker_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         found = check_broker(f"127.0.0.1:{server.getsockname()[1]}")
     assert states(found) == {"dns": "ok", "tcp": "ok", "tls": "ok", "credentials": "fail"}
-    assert "answers there as an MQTT broker" in format_check(found["credentials"])
+    assert "no MQTT broker answers" in format_check(found["credentials"])
 
 
 @contextlib.contextmanager

@@ -634,7 +634,6 @@ def test_the_pure_modules_import_nothing_that_waits_or_touches_the_machine() -> 
     for name in (
         "agent_actions",
         "agent_events",
-        "namesake",
         "agent_rules",
         "agent_state",
         "agent_step",

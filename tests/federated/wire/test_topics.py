@@ -138,7 +138,8 @@ def test_each_side_subscribes_only_to_its_own_topics() -> None:
         "fl/v1/r/agent/a/status",
     }
     assert list_topics(coordinator) == {
-        f"fl/v1/r/agent/a/{x}" for x in ("status", "profile", "hb", "say", "up/t.1/c/12")
+        "fl/v1/r/run",
+        *(f"fl/v1/r/agent/a/{x}" for x in ("status", "profile", "hb", "say", "up/t.1/c/12")),
     }
     assert list_topics((topics.any_run(),)) == {"fl/v1/r/run"}
     assert list_topics((topics.release_card("+"),)) == {"fl/v1/r/release/card"}
