@@ -138,8 +138,8 @@ def main(descriptor: int, folder: Path, broker: str) -> None:
     ended = threading.Event()
     threading.Thread(target=watch_parent, args=(ended,), daemon=True).start()
     authority = Authority(folder, renew=False)
+    loaded = authority.server.stat().st_mtime_ns  # before the server loads it: it may change
     server = EnrolmentServer(authority, socket.socket(fileno=descriptor), broker)
-    loaded = authority.server.stat().st_mtime_ns
     while not ended.wait(RELOAD_INTERVAL):
         if not server.alive:
             sys.exit("the server stopped")

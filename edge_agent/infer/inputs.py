@@ -69,7 +69,7 @@ def read_examples(path: Path | None, session: Session, *, resize: bool = False) 
     """
     name = "standard input" if path is None else str(path)
     if path is not None and path.suffix.lower() in IMAGE_SUFFIXES:
-        return fit_shape(_picture(path, session, resize=resize), session, name)
+        return fit_shape(_read_image(path, session, resize=resize), session, name)
     try:
         value = (
             _parse_bytes(sys.stdin.buffer.read(), name) if path is None else _read_file(path, name)
@@ -250,7 +250,7 @@ def _read_file(path: Path, name: str) -> Array:
         return np.asarray(found[key])
 
 
-def _picture(path: Path, session: Session, *, resize: bool) -> Array:
+def _read_image(path: Path, session: Session, *, resize: bool) -> Array:
     """Read one image as uint8 [channels, height, width]."""
     if len(session.inputs) != 3 or session.inputs[0] not in (1, 3) or session.dtype != np.uint8:
         raise DataError(

@@ -155,15 +155,15 @@ def test_missing_files_ambiguous_archives_and_pickles_are_refused(
         read_examples(tmp_path / "pickle.npy", toy)
 
 
-def test_pictures_are_converted_and_only_resized_on_request(tmp_path: Path, image: Session) -> None:
-    image = pytest.importorskip("PIL.Image")
-    image.fromarray(PICTURE).save(tmp_path / "a.png")
+def test_images_are_converted_and_only_resized_on_request(tmp_path: Path, image: Session) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    pillow.fromarray(PICTURE).save(tmp_path / "a.png")
     assert read_examples(tmp_path / "a.png", image).tolist() == PICTURE[None, None].tolist()
-    image.new("RGB", (2, 2), (9, 9, 9)).save(tmp_path / "b.png")
+    pillow.new("RGB", (2, 2), (9, 9, 9)).save(tmp_path / "b.png")
     assert read_examples(tmp_path / "b.png", image).tolist() == [[[[9, 9], [9, 9]]]]
     coloured = Session(make_bytes((3, 2, 2)), "coloured")
     assert read_examples(tmp_path / "a.png", coloured).tolist() == [[PICTURE.tolist()] * 3]
-    image.new("L", (4, 2)).save(tmp_path / "wide.png")
+    pillow.new("L", (4, 2)).save(tmp_path / "wide.png")
     with pytest.raises(
         DataError, match=r"wide\.png: expected an image of 2x2, found 4x2; --resize scales it"
     ):
@@ -171,11 +171,11 @@ def test_pictures_are_converted_and_only_resized_on_request(tmp_path: Path, imag
     assert read_examples(tmp_path / "wide.png", image, resize=True).shape == (1, 1, 2, 2)
 
 
-def test_a_picture_of_more_than_eight_bits_or_for_a_network_of_numbers_is_refused(
+def test_an_image_of_more_than_eight_bits_or_for_a_network_of_numbers_is_refused(
     tmp_path: Path, toy: Session, image: Session
 ) -> None:
-    image = pytest.importorskip("PIL.Image")
-    image.fromarray(np.full((2, 2), 60_000, np.uint16)).save(tmp_path / "deep.png")
+    pillow = pytest.importorskip("PIL.Image")
+    pillow.fromarray(np.full((2, 2), 60_000, np.uint16)).save(tmp_path / "deep.png")
     with pytest.raises(
         DataError,
         match=r"deep\.png: expected an image of 8 bits in grey or colour, found one of mode I;16",
