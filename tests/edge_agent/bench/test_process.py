@@ -95,7 +95,7 @@ def test_failed_plan_reports_and_next_continues(tmp_path: Path) -> None:
     bad, good = run_plans([replace(GRAPH, file=str(tmp_path / "nix.onnx")), GRAPH], Limits())
     assert (bad.measured, bad.error) == (
         None,
-        f"ExportError: {tmp_path / 'nix.onnx'}: expected an ONNX file, found no such file",
+        f"ExportError: {tmp_path / 'nix.onnx'}: no such file; expected an ONNX file",
     )
     assert good.measured is not None
 
