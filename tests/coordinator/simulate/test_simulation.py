@@ -260,7 +260,7 @@ def test_a_resumed_simulation_is_equal_bit_for_bit(done, tmp_path: Path):
     folder, _, _ = done
     common = ("evaluate.local=true", "evaluate.per_class=true", "evaluate.every=1")
     run(tmp_path, *common, "rounds=1")
-    with pytest.raises(StoreError, match="small-seed0 already exists"):
+    with pytest.raises(StoreError, match="already exist: small-seed0"):
         run(tmp_path, *common)
     left = tmp_path / "runs" / "small-seed0" / "spool" / "devices" / "d0" / "half.weights"
     left.parent.mkdir(parents=True)
