@@ -31,7 +31,7 @@ __all__ = ["FAMILIES", "Row", "Summary", "command", "draw_submodels", "measure",
 FAMILIES = ("preresnet-18", "mobilenet-v2-cifar", "vit-tiny-32")
 PICTURE, CLASSES = (3, 32, 32), 10
 NARROWEST = 0.1
-BETWEEN = 8  # submodels between two measurements of the probes, of which the median counts
+BETWEEN = 8  # submodels timed before the probes are timed again; the median of these times is used
 DRIFT = 0.15  # most difference between measurements of a probe on an idle machine
 MEAN, WORST, MEMORY = 0.10, 0.30, 1.4  # the goals
 

@@ -1,7 +1,8 @@
 """Control of a running coordinator: pause, resume, stop. Requests go through the run's database, so
 that no port is opened.
 
-Users who may write to the run's folder can control it. The coordinator looks once a second. It
+Any user with write access to the run's folder can control the run. The coordinator reads the
+folder once a second. It
 deletes a request to stop when it obeys, while a pause lasts until it is resumed, even if the
 coordinator is restarted in between.
 """
