@@ -119,7 +119,8 @@ class AuthorityWatcher:
         """
         barred, stamp = self._authority.registry.list_barred(), self._file_times()
         self._access.barred = barred  # the coordinator ignores an agent before the broker does
-        names = barred | self._access.list_suspended()
+        # an external broker has its own files, which this process cannot change for ten minutes
+        names = barred | (self._access.list_suspended() if self._broker else frozenset())
         if self._broker is not None:
             self._broker.restart_if_dead()
         if (names, stamp) != self._applied:
@@ -141,7 +142,7 @@ class AuthorityWatcher:
                 self._broker.disconnect(new)
         elif new:
             log.warning(
-                "revoked or suspended: %s; the broker is external: install the new revocation list "
+                "revoked: %s; the broker is external: install the new revocation list "
                 "(coordinator authority --for-broker DIR)",
                 ", ".join(sorted(new)),
             )

@@ -246,7 +246,7 @@ class Fleet:
         if not self._is_admitted(where, name, now):
             if self._guard.count_dropped(name, now):
                 self._gate.suspend(name)
-                reason = f"too many messages: '{name}' is suspended"
+                reason = f"dropped thousands of messages of '{name}': stop it, or revoke it"
                 self.publish(Rejected("flood", delivery.topic, reason, name, topic=delivery.topic))
             return
         message = envelope.decode(delivery.payload)

@@ -2,9 +2,8 @@
 that no port is opened.
 
 Any user with write access to the run's folder can control the run. The coordinator reads the
-folder once a second. It
-deletes a request to stop when it obeys, while a pause lasts until it is resumed, even if the
-coordinator is restarted in between.
+requests once a second. It deletes a request to stop when it obeys. A pause lasts until the run is
+resumed, even if the coordinator is restarted in between.
 """
 
 from __future__ import annotations

@@ -274,7 +274,8 @@ def test_a_resumed_simulation_is_equal_bit_for_bit(done, tmp_path: Path):
     run(tmp_path, *common, resume=True, said=said)
     assert not any(line.startswith("round ") for line in said)
     with pytest.raises(
-        ConfigError, match=r"other settings: simulate.partition: expected 'dirichlet:0.5', found 'iid'"
+        ConfigError,
+        match=r"other settings: simulate.partition: expected 'dirichlet:0.5', found 'iid'",
     ):
         run(tmp_path, *common, "simulate.partition=iid", resume=True)
 
