@@ -5,8 +5,8 @@ of DepthFL for ResNets; here it serves every family of networks with sections.
 A size is a submodel of the menu, a layer one of its blocks, and a section a stack of layers. BERT
 has one section of 12 layers, and its sizes keep 4, 8 and 12 of them. By default, the sizes here
 keep one, two and three thirds of each section. A size's top layer in a section is the last one that
-it keeps there, if the whole network has more. The head is everything after the last section (classifier, pooler, last
-norm). Difference from FedAvg, on the coordinator:
+it keeps there, if the whole network has more. The head is everything after the last section
+(classifier, pooler, last norm). Difference from FedAvg, on the coordinator:
 
 1. Within each size: the mean over its devices, by examples (homogeneous aggregation). Its gradient
    is g = received weights - mean.
