@@ -5,6 +5,8 @@ hangs.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import random
 import statistics
 import sys
@@ -331,7 +333,7 @@ class Trial:
                 (n, e.agent)
                 for n in range(1, self.rounds + 1)
                 for e in store.entries(n)
-                if e.outcome.startswith("paused: no room")
+                if e.outcome.startswith("paused:") and os.strerror(errno.ENOSPC) in e.outcome
             }
         finally:
             store.close()
