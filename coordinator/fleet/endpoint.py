@@ -18,7 +18,7 @@ __all__ = ["Endpoint"]
 
 log = logging.getLogger(__name__)
 
-FAREWELL = 60.0  # seconds that the end of a run waits for the broker, across reconnections
+FAREWELL = 300.0  # seconds that the end of a run waits for the broker, across reconnections
 STOPPING = 5.0  # seconds that a stopping coordinator waits for the broker
 
 
@@ -93,8 +93,12 @@ class Endpoint:
             self.link.publish(topics.everyone(run), goodbye)
             # replaces the card: agents that are offline get it when they return
             self.link.publish(topics.run(run), goodbye, retain=True)
-            if not self.link.flush(FAREWELL):
-                raise LinkError(f"the broker did not acknowledge it within {FAREWELL:.0f} s")
+            if not self.link.flush(STOPPING):
+                log.warning(
+                    "the broker has not acknowledged the end of the run: waiting %.0f s", FAREWELL
+                )
+                if not self.link.flush(FAREWELL):
+                    raise LinkError(f"the broker did not acknowledge it within {FAREWELL:.0f} s")
             self._await_departures(set(online), time.monotonic() + patience)
             self.slots.clear()
             for name in agents:
@@ -102,6 +106,7 @@ class Endpoint:
                 self.link.publish(topics.status(run, name), b"", retain=True)
             self.link.flush(FAREWELL)
         except LinkError as error:  # the run has ended anyway
+            self.slots.remove_copies()
             log.warning(
                 "could not notify the agents that the run has ended (%s): stop agents that are "
                 "still waiting",

@@ -38,6 +38,8 @@ __all__ = ["Fleet", "Intake"]
 POLL = 0.5  # seconds between ticks
 # seconds after a reconnection for the broker to send the card of a later coordinator
 FENCE = 1.0
+# seconds for the broker to return the run's card to its sender, before it is published again
+CARD_PATIENCE = 10.0
 REVOKED = "its certificate was revoked"
 
 
@@ -88,6 +90,8 @@ class Fleet:
         self._guard = FloodGuard()
         self._leading = False  # whether this process has begun a phase
         self._republish_at = math.inf
+        self._stored: messages.Run | None = None  # the card that the broker returned last
+        self._repeat_card_at = clock() + CARD_PATIENCE
         # deliveries that arrived before a tick was due, and are handled before it
         self._ahead: int | None = None
 
@@ -138,6 +142,7 @@ class Fleet:
         """Publish a card that holds more than the last one; agents measure themselves again."""
         self.driver.handle(on.CardChanged(self.clock()))
         self.endpoint.publish(card)
+        self._repeat_card_at = self.clock() + CARD_PATIENCE
 
     def follow(self, control: Control | None = None, gate: BrokerAccess | None = None) -> None:
         """Check at every turn what people request and which agents are revoked."""
@@ -196,6 +201,8 @@ class Fleet:
         if now >= self._republish_at:
             self._republish_at = math.inf
             self.endpoint.republish()
+        if now >= self._repeat_card_at:
+            self._confirm_card(now)
         if ticking := self._may_tick(now, delivery):
             self._ticked = now
             self.driver.handle(on.Ticked(now, self.inbox.waiting))
@@ -205,6 +212,12 @@ class Fleet:
         if self.inbox.full and now - self._filled >= RELIEF_PAUSE:
             self._filled = now
             self.driver.handle(on.SpoolFilled(now))
+
+    def _confirm_card(self, now: float) -> None:
+        """Publish the card again if the broker did not return it, since no agent has it then."""
+        self._repeat_card_at = now + CARD_PATIENCE
+        if self._stored != self.run:
+            self.endpoint.publish(self.run)
 
     def _may_tick(self, now: float, delivery: Delivery | None) -> bool:
         """Return whether a tick is due and everything that had arrived by then is handled.
@@ -235,7 +248,7 @@ class Fleet:
             # a restarted broker may have lost what it retained; but a later coordinator may lead
             # the run by now, and its card must not be replaced
             self.endpoint.link.subscribe(topics.run(self.run.run))
-            self._republish_at = self.clock() + FENCE
+            self._republish_at, self._stored = self.clock() + FENCE, None
         where = topics.parse(delivery.topic)
         if where is not None and where.kind == "run":
             self._take_card(delivery)
@@ -300,8 +313,10 @@ class Fleet:
         """
         payload, mine = delivery.payload, self.endpoint.epoch
         card, epoch = envelope.decode_with_epoch(payload) if payload else (None, 0)
-        own = isinstance(card, messages.Run) and card.session == self.run.session
-        if own or not mine:
+        if isinstance(card, messages.Run) and card.session == self.run.session:
+            self._stored = card
+            return
+        if not mine:
             return
         if epoch >= mine and self._leading:
             raise Superseded(

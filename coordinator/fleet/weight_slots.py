@@ -106,3 +106,9 @@ class WeightSlots:
                 withdraw(self.link, topics.model(self.run, item.slot, submodel), item.manifest)
                 item.path.unlink(missing_ok=True)
                 del self._items[version, submodel]
+
+    def remove_copies(self) -> None:
+        """Remove the copies without a message to a broker that cannot be reached."""
+        for item in self._items.values():
+            item.path.unlink(missing_ok=True)
+        self._items.clear()

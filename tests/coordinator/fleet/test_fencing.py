@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.fleet import FENCE, Fleet, Intake
+from coordinator.fleet.fleet import CARD_PATIENCE, FENCE, Fleet, Intake
 from federated.errors import Superseded
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_UP, Delivery
@@ -32,15 +32,26 @@ def coordinator(
     return fleet
 
 
-def read_card(broker: MemoryBroker) -> tuple[str, int]:
-    """Return the session and the epoch of the retained card."""
+def read_retained(broker: MemoryBroker) -> tuple[messages.Run, int]:
+    """Return the retained card and its epoch."""
     link = MemoryLink(broker, "reader")
     link.subscribe(topics.run("r"))
     delivery = link.receive(0)
     assert delivery is not None
     card, epoch = envelope.decode_with_epoch(delivery.payload)
     assert isinstance(card, messages.Run)
+    return card, epoch
+
+
+def read_card(broker: MemoryBroker) -> tuple[str, int]:
+    """Return the session and the epoch of the retained card."""
+    card, epoch = read_retained(broker)
     return card.session, epoch
+
+
+def read_batch(broker: MemoryBroker) -> int:
+    """Return the batch size of the retained card."""
+    return read_retained(broker)[0].batch
 
 
 def lead(fleet: Fleet, broker: MemoryBroker) -> None:
@@ -120,3 +131,30 @@ def test_a_broker_that_forgot_the_card_gets_it_again(
     clock.now += FENCE
     fleet.turn(0)
     assert read_card(memory) == ("only", 5)
+
+
+def test_a_card_that_was_lost_is_published_again(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = coordinator(memory, tmp_path, clock, "only", 5)
+    listen(fleet)
+    with monkeypatch.context() as broken:
+        broken.setattr(fleet.link, "publish", lambda *arguments, **named: None)
+        fleet.reannounce(replace(fleet.run, batch=CARD.batch + 1))
+    listen(fleet)
+    assert read_batch(memory) == CARD.batch
+    clock.now += CARD_PATIENCE
+    listen(fleet)
+    assert read_batch(memory) == CARD.batch + 1
+
+
+def test_a_card_that_the_broker_returned_is_not_repeated(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = coordinator(memory, tmp_path, clock, "only", 5)
+    listen(fleet)
+    sent = list[str]()
+    monkeypatch.setattr(fleet.link, "publish", lambda topic, *rest, **named: sent.append(topic))
+    clock.now += 2 * CARD_PATIENCE
+    listen(fleet)
+    assert topics.run("r") not in sent
