@@ -51,7 +51,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml models federated export coordinator edge_agent benchmarks
 
 clean:
-	rm -rf $(VENV) $(VENV)-base .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf $(VENV) $(VENV)-base $(VENV)-tools dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info build
 
 # These files mark completed steps. A step that failed, such as an interrupted download, runs again.
 $(VENV)/created:

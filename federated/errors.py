@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
+from federated.installation import pip_command
 from federated.safe_text import make_safe
 
 __all__ = [
@@ -83,9 +84,7 @@ class MissingExtra(EspalierError):
 
     def __init__(self, command: str, extra: str, package: str) -> None:
         self.command, self.extra, self.package = command, extra, package
-        super().__init__(
-            f"{command} needs the package '{package}': pip install 'espalier[{extra}]'"
-        )
+        super().__init__(f"{command} needs the package '{package}': {pip_command(extra)}")
 
 
 @contextmanager

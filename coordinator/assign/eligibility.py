@@ -59,7 +59,7 @@ def explain_lacking_capabilities(profile: Profile, needed: Collection[str], meth
         return ""
     remedies = []
     if not profile.runtime.startswith("torch "):
-        remedies.append("join with --trainer pytorch (pip install 'espalier[train]')")
+        remedies.append("install the extra 'train' on it, and join with --trainer pytorch")
     if ":" in method:
         remedies.append(f"join with --method {method} if you trust that code")
     elif method.lower() not in METHODS:

@@ -6,6 +6,7 @@ import signal
 
 import click
 
+from federated.installation import NAME
 from federated.runtime.console import LazyCommand, LazyGroup
 
 __all__ = ["COMMANDS", "main"]
@@ -91,7 +92,7 @@ COMMANDS = {
 
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="espalier")
+@click.version_option(package_name=NAME)
 @click.option("-v", "--verbose", is_flag=True, help="log messages to and from the broker")
 def main(verbose: bool) -> None:
     """Train one model on a fleet of unequal devices. Data never leaves the device."""

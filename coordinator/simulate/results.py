@@ -30,6 +30,7 @@ from coordinator.store.store import Store
 from coordinator.trust import privacy_budget
 from federated.data import partitions
 from federated.engine.accounting import effort, macs
+from federated.installation import NAME, pip_command
 from federated.method import State
 from federated.methods.catalogue import method
 from federated.runtime.console import Say
@@ -42,7 +43,7 @@ from models.submodel import Submodel
 __all__ = ["encode_json", "write", "write_summary"]
 
 COLUMNS = ("round", "submodel", "view", "agent", "accuracy", "loss", "examples", "trained_updates")
-PACKAGES = ("espalier", "numpy", "torch")
+PACKAGES = (NAME, "numpy", "torch")
 HEADLINE = (
     "global",
     "worst",
@@ -329,8 +330,8 @@ def draw(say: Say, function: str, path: Path, *arguments: Any) -> None:
         from coordinator.simulate import plots
     except ModuleNotFoundError as error:
         say(
-            f"skipped the plot {path.name}: {error.name} is not installed; pip install "
-            "'espalier[simulate]'"
+            f"skipped the plot {path.name}: {error.name} is not installed; "
+            f"{pip_command('simulate')}"
         )
         return
     getattr(plots, function)(path, *arguments)

@@ -113,9 +113,8 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
             return database
         raise StoreError(
             f"run '{folder.name}' was written by another version of espalier (expected "
-            f"schema {VERSION}, found {found or 1}): finish it with that version "
-            "(pip install 'espalier<0.2' for schema 1), or start a new run "
-            f"from its weights: --init {folder}/round-NNNNNN.safetensors"
+            f"schema {VERSION}, found {found or 1}): finish it with that version (schema 1: before "
+            f"0.2), or start a new run from its weights: --init {folder}/round-NNNNNN.safetensors"
         )
 
 

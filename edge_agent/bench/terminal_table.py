@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edge_agent.bench.report import Ratio, Report, Row
+from federated.installation import NAME
 from federated.safe_table import SafeTable
 
 __all__ = ["WIDTH", "console", "footnotes", "format_count", "ratios", "summarise", "table", "title"]
@@ -199,7 +200,7 @@ def _width(column: Column, rows: Sequence[Row]) -> int:
 
 def _versions(found: dict[str, str]) -> str:
     return ", ".join(
-        f"{name} {version}" for name, version in found.items() if version and name != "espalier"
+        f"{name} {version}" for name, version in found.items() if version and name != NAME
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from federated.installation import NAME
 from federated.runtime.console import LazyCommand, LazyGroup
 
 __all__ = ["COMMANDS", "main"]
@@ -41,7 +42,7 @@ COMMANDS = {
     lazy=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGE_AGENT"},
 )
-@click.version_option(package_name="espalier")
+@click.version_option(package_name=NAME)
 @click.option("-v", "--verbose", is_flag=True, help="log messages to and from the broker")
 def main(verbose: bool) -> None:
     """Train on this device's data as part of a federation. Data never leaves the device."""

@@ -26,6 +26,7 @@ from edge_agent.device.limits import Limits, available_cpus
 from edge_agent.device.state_folder import find_folder
 from edge_agent.device.sysfs import ROOT, number
 from federated.device.profile_file import Circumstances
+from federated.installation import NAME
 from federated.runtime import files, provenance
 
 __all__ = ["PACKAGES", "MeasurementCache", "folder", "surroundings", "versions"]
@@ -33,7 +34,7 @@ __all__ = ["PACKAGES", "MeasurementCache", "folder", "surroundings", "versions"]
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-PACKAGES = ("espalier", "numpy", "onnxruntime", "torch")
+PACKAGES = (NAME, "numpy", "onnxruntime", "torch")
 
 
 def folder() -> Path:

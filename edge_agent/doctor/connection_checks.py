@@ -31,6 +31,7 @@ from edge_agent.doctor.broker_checks import (
 from edge_agent.doctor.check import Check
 from edge_agent.doctor.device_checks import check_clock, check_device
 from federated.errors import EspalierError
+from federated.installation import pip_command
 from federated.wire import messages, tls, topics
 from federated.wire.address import Address, parse_address
 
@@ -184,7 +185,7 @@ def check_certificate(path: Path, name: str) -> Check:
             "certificate",
             "warn",
             f"{path} is not checked",
-            "install 'espalier[secure]' to check its expiry and renew it",
+            f"{pip_command('secure')} to check its expiry and renew it",
         )
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())

@@ -11,12 +11,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from edge_agent.device.board import read_power
 from edge_agent.device.disturbances import Heat, read_heat
 from edge_agent.device.limits import Limits, available_cpus, available_memory, memory_limit
 from edge_agent.doctor.check import Check, State
+from federated.installation import pip_command
 from federated.wire import messages
 
 __all__ = ["check_clock", "check_device", "check_skew"]
@@ -27,8 +30,8 @@ COPIES = 3
 DISK = 500e6, 50e6
 MEMORY = 400e6, 150e6  # the same for memory; PyTorch takes most of the first
 FRACTION = 0.6  # of the memory that assignment uses (coordinator: assign.memory)
+NAMESAKE = "espalier"  # on the package index: a phylogenetics tool
 TIMEOUT = 120.0  # seconds to load a runtime
-TRAIN = "pip install 'espalier[train]'"
 TRIAL = {
     "torch": "import torch; torch.ones(8, 8) @ torch.ones(8, 8); print(torch.__version__, "
     "f'{torch.get_num_threads()} threads', sep=', ')",
@@ -40,6 +43,7 @@ TRIAL = {
 def check_device(store: Path, card: messages.Run | None) -> Iterator[Check]:
     """Run the checks. store: folder for weights and updates; card: of the run to join, if known."""
     disk, memory = required_bytes(card) or (None, None)
+    yield from check_namesake()
     yield check_disk(store, disk)
     yield check_memory(memory)
     yield check_runtime("torch")
@@ -47,6 +51,18 @@ def check_device(store: Path, card: messages.Run | None) -> Iterator[Check]:
     yield check_limits()
     yield check_power()
     yield check_heat(read_heat())
+
+
+def check_namesake() -> Iterator[Check]:
+    """Warn if the distribution is installed that has this project's name on the package index."""
+    with suppress(PackageNotFoundError):
+        yield Check(
+            "installation",
+            "warn",
+            f"'{NAMESAKE}' {version(NAMESAKE)} is installed: another project, or an old version of "
+            "this one",
+            f"pip uninstall {NAMESAKE}, then {pip_command()}",
+        )
 
 
 def required_bytes(card: messages.Run | None) -> tuple[int, int] | None:
@@ -151,9 +167,12 @@ def check_runtime(package: str) -> Check:
     if "ModuleNotFoundError" in errors and f"'{package}'" in errors:
         if package == "torch":
             return Check(
-                package, "warn", "not installed: this device can run inference, not train", TRAIN
+                package,
+                "warn",
+                "not installed: this device can run inference, not train",
+                pip_command("train"),
             )
-        return Check(package, "fail", "not installed", "pip install espalier", 4)
+        return Check(package, "fail", "not installed", pip_command(), 4)
     if process.returncode < 0:
         return Check(
             package,

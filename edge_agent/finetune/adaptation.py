@@ -34,6 +34,7 @@ from federated.data.dataset import Dataset
 from federated.device.trainers.catalogue import DEFAULT, open_trainer
 from federated.device.trainers.trainer import LoadedNetwork, Start
 from federated.errors import ConfigError, DataError, ExportError, UsageError
+from federated.installation import pip_command
 from federated.runtime.console import Say
 from federated.task import Recipe
 from federated.training.execution import Diverged, Execution, TrainingSet
@@ -135,7 +136,7 @@ def adapt(request: FinetuneRequest, folder: Path, name: str, data: Dataset, say:
     else:
         write_weights(request.out, submodel, net)
         say(
-            "wrote only the weights: pip install 'espalier[export]' to write graphs that "
+            f"wrote only the weights: {pip_command('export')} to write graphs that "
             "`edge-agent infer` can serve"
         )
     path = weights_path(request.out, submodel)

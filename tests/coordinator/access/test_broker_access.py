@@ -324,7 +324,7 @@ def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "coordinator.access.authority", None)
     result = CliRunner().invoke(main, ["enroll", "a", "--pki", str(tmp_path)])
     assert result.exit_code == 4
-    assert "pip install 'espalier[secure]'" in result.output
+    assert "[secure]" in result.output
 
 
 def test_commands_use_the_coordinators_certificate_for_a_broker_with_tls(

@@ -9,6 +9,7 @@ import pytest
 from edge_agent.device.disturbances import Heat
 from edge_agent.doctor import device_checks
 from edge_agent.doctor.check import Check
+from federated.installation import pip_command
 from federated.wire import messages
 from models.submodel import Network
 from tests.support.doctor import CARD
@@ -51,7 +52,7 @@ def test_missing_and_crashing_runtimes_are_reported(monkeypatch: pytest.MonkeyPa
         "torch",
         "warn",
         "not installed: this device can run inference, not train",
-        device_checks.TRAIN,
+        pip_command("train"),
     )
     monkeypatch.setitem(
         device_checks.TRIAL, "torch", "import os, signal; os.kill(os.getpid(), signal.SIGILL)"

@@ -1,0 +1,54 @@
+"""The installed distribution: its name, and the command that adds one of its extras."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
+__all__ = ["NAME", "find_distribution", "pip_command"]
+
+NAME = "espalier-fl"  # on the package index, where `espalier` is another project
+
+
+def find_distribution() -> Distribution | None:
+    """Return the distribution that installed this package; None in a checkout that is not
+    installed.
+    """
+    # loads the standard library's e-mail parser, which few commands need
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        return distribution(NAME)
+    except PackageNotFoundError:
+        return None
+
+
+def pip_command(extra: str = "") -> str:
+    """Return the command that installs the distribution with an extra, from where it was installed:
+    the index, a wheel, a folder or a repository (PEP 610).
+    """
+    found = find_distribution()
+    extras = f"[{extra}]" if extra else ""
+    if found is None:  # a checkout that is not installed
+        return f"pip install -e '{Path(__file__).resolve().parent.parent}{extras}'"
+    text = found.read_text("direct_url.json")
+    return f"pip install {_requirement(json.loads(text) if text else {}, extras)}"
+
+
+def _requirement(origin: dict[str, Any], extras: str) -> str:
+    """Return the requirement, quoted for a shell. origin: recorded by PEP 610; empty: an index."""
+    from urllib.request import url2pathname  # loads HTTP, which few commands need
+
+    url = str(origin.get("url", ""))
+    if not url:
+        return f"'{NAME}{extras}'"
+    if origin.get("dir_info", {}).get("editable"):
+        return f"-e '{url2pathname(urlsplit(url).path)}{extras}'"
+    if vcs := origin.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f"'{NAME}{extras} @ {url}'"
