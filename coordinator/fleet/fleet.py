@@ -40,6 +40,8 @@ POLL = 0.5  # seconds between ticks
 FENCE = 1.0
 # seconds for the broker to return the run's card to its sender, before it is published again
 CARD_PATIENCE = 10.0
+# seconds with heartbeats of an agent but without its profile or status until they are requested
+ANNOUNCEMENT_PATIENCE = 10.0
 REVOKED = "its certificate was revoked"
 
 
@@ -92,6 +94,7 @@ class Fleet:
         self._republish_at = math.inf
         self._stored: messages.Run | None = None  # the card that the broker returned last
         self._repeat_card_at = clock() + CARD_PATIENCE
+        self._requested = dict[str, float]()  # when an agent's profile was requested, or missed
         # deliveries that arrived before a tick was due, and are handled before it
         self._ahead: int | None = None
 
@@ -277,6 +280,7 @@ class Fleet:
                 check_profile(profile, self.run)
                 self.driver.handle(self._check_eligibility(name, profile))
             case messages.Heartbeat() as beat:
+                self._request_announcement(name, beat.session, now)
                 self.driver.handle(
                     on.AgentBeat(
                         now,
@@ -349,6 +353,23 @@ class Fleet:
     def _find_task(self, name: str, offer: messages.Offer) -> TaskState | None:
         key = Key(name, offer.submodel, offer.round, offer.work)
         return find_task(self.round, key, offer.attempt)
+
+    def _request_announcement(self, name: str, session: str, now: float) -> None:
+        """Ask an agent that is alive for the status or the profile that did not arrive."""
+        agent = self.agents.get(name)
+        if agent is not None and agent.session == session and agent.profile is not None:
+            self._requested.pop(name, None)
+            return
+        # the first heartbeat may be faster than a large profile
+        first = self._requested.setdefault(name, now)
+        if now - first >= ANNOUNCEMENT_PATIENCE:
+            self._requested[name] = now
+            self.endpoint.tell(
+                name,
+                messages.Refusal(
+                    "it has not arrived: send it again", topics.profile(self.run.run, name)
+                ),
+            )
 
     def _check_eligibility(self, name: str, profile: Profile) -> on.ProfileCame:
         rules = self._eligibility

@@ -13,6 +13,7 @@ from federated.wire.messages import Run, Status
 
 __all__ = [
     "AgentEvent",
+    "AnnouncementLost",
     "CardCame",
     "Dismissed",
     "LinkBack",
@@ -46,6 +47,10 @@ class Started(Event, frozen=True, tag=True):
 
 class Stopped(Event, frozen=True, tag=True):
     """The agent must leave, because its run is over or it was stopped."""
+
+
+class AnnouncementLost(Event, frozen=True, tag=True):
+    """The coordinator did not get this agent's profile or status, or could not read it."""
 
 
 class LinkLost(Event, frozen=True, tag=True):
@@ -168,7 +173,8 @@ class Ticked(Event, frozen=True, tag=True):
 
 
 AgentEvent: TypeAlias = (
-    CardCame
+    AnnouncementLost
+    | CardCame
     | Dismissed
     | LinkBack
     | LinkLost

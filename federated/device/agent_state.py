@@ -122,6 +122,8 @@ class AgentState(Struct, frozen=True):
     online: whether the agent has joined and the link is up.
     paused: why it accepts no task now; empty if it does.
     looked: when it last checked whether it may work.
+    repeated: when it last repeated its profile and status because the coordinator lacked them, and
+        how often it did.
     said: the `paused` of its last status; None if it must publish its profile and status.
     tasks: the open tasks, in order of arrival.
     failures: of failed tasks, the oldest first; sent again if the task arrives again.
@@ -142,6 +144,7 @@ class AgentState(Struct, frozen=True):
     online: bool = False
     paused: str = ""
     looked: float = 0.0
+    repeated: tuple[float, int] = (-math.inf, 0)
     said: str | None = None
     tasks: tuple[OpenTask, ...] = ()
     failures: tuple[Failure, ...] = ()

@@ -44,6 +44,8 @@ from federated.task import Task
 
 __all__ = ["step"]
 
+# seconds between repetitions of a profile that the coordinator lacks; they double up to the second
+REPEAT_AFTER, REPEAT_AT_MOST = 10.0, 600.0
 LOOK = 5.0  # seconds between checks whether the device may work
 
 
@@ -91,6 +93,18 @@ def restore_link(a: AgentState, e: on.LinkBack, out: list[AgentAction]) -> Agent
 def repeat_all(a: AgentState) -> AgentState:
     """Send the profile, the status and all offers again, since they may be lost."""
     return replace(a, said=None, tasks=tuple(replace(one, offered=False) for one in a.tasks))
+
+
+def repeat_announcement(
+    a: AgentState, e: on.AnnouncementLost, out: list[AgentAction]
+) -> AgentState:
+    """Send the profile and the status again, ever more seldom: no repetition mends a profile of
+    another version.
+    """
+    at, times = a.repeated
+    if a.now - at < min(REPEAT_AFTER * 2.0**times, REPEAT_AT_MOST):
+        return a
+    return replace(repeat_all(a), repeated=(a.now, times + 1))
 
 
 def take_status(a: AgentState, e: on.StatusHeard, out: list[AgentAction]) -> AgentState:
@@ -268,6 +282,7 @@ def take_answer(a: AgentState, e: on.UpdateAnswered, out: list[AgentAction]) -> 
 
 Handler = Callable[[AgentState, Any, list[AgentAction]], AgentState]
 HANDLERS: Mapping[type, Handler] = {
+    on.AnnouncementLost: repeat_announcement,
     on.CardCame: take_card,
     on.Dismissed: end,
     on.LinkBack: restore_link,

@@ -69,6 +69,7 @@ class Participant:
         self._downloads = Downloads(link, equipment.spool, equipment.weights, equipment.cached)
         self._uploads = Uploads(link, run.run, name, equipment.spool)
         self._events: deque[on.AgentEvent] = deque()
+        self._announcements = (topics.profile(run.run, name), topics.status(run.run, name))
         self._epoch = 0  # the highest of the run's coordinators
         tasks = tuple(OpenTask(task, stage="sending") for task in self._uploads.resume(run))
         now, paused, profile = equipment.clock(), equipment.pause(), equipment.measure(run)
@@ -189,6 +190,8 @@ class Participant:
                 self.handle(on.StatusHeard(now, status, delivery.retained))
             case messages.Refusal(reason, about) if about != messages.JOINING:
                 log.warning("the coordinator refused a message (%s): %s", about, reason)
+                if about in self._announcements:
+                    self.handle(on.AnnouncementLost(now))
             case message:
                 if (event := self._to_event(message, now)) is not None:
                     self.handle(event)

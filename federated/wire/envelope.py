@@ -1,5 +1,7 @@
 """Encoding of messages in a msgpack envelope `{"v": protocol, "kind": name, "body": fields}`, with
-an `epoch` in those of a coordinator: later coordinators of a run have higher ones.
+an `epoch` in those of a coordinator: later coordinators of a run have higher ones. All but chunks,
+which have a sum of their own, have a `crc32` of kind, epoch and body, so that a damaged message is
+rejected and not believed; a peer of another implementation may omit it.
 
 Decoding checks every field. Unknown fields are ignored, so that a later version may add some. A
 change of meaning increments `PROTOCOL`, and peers with another version are rejected with that
@@ -9,6 +11,7 @@ reason.
 from __future__ import annotations
 
 import re
+import zlib
 from typing import Any, get_type_hints
 
 import msgpack
@@ -80,6 +83,7 @@ class _Envelope(msgspec.Struct):
     kind: msgspec.Raw
     body: msgspec.Raw
     epoch: Natural = 0
+    crc32: Natural | None = None
 
 
 _ENVELOPE, _CHUNK = msgspec.msgpack.Decoder(_Envelope), msgspec.msgpack.Decoder(Chunk)
@@ -110,9 +114,17 @@ def encode(message: Message, epoch: int = 0) -> bytes:
     """
     body = msgspec.to_builtins(message, builtin_types=(bytes,))
     body |= {name: make_safe(body[name]) for name in _TEXTS[type(message)]}
-    parts = {"v": PROTOCOL, "kind": _KINDS[type(message)], "body": body}
-    payload: bytes = msgpack.packb(parts | {"epoch": epoch} if epoch else parts, use_bin_type=True)
-    return payload
+    kind, packed = _KINDS[type(message)], msgpack.packb(body, use_bin_type=True)
+    parts = {"v": PROTOCOL, "kind": kind, "body": msgspec.Raw(packed)}
+    if epoch:
+        parts["epoch"] = epoch
+    if kind != "chunk":
+        parts["crc32"] = _sum(kind, epoch, packed)
+    return msgspec.msgpack.encode(parts)
+
+
+def _sum(kind: str, epoch: int, body: bytes | msgspec.Raw) -> int:
+    return zlib.crc32(body, zlib.crc32(f"{kind} {epoch}".encode()))
 
 
 def decode(payload: bytes | bytearray | memoryview) -> Message:
@@ -139,6 +151,8 @@ def decode_with_epoch(payload: bytes | bytearray | memoryview) -> tuple[Message,
         raise Malformed(
             f"message '{kind}': expected at most {MAX_MESSAGE} bytes, found {len(payload)}"
         )
+    if envelope.crc32 not in (None, _sum(kind, envelope.epoch, envelope.body)):
+        raise Malformed(f"message '{kind}' was damaged on its way: its crc32 does not match")
     message: Message
     try:
         if kind == "chunk":

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.fleet import ANNOUNCEMENT_PATIENCE, Fleet
 from federated.task import Profile, Timing
 from federated.wire import messages, topics
 from federated.wire.links.memory import MemoryBroker
 from models.families.catalogue import menu
 from models.submodel import Submodel
 from tests.support.clerk import CARD, DATA, NETWORK, SMALL
+from tests.support.clock import Clock
 from tests.support.peer import PROFILE, Peer, forget_profile, listen
 
 (LARGE,) = menu(NETWORK, (1.0,), (2,))
@@ -81,3 +82,27 @@ def test_a_device_times_the_submodels_that_fit_in_the_order_of_the_card(
     )
     listen(fleet)
     assert bool(fleet.ready()) is ready
+
+
+def test_an_agent_whose_profile_did_not_arrive_is_asked_for_it(
+    fleet: Fleet, memory: MemoryBroker, clock: Clock
+) -> None:
+    peer = Peer(memory, "a")
+    listen(fleet)
+    forget_profile(fleet)
+    peer.beat()
+    listen(fleet)
+    assert not peer.heard(), "it may be on its way"
+    clock.now += ANNOUNCEMENT_PATIENCE
+    peer.beat()
+    peer.beat()
+    listen(fleet)
+    (request,) = peer.heard()
+    assert isinstance(request, messages.Refusal)
+    assert request.about == topics.profile("r", "a")
+    peer.say(replace(PROFILE, agent="a"), topics.profile("r", "a"))
+    clock.now += ANNOUNCEMENT_PATIENCE
+    peer.beat()
+    listen(fleet)
+    assert fleet.ready()
+    assert not peer.heard()

@@ -649,3 +649,13 @@ def test_the_pure_modules_import_nothing_that_waits_or_touches_the_machine() -> 
         }
         found |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not found & (forbidden | driven), name
+
+
+def test_a_profile_that_the_coordinator_lacks_is_repeated_ever_more_seldom() -> None:
+    made = Machine()
+    times = [
+        second
+        for second in range(1, 200)
+        if do.Tell(PROFILE) in made.see(on.AnnouncementLost(float(second)))
+    ]
+    assert times == [1, 21, 61, 141]

@@ -311,3 +311,17 @@ def test_threads_may_be_the_first_to_decode():
     """
     racing = [subprocess.Popen([sys.executable, "-c", FIRST]) for _ in range(8)]
     assert [process.wait(60) for process in racing] == [0] * 8
+
+
+@given(st.sampled_from(sorted(ALL.keys() - {"chunk"})), st.integers(0), st.booleans())
+@settings(max_examples=300)
+def test_a_message_with_a_flipped_bit_is_rejected_or_unchanged(
+    kind: str, bit: int, coordinator: bool
+) -> None:
+    epoch = 1795473328630 if coordinator else 0
+    payload = bytearray(envelope.encode(ALL[kind], epoch))
+    payload[bit // 8 % len(payload)] ^= 1 << bit % 8
+    with contextlib.suppress(Malformed, ProtocolMismatch):
+        assert envelope.decode_with_epoch(bytes(payload)) == (
+            envelope.decode_with_epoch(envelope.encode(ALL[kind], epoch))
+        )

@@ -176,7 +176,7 @@ def test_an_agent_without_pytorch_measures_itself_and_trains(tmp_path: Path) -> 
 def test_pytorch_that_is_not_installed_is_an_extra() -> None:
     worker = working("pytorch")
     try:
-        with pytest.raises(MissingExtra, match=r"torch.*espalier\[train\]"):
+        with pytest.raises(MissingExtra, match=r"torch.*\[train\]"):
             worker.load()
     finally:
         worker.close()
