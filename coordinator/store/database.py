@@ -5,6 +5,7 @@ to rows.
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from contextlib import ExitStack, closing
 from dataclasses import astuple, dataclass, field
@@ -16,8 +17,9 @@ import msgspec
 
 from coordinator import row_digests
 from coordinator.observe.records import RoundRecord
-from coordinator.store import agent_tables
+from coordinator.store import agent_tables, run_lock
 from coordinator.store.run_folders import DATABASE
+from coordinator.store.write_ahead_log import find_log_damage
 from coordinator.trust import trust_tables
 from federated.errors import StoreError
 from federated.runtime.files import sync
@@ -31,6 +33,8 @@ __all__ = [
     "write_facts",
     "write_round",
 ]
+
+log = logging.getLogger(__name__)
 
 VERSION = 2  # of the schema; version 1 kept the round in progress in tables
 PRESENT = """
@@ -94,6 +98,8 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
     """Open the database of a run. Raises StoreError if it is invalid, or, for writing, if another
     version wrote it.
     """
+    if not (read_only and run_lock.is_held(folder)):
+        check_log(folder)
     with ExitStack() as undo:
         database = sqlite3.connect(folder / DATABASE)
         undo.callback(database.close)
@@ -116,6 +122,26 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
             f"schema {VERSION}, found {found or 1}): finish it with that version (schema 1: before "
             f"0.2), or start a new run from its weights: --init {folder}/round-NNNNNN.safetensors"
         )
+
+
+def check_log(folder: Path) -> None:
+    """Raise StoreError if the write-ahead log of a run's database is damaged. Report damage to the
+    last transaction, which SQLite drops.
+    """
+    name = f"{DATABASE}-wal"
+    try:
+        damage = find_log_damage(folder / DATABASE)
+    except OSError as error:
+        raise StoreError(f"cannot read {folder / name}: {error.strerror or error}") from error
+    if damage is None:
+        return
+    if not damage.last:
+        raise describe_damage(folder, [f"{name} {damage.problem}"])
+    log.error(
+        "%s %s: dropped the last transaction, which a power cut or the disk left damaged",
+        folder / name,
+        damage.problem,
+    )
 
 
 def describe_damage(folder: Path, damage: list[str]) -> StoreError:

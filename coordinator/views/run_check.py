@@ -25,6 +25,7 @@ from coordinator.store.journal_records import FRAME, split_records, unpack_plain
 from coordinator.store.run_folders import DATABASE, missing_run
 from coordinator.store.run_records import RunRecords
 from coordinator.store.spool_files import update_path
+from coordinator.store.write_ahead_log import LogDamage, find_log_damage
 from federated.errors import StoreError
 from federated.safe_text import make_safe
 from federated.task import Key
@@ -113,12 +114,31 @@ def check_folder(folder: Path) -> Iterator[Finding]:
     try:
         if not (folder / DATABASE).exists():
             raise StoreError("is missing")
-        database = sqlite3.connect(folder / DATABASE)
-        with closing(database):
-            yield from check_database(folder, database)
-    except (StoreError, sqlite3.Error) as error:
+        damage_of_log = find_log_damage(folder / DATABASE)
+        if damage_of_log is not None:
+            yield describe_log(folder, damage_of_log)
+        # SQLite would remove a damaged log
+        if damage_of_log is None or damage_of_log.last:
+            with closing(sqlite3.connect(folder / DATABASE)) as database:
+                yield from check_database(folder, database)
+    except (OSError, StoreError, sqlite3.Error) as error:
         yield Finding(DATABASE, f"cannot be read ({error})", BACKUP)
     yield from check_releases(folder / "releases")
+
+
+def describe_log(folder: Path, found: LogDamage) -> Finding:
+    """Return the finding for a damaged write-ahead log."""
+    if not found.last:
+        return Finding(f"{DATABASE}-wal", found.problem, BACKUP)
+    remedy = "its last transaction is dropped, as one that a crash left incomplete"
+    return Finding(
+        f"{DATABASE}-wal", found.problem, remedy, partial(change_database, folder, open_once)
+    )
+
+
+def open_once(folder: Path, database: sqlite3.Connection) -> None:
+    """Let SQLite drop a damaged transaction."""
+    database.execute("SELECT COUNT(*) FROM facts").fetchone()
 
 
 def check_database(folder: Path, database: sqlite3.Connection) -> Iterator[Finding]:

@@ -17,7 +17,9 @@ from coordinator.row_digests import find_damage
 from coordinator.store.damage import allow_new_journal, may_begin_journal
 from coordinator.store.database import Facts
 from coordinator.store.store import Store
+from coordinator.store.write_ahead_log import find_log_damage
 from coordinator.trust.trust_tables import ChangeNorm
+from coordinator.views.run_check import check_run
 from federated.errors import StoreError
 from tests.support.peer import PROFILE
 
@@ -177,3 +179,96 @@ def test_a_run_whose_digests_are_missing_is_damaged(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(StoreError, match=r"run.sqlite is damaged .*digests"):
         Store.open(tmp_path, "r")
+
+
+# ---- the write-ahead log -------------------------------------------------------------------------
+
+LAST = 3  # round of the last transaction
+
+
+def interrupt(root: Path) -> Path:
+    """A run whose coordinator was killed: its last rounds are in the write-ahead log only."""
+    store = Store.create(root / "live", "r", Facts({"rounds": 9}))
+    for number in range(1, LAST + 1):
+        store.save(done(number))
+    shutil.copytree(root / "live" / "r", root / "r")
+    store.close()
+    return root / "r"
+
+
+def flip_in_frame(log: Path, number: int, at: int) -> None:
+    """Flip a bit of a frame, counted from 0, or from -1 for the last one."""
+    data = bytearray(log.read_bytes())
+    size = 24 + int.from_bytes(data[8:12], "big")
+    data[32 + number % ((len(data) - 32) // size) * size + at] ^= 0x04
+    log.write_bytes(data)
+
+
+def test_an_intact_write_ahead_log_is_not_damaged(tmp_path: Path) -> None:
+    folder = interrupt(tmp_path)
+    assert find_log_damage(folder / "run.sqlite") is None
+    store = Store.open(tmp_path, "r")
+    assert store.rounds_done == LAST
+    store.close()
+
+
+@pytest.mark.parametrize("at", [2, 9, 17, 24, 3000], ids=["page", "salt", "sum", "type", "row"])
+def test_a_damaged_transaction_before_others_is_found(tmp_path: Path, at: int) -> None:
+    folder = interrupt(tmp_path)
+    log = folder / "run.sqlite-wal"
+    flip_in_frame(log, 1, at)
+    damaged = log.read_bytes()
+    for read_only in (True, False):
+        with pytest.raises(StoreError, match=r"run.sqlite is damaged .*-wal .*frame 2 .*backup"):
+            Store.open(tmp_path, "r", read_only=read_only)
+    (found,) = check_run("r", tmp_path, repair=True)["damaged"]
+    assert found["file"] == "run.sqlite-wal"
+    assert not found["repaired"]
+    assert log.read_bytes() == damaged  # for a person to look at
+
+
+@pytest.mark.parametrize("at", [0, 10, 18, 29], ids=["magic", "size", "salt", "sum"])
+def test_a_damaged_header_of_the_log_is_found(tmp_path: Path, at: int) -> None:
+    folder = interrupt(tmp_path)
+    log = folder / "run.sqlite-wal"
+    data = bytearray(log.read_bytes())
+    data[at] ^= 0x01
+    log.write_bytes(data)
+    with pytest.raises(StoreError, match=r"-wal is damaged in its header"):
+        Store.open(tmp_path, "r")
+
+
+def test_a_damaged_last_transaction_is_dropped_and_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A power cut leaves the same."""
+    folder = interrupt(tmp_path)
+    flip_in_frame(folder / "run.sqlite-wal", -1, 3000)
+    found = check_run("r", copy_run(tmp_path), repair=True)["damaged"][0]
+    assert (found["file"], found["repaired"]) == ("run.sqlite-wal", True)
+    store = Store.open(tmp_path, "r")
+    assert store.rounds_done == LAST - 1
+    store.close()
+    assert "dropped the last transaction" in caplog.text
+
+
+def copy_run(root: Path) -> Path:
+    """Return a folder with a copy of the run."""
+    shutil.copytree(root / "r", root / "copy" / "r")
+    return root / "copy"
+
+
+def test_pages_of_an_earlier_use_of_the_log_are_not_damage(tmp_path: Path) -> None:
+    database = sqlite3.connect(tmp_path / "run.sqlite")
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("CREATE TABLE made (value TEXT)")
+    for _ in range(20):
+        with database:
+            database.execute("INSERT INTO made VALUES (?)", ("x" * 1000,))
+    database.execute("PRAGMA wal_checkpoint(RESTART)")
+    with database:
+        database.execute("DELETE FROM made WHERE rowid = 1")
+    assert find_log_damage(tmp_path / "run.sqlite") is None
+    flip_in_frame(tmp_path / "run.sqlite-wal", -1, 3000)  # not read any more
+    assert find_log_damage(tmp_path / "run.sqlite") is None
+    database.close()
