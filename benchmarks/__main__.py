@@ -9,6 +9,7 @@ import click
 from benchmarks import (
     aggregation,
     asynchrony,
+    bitflips,
     broker,
     codec,
     core,
@@ -50,6 +51,7 @@ add_timed(
 add_timed("codec", "Time the encoding and decoding of 45 MB of weights.", codec.measure)
 main.add_command(asynchrony.command)
 main.add_command(attacks.command)
+main.add_command(bitflips.command)
 main.add_command(broker.command)
 main.add_command(core.command)
 main.add_command(docs.command)
