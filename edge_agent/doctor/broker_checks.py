@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -54,9 +55,11 @@ class Client:
         self._messages = queue.SimpleQueue[tuple[str, bytes]]()
         self._published = queue.SimpleQueue[str]()
         self._subscribed = queue.SimpleQueue[str]()
+        self._connected = queue.SimpleQueue[bool]()  # for each connection: session kept
+        self._lost = threading.Event()
         handlers = mqtt.Handlers(
-            lambda c, kept: None,
-            lambda c, reason: self._published.put(f"the broker closed the connection ({reason})"),
+            lambda c, kept: self._connected.put(kept),
+            self._lose,
             lambda message: self._messages.put((message.topic, bytes(message.payload))),
             lambda reason: self._published.put(str(reason) if reason.is_failure else ""),
             lambda mid, reasons: self._subscribed.put(
@@ -69,6 +72,7 @@ class Client:
         self.connect_seconds = time.perf_counter() - start
         self._client, self.protocol = greeting.client, greeting.protocol
         self.max_packet = greeting.max_packet
+        self._connected.get()
 
     def __enter__(self) -> Client:
         return self
@@ -82,7 +86,9 @@ class Client:
         mqtt.disconnect(self._client, self.protocol)
 
     def publish(self, topic: str, payload: bytes) -> str:
-        """Publish, and return the broker's reason for a refusal, or an empty text."""
+        """Publish, and return the broker's reason for a refusal, or an empty text. This method and
+        the next two raise LinkError if the broker restarts.
+        """
         self._client.publish(topic, payload, qos=1)
         return self._wait(self._published)
 
@@ -100,16 +106,42 @@ class Client:
             try:
                 source, payload = self._messages.get(timeout=left)
             except queue.Empty:
-                return None
+                break
             if topic in ("", source):
                 return payload
+        self._check_restart()
         return None
 
     def _wait(self, results: queue.SimpleQueue[str]) -> str:
         try:
-            return results.get(timeout=TIMEOUT)
+            refusal = results.get(timeout=TIMEOUT)
         except queue.Empty:
-            return f"no answer within {TIMEOUT:.0f} s"
+            refusal = f"no answer within {TIMEOUT:.0f} s"
+        if refusal:
+            self._check_restart()
+        return refusal
+
+    def _lose(self, client: object, reason: object) -> None:
+        self._lost.set()
+        for results in (self._published, self._subscribed):
+            results.put(f"the broker closed the connection ({reason})")
+
+    def _check_restart(self) -> None:
+        """Raise LinkError if the connection was lost and the broker does not know this client's
+        session any more: the broker restarted. A broker that refuses a message keeps the session.
+        """
+        if not self._lost.is_set():
+            return
+        try:
+            kept = self._connected.get(timeout=TIMEOUT)
+        except queue.Empty:
+            kept = False
+        self._lost.clear()
+        if not kept:
+            raise LinkError(
+                "the broker closed the connection and lost this client's session: it probably "
+                "restarts; read its log, and check its limits (memory, packets)"
+            )
 
 
 def check_credentials(address: Address, client: Client) -> Check:
@@ -215,8 +247,9 @@ def check_packets(client: Client, address: Address, run: str, name: str) -> Chec
             version=client.protocol,
             timeout=10.0,
         )
-    except LinkError:
-        return Check("packets", "fail", f"{stated}even {min(PROBES)} bytes are rejected", PACKET, 5)
+    except LinkError as error:
+        found, _, remedy = str(error).removeprefix(f"{address}: ").partition(": ")
+        return Check("packets", "fail", stated + found, remedy, 5)
     found = f"{stated}{passed} bytes accepted, uplink {rate / 1e6:.3g} MB/s"
     if passed >= CHUNK + OVERHEAD:
         return Check("packets", "ok", found)

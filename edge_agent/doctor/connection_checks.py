@@ -30,7 +30,7 @@ from edge_agent.doctor.broker_checks import (
 )
 from edge_agent.doctor.check import Check
 from edge_agent.doctor.device_checks import check_clock, check_device
-from federated.errors import EspalierError
+from federated.errors import EspalierError, LinkError
 from federated.installation import pip_command
 from federated.wire import messages, tls, topics
 from federated.wire.address import Address, parse_address
@@ -60,17 +60,28 @@ def check_connection(broker: str, run: str | None, name: str) -> Iterator[Check 
         return
     with client:
         yield check_credentials(address, client)
-        card, check = find_card(client, run)
-        yield check
-        if card is not None:
-            yield card
-        topic_run = card.run if card is not None else run or NO_RUN
-        yield check_rights(client, topic_run, name)
-        yield check_isolation(client, topic_run)
-        yield check_packets(client, address, topic_run, name)
-        if card is not None:
-            yield from check_coordinator(client, card.run, name)
+        try:
+            yield from check_run(client, address, run, name)
+        except LinkError as error:
+            found, _, remedy = str(error).partition(": ")
+            yield Check("broker", "fail", found, remedy, error.exit_code)
     yield check_clock()
+
+
+def check_run(
+    client: Client, address: Address, run: str | None, name: str
+) -> Iterator[Check | messages.Run]:
+    """Yield the checks that need a connection to the broker. Raises LinkError if it restarts."""
+    card, check = find_card(client, run)
+    yield check
+    if card is not None:
+        yield card
+    topic_run = card.run if card is not None else run or NO_RUN
+    yield check_rights(client, topic_run, name)
+    yield check_isolation(client, topic_run)
+    yield check_packets(client, address, topic_run, name)
+    if card is not None:
+        yield from check_coordinator(client, card.run, name)
 
 
 # ---- before MQTT ---------------------------------------------------------------------------------

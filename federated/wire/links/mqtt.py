@@ -28,6 +28,7 @@ from federated.wire.link import (
     Will,
     chunk_within,
 )
+from federated.wire.links.connection_history import ConnectionHistory
 from federated.wire.links.paho_client import (
     MAX_PACKET,
     ClientSetup,
@@ -41,12 +42,6 @@ __all__ = ["MqttLink"]
 
 log = logging.getLogger(__name__)
 
-# number of consecutive connections, each lost with messages in flight and none acknowledged, after
-# which the link fails
-STRIKES = 3
-# the link fails after SHORTS consecutive connections shorter than SHORT seconds
-SHORT, SHORTS = 5.0, 5
-RIVALRY = 60.0  # seconds in which a second takeover by another client of this name fails the link
 # disconnections in a row without a successful connection, after which to look for a TLS error
 SHUT = 3
 # seconds that a full queue stops the network (less than half the keep-alive) before a delivery is
@@ -98,8 +93,7 @@ class MqttLink:
         self._restarting = threading.Lock()
         self._acknowledged = threading.Event()
         self._fatal, self._closed, self._greeted, self._up = "", False, False, False
-        self._strikes, self._shorts, self._acks, self._since = 0, 0, 0, time.monotonic()
-        self._taken = -math.inf  # when another client of this name took over last
+        self._history = ConnectionHistory(str(self.address), client_id, time.monotonic())
         self._blocked = False  # whether `publish` waits for room
         self._dropped, self._logged = 0, -math.inf  # deliveries without room; when it was logged
         self._shut = 0  # disconnections in a row without a successful connection
@@ -287,7 +281,9 @@ class MqttLink:
     # ---- in the network's thread -----------------------------------------------------------------
 
     def _on_connect(self, client: mqtt.Client, resumed: bool) -> None:
-        self._acks, self._since, self._shut, self._up = 0, time.monotonic(), 0, True
+        self._shut, self._up = 0, True
+        if warning := self._history.connected(resumed or not self._greeted, time.monotonic()):
+            log.warning("%s", warning)
         if not self._greeted:
             self._greeted = True
             return
@@ -301,39 +297,14 @@ class MqttLink:
             return
         self._deliveries.put(Delivery(LINK_DOWN, str(reason).encode()), force=True)
         self._shut += 1
-        # A failed attempt to reconnect is no evidence of limits, nor of other clients of this name.
         if not self._up:
+            self._history.failed()
             return
         self._up = False
-        self._shorts = self._shorts + 1 if time.monotonic() - self._since < SHORT else 0
-        if reason.getName() == "Session taken over" and self._taken_over():
-            self._fail(
-                f"{self.address}: another client connected as '{self.client_id}' and "
-                "replaced this one: give each client its own name (--name)"
-            )
-        elif self._shorts >= SHORTS:
-            who = (
-                f"if another client is connected as '{self.client_id}', give each its own name "
-                "(--name)"
-            )
-            self._fail(f"{self.address}: the broker keeps closing the connection; {who}")
-        lost = self._list_unacknowledged()
-        self._strikes = self._strikes + 1 if lost and not self._acks else 0
-        if self._strikes >= STRIKES:
-            topic, size = max(lost, key=lambda one: one[1])
-            self._fail(
-                f"{self.address}: the broker closed the connection {STRIKES} times at a packet of "
-                f"{size} bytes ({topic}): it may accept no packets of that size; "
-                "lower wire.chunk, or raise the broker's limit (mosquitto: max_packet_size)"
-            )
-
-    def _taken_over(self) -> bool:
-        """Return whether another client of this name took over twice in a minute: of two, the later
-        one then stays. The earlier one of two coordinators leaves by itself after the first time.
-        """
-        now = time.monotonic()
-        last, self._taken = self._taken, now
-        return now - last < RIVALRY
+        taken_over = reason.getName() == "Session taken over"
+        in_flight = self._list_unacknowledged()
+        if error := self._history.lost(taken_over, in_flight, time.monotonic()):
+            self._fail(error)
 
     def _fail(self, why: str) -> None:
         self._fatal = why
@@ -367,8 +338,7 @@ class MqttLink:
         )
 
     def _on_publish(self, reason: ReasonCode) -> None:
-        self._acks += 1
-        self._strikes = 0
+        self._history.acknowledged()
         if reason.is_failure:
             self._shut = SHUT  # the certificate may have been revoked: the next call checks
             self._fatal = (

@@ -37,6 +37,8 @@ EXPIRY = 3600  # seconds that a broker keeps the session of a lost connection (M
 KEEPALIVE = 60  # seconds
 INFLIGHT, QUEUED = 8, 64  # largest numbers of unacknowledged messages, and of unsent ones
 UNKNOWN_USER = ("Bad user name or password", "Not authorized")
+REJECTIONS = 2  # connections that end at a message of a size before that size counts as rejected
+RETRY = 0.5  # seconds between attempts to measure while the broker closes connections
 HURRY = 2.0  # seconds to wait for an answer if another protocol version is left to try
 # protocol versions of known brokers, by host and port, so that only the first link has to try
 KNOWN_VERSIONS: dict[tuple[str, int], int] = {}
@@ -277,7 +279,8 @@ def measure(
     """Return the largest of `sizes` (bytes) that the broker acknowledges, and its bytes per second.
 
     limit: bytes that the broker announced. A broker disconnects a client that exceeds its limit,
-    and paho would resend the message forever, so each attempt uses a client of its own.
+    and paho would resend the message forever, so each attempt uses a client of its own. Raises
+    LinkError if the broker accepts none of the sizes, or closes connections for another reason.
     """
     for size in sorted(sizes, reverse=True):
         rate = _measure_rate(setup, topic, size, version, timeout) if size <= limit else None
@@ -293,19 +296,57 @@ def measure(
 def _measure_rate(
     setup: ClientSetup, topic: str, size: int, version: int, timeout: float
 ) -> float | None:
-    """Return the bytes per second over up to four messages; None without an acknowledgement."""
+    """Return the bytes per second over up to four messages; None if the broker rejects the size:
+    it closes REJECTIONS connections at the first message of this size, or does not acknowledge it
+    within `timeout` seconds. Raises LinkError if it also fails without a message of this size.
+    """
+    until, rejections = time.monotonic() + timeout, 0
+    while True:
+        try:
+            rate = _try_rate(setup, topic, size, version, until)
+        except LinkError as error:
+            if time.monotonic() + RETRY > until:
+                raise
+            log.info("%s; retrying", error)
+            time.sleep(RETRY)
+            continue
+        rejections += 1
+        if rate is not None or rejections >= REJECTIONS or time.monotonic() > until:
+            return rate
+
+
+def _try_rate(
+    setup: ClientSetup, topic: str, size: int, version: int, until: float
+) -> float | None:
+    """Return the bytes per second over one connection; None if it ends at the first message of this
+    size. Raises LinkError if it ends before that message.
+
+    until: deadline, in monotonic seconds.
+    """
     cut = threading.Event()
     own = replace(setup, handlers=Handlers(on_disconnect=lambda c, r: cut.set()))
-    client = connect(own, timeout=timeout, version=version).client
+    client = connect(own, timeout=max(0.1, until - time.monotonic()), version=version).client
+
+    def deliver(payload: bytes) -> bool:
+        info = client.publish(topic, payload, qos=1)
+        while not info.is_published():
+            if cut.wait(0.002) or time.monotonic() > until:
+                return False
+        return True
+
     try:
+        if not deliver(b"0"):
+            raise LinkError(
+                f"{setup.address}: the broker closes connections also without large packets: it "
+                "may restart, or deny this topic; read its log"
+            )
         sent, start = 0, time.perf_counter()
         while sent == 0 or (sent < 4 and time.perf_counter() - start < 0.3):
-            info = client.publish(topic, bytes(size), qos=1)
-            while not info.is_published():
-                if cut.wait(0.002) or time.perf_counter() - start > timeout:
-                    return None
+            if not deliver(bytes(size)):
+                break
             sent += 1
-        return sent * size / (time.perf_counter() - start)
+            end = time.perf_counter()
+        return sent * size / (end - start) if sent else None
     finally:
         disconnect(client, version)
 

@@ -1,0 +1,108 @@
+"""Diagnosis of connections that a broker closes: it rejects a packet, another client uses the same
+name, or it restarts.
+
+A broker that only closes a connection accepts the next one, and usually keeps the client's session.
+A client that cannot connect, or finds no session, therefore has a broker that restarts, and the link
+waits for it. Brokers that keep no sessions exist: so a lost session alone does not excuse a broker
+that closed connections at large packets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from federated.wire.link import OVERHEAD
+
+__all__ = ["RESTARTS", "RESTARTS_WITHIN", "SHORT", "SHORTS", "STRIKES", "ConnectionHistory"]
+
+# number of consecutive connections, each lost with messages in flight and none acknowledged, after
+# which the link fails
+STRIKES = 3
+# the link fails after SHORTS consecutive connections shorter than SHORT seconds
+SHORT, SHORTS = 5.0, 5
+RIVALRY = 60.0  # seconds in which a second takeover by another client of this name fails the link
+RESTARTS, RESTARTS_WITHIN = 3, 60.0  # lost sessions in a number of seconds that lead to a warning
+
+
+class ConnectionHistory:
+    """The connections of a link. Each time `now` is in monotonic seconds.
+
+    address: of the broker, for the messages.
+    client_id: name of the link at the broker.
+    """
+
+    def __init__(self, address: str, client_id: str, now: float) -> None:
+        self._address, self._client_id = address, client_id
+        self._strikes, self._shorts, self._acknowledged, self._since = 0, 0, False, now
+        self._taken = -math.inf  # when another client of this name took over last
+        self._restarts: deque[float] = deque(maxlen=RESTARTS)
+        self._warned = -math.inf  # when the last warning about restarts was due
+
+    def connected(self, resumed: bool, now: float) -> str:
+        """Record a new connection, and return a warning if the broker keeps restarting.
+
+        resumed: whether the broker kept the session.
+        """
+        self._acknowledged, self._since = False, now
+        if resumed:
+            return ""
+        self._shorts = 0
+        self._restarts.append(now)
+        often = len(self._restarts) == RESTARTS and now - self._restarts[0] <= RESTARTS_WITHIN
+        if not often or now - self._warned <= RESTARTS_WITHIN:
+            return ""
+        self._warned = now
+        return (
+            f"{self._address}: the broker lost the session of '{self._client_id}' {RESTARTS} times "
+            f"in {now - self._restarts[0]:.0f} s; it probably restarts: read its log, and check "
+            "its limits (memory, packets)"
+        )
+
+    def acknowledged(self) -> None:
+        """Record that the broker accepted a message."""
+        self._acknowledged, self._strikes = True, 0
+
+    def failed(self) -> None:
+        """Record an attempt to connect that the broker did not answer. It clears what suggests a
+        rejected packet or another client of this name.
+        """
+        self._strikes = self._shorts = 0
+
+    def lost(self, taken_over: bool, in_flight: Sequence[tuple[str, int]], now: float) -> str:
+        """Record the end of a connection, and return the error if the link must not reconnect.
+
+        taken_over: whether the broker says that another client took the name.
+        in_flight: messages that the broker has not acknowledged: topic, bytes.
+        """
+        self._shorts = self._shorts + 1 if now - self._since < SHORT else 0
+        # A broker that rejects smaller packets cannot serve a run at all.
+        large = [one for one in in_flight if one[1] > OVERHEAD]
+        self._strikes = self._strikes + 1 if large and not self._acknowledged else 0
+        if taken_over and self._is_rival(now):
+            return (
+                f"{self._address}: another client connected as '{self._client_id}' and "
+                "replaced this one: give each client its own name (--name)"
+            )
+        if self._strikes >= STRIKES:
+            topic, size = max(large, key=lambda one: one[1])
+            return (
+                f"{self._address}: the broker closed the connection {STRIKES} times at a packet of "
+                f"{size} bytes ({topic}): it may restart, or accept no packets of that size; "
+                "lower wire.chunk, or raise the broker's limit (mosquitto: max_packet_size)"
+            )
+        if self._shorts >= SHORTS:
+            return (
+                f"{self._address}: the broker keeps closing the connection: read its log; if "
+                f"another client is connected as '{self._client_id}', give each its own name "
+                "(--name)"
+            )
+        return ""
+
+    def _is_rival(self, now: float) -> bool:
+        """Return whether another client of this name took over twice in a minute: of two, the later
+        one then stays. The earlier one of two coordinators leaves by itself after the first time.
+        """
+        last, self._taken = self._taken, now
+        return now - last < RIVALRY
