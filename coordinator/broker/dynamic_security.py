@@ -26,7 +26,7 @@ __all__ = ["configure_plugin", "disconnect_users", "find_plugin"]
 PLUGIN = "mosquitto_dynamic_security.so"
 FOLDERS = "lib", "lib64", "lib/*"  # beside the folder of the program
 ANSWER = 10.0  # seconds for the plugin's answer
-AT_ONCE = 1000  # users per message
+AT_ONCE = 50  # users per message: a thousand may take the plugin longer than ANSWER
 FILE = "dynamic-security.json"
 EMPTY: dict[str, object] = {"defaultACLAccess": {}, "clients": [], "groups": [], "roles": []}
 
