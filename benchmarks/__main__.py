@@ -23,6 +23,7 @@ from benchmarks import (
 )
 from benchmarks.attacks import command as attacks
 from benchmarks.faults import command as faults
+from benchmarks.floods import command as floods
 from benchmarks.schedules import command as schedules
 from benchmarks.table import Row, lines
 from federated.runtime.console import FORMAT, print_result
@@ -56,6 +57,7 @@ main.add_command(broker.command)
 main.add_command(core.command)
 main.add_command(docs.command)
 main.add_command(faults.command)
+main.add_command(floods.command)
 main.add_command(fuzz.command)
 main.add_command(inference.command)
 main.add_command(methods.command)

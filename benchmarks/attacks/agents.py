@@ -17,7 +17,7 @@ from benchmarks.raw.updates import Array
 from federated.task import Profile, Timing, Update
 from federated.wire import envelope, messages, topics
 
-__all__ = ["ATTACKERS", "LIAR"]
+__all__ = ["ATTACKERS", "LIAR", "make_beat", "make_chunk", "make_noise", "make_offer"]
 
 LIAR = "z0"
 ROUNDS = 10  # the attack of an agent lasts for all of them

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-__all__ = ["main"]
+__all__ = ["STRANGER", "THREADS", "connect", "main"]
 
 STRANGER = ("127.0.0.2", 0)  # where a flood comes from
 THREADS = 4

@@ -25,7 +25,7 @@ from federated.wire.address import Address, format_url
 from federated.wire.enrolment_token import SECRET, Token
 from federated.wire.links.catalogue import open_link
 
-__all__ = ["STRANGERS"]
+__all__ = ["STRANGERS", "make_address"]
 
 ROUNDS = 10  # an attack lasts for all of them
 REVOKED_WITHIN = 10.0  # seconds until a revoked agent must be disconnected

@@ -1,0 +1,280 @@
+"""`python -m benchmarks floods`: rounds, honest enrolments and memory while a stranger or an agent
+floods one part of the system.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import msgspec
+import numpy as np
+
+from benchmarks.floods.revocations import Revocations, measure_revocations
+from benchmarks.floods.trial import FLOODS, Memory, Subject, Watch, measure
+from benchmarks.inference import build_random
+from export import onnx_export
+from federated.errors import Unknown, UsageError
+from federated.runtime.console import FORMAT, print_result, report_errors, speaker
+from models.families.catalogue import full, network
+
+__all__ = ["Row", "Use", "command", "export_subject", "judge"]
+
+MODEL = "mobilenet-v2-cifar"  # 6.8 MB
+SMALL = "preresnet"
+RATIO = 1.5  # most seconds of a flooded round, relative to an undisturbed one
+ENROLLED = 5.0  # most seconds of an honest enrolment
+MODELS = 3  # most memory that a flood may add, in models
+BACK = 1.1  # most memory after a flood, relative to the memory before it
+KNOWN: Mapping[str, dict[str, object]] = {
+    MODEL: {"method.depths": [1], "assign.submodels": {"*": "w1-d1.1.1.1.1.1.1"}},
+    SMALL: {"assign.submodels": {"*": "w1-d1.1.1"}},
+}
+
+
+class Use(msgspec.Struct, frozen=True):
+    """Resident memory of a process in MB.
+
+    base: median before the flood
+    highest: before the flood
+    peak: during the flood
+    after: median after the flood
+    limit: `base` and three models
+    back: `after` relative to `base`
+    met: True if neither `peak` nor `back` exceeds its limit
+    """
+
+    base: float
+    highest: float
+    peak: float
+    after: float
+    limit: float
+    back: float
+    met: bool
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Effect of a flood. Times are medians in seconds.
+
+    flood: name
+    count: connections, questions or messages of the attacker
+    per_s: the same per second
+    rounds: number of undisturbed rounds, and of flooded ones
+    undisturbed_s, flooded_s: of a round
+    ratio: `flooded_s` relative to `undisturbed_s`
+    enrolments: honest ones during the flood
+    failed: those that failed
+    enrolment_undisturbed_s, enrolment_s, enrolment_worst_s: of an honest enrolment
+    answer_s, answer_worst_s: of an honest question to the inference server, during the flood
+    unanswered: such questions without an answer
+    model_mb: size of the network
+    coordinator, inference: memory
+    met: True if all goals are met
+    """
+
+    flood: str
+    count: int
+    per_s: float
+    rounds: tuple[int, int]
+    undisturbed_s: float
+    flooded_s: float
+    ratio: float
+    enrolments: int
+    failed: int
+    enrolment_undisturbed_s: float
+    enrolment_s: float
+    enrolment_worst_s: float
+    answer_s: float
+    answer_worst_s: float
+    unanswered: int
+    model_mb: float
+    coordinator: Use
+    inference: Use
+    met: bool
+
+
+def judge_memory(memory: Memory, model: int) -> Use:
+    """Compare memory with its limits. model: bytes."""
+    limit, back = memory.base + MODELS * model / 1e6, memory.after / memory.base
+    met = memory.peak <= limit and back <= BACK
+    return Use(
+        round(memory.base, 1),
+        round(memory.highest, 1),
+        round(memory.peak, 1),
+        round(memory.after, 1),
+        round(limit, 1),
+        round(back, 3),
+        met,
+    )
+
+
+def judge(flood: str, watch: Watch, model: int) -> Row:
+    """Compare the measurements of a flood with the goals. model: bytes."""
+    calm, flooded = statistics.median(watch.calm), statistics.median(watch.during.rounds)
+    during = watch.during
+    uses = [judge_memory(watch.memory(name), model) for name in ("coordinator", "inference")]
+    met = (
+        flooded <= RATIO * calm
+        and not during.failed
+        and max(during.enrolments) <= ENROLLED
+        and all(use.met for use in uses)
+    )
+    enrolment, answer = median_and_worst(during.enrolments), median_and_worst(during.answers)
+    return Row(
+        flood,
+        watch.count,
+        round(watch.count / watch.seconds, 1),
+        (len(watch.calm), len(during.rounds)),
+        round(calm, 3),
+        round(flooded, 3),
+        round(flooded / calm, 2),
+        len(during.enrolments),
+        during.failed,
+        round(statistics.median([*watch.before.enrolments, *watch.after.enrolments]), 3),
+        *enrolment,
+        *answer,
+        during.unanswered,
+        round(model / 1e6, 2),
+        uses[0],
+        uses[1],
+        met,
+    )
+
+
+def median_and_worst(seconds: Sequence[float]) -> tuple[float, float]:
+    return round(statistics.median(seconds), 3), round(max(seconds), 3)
+
+
+def export_subject(model: str, folder: Path) -> Subject:
+    """Export a network for the inference server. Return it with the settings of its run."""
+    made = network(model, (1, 8, 8), 10)
+    whole = full(made)
+    net = build_random(whole)
+    examples = np.zeros((2, 1, 8, 8), np.uint8)
+    origin = {"run": "floods", "round": 0, "submodel": whole.name}
+    graph = onnx_export.export(net, made, examples, folder / "model.onnx", origin)
+    size = sum(value.numel() * value.element_size() for value in net.state_dict().values())
+    question = msgspec.json.encode({"inputs": examples[:1].tolist()})
+    return Subject({"model.name": model, **KNOWN[model]}, graph, question, size)
+
+
+def lines(rows: Sequence[Row], revoked: Revocations | None) -> list[str]:
+    """Return the table for the terminal."""
+    found = [
+        f"{'flood':34}{'per s':>9}{'round s':>9}{'flooded':>9}{'ratio':>7}{'enrol s':>9}"
+        f"{'worst':>8}{'coordinator MB':>24}{'inference MB':>24}"
+    ]
+    for row in rows:
+        memory = "".join(
+            f"{f'{use.base:.0f} {use.peak:.0f} {use.after:.0f} <= {use.limit:.0f}':>24}"
+            for use in (row.coordinator, row.inference)
+        )
+        found.append(
+            f"{row.flood:34}{row.per_s:9.0f}{row.undisturbed_s:9.3f}{row.flooded_s:9.3f}"
+            f"{row.ratio:7.2f}{row.enrolment_s:9.3f}{row.enrolment_worst_s:8.3f}{memory}"
+            f"{'' if row.met else '  missed'}"
+        )
+    if revoked is not None:
+        found += [f"{name}: {value}" for name, value in asdict(revoked).items()]
+    return found if rows else found[1:]
+
+
+def choose(names: Sequence[str]) -> list[str]:
+    """Return the given or all floods. Unknown: no such flood."""
+    if unknown := [name for name in names if name not in FLOODS]:
+        raise Unknown("flood", unknown[0], list(FLOODS))
+    return list(names) or list(FLOODS)
+
+
+def find_processors() -> tuple[int, int]:
+    """Return one processor for the system and one for the attacker. UsageError: only one."""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < 2:
+        raise UsageError("floods need two processors: one for the system, one for the attacker")
+    return usable[0], usable[-1]
+
+
+def read_log(log: Path | None) -> list[Row]:
+    """Return the rows of earlier calls."""
+    if log is None or not log.exists():
+        return []
+    return [msgspec.json.decode(line, type=Row) for line in log.read_text().splitlines()]
+
+
+@click.command("floods")
+@click.option("--flood", "names", multiple=True, metavar="NAME", help="only this one; repeatable")
+@click.option(
+    "--times",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="rounds and enrolments with a flood, and as many without",
+)
+@click.option(
+    "--model",
+    type=click.Choice(list(KNOWN)),
+    default=MODEL,
+    show_default=True,
+    help="network of the run and of the inference server",
+)
+@click.option(
+    "--revocations",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="instead, revoke N agents that are connected to mosquitto",
+)
+@click.option(
+    "--log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="save the rows here and resume from them",
+)
+@FORMAT
+def command(
+    names: tuple[str, ...],
+    times: int,
+    model: str,
+    revocations: int | None,
+    log: Path | None,
+    form: str,
+) -> None:
+    """Flood a run from a processor of its own. Measure rounds, honest enrolments and memory."""
+    with (
+        report_errors("python -m benchmarks floods", "coordinator", "interrupted"),
+        tempfile.TemporaryDirectory(
+            prefix="espalier-floods-", ignore_cleanup_errors=True
+        ) as folder,
+    ):
+        revoked = None
+        rows = list[Row]()
+        if revocations is not None:
+            revoked = measure_revocations(revocations, Path(folder))
+        else:
+            rows = run_all(choose(names), model, times, log, Path(folder), form)
+        found = {
+            "floods": [msgspec.to_builtins(row) for row in rows],
+            "revocations": None if revoked is None else asdict(revoked),
+        }
+        print_result(found, form, lambda _: "\n".join(lines(rows, revoked)))
+
+
+def run_all(
+    chosen: Sequence[str], model: str, times: int, log: Path | None, folder: Path, form: str
+) -> list[Row]:
+    """Return the row of each flood, from the log if it is there."""
+    say, processors = speaker(form), find_processors()
+    rows = {row.flood: row for row in read_log(log)}
+    subject = export_subject(model, folder)
+    for at, name in enumerate(name for name in chosen if name not in rows):
+        watch = measure(name, subject, times, processors, folder / str(at))
+        rows[name] = judge(name, watch, subject.bytes)
+        if log is not None:
+            with log.open("ab") as file:
+                file.write(msgspec.json.encode(rows[name]) + b"\n")
+        say(lines([rows[name]], None)[1])
+    return [rows[name] for name in chosen]
