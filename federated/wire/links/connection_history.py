@@ -1,9 +1,9 @@
 """Diagnosis of connections that a broker closes: it rejects a packet, another client uses the same
 name, or it restarts.
 
-A broker that only closes a connection accepts the next one, and usually keeps the client's session.
-A client that cannot connect, or finds no session, therefore has a broker that restarts, and the link
-waits for it. Brokers that keep no sessions exist: so a lost session alone does not excuse a broker
+A broker that only closes a connection accepts the next one, and usually keeps the client's
+session. A client that cannot connect, or finds no session, therefore has a broker that restarts, and
+the link waits for it. Some brokers keep no sessions: so a lost session alone does not excuse a broker
 that closed connections at large packets.
 """
 
