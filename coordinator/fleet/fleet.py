@@ -280,19 +280,7 @@ class Fleet:
                 check_profile(profile, self.run)
                 self.driver.handle(self._check_eligibility(name, profile))
             case messages.Heartbeat() as beat:
-                self._request_announcement(name, beat.session, now)
-                self.driver.handle(
-                    on.AgentBeat(
-                        now,
-                        name,
-                        beat.session,
-                        beat.state,
-                        beat.loss,
-                        beat.step,
-                        beat.round,
-                        beat.work,
-                    )
-                )
+                self._take_heartbeat(name, beat, now)
             case messages.Offer() as offer:
                 if self._find_task(name, offer) is None:
                     self._count_useless(name, delivery.topic, "offers that nobody asked for")
@@ -353,6 +341,14 @@ class Fleet:
     def _find_task(self, name: str, offer: messages.Offer) -> TaskState | None:
         key = Key(name, offer.submodel, offer.round, offer.work)
         return find_task(self.round, key, offer.attempt)
+
+    def _take_heartbeat(self, name: str, beat: messages.Heartbeat, now: float) -> None:
+        self._request_announcement(name, beat.session, now)
+        self.driver.handle(
+            on.AgentBeat(
+                now, name, beat.session, beat.state, beat.loss, beat.step, beat.round, beat.work
+            )
+        )
 
     def _request_announcement(self, name: str, session: str, now: float) -> None:
         """Ask an agent that is alive for the status or the profile that did not arrive."""

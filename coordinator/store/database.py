@@ -19,10 +19,10 @@ from coordinator import row_digests
 from coordinator.observe.records import RoundRecord
 from coordinator.store import agent_tables, run_lock
 from coordinator.store.run_folders import DATABASE
-from coordinator.store.write_ahead_log import find_log_damage
 from coordinator.trust import trust_tables
 from federated.errors import StoreError
 from federated.runtime.files import sync
+from federated.runtime.write_ahead_log import find_log_damage
 from models.submodel import Network, Submodel
 
 __all__ = [

@@ -25,8 +25,8 @@ from coordinator.store.journal_records import FRAME, split_records, unpack_plain
 from coordinator.store.run_folders import DATABASE, missing_run
 from coordinator.store.run_records import RunRecords
 from coordinator.store.spool_files import update_path
-from coordinator.store.write_ahead_log import LogDamage, find_log_damage
 from federated.errors import StoreError
+from federated.runtime.write_ahead_log import LogDamage, find_log_damage
 from federated.safe_text import make_safe
 from federated.task import Key
 from federated.wire.topics import VERSION

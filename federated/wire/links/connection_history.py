@@ -2,9 +2,9 @@
 name, or it restarts.
 
 A broker that only closes a connection accepts the next one, and usually keeps the client's
-session. A client that cannot connect, or finds no session, therefore has a broker that restarts, and
-the link waits for it. Some brokers keep no sessions: so a lost session alone does not excuse a broker
-that closed connections at large packets.
+session. A client that cannot connect, or finds no session, therefore has a broker that restarts,
+and the link waits for it. Some brokers keep no sessions: so a lost session alone does not excuse a
+broker that closed connections at large packets.
 """
 
 from __future__ import annotations

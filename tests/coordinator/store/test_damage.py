@@ -17,10 +17,10 @@ from coordinator.row_digests import find_damage
 from coordinator.store.damage import allow_new_journal, may_begin_journal
 from coordinator.store.database import Facts
 from coordinator.store.store import Store
-from coordinator.store.write_ahead_log import find_log_damage
 from coordinator.trust.trust_tables import ChangeNorm
 from coordinator.views.run_check import check_run
 from federated.errors import StoreError
+from federated.runtime.write_ahead_log import find_log_damage
 from tests.support.peer import PROFILE
 
 

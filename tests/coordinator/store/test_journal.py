@@ -330,7 +330,7 @@ def test_a_run_of_another_schema_is_refused_with_the_version_that_can_finish_it(
         database.execute("PRAGMA user_version=0")
     with pytest.raises(
         StoreError,
-        match=r"expected schema 2, found 1.*pip install 'espalier<0.2'",
+        match=r"expected schema 2, found 1.*before 0.2",
     ):
         Store.open(tmp_path, "r")
     Store.open(tmp_path, "r", read_only=True).close()
