@@ -31,7 +31,7 @@ from coordinator.trust.acceptance import check_profile
 from federated.errors import Malformed, ProtocolMismatch, Refused, Superseded, WireError
 from federated.task import Key, Profile, Work
 from federated.wire import envelope, messages, topics
-from federated.wire.link import LINK_UP, Delivery, Link
+from federated.wire.link import FLOODED, LINK_FLOODED, LINK_UP, Delivery, Link
 
 __all__ = ["Fleet", "Intake"]
 
@@ -252,6 +252,9 @@ class Fleet:
             # the run by now, and its card must not be replaced
             self.endpoint.link.subscribe(topics.run(self.run.run))
             self._republish_at, self._stored = self.clock() + FENCE, None
+        if delivery.topic == LINK_FLOODED:
+            self._count_dropped(delivery.payload.decode(), FLOODED)
+            return
         where = topics.parse(delivery.topic)
         if where is not None and where.kind == "run":
             self._take_card(delivery)
@@ -260,10 +263,7 @@ class Fleet:
             return
         name, now = where.agent, self.clock()
         if not self._is_admitted(where, name, now):
-            if self._guard.count_dropped(name, now):
-                self._gate.suspend(name)
-                reason = f"dropped thousands of messages of '{name}': stop it, or revoke it"
-                self.publish(Rejected("flood", delivery.topic, reason, name, topic=delivery.topic))
+            self._count_dropped(name)
             return
         message = envelope.decode(delivery.payload)
         if (claimed := getattr(message, "agent", name)) != name:
@@ -331,6 +331,13 @@ class Fleet:
                 return self._guard.admit_beat(name, now)
             case _:
                 return self._guard.admit(name, now)
+
+    def _count_dropped(self, name: str, messages: int = 1) -> None:
+        """Count dropped messages, and suspend an agent whose messages are too many."""
+        if name not in self._barred and self._guard.count_dropped(name, self.clock(), messages):
+            self._gate.suspend(name)
+            reason = f"dropped thousands of messages of '{name}': stop it, or revoke it"
+            self.publish(Rejected("flood", name, reason, name))
 
     def _count_useless(self, name: str, topic: str, what: str) -> None:
         """Count a message that is invalid or unrequested, and tell when too many came."""
@@ -431,4 +438,5 @@ class Fleet:
         self.publish(Rejected(kind, topic, str(error), name, topic=topic))
         if name:
             self._count_useless(name, topic, "invalid messages")
-            self.endpoint.tell(name, messages.Refusal(str(error), topic))
+            if self._guard.admit_refusal(name, self.clock()):
+                self.endpoint.tell(name, messages.Refusal(str(error), topic))

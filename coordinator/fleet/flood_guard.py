@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["FloodGuard"]
+__all__ = ["REFUSALS_AT_ONCE", "FloodGuard"]
 
 # heartbeats per second and agent, and how many may come at once. Others follow a dropped one.
 BEATS, BEATS_AT_ONCE = 20.0, 200.0
 # messages per second and agent that are invalid or unrequested, and how many may come at once.
 # Agents send such messages after a restart or a lost answer, some for each task.
 USELESS, USELESS_AT_ONCE = 50.0, 500.0
+# answers to invalid messages per second and agent, and how many may be sent at once: each waits for
+# the broker, which a flood keeps busy
+REFUSALS, REFUSALS_AT_ONCE = 1.0, 20.0
 # dropped messages per second and agent, and how many may come at once, until it is suspended
 DROPPED, DROPPED_AT_ONCE = 200.0, 5000.0
 
@@ -32,6 +35,14 @@ class Bucket:
         self.tokens = min(most, self.tokens + rate * max(0.0, now - self.filled))
         self.filled = now
 
+    def take(self, now: float, rate: float, most: float) -> bool:
+        """Refill, and return whether there was a token, which is then taken."""
+        self.refill(now, rate, most)
+        if self.tokens < 1.0:
+            return False
+        self.tokens -= 1.0
+        return True
+
 
 @dataclass
 class FloodGuard:
@@ -40,15 +51,17 @@ class FloodGuard:
     _dropped: dict[str, Bucket] = field(default_factory=dict)
     _beats: dict[str, Bucket] = field(default_factory=dict)
     _useless: dict[str, Bucket] = field(default_factory=dict)
+    _refusals: dict[str, Bucket] = field(default_factory=dict)
 
     def admit_beat(self, agent: str, now: float) -> bool:
         """Return whether to handle a heartbeat."""
         bucket = self._beats.setdefault(agent, Bucket(BEATS_AT_ONCE, now))
-        bucket.refill(now, BEATS, BEATS_AT_ONCE)
-        if bucket.tokens < 1.0:
-            return False
-        bucket.tokens -= 1.0
-        return True
+        return bucket.take(now, BEATS, BEATS_AT_ONCE)
+
+    def admit_refusal(self, agent: str, now: float) -> bool:
+        """Return whether to answer an invalid message."""
+        bucket = self._refusals.setdefault(agent, Bucket(REFUSALS_AT_ONCE, now))
+        return bucket.take(now, REFUSALS, REFUSALS_AT_ONCE)
 
     def admit(self, agent: str, now: float) -> bool:
         """Return whether to handle another message: False after too many useless ones."""
@@ -64,13 +77,13 @@ class FloodGuard:
         bucket.tokens -= 1.0
         return 0.0 <= bucket.tokens < 1.0
 
-    def count_dropped(self, agent: str, now: float) -> bool:
-        """Count a dropped message. Return whether they are so many that the broker should stop
+    def count_dropped(self, agent: str, now: float, messages: int = 1) -> bool:
+        """Count dropped messages. Return whether they are so many that the broker should stop
         them; the count then starts again.
         """
         bucket = self._dropped.setdefault(agent, Bucket(DROPPED_AT_ONCE, now))
         bucket.refill(now, DROPPED, DROPPED_AT_ONCE)
-        bucket.tokens -= 1.0
+        bucket.tokens -= messages
         if bucket.tokens >= 0.0:
             return False
         del self._dropped[agent]

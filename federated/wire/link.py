@@ -5,13 +5,16 @@ deliveries between the network's thread and the one that handles them.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 __all__ = [
     "CHUNK",
+    "FLOODED",
     "LINK_DOWN",
+    "LINK_FLOODED",
     "LINK_UP",
     "OVERHEAD",
     "PROBES",
@@ -26,12 +29,14 @@ __all__ = [
 
 LINK_UP = "$link/up"
 LINK_DOWN = "$link/down"
+LINK_FLOODED = "$link/flooded"
+FLOODED = 1000  # rejected deliveries of one sender that an event of the link reports
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """A message, or an event of the link itself: LINK_DOWN with the reason as payload, or LINK_UP
-    after a reconnection.
+    """A message, or an event of the link itself: LINK_DOWN with the reason as payload, LINK_UP
+    after a reconnection, or LINK_FLOODED with the name of a sender after FLOODED rejected messages.
 
     retained: whether the broker had retained the message.
     """
@@ -46,10 +51,23 @@ class DeliveryQueue:
 
     deliveries: largest number of deliveries.
     size: largest number of bytes of their payloads.
+    share: largest number of deliveries of one sender. Further ones are rejected at once, so that a
+        flood of one sender neither fills the queue nor holds up others.
+    find_sender: returns the sender of a topic; empty if it has no limit of its own.
     """
 
-    def __init__(self, *, deliveries: float = 10_000, size: float = 64 << 20) -> None:
+    def __init__(
+        self,
+        *,
+        deliveries: float = 10_000,
+        size: float = 64 << 20,
+        share: int = 2000,
+        find_sender: Callable[[str], str] = lambda topic: "",
+    ) -> None:
         self._queue: deque[Delivery] = deque()
+        self._share, self._find_sender = share, find_sender
+        self._waiting = Counter[str]()  # number of deliveries in the queue, by sender
+        self._rejected = Counter[str]()  # since the last report, by sender
         self._changed = threading.Condition()
         self._deliveries, self._size = deliveries, size
         self._held = 0
@@ -63,13 +81,19 @@ class DeliveryQueue:
         """Add a delivery, waiting up to `timeout` seconds for room, and return whether there was
         room. force: add it even without room.
         """
+        sender = self._find_sender(delivery.topic)
         with self._changed:
+            if sender and self._waiting[sender] >= self._share and not force:
+                self._report(sender)
+                return False
             room = force or self._changed.wait_for(
                 lambda: self._closed or self._has_room(len(delivery.payload)), timeout
             )
             if not room or self._closed:
                 return False
             self._queue.append(delivery)
+            if sender:
+                self._waiting[sender] += 1
             self._held += len(delivery.payload)
             self._changed.notify_all()
             return True
@@ -83,9 +107,21 @@ class DeliveryQueue:
             ):
                 return None
             delivery = self._queue.popleft()
-            self._held -= len(delivery.payload)
+            if sender := self._find_sender(delivery.topic):
+                self._waiting[sender] -= 1
+                if not self._waiting[sender]:
+                    del self._waiting[sender]
+            self._held -= 0 if delivery.topic == LINK_FLOODED else len(delivery.payload)
             self._changed.notify_all()
             return delivery
+
+    def _report(self, sender: str) -> None:
+        """Count a rejected delivery, and add an event after FLOODED of them."""
+        self._rejected[sender] += 1
+        if self._rejected[sender] >= FLOODED:
+            del self._rejected[sender]
+            self._queue.append(Delivery(LINK_FLOODED, sender.encode()))
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Reject further deliveries. Those in the queue can still be read."""

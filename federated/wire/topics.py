@@ -48,6 +48,7 @@ __all__ = [
     "dynamic_security",
     "dynamic_security_answer",
     "everyone",
+    "find_sender",
     "heartbeat",
     "manifest",
     "matches",
@@ -275,6 +276,12 @@ def coordinator_patterns(run: str) -> tuple[str, ...]:
     base = f"{ROOT}/{_name('run', run)}/agent/+"
     agents = (f"{base}/{what}" for what in ("status", "profile", "hb", "say", "up/+/c/+"))
     return globals()["run"](run), *agents
+
+
+def find_sender(topic: str) -> str:
+    """Return the agent whose topic it is, without checking the topic; empty if it has none."""
+    levels = topic.split("/", 5)
+    return levels[4] if len(levels) > 4 and levels[3] == "agent" else ""
 
 
 def parse(topic: str) -> Place | None:

@@ -83,7 +83,7 @@ class MqttLink:
         """
         self.address = parse_address(address) if isinstance(address, str) else address
         self.client_id, self.sent_bytes, self.received_bytes = client_id, 0, 0
-        self._deliveries = DeliveryQueue()
+        self._deliveries = DeliveryQueue(find_sender=topics.find_sender)
         self._patterns: dict[str, None] = {}
         self._asked: dict[int, str] = {}  # subscriptions by message id, until the broker answers
         # published messages that may not be acknowledged yet: topic, bytes

@@ -10,6 +10,7 @@ import pytest
 from coordinator.access.broker_access import BrokerAccess
 from coordinator.fleet import driver
 from coordinator.fleet.fleet import Fleet, Intake
+from coordinator.fleet.flood_guard import REFUSALS_AT_ONCE
 from coordinator.observe.events import Event, Rejected
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal
@@ -143,3 +144,14 @@ def test_an_agent_that_floods_is_suspended(
         peers["a"].link.publish(topics.chunk(topics.upload("r", "a", f"t{number}"), 0), b"noise")
         fleet.turn(0)
     assert gate.list_suspended() == {"a"}
+
+
+def test_few_invalid_messages_are_answered(fleet: Fleet, memory: MemoryBroker) -> None:
+    """An answer waits for the broker, which a flood keeps busy."""
+    peer = Peer(memory, "a")
+    listen(fleet)
+    peer.heard()
+    for _ in range(150):
+        peer.link.publish(topics.say("r", "a"), b"noise")
+    listen(fleet)
+    assert len(peer.heard()) == REFUSALS_AT_ONCE

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from federated.wire.link import LINK_UP, Delivery, DeliveryQueue
+from federated.wire.link import FLOODED, LINK_FLOODED, LINK_UP, Delivery, DeliveryQueue
+from federated.wire.topics import find_sender, run, status
 
 
 def test_deliveries_come_out_in_order_and_then_nothing() -> None:
@@ -48,3 +49,23 @@ def test_closing_wakes_waiting_threads_and_keeps_deliveries() -> None:
     assert time.monotonic() - start < 5
     timer.join()
     assert not queue.put(Delivery("a", b""))
+
+
+def test_a_flood_of_one_sender_leaves_room_for_others() -> None:
+    queue = DeliveryQueue(deliveries=10, share=3, find_sender=find_sender)
+    flood, honest = status("r", "flood"), status("r", "honest")
+    assert [queue.put(Delivery(flood, b""), 60.0) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert queue.put(Delivery(honest, b""))
+    assert queue.put(Delivery(run("r"), b""))
+    queue.get(0)
+    assert queue.put(Delivery(flood, b"")), "its share is free again"
+
+
+def test_a_flood_is_reported_with_its_sender() -> None:
+    queue = DeliveryQueue(share=1, find_sender=find_sender)
+    for _ in range(2 * FLOODED + 1):
+        queue.put(Delivery(status("r", "flood"), b""))
+    assert queue.get(0) == Delivery(status("r", "flood"), b"")
+    assert [queue.get(0) for _ in range(2)] == [Delivery(LINK_FLOODED, b"flood")] * 2
+    assert queue.get(0) is None
+    assert queue.put(Delivery("a", bytes(60 << 20))), "events hold no bytes of the queue"
