@@ -1,5 +1,5 @@
-"""Expected model of a run: the updates in its record, folded again in one process from the first
-round.
+"""Recompute a finished run in one process: make the updates that its record lists again, fold them
+in the recorded order, and check that the final model is equal bit for bit.
 """
 
 from __future__ import annotations

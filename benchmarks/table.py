@@ -1,4 +1,6 @@
-"""Rows of a benchmark, timed as medians of interleaved runs to spread disturbances evenly."""
+"""Time several functions in turns, so that disturbances affect all alike, and print the median of
+each beside its limit.
+"""
 
 from __future__ import annotations
 

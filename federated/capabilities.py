@@ -1,4 +1,5 @@
-"""The capabilities that a recipe can require of a trainer, as a device's profile lists them.
+"""Optional features of training that a recipe may need, such as Adam, clipping or SCAFFOLD. A
+device's profile lists those that its trainer supports.
 
 Every trainer supports the rest of a recipe: SGD with momentum and weight decay for some epochs or
 steps, the fraction of hidden tokens, scores and labels.

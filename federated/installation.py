@@ -4,40 +4,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-if TYPE_CHECKING:
-    from importlib.metadata import Distribution
-
-__all__ = ["NAME", "find_distribution", "pip_command"]
+__all__ = ["NAME", "pip_command"]
 
 NAME = "espalier-fl"  # on the package index, where `espalier` is another project
-
-
-def find_distribution() -> Distribution | None:
-    """Return the distribution that installed this package; None in a checkout that is not
-    installed.
-    """
-    # loads the standard library's e-mail parser, which few commands need
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        return distribution(NAME)
-    except PackageNotFoundError:
-        return None
 
 
 def pip_command(extra: str = "") -> str:
     """Return the command that installs the distribution with an extra, from where it was installed:
     the index, a wheel, a folder or a repository (PEP 610).
     """
-    found = find_distribution()
+    # loads the standard library's e-mail parser, which few commands need
+    from importlib.metadata import distributions
+
     extras = f"[{extra}]" if extra else ""
-    if found is None:  # a checkout that is not installed
+    # a build leaves metadata without an origin in the checkout
+    found = [one.read_text("direct_url.json") for one in distributions(name=NAME)]
+    if not found:  # a checkout that is not installed
         return f"pip install -e '{Path(__file__).resolve().parent.parent}{extras}'"
-    text = found.read_text("direct_url.json")
-    return f"pip install {_requirement(json.loads(text) if text else {}, extras)}"
+    text = next(filter(None, found), "{}")
+    return f"pip install {_requirement(json.loads(text), extras)}"
 
 
 def _requirement(origin: dict[str, Any], extras: str) -> str:

@@ -1,4 +1,5 @@
-"""Records of the work of a device: profiles, tasks, recipes and updates. Torch-free.
+"""Records of one piece of work on one device: its task, the recipe to train, the update that
+results, and the device's profile. Torch-free.
 
 A `Task` names a submodel, the digest of its weights and a `Recipe`; an `Update` contains the
 result. A task may also calibrate batch norm statistics, or evaluate.

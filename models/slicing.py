@@ -1,9 +1,9 @@
-"""Map each tensor of a submodel to its place in the largest network; all slicing code of the
-project is here.
+"""Map each tensor of a submodel to its place in the largest network, to cut submodels out and to
+put their updates back.
 
-A plan is a list of rows that map a rectangle to a rectangle. The same plan serves to extract and to
-fold. A home is a key of the coordinator's flat dict of tensors. A home `name@group` belongs to
-some devices only; until it is written, reading it returns `name`.
+A plan is a list of rows, each of which maps a box (start and stop per axis) of a submodel's tensor
+to a box of the largest network's. A home is a key of the coordinator's flat dict of tensors. A home
+`name@group` belongs to some devices only; until one of them has written it, `name` is read instead.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ TOY = dict.fromkeys(MEMBERS, "toy")
 # entry-point group -> files of the catalogue's folder that define no member
 NO_MEMBERS = {
     "espalier.data": {"splits"},
-    "espalier.links": {"paho_client"},
+    "espalier.links": {"connection_history", "paho_client"},
     "espalier.readers": {"terminal"},  # a command passes it to the run
     "espalier.rules": {"arithmetic"},
 }

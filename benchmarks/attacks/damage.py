@@ -1,4 +1,6 @@
-"""Damaged files, clocks that jump, processes that pause or die again, links that work one way."""
+"""Scenarios without an attacker: flip bits of files, let clocks jump, pause or kill processes, and
+block one direction of a link.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Real environment of a trial: brokers and coordinators that restart, small disks, slow links."""
+"""The real parts of a trial: processes and brokers to kill and restart, a small disk to fill, and a
+slow link.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Task runner that takes virtual time; its results depend only on agent, round and weights."""
+"""A stand-in for training in virtual time: computes a repeatable result from agent, round and
+weights.
+"""
 
 from __future__ import annotations
 

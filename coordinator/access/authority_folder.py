@@ -1,4 +1,4 @@
-"""The location of the certificate authority, and how to open it."""
+"""Find the folder of the certificate authority, and open the authority in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Export of the authority's files that an external broker needs."""
+"""Write the certificates, the revocation list and the access rules that a broker needs which this
+program did not start.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Partitions of a data set among agents by name, single shards, and partitions in files.
+"""Split a data set among agents with one of the rules below, draw the part of one agent alone, or
+read parts from files.
 
 iid                                    equal parts
 iid:RATIO                              sizes between RATIO and 1 of the largest, with all classes

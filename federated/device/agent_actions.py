@@ -1,4 +1,6 @@
-"""The actions of an agent, which its driver carries out: frozen records."""
+"""The actions of an agent, as plain data: `agent_step.step` returns them, and `Participant` carries
+them out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Messages about releases: the assigned versions, and the reports of serving agents."""
+"""Messages about released models: the version that each agent is to serve, and the reports of
+agents that answer requests with it.
+"""
 
 from __future__ import annotations
 

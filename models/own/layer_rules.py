@@ -1,5 +1,5 @@
-"""Rules for layers: they label each axis of a layer's tensors with the input channels that it
-follows, or with new channels.
+"""State for each kind of layer which axes of its tensors shrink with its input channels, and which
+begin a new group of channels.
 
 A rule returns the labels of its result, or None if it does not apply: then the layer's input,
 tensors and result keep their full size.

@@ -1,4 +1,4 @@
-"""Networks of the user's own, from "module:function".
+"""Load a network that the user wrote, named as `module:function`, and make smaller submodels of it.
 
 The function returns an `nn.Module` that maps standardised floats [N, *inputs], (x - mean) / std of
 the raw data, to [N, outputs]: logits, or standardised values. It takes no argument, or the

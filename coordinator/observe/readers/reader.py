@@ -43,7 +43,9 @@ class ReaderFactory(Protocol):
     `observe.readers` names the factory, not the reader.
 
     The reader runs in the coordinator's loop, so it must not block. Some events come several times
-    a second: LoopTurned, FleetChanged, AgentsAwaited, RunPaused, RoundDelayed (see `skip_repeats`).
+    a second: LoopTurned, FleetChanged, AgentsAwaited, RunPaused and RoundDelayed; `skip_repeats`
+    drops the repeats of the last two. Events have no time of their own. Encode the fields that you
+    need: some are tensors, or mappings with submodels as keys, which JSON cannot hold.
     At the last event, RunEnded, it closes what it opened. The factory raises ConfigError or
     MissingExtra if it cannot work.
     """

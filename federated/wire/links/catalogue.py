@@ -7,6 +7,7 @@ A scheme is a name in LINKS, the name of an entry point in the group `espalier.l
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Protocol
 
 from federated.errors import LinkError
@@ -48,12 +49,13 @@ def open_link(address: str, client_id: str, will: Will | None = None) -> Link:
     """
     scheme = get_scheme(address)
     connect = find(KIND, scheme, LINKS)
-    if scheme in LINKS:
-        return connect(address, client_id, will)
-    with report_failure(KIND.noun, scheme):
+    with nullcontext() if scheme in LINKS else report_failure(KIND.noun, scheme):
         try:
             link = connect(address, client_id, will)
         except OSError as error:
-            raise LinkError(f"{KIND.noun} '{scheme}': cannot connect: {error}") from error
-    check_declares(KIND.noun, scheme, link, Link)
+            # without the user name and password
+            shown = address.rpartition("@")[2]
+            raise LinkError(f"cannot connect to {shown} ({scheme}): {error}") from error
+    if scheme not in LINKS:
+        check_declares(KIND.noun, scheme, link, Link)
     return link
