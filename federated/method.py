@@ -150,7 +150,8 @@ def vary(settings: Mapping[str, Setting], **given: Any) -> Mapping[str, Setting]
 class State:
     """The state of a method after `round` rounds.
 
-    tensors: home -> tensor.
+    tensors: home -> tensor. One with a "/" in its name, such as `momentum/NAME`, is not the
+        network's: checkpoints keep it, and devices get it only to train, if a plan places it.
     settings: of the method and its recipe, in one flat mapping with the run's `seed` and `rounds`.
     fleet: number of connected agents that would get each submodel, training in this round or not.
     agents: the survey of each of them, by name.
@@ -191,7 +192,8 @@ class Method:
     dispatch: returns the tensors that a device receives; also used for evaluation and export.
     recipe: returns the recipe of a device's training. Its `hook` names the hooks to run.
     parts: yields the contributions of an update.
-    finish: returns the next state, with `round` one higher, also after a round without updates.
+    finish: returns the next state, with `round` one higher, also after a round without updates. It
+        changes only coordinates that an update covers (`server_optimizer.coverage_mask`).
     trains: returns the submodels of the menu that an update of a submodel trains as a whole, with
         that submodel. In nested networks every update changes weights of smaller submodels, but
         only these were run on data with their own loss.

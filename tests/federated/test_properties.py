@@ -66,13 +66,15 @@ class Trial:
 
     def __init__(self, name, index, **changed):
         self.method, net = method(name), NETS[families(name)[index]]()
-        given = configure(
-            self.method,
-            NO_JUMP.get(name, {})
-            | {key: value for key, value in changed.items() if key in self.method.settings},
-            rounds=10,
-        )
+        chosen = NO_JUMP.get(name, {}) | {
+            key: value for key, value in changed.items() if key in self.method.settings
+        }
+        given = configure(self.method, chosen, rounds=10)
         self.menu = self.method.menu(net, given)
+        if len(self.menu) == 1 and "widths" in self.method.settings:
+            # with one size each update covers everything, and the laws say little
+            given = configure(self.method, chosen | {"widths": (0.5, 1.0)}, rounds=10)
+            self.menu = self.method.menu(net, given)
         self.state = self.method.start(initial(net, 0, self.method.features), self.menu, given)
         self.state = self.fleet_of([(s, 3, i) for i, s in enumerate(self.menu)], self.state)
         self.state = self.combined(self.updates([(s, 3, i) for i, s in enumerate(self.menu)]))
