@@ -1,5 +1,5 @@
-"""Write the certificates, the revocation list and the access rules that a broker needs which this
-program did not start.
+"""Write the certificates, the revocation list and the access rules for a broker that this program
+did not start.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ __all__ = ["Endpoint"]
 log = logging.getLogger(__name__)
 
 FAREWELL = 300.0  # seconds that the end of a run waits for the broker, across reconnections
+CLEANING = 60.0  # seconds that it then waits until the broker has removed the run's messages
 STOPPING = 5.0  # seconds that a stopping coordinator waits for the broker
 
 
@@ -104,7 +105,7 @@ class Endpoint:
             for name in agents:
                 self.link.publish(topics.profile(run, name), b"", retain=True)
                 self.link.publish(topics.status(run, name), b"", retain=True)
-            self.link.flush(FAREWELL)
+            self.link.flush(CLEANING)
         except LinkError as error:  # the run has ended anyway
             self.slots.remove_copies()
             log.warning(

@@ -18,6 +18,7 @@ from coordinator.fleet.driver import Driver
 from coordinator.fleet.endpoint import Endpoint
 from coordinator.fleet.flood_guard import FloodGuard
 from coordinator.fleet.inbox import SPOILT, Inbox
+from coordinator.fleet.leadership import Leadership
 from coordinator.fleet.run_clock import RunClock
 from coordinator.observe.events import FleetChanged, LoopTurned, Publish, Rejected
 from coordinator.round import round_events as on
@@ -28,7 +29,7 @@ from coordinator.round.task_state import TaskState
 from coordinator.store.control import Control
 from coordinator.store.journal import Journal
 from coordinator.trust.acceptance import check_profile
-from federated.errors import Malformed, ProtocolMismatch, Refused, Superseded, WireError
+from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
 from federated.task import Key, Profile, Work
 from federated.wire import envelope, messages, topics
 from federated.wire.link import FLOODED, LINK_FLOODED, LINK_UP, Delivery, Link
@@ -36,10 +37,6 @@ from federated.wire.link import FLOODED, LINK_FLOODED, LINK_UP, Delivery, Link
 __all__ = ["Fleet", "Intake"]
 
 POLL = 0.5  # seconds between ticks
-# seconds after a reconnection for the broker to send the card of a later coordinator
-FENCE = 1.0
-# seconds for the broker to return the run's card to its sender, before it is published again
-CARD_PATIENCE = 10.0
 # seconds with heartbeats of an agent but without its profile or status until they are requested
 ANNOUNCEMENT_PATIENCE = 10.0
 REVOKED = "its certificate was revoked"
@@ -90,10 +87,7 @@ class Fleet:
         self._barred: frozenset[str] = frozenset()
         self._ticked = self._filled = -math.inf
         self._guard = FloodGuard()
-        self._leading = False  # whether this process has begun a phase
-        self._republish_at = math.inf
-        self._stored: messages.Run | None = None  # the card that the broker returned last
-        self._repeat_card_at = clock() + CARD_PATIENCE
+        self._leadership = Leadership(self.endpoint, clock)
         self._requested = dict[str, float]()  # when an agent's profile was requested, or missed
         # deliveries that arrived before a tick was due, and are handled before it
         self._ahead: int | None = None
@@ -144,8 +138,7 @@ class Fleet:
     def reannounce(self, card: messages.Run) -> None:
         """Publish a card that holds more than the last one; agents measure themselves again."""
         self.driver.handle(on.CardChanged(self.clock()))
-        self.endpoint.publish(card)
-        self._repeat_card_at = self.clock() + CARD_PATIENCE
+        self._leadership.publish(card)
 
     def follow(self, control: Control | None = None, gate: BrokerAccess | None = None) -> None:
         """Check at every turn what people request and which agents are revoked."""
@@ -180,7 +173,7 @@ class Fleet:
 
     def finish_phase(self) -> None:
         """Run the current phase to its end."""
-        self._leading = True
+        self._leadership.leading = True
         while not (phase := self.driver.phase).closed:
             self.turn(max(0.02, min(0.2, phase.began + phase.limit - self.clock())))
         self.driver.end()
@@ -201,11 +194,7 @@ class Fleet:
             except WireError as error:
                 self._reject(delivery.topic, error)
         now = self.clock()
-        if now >= self._republish_at:
-            self._republish_at = math.inf
-            self.endpoint.republish()
-        if now >= self._repeat_card_at:
-            self._confirm_card(now)
+        self._leadership.check()
         if ticking := self._may_tick(now, delivery):
             self._ticked = now
             self.driver.handle(on.Ticked(now, self.inbox.waiting))
@@ -215,12 +204,6 @@ class Fleet:
         if self.inbox.full and now - self._filled >= RELIEF_PAUSE:
             self._filled = now
             self.driver.handle(on.SpoolFilled(now))
-
-    def _confirm_card(self, now: float) -> None:
-        """Publish the card again if the broker did not return it, since no agent has it then."""
-        self._repeat_card_at = now + CARD_PATIENCE
-        if self._stored != self.run:
-            self.endpoint.publish(self.run)
 
     def _may_tick(self, now: float, delivery: Delivery | None) -> bool:
         """Return whether a tick is due and everything that had arrived by then is handled.
@@ -248,16 +231,13 @@ class Fleet:
 
     def _handle(self, delivery: Delivery) -> None:
         if delivery.topic == LINK_UP:
-            # a restarted broker may have lost what it retained; but a later coordinator may lead
-            # the run by now, and its card must not be replaced
-            self.endpoint.link.subscribe(topics.run(self.run.run))
-            self._republish_at, self._stored = self.clock() + FENCE, None
+            self._leadership.restore_link()
         if delivery.topic == LINK_FLOODED:
             self._count_dropped(delivery.payload.decode(), FLOODED)
             return
         where = topics.parse(delivery.topic)
         if where is not None and where.kind == "run":
-            self._take_card(delivery)
+            self._leadership.take_card(delivery)
             return
         if where is None or not where.agent or not delivery.payload or where.agent in self._barred:
             return
@@ -296,32 +276,6 @@ class Fleet:
                 raise Refused(f"agents do not send {type(message).__name__}")
         self.publish(FleetChanged())
 
-    def _take_card(self, delivery: Delivery) -> None:
-        """Compare epochs with the coordinator that published a card of this run.
-
-        A coordinator that has not asked agents yet is the later one, whatever the clocks say. The
-        earlier one leaves: raises Superseded. If an earlier one replaced or removed the card,
-        publish it again.
-        """
-        payload, mine = delivery.payload, self.endpoint.epoch
-        card, epoch = envelope.decode_with_epoch(payload) if payload else (None, 0)
-        if isinstance(card, messages.Run) and card.session == self.run.session:
-            self._stored = card
-            return
-        if not mine:
-            return
-        if epoch >= mine and self._leading:
-            raise Superseded(
-                f"another coordinator took over run '{self.run.run}' (epoch {epoch}, expected at "
-                f"most {mine}): keep one of them, and stop the other"
-            )
-        if epoch >= mine:
-            self.endpoint.epoch = epoch + 1
-        elif delivery.retained:  # from before this one announced itself
-            return
-        if self._republish_at == math.inf:
-            self.endpoint.publish(self.run)
-
     def _is_admitted(self, where: topics.Place, name: str, now: float) -> bool:
         """Return whether to decode a message of an agent."""
         match where.kind:
@@ -332,9 +286,9 @@ class Fleet:
             case _:
                 return self._guard.admit(name, now)
 
-    def _count_dropped(self, name: str, messages: int = 1) -> None:
+    def _count_dropped(self, name: str, count: int = 1) -> None:
         """Count dropped messages, and suspend an agent whose messages are too many."""
-        if name not in self._barred and self._guard.count_dropped(name, self.clock(), messages):
+        if name not in self._barred and self._guard.count_dropped(name, self.clock(), count):
             self._gate.suspend(name)
             reason = f"dropped thousands of messages of '{name}': stop it, or revoke it"
             self.publish(Rejected("flood", name, reason, name))

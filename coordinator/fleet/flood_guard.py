@@ -77,13 +77,13 @@ class FloodGuard:
         bucket.tokens -= 1.0
         return 0.0 <= bucket.tokens < 1.0
 
-    def count_dropped(self, agent: str, now: float, messages: int = 1) -> bool:
+    def count_dropped(self, agent: str, now: float, count: int = 1) -> bool:
         """Count dropped messages. Return whether they are so many that the broker should stop
         them; the count then starts again.
         """
         bucket = self._dropped.setdefault(agent, Bucket(DROPPED_AT_ONCE, now))
         bucket.refill(now, DROPPED, DROPPED_AT_ONCE)
-        bucket.tokens -= messages
+        bucket.tokens -= count
         if bucket.tokens >= 0.0:
             return False
         del self._dropped[agent]

@@ -1,5 +1,5 @@
-"""Damage to SQLite's write-ahead log, found before SQLite opens the database: it would drop the
-damaged transaction and all later ones without a word, and remove the log.
+"""Find damage to SQLite's write-ahead log before SQLite opens the database: it would silently drop
+the damaged transaction and all later ones, and remove the log.
 
 A log is a header and frames, one for each written page. Each frame has the salt of the header and a
 checksum that continues the one of the frame before. SQLite syncs the log after each transaction, so
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LogDamage", "find_log_damage"]
+__all__ = ["FRAME", "HEADER", "LogDamage", "find_log_damage"]
 
 HEADER, FRAME = 32, 24  # bytes of the header, and of the header of a frame
 ORDERS = {0x377F0682: "<", 0x377F0683: ">"}  # byte order of the summed words, by magic number

@@ -151,7 +151,8 @@ def decode_with_epoch(payload: bytes | bytearray | memoryview) -> tuple[Message,
         raise Malformed(
             f"message '{kind}': expected at most {MAX_MESSAGE} bytes, found {len(payload)}"
         )
-    if envelope.crc32 not in (None, _sum(kind, envelope.epoch, envelope.body)):
+    stored = envelope.crc32
+    if stored is not None and stored != _sum(kind, envelope.epoch, envelope.body):
         raise Malformed(f"message '{kind}' was damaged on its way: its crc32 does not match")
     message: Message
     try:

@@ -91,11 +91,9 @@ class DeliveryQueue:
             )
             if not room or self._closed:
                 return False
-            self._queue.append(delivery)
             if sender:
                 self._waiting[sender] += 1
-            self._held += len(delivery.payload)
-            self._changed.notify_all()
+            self._append(delivery)
             return True
 
     def get(self, timeout: float) -> Delivery | None:
@@ -111,7 +109,7 @@ class DeliveryQueue:
                 self._waiting[sender] -= 1
                 if not self._waiting[sender]:
                     del self._waiting[sender]
-            self._held -= 0 if delivery.topic == LINK_FLOODED else len(delivery.payload)
+            self._held -= len(delivery.payload)
             self._changed.notify_all()
             return delivery
 
@@ -120,8 +118,12 @@ class DeliveryQueue:
         self._rejected[sender] += 1
         if self._rejected[sender] >= FLOODED:
             del self._rejected[sender]
-            self._queue.append(Delivery(LINK_FLOODED, sender.encode()))
-            self._changed.notify_all()
+            self._append(Delivery(LINK_FLOODED, sender.encode()))
+
+    def _append(self, delivery: Delivery) -> None:
+        self._queue.append(delivery)
+        self._held += len(delivery.payload)
+        self._changed.notify_all()
 
     def close(self) -> None:
         """Reject further deliveries. Those in the queue can still be read."""

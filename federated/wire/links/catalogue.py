@@ -49,13 +49,13 @@ def open_link(address: str, client_id: str, will: Will | None = None) -> Link:
     """
     scheme = get_scheme(address)
     connect = find(KIND, scheme, LINKS)
-    with nullcontext() if scheme in LINKS else report_failure(KIND.noun, scheme):
+    own = scheme not in LINKS
+    with report_failure(KIND.noun, scheme) if own else nullcontext():
         try:
             link = connect(address, client_id, will)
         except OSError as error:
-            # without the user name and password
-            shown = address.rpartition("@")[2]
-            raise LinkError(f"cannot connect to {shown} ({scheme}): {error}") from error
-    if scheme not in LINKS:
+            place = address.rpartition("://")[2].rpartition("@")[2]  # without user and password
+            raise LinkError(f"cannot connect to {scheme}://{place}: {error}") from error
+    if own:
         check_declares(KIND.noun, scheme, link, Link)
     return link

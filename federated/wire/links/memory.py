@@ -23,7 +23,7 @@ from federated.wire.link import (
     Will,
     chunk_within,
 )
-from federated.wire.topics import find_sender, matches
+from federated.wire.topics import matches
 
 __all__ = ["MemoryBroker", "MemoryLink", "open_memory_link"]
 
@@ -147,7 +147,7 @@ class MemoryLink:
         self.sent_bytes = self.received_bytes = 0
         self.patterns: set[str] = set()
         # always filled with `force`: sender and receiver may share a thread, which must not wait
-        self._deliveries = DeliveryQueue(find_sender=find_sender)
+        self._deliveries = DeliveryQueue()
         self._broker = broker
         self._down = self._closed = False
         # messages that wait while the link is down

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.fleet import CARD_PATIENCE, FENCE, Fleet, Intake
+from coordinator.fleet.fleet import Fleet, Intake
+from coordinator.fleet.leadership import CARD_PATIENCE, FENCE
 from federated.errors import Superseded
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_UP, Delivery
@@ -110,7 +111,9 @@ def test_a_coordinator_looks_for_a_later_one_before_it_publishes_again(
     monkeypatch.setattr(
         first.link, "receive", lambda timeout: waiting.pop() if waiting else receive(timeout)
     )
+    clock.now += CARD_PATIENCE  # it slept, so its card is due for a check as well
     first.turn(0)
+    assert read_card(memory) == ("second", 6)
     with pytest.raises(Superseded):
         listen(first)
     assert read_card(memory) == ("second", 6)

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.fleet.fleet import FENCE, Fleet
+from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.leadership import FENCE
 from coordinator.fleet.weight_slots import WeightSlots
 from coordinator.observe.events import AgentJoined, AgentLeft, Event, Rejected
 from coordinator.round.agent_handlers import SILENCE

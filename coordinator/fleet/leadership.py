@@ -1,0 +1,83 @@
+"""Keep the run's card published while this coordinator leads, and leave the run to a later one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from coordinator.fleet.endpoint import Endpoint
+from federated.errors import Superseded
+from federated.wire import envelope, messages, topics
+from federated.wire.link import Delivery
+
+__all__ = ["CARD_PATIENCE", "FENCE", "Leadership"]
+
+# seconds after a reconnection for the broker to send the card of a later coordinator
+FENCE = 1.0
+# seconds for the broker to return the run's card to its sender, before it is published again
+CARD_PATIENCE = 10.0
+
+
+class Leadership:
+    """What this coordinator knows of the card that the broker retains.
+
+    leading: whether this process has begun a phase.
+    """
+
+    def __init__(self, endpoint: Endpoint, clock: Callable[[], float]) -> None:
+        self._endpoint, self._clock = endpoint, clock
+        self.leading = False
+        self._republish_at = math.inf  # when to publish everything again
+        self._returned: messages.Run | None = None  # the card that the broker returned last
+        self._confirm_at = clock() + CARD_PATIENCE  # when to check that it is the present one
+
+    def publish(self, card: messages.Run) -> None:
+        """Publish a new card."""
+        self._endpoint.publish(card)
+        self._confirm_at = self._clock() + CARD_PATIENCE
+
+    def restore_link(self) -> None:
+        """Prepare to publish everything again: a restarted broker may have lost what it retained.
+        But a later coordinator may lead the run by now, and its card must not be replaced.
+        """
+        self._endpoint.link.subscribe(topics.run(self._endpoint.card.run))
+        self._returned, self._republish_at = None, self._clock() + FENCE
+
+    def check(self) -> None:
+        """Publish again what the broker may have lost. A card that it has not returned is with no
+        agent.
+        """
+        now = self._clock()
+        if now >= self._republish_at:
+            self._republish_at, self._confirm_at = math.inf, now + CARD_PATIENCE
+            self._endpoint.republish()
+        elif now >= self._confirm_at and self._republish_at == math.inf:
+            self._confirm_at = now + CARD_PATIENCE
+            if self._returned != self._endpoint.card:
+                self._endpoint.publish(self._endpoint.card)
+
+    def take_card(self, delivery: Delivery) -> None:
+        """Compare epochs with the coordinator that published a card of this run.
+
+        A coordinator that has not asked agents yet is the later one, whatever the clocks say. The
+        earlier one leaves: raises Superseded. If an earlier one replaced or removed the card,
+        publish it again.
+        """
+        payload, mine, own = delivery.payload, self._endpoint.epoch, self._endpoint.card
+        card, epoch = envelope.decode_with_epoch(payload) if payload else (None, 0)
+        if isinstance(card, messages.Run) and card.session == own.session:
+            self._returned = card
+            return
+        if not mine:
+            return
+        if epoch >= mine and self.leading:
+            raise Superseded(
+                f"another coordinator took over run '{own.run}' (epoch {epoch}, expected at most "
+                f"{mine}): keep one of them, and stop the other"
+            )
+        if epoch >= mine:
+            self._endpoint.epoch = epoch + 1
+        elif delivery.retained:  # from before this one announced itself
+            return
+        if self._republish_at == math.inf:
+            self._endpoint.publish(own)
