@@ -9,7 +9,6 @@ import click
 from benchmarks import (
     aggregation,
     asynchrony,
-    bitflips,
     broker,
     codec,
     core,
@@ -22,6 +21,7 @@ from benchmarks import (
     scale,
 )
 from benchmarks.attacks import command as attacks
+from benchmarks.bitflips import command as bitflips
 from benchmarks.faults import command as faults
 from benchmarks.floods import command as floods
 from benchmarks.schedules import command as schedules

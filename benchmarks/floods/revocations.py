@@ -44,7 +44,8 @@ class Revocations:
     bystander_kept: True if an agent that was not revoked stayed connected
     still_connected: revoked agents whose connections stayed open
     reconnected: revoked certificates that the broker accepted again
-    barred: agents without rights whose certificates are valid, which reconnected
+    barred: agents without rights whose certificates are valid
+    returned: those of them that could connect again
     published: their messages that reached the coordinator
     received: the coordinator's commands to one or to all agents that reached them
     met: True if no revoked or barred agent could do anything
@@ -61,6 +62,7 @@ class Revocations:
     still_connected: int
     reconnected: int
     barred: int
+    returned: int
     published: int
     received: int
     met: bool
@@ -117,7 +119,7 @@ def measure_revocations(count: int, folder: Path) -> Revocations:
         again,
         len(barred),
         *achieved,
-        met=kept and not (restarted or left or again or any(achieved)),
+        met=kept and not (restarted or left or again or any(achieved[1:])),
     )
 
 
@@ -179,9 +181,9 @@ def is_closed(link: ssl.SSLSocket) -> bool:
         return True
 
 
-def try_rights(doors: Doors, url: str, certificates: Mapping[str, Path]) -> tuple[int, int]:
-    """Let barred agents publish, subscribe and receive in their own topics. Return how many
-    messages reached the coordinator, and how many reached the agents.
+def try_rights(doors: Doors, url: str, certificates: Mapping[str, Path]) -> tuple[int, int, int]:
+    """Let barred agents publish, subscribe and receive in their own topics. Return how many could
+    connect, how many messages reached the coordinator, and how many reached the agents.
     """
     received = 0
     with closing(open_link(url, "listener")) as listener, ExitStack() as stack:
@@ -204,7 +206,7 @@ def try_rights(doors: Doors, url: str, certificates: Mapping[str, Path]) -> tupl
             with suppress(LinkError):
                 arrived = receive_all(link, 0.01)
                 received += sum(one.payload.startswith(COMMAND) for one in arrived)
-    return published, received
+    return len(links), published, received
 
 
 def receive_all(link: Link, silence: float) -> list[Delivery]:

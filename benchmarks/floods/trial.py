@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from coordinator.store.store import Store
 from edge_agent.access.enrolment import enrol
 from federated.errors import EspalierError, FleetError
 
-__all__ = ["FLOODS", "Arm", "Memory", "Subject", "Watch", "measure"]
+__all__ = ["FLOODS", "Arm", "Subject", "Watch", "measure"]
 
 FLOODS = (*STRANGER_FLOODS, *AGENT_FLOODS)
 DELAY = 0.3  # seconds of an honest training
@@ -53,22 +52,6 @@ class Subject:
     graph: Path
     question: bytes
     bytes: int
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Resident memory of a process in MB.
-
-    base: median before the flood
-    highest: before the flood
-    peak: during the flood
-    after: median after the flood
-    """
-
-    base: float
-    highest: float
-    peak: float
-    after: float
 
 
 @dataclass
@@ -110,16 +93,6 @@ class Watch:
     def calm(self) -> list[float]:
         """Seconds of all undisturbed rounds."""
         return [*self.before.rounds, *self.after.rounds]
-
-    def memory(self, process: str) -> Memory:
-        """Return the memory of a process."""
-        before, after = self.before.memory[process], self.after.memory[process]
-        return Memory(
-            statistics.median(before),
-            max(before),
-            max(self.during.memory[process]),
-            statistics.median(after[len(after) // 2 :]),
-        )
 
 
 class Helpers:
@@ -235,11 +208,11 @@ def measure(
         ports |= {"metrics": metrics, "inference": port}
         helpers = Helpers(ports, trial.doors, subject, folder)
         trial.begin()
-        trial.stack.callback(helpers.close)
         attacker = start_attacker(trial, flood, ports, processors[1])
         assert trial.coordinator.popen is not None
         helpers.processes = {"coordinator": trial.coordinator.popen.pid, "inference": server}
         wait_for_rounds(trial, helpers, WARM_UP, 0)
+        trial.stack.callback(helpers.close)
         helpers.start()
         return conduct(trial, helpers, attacker, times)
 

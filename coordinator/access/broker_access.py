@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 SUSPENSION = 600.0  # seconds
 POLL = 1.0  # seconds between checks of the authority's folder
+NAMED = 10  # agents that a message names
 RENEWAL_CHECK = 3600.0  # seconds between checks for certificates that expire soon
 HAND_OVER = (
     "the broker's certificate or the revocation list changed, and the broker is external: install "
@@ -136,9 +137,9 @@ class AuthorityWatcher:
         if self._broker is not None:
             self._broker.reload(names)
             if new:
-                log.warning(
-                    "revoked or suspended: %s; closing their connections", ", ".join(sorted(new))
-                )
+                shown = ", ".join(sorted(new)[:NAMED])
+                more = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
+                log.warning("revoked or suspended: %s%s; closing their connections", shown, more)
                 self._broker.disconnect(new)
         elif new:
             log.warning(

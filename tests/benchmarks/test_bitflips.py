@@ -6,19 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bitflips import (
-    CORE,
-    KINDS,
-    Flip,
-    Outcome,
-    draw_flips,
-    find_stops,
-    has_failed,
-    run_undamaged,
-    summarise,
-    try_flip,
-)
-from benchmarks.live_rows import find_rows
+from benchmarks.bitflips.command import draw_flips, has_failed, summarise
+from benchmarks.bitflips.flip import CORE, KINDS, Flip, Outcome, run_undamaged, try_flip
+from benchmarks.bitflips.interrupted_run import find_stops
+from benchmarks.bitflips.live_rows import find_rows
 from coordinator.store.store import Store
 
 

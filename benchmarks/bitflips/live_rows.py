@@ -8,9 +8,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from federated.runtime.write_ahead_log import FRAME, HEADER
+
 __all__ = ["Span", "find_rows", "latest_pages"]
 
-HEADER, FRAME = 32, 24  # bytes of the header of a log, and of one of its frames
 INTERIOR, LEAF = 0x05, 0x0D  # types of the pages of a table
 
 

@@ -1,0 +1,1 @@
+"""Bit flips in the files of an interrupted run."""

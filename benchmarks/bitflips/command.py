@@ -1,0 +1,96 @@
+"""`python -m benchmarks bitflips`: one random bit flips in the files of an interrupted run.
+
+A bit flips, `coordinator check` reads a copy, and the production code resumes the run; where it
+refuses, `coordinator check --repair` comes first.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import click
+
+from benchmarks.bitflips.flip import CORE, KINDS, Flip, Outcome, run_undamaged, try_flip
+from benchmarks.bitflips.interrupted_run import find_stops
+from federated.runtime.console import FORMAT, print_result, report_errors, speaker
+
+__all__ = ["command", "draw_flips", "has_failed", "summarise"]
+
+STOPS = 12  # instants at which runs are interrupted
+
+
+def draw_flips(count: int, seed: int, stops: Sequence[int]) -> list[Flip]:
+    """Return flips: four of five in what must be found."""
+    rng = random.Random(seed)  # noqa: S311  # repeatable, not secret
+    chosen = rng.sample(stops, min(STOPS, len(stops)))
+    return [
+        Flip(rng.randrange(2**32), KINDS[number % len(KINDS)], rng.choice(chosen))
+        for number in range(count)
+    ]
+
+
+def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the counts of all outcomes, and of each kind."""
+
+    def count(several: Sequence[Outcome]) -> dict[str, int]:
+        verdicts = Counter(one.verdict for one in several)
+        names = "found", "equal", "trained_on", "crashed", "stalled"
+        return {"flips": len(several), **{name: verdicts[name] for name in names}}
+
+    kinds = {kind: count([one for one in outcomes if one.flip.kind == kind]) for kind in KINDS}
+    missed = sum(one["equal"] for kind, one in kinds.items() if kind in CORE)
+    return {**count(outcomes), "missed": missed, "by_kind": kinds}
+
+
+def has_failed(found: Mapping[str, Any]) -> bool:
+    """Return whether damage was trained on, crashed or stalled a run, or was missed."""
+    return any(found[name] for name in ("trained_on", "crashed", "stalled", "missed"))
+
+
+def run_job(job: tuple[Flip, str]) -> Outcome:
+    return try_flip(*job)
+
+
+@click.command("bitflips")
+@click.option(
+    "--count", type=click.IntRange(min=1), default=200, show_default=True, help="number of flips"
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="of the flips  [default: random and printed]"
+)
+@click.option(
+    "--beside", type=click.IntRange(min=1), default=2, show_default=True, help="number of processes"
+)
+@FORMAT
+def command(count: int, seed: int | None, beside: int, form: str) -> None:
+    """Flip one bit at a time in the files of an interrupted run, and resume it.
+
+    Check that damage of checkpoints, snapshots, received updates and database rows is found, and
+    that no damage is trained on.
+    """
+    with report_errors("python -m benchmarks bitflips", "coordinator", "interrupted"):
+        say = speaker(form)
+        seed = secrets.randbelow(2**31) if seed is None else seed
+        flips = draw_flips(count, seed, find_stops())
+        say(f"seed {seed}, {count} flips")
+        with ProcessPoolExecutor(beside) as pool:
+            stops = sorted({flip.stop for flip in flips})
+            undamaged = dict(zip(stops, pool.map(run_undamaged, stops), strict=True))
+            outcomes = list(pool.map(run_job, [(flip, undamaged[flip.stop]) for flip in flips]))
+        for one in outcomes:
+            if one.verdict not in ("found", "equal") or (
+                one.verdict == "equal" and one.flip.kind in CORE
+            ):
+                say(f"{one.verdict}: {one.flip}, {one.file}: {one.crashed or one.said}")
+        found = summarise(outcomes)
+        for kind, counts in found["by_kind"].items():
+            say(f"{kind:12}" + "".join(f"{name} {many:4}  " for name, many in counts.items()))
+        print_result({"seed": seed, **found}, form)
+        if has_failed(found):
+            sys.exit(1)

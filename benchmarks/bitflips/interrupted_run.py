@@ -1,0 +1,186 @@
+"""The run whose files are damaged: a fleet in virtual time whose coordinator is killed twice, and
+leaves its files as a killed process does.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.replay import ReplayResult, replay
+from benchmarks.schedules.device import RUN
+from benchmarks.schedules.faults import COORDINATOR, Schedule
+from benchmarks.schedules.oracle import Oracle, Struck
+from benchmarks.schedules.task_runner import learn
+from benchmarks.schedules.trial import Trial
+from benchmarks.schedules.world import Killed, Process
+from coordinator.fleet.fleet import Fleet
+from coordinator.views.run_check import check_run
+from federated.errors import StoreError
+
+__all__ = [
+    "CHECKPOINTS",
+    "ROUNDS",
+    "SCHEDULE",
+    "Interrupted",
+    "Refusal",
+    "find_stops",
+    "listening",
+    "memory",
+    "scratch",
+]
+
+ROUNDS = 4
+SETTINGS: Mapping[str, Any] = {
+    "method.name": "heterofl",
+    "rounds": ROUNDS,
+    "journal.every": 2,
+    "evaluate.every": 1,
+    "evaluate.local": True,
+    "fleet.min_agents": 5,
+}
+SCHEDULE = Schedule(0, {f"a{index}": 2.0 + index for index in range(5)}, SETTINGS)
+EARLY = 520  # action before which the first coordinator dies, so that the second one resumes
+CHECKPOINTS = "round-*.safetensors"
+
+
+class Refusal(Exception):
+    """The run cannot be resumed or repaired."""
+
+
+class Dying(Process):
+    """Coordinator whose files are copied at its death, as a killed process leaves them.
+
+    watch: called before each action
+    """
+
+    def __init__(self, runs: Path, copy: Path, watch: Callable[[int], object]) -> None:
+        super().__init__(COORDINATOR)
+        self._runs, self._copy, self._watch = runs, copy, watch
+
+    def pulse(self) -> None:
+        if not self.dead:
+            self._watch(self.pulses + 1)
+        was_dead = self.dead
+        try:
+            super().pulse()
+        except Killed:
+            if not was_dead:
+                shutil.rmtree(self._copy, ignore_errors=True)
+                shutil.copytree(self._runs, self._copy)
+            raise
+
+
+class Witness(Oracle):
+    """Observer that only repeats the run at its end: damaged files are expected."""
+
+    result: ReplayResult | None = None
+
+    def check_death(self, fleet: Fleet) -> None:
+        pass
+
+    def check_kept(self, *, damaged: bool) -> None:
+        pass
+
+    def check_end(self, honest: Set[str], struck: Struck, repeated: Sequence[str]) -> ReplayResult:
+        self.result = replay(self.runs, self.run, make=learn)
+        return self.result
+
+
+class Interrupted(Trial):
+    """The schedule, with a coordinator that dies twice, and damage after its second death."""
+
+    def __init__(
+        self,
+        folder: Path,
+        stop: int,
+        damage: Callable[[Path], object],
+        watch: Callable[[int], object] = lambda at: None,
+    ) -> None:
+        """damage: called with the run's folder before the coordinator restarts."""
+        (folder / "trial").mkdir()
+        super().__init__(SCHEDULE, folder / "trial", self._hear)
+        self._copy, self._damage = folder / "copy", damage
+        self.runs = self.folder / "runs"
+        self.oracle = self.witness = Witness(self.runs, RUN, lambda why: None)
+        self.coordinator = Dying(self.runs, self._copy, watch)
+        self.coordinator.fuses = {EARLY: lambda: None}
+        if stop:
+            self.coordinator.fuses[stop] = self._restore
+        self.refused = ""
+
+    def _hear(self, at: float, event: object) -> None:
+        if isinstance(event, StoreError):
+            self.refused = str(event)
+
+    def _restore(self) -> None:
+        """Put back the files as they were at the death, and damage them."""
+        shutil.rmtree(self.runs)
+        shutil.copytree(self._copy, self.runs)
+        self._damage(self.runs / RUN)
+
+    def _life(self) -> bool:
+        before, self.refused = self.refused, ""
+        done = super()._life()
+        if self.refused:
+            found = check_run(RUN, self.runs, repair=True)
+            left = [one for one in found["damaged"] if not one["repaired"]]
+            if before or left or not found["damaged"]:
+                raise Refusal(self.refused)
+        return done
+
+
+def find_stops() -> list[int]:
+    """Return the actions of the coordinator at which all kinds of files lie in the run's folder."""
+    found = list[int]()
+
+    def watch(at: int) -> None:
+        run = folder / "trial" / "runs" / RUN
+        if (
+            len(list(run.glob(CHECKPOINTS))) == 2
+            and any(run.glob("total-*.safetensors"))
+            and any(run.glob("spool/round-*/*.update"))
+            and any(run.glob("*-wal"))
+        ):
+            found.append(at)
+
+    with listening(logging.NullHandler()), scratch() as folder:
+        Interrupted(folder, 0, lambda folder: None, watch).run()
+    return found
+
+
+@contextmanager
+def listening(handler: logging.Handler) -> Iterator[None]:
+    """Send the log to this handler alone, and use one thread."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", ResourceWarning)  # killed processes close nothing
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    root.handlers = [handler]
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.handlers = before
+        root.setLevel(level)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(
+        prefix="espalier-bitflips-", dir=memory(), ignore_cleanup_errors=True
+    ) as folder:
+        yield Path(folder)
+
+
+def memory() -> str | None:
+    """Return a folder in memory, if there is one."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
