@@ -19,6 +19,7 @@ from coordinator.round.round import Round, put_task
 from coordinator.round.round_actions import Forget
 from coordinator.round.round_step import HANDLERS
 from coordinator.store.journal import Journal
+from federated.device.agent_state import AgentState
 from federated.task import Key
 from federated.wire.codecs.raw import RAW
 
@@ -119,6 +120,11 @@ def read_unverified(self: Driver, key: Any) -> Any:
     return self._updates.pop(key, None) or self.inbox.read(self.inbox.path(key), RAW)
 
 
+def announce_again(a: AgentState) -> AgentState:
+    """Repeat the profile and the status, but no offer."""
+    return structs.replace(a, said=None)
+
+
 INBOX, STEP = Inbox.__init__, Driver._step
 DRIVER = "coordinator.fleet.driver.Driver"
 
@@ -157,7 +163,10 @@ DEFECTS: dict[str, Defect] = {
         (("coordinator.store.journal.Journal.sweep", do_nothing),)
     ),
     "an agent does not offer its update again": Defect(
-        (("federated.device.uploads.Uploads.check_stalls", lambda self, now: []),)
+        (
+            ("federated.device.transfers.Uploads.check_stalls", lambda self, now: []),
+            ("federated.device.agent_step.repeat_all", announce_again),
+        )
     ),
     "an agent's update does not outlive its process": Defect(
         (("federated.device.spool.Spool.note", do_nothing),)

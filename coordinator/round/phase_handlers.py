@@ -194,7 +194,7 @@ def restart_lease(state: TaskState, now: float) -> TaskState:
 
 def drop_tasks(r: Round, e: on.TasksDropped, out: list[Action]) -> Round:
     """Give up tasks. If the round itself cannot be resumed, give up all of it except the tasks
-    carried from earlier rounds.
+    carried from earlier rounds. Its own late updates go too: its agents may be asked again.
 
     A folded update of a carried task is folded again from the spool. If it left the spool with a
     snapshot, which is given up too, it is requested again.
@@ -205,8 +205,11 @@ def drop_tasks(r: Round, e: on.TasksDropped, out: list[Action]) -> Round:
     if not e.round:
         return r
     remaining = dict[Key, TaskState]()
+    number = r.plan.round if r.plan is not None else 0
     for state in (*r.settled, *r.tasks.values()):
-        if not state.carried or state.outcome not in ("", "folded"):
+        if not state.carried or state.task.round == number:
+            continue
+        if state.outcome not in ("", "folded"):
             continue
         if state.outcome and state.key in r.unkept:
             state = replace(state, stage="whole", outcome="")

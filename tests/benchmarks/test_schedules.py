@@ -111,6 +111,12 @@ def test_a_method_that_surveys_its_devices_is_among_them() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_replaces_names_that_exist(name: str) -> None:
+    with DEFECTS[name].plant():
+        pass
+
+
 @pytest.mark.slow
 def test_a_planted_defect_is_found_and_its_faults_are_few() -> None:
     """The defect: the replay does not verify updates. A bit flips in the spool while the
