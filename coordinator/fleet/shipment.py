@@ -52,18 +52,22 @@ def statistics_of(state: State, submodel: Submodel) -> dict[str, torch.Tensor]:
     }
 
 
-@dataclass
+@dataclass(eq=False)
 class Parcel:
     """One submodel of a state, for all agents that train it.
 
+    method: cuts the submodel from the state.
+    state: the state.
     plan: rows that cut the submodel from the state.
-    shipment: shipment that it belongs to.
-    submodel: the submodel.
     """
 
+    method: Method
+    state: State
     plan: Plan
-    shipment: Shipment
-    submodel: Submodel
+
+    def cut(self) -> Mapping[str, torch.Tensor]:
+        """Return the tensors of the submodel, by local name."""
+        return dict(self.method.dispatch(self.state, self.plan))
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -73,15 +77,7 @@ class Parcel:
     @cached_property
     def norms(self) -> dict[str, float]:
         """L2 norm of each tensor that an agent receives, by local name."""
-        return {
-            name: float(value.double().norm())
-            for name, value in self.shipment.cut(self.submodel).items()
-        }
-
-    @cached_property
-    def published(self) -> PublishedWeights:
-        """The published weights; encoded and published on first use."""
-        return self.shipment.publish(self.submodel)
+        return {name: float(value.double().norm()) for name, value in self.cut().items()}
 
 
 class Shipment:
@@ -107,8 +103,11 @@ class Shipment:
             work,
             calibrated,
         )
+        # Nothing here refers to the shipment itself: a cycle would keep the weights of rounds that
+        # are over in memory until the garbage collector finds it.
         self._parcels: dict[Submodel, Parcel] = {}
-        self.cut = lru_cache(CUT)(self._cut)
+        self._published: dict[Submodel, PublishedWeights] = {}
+        self._cut = lru_cache(CUT)(Parcel.cut)
 
     @staticmethod
     def version(state: State) -> str:
@@ -120,10 +119,13 @@ class Shipment:
     def parcel(self, submodel: Submodel) -> Parcel:
         """Return the parcel of a submodel, the same for every call."""
         if submodel not in self._parcels:
-            self._parcels[submodel] = Parcel(
-                self.method.place(self.state, submodel), self, submodel
-            )
+            plan = self.method.place(self.state, submodel)
+            self._parcels[submodel] = Parcel(self.method, self.state, plan)
         return self._parcels[submodel]
+
+    def cut(self, submodel: Submodel) -> Mapping[str, torch.Tensor]:
+        """Return the tensors of a submodel, by local name."""
+        return self._cut(self.parcel(submodel))
 
     def task(
         self, agent: str, submodel: Submodel, recipe: Recipe, deadline: float, *, round: int
@@ -131,7 +133,7 @@ class Shipment:
         """Return the task of an agent, without `since`. Publish the weights unless they are already
         published.
         """
-        sent, fleet = self.parcel(submodel).published, self.fleet
+        sent, fleet = self.publish(submodel), self.fleet
         run, attempt = fleet.run.run, fleet.attempt
         return Task(
             run,
@@ -150,7 +152,12 @@ class Shipment:
         )
 
     def publish(self, submodel: Submodel) -> PublishedWeights:
-        """Encode and publish the weights of a submodel."""
+        """Return the published weights of a submodel. Encode and publish them on the first call."""
+        if submodel not in self._published:
+            self._published[submodel] = self._encode(submodel)
+        return self._published[submodel]
+
+    def _encode(self, submodel: Submodel) -> PublishedWeights:
         local = self.cut(submodel)
         # tensors with "/" in their name are for training only
         own = {
@@ -162,10 +169,6 @@ class Shipment:
             own |= statistics_of(self.state, submodel)
         data = memoryview(tensors.encode({"version": version, "submodel": submodel.name}, own))
         return self.fleet.endpoint.slots.put(version, submodel.name, data, slot)
-
-    def _cut(self, submodel: Submodel) -> Mapping[str, torch.Tensor]:
-        """Return the tensors of a submodel, by local name."""
-        return dict(self.method.dispatch(self.state, self.parcel(submodel).plan))
 
     @staticmethod
     def limit(task: Task) -> int:

@@ -84,7 +84,7 @@ class Training(BaseCollector):
         # norms of late updates since the last round, so that bounds do not depend on restarts
         run.defences.write()
         self.run, self.plan = run, plan
-        self.state = replace(
+        self.state = state = replace(
             state,
             agents=plan.surveys,
             fleet=dict(plan.fleet),
@@ -97,7 +97,8 @@ class Training(BaseCollector):
         )
         self.folded: dict[tuple[str, int], Folded] = {}
         self._recipe = cache(
-            lambda submodel: complete_recipe(run.method.recipe(self.state, submodel), run.config)
+            # `self` in a cached function would be a cycle: the total would outlive its round
+            lambda submodel: complete_recipe(run.method.recipe(state, submodel), run.config)
         )
         self._late = LateUpdates(run)
 

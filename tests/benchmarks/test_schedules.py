@@ -4,6 +4,7 @@ detection of planted defects.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from dataclasses import replace
@@ -12,13 +13,16 @@ from typing import Any
 from unittest import mock
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 
 from benchmarks.schedules.command import follow, shrink, try_schedule
 from benchmarks.schedules.faults import COORDINATOR, KINDS, Fault, Schedule, draw
 from benchmarks.schedules.planted import DEFECTS
 from benchmarks.schedules.task_runner import SURVEYS
 from benchmarks.schedules.trial import REPLACED, run_schedule
+from coordinator.run import rounds
 
 FAILED = Path(__file__).with_name("failed_schedules.jsonl")
 
@@ -109,6 +113,41 @@ def test_a_method_that_surveys_its_devices_is_among_them() -> None:
     assert [
         found for found in SURVEYS.values() if set(found.get("zico", {})) == {"w0.5-d2", "w1-d2"}
     ]
+
+
+@pytest.mark.parametrize(
+    ("method", "mode"),
+    [("fedavg", "buffered"), ("fedavg", "sync"), ("fedfa", "sync"), ("fedrolex", "sync")],
+)
+def test_no_tensor_of_a_round_stays_in_a_reference_cycle(
+    method: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cycle lives until the garbage collector runs, which is seldom: a coordinator with a cycle
+    grew by half a model every round.
+    """
+    schedule = next(one for one in map(draw, range(1000)) if not one.faults)
+    settings = {**schedule.settings, "method.name": method, "fleet.mode": mode}
+    left, run_round = list[int](), rounds.run_round
+
+    def count_tensors(*given: Any) -> Any:
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        progress = run_round(*given)
+        gc.collect()
+        gc.set_debug(0)
+        left.append(sum(isinstance(one, torch.Tensor | np.ndarray) for one in gc.garbage))
+        gc.garbage.clear()
+        return progress
+
+    monkeypatch.setattr(rounds, "run_round", count_tensors)
+    gc.disable()
+    try:
+        outcome = run_schedule(replace(schedule, settings=settings))
+    finally:
+        gc.enable()
+    assert not outcome.wrong
+    assert len(left) == settings["rounds"]
+    assert not any(left)
 
 
 @pytest.mark.parametrize("name", DEFECTS)
