@@ -17,7 +17,18 @@ wrong = [
             "expected a worst accuracy of at least 0.88",
             result["worst_accuracy"],
         ),
+        (len(result["agents"]) == 4, "expected four agents", result["agents"]),
         (len(sizes) >= 3, "expected at least three sizes", sorted(sizes)),
+        (
+            not sizes & set(result["untrained"]),
+            "expected the submodels of all agents trained",
+            result["untrained"],
+        ),
+        (
+            min(result["bytes_up"], result["bytes_down"], result["rounds"]) > 0,
+            "expected rounds, and bytes in both directions",
+            [result[key] for key in ("rounds", "bytes_up", "bytes_down")],
+        ),
         (
             result["onnx_max_abs_diff"] <= 1e-5,
             "expected ONNX within 1e-5 of PyTorch",

@@ -13,7 +13,12 @@ from tests.support.brokers import needs_mosquitto
 from tests.support.processes import AGENT, COORDINATOR, Start
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.broker,
+    pytest.mark.slow,
+    pytest.mark.beside,
+]
 RUN = ["--name", "r", "--method", "fedavg", "--model", "mlp-small", "--min-agents", "1"]
 
 

@@ -61,11 +61,11 @@ def test_a_summary_compares_rounds_with_undisturbed_ones() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "mute",
-        "rot in a checkpoint",
-        "speaks for another + sends NaN",
+        pytest.param("mute", marks=pytest.mark.beside),
+        pytest.param("rot in a checkpoint", marks=pytest.mark.beside),
+        pytest.param("speaks for another + sends NaN", marks=pytest.mark.beside),
         "flood of chunks",
-        "two coordinators",
+        pytest.param("two coordinators", marks=pytest.mark.beside),
     ],
 )
 def test_a_run_survives(tmp_path: Path, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The fault campaign: each kind of fault has its effect, and each scenario runs once."""
+"""The fault campaign: each kind of fault has its effect, and real ones run once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,21 @@ from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, damage
 from benchmarks.faults.trial import Outcome, run_trial
 from coordinator.broker import local as brokers
 
-QUICK = ("coordinator during a fold", "upload cut", "chunks damaged")
+# Kinds of faults that need real processes, links or disks. Schedules in virtual time try the others
+# thousands of times (see test_schedules), and `python -m benchmarks faults` tries all.
+REAL = (
+    "coordinator during a fold",
+    "coordinator while it stores",
+    "upload cut",
+    "chunks damaged",
+    "broker killed",
+    "broker without persistence",
+    "agent process killed",
+    "slow subscriber",
+    "disk full",
+    "disk of an agent full",
+    "1 MB/s and 300 ms",
+)
 ROOT_ONLY = ("disk full", "disk of an agent full", "1 MB/s and 300 ms")
 FUSED = """
 import sys
@@ -126,11 +140,10 @@ def scenario(name: str) -> object:
     marks = [
         pytest.mark.broker,
         pytest.mark.processes,
-        *([] if name in QUICK else [pytest.mark.slow]),
+        pytest.mark.slow,
+        pytest.mark.beside,
+        pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed"),
     ]
-    marks.append(
-        pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed")
-    )
     if name in ROOT_ONLY:
         marks.append(
             pytest.mark.skipif(
@@ -140,8 +153,7 @@ def scenario(name: str) -> object:
     return pytest.param(name, marks=marks)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [scenario(name) for name in SCENARIOS])
+@pytest.mark.parametrize("name", [scenario(name) for name in REAL])
 def test_no_update_is_lost_or_folded_twice(tmp_path: Path, name: str) -> None:
     found = run_trial(name, SCENARIOS[name], tmp_path / "run", 7)
     assert found.injected, found.why
