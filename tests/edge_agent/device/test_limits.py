@@ -23,12 +23,16 @@ from federated.errors import ConfigError
 from tests.support.boards import load_board
 
 pytestmark = pytest.mark.timed
+# prints the fraction of a processor that it got in all, and in the best of its windows
 BURN = """
 import sys, time
 sys.stdin.readline()
-start, used = time.perf_counter(), time.process_time()
-while time.perf_counter() - start < 1.5: pass
-print((time.process_time() - used) / (time.perf_counter() - start))
+marks = [(time.perf_counter(), time.process_time())]
+for _ in range(4):
+    while time.perf_counter() - marks[-1][0] < 0.5: pass
+    marks.append((time.perf_counter(), time.process_time()))
+share = lambda one, other: (other[1] - one[1]) / (other[0] - one[0])
+print(share(marks[0], marks[-1]), max(map(share, marks, marks[1:])))
 """
 EAT = """
 import sys
@@ -61,9 +65,14 @@ def run(code: str, bounds: Limits) -> tuple[subprocess.CompletedProcess[str], li
 
 @pytest.mark.parametrize("share", [0.25, 0.6])
 def test_process_gets_only_its_fraction_of_a_processor(way: str, share: float) -> None:
-    free = min(float(run(BURN, Limits())[0].stdout) for _ in range(2))  # others may use some of it
+    """Other processes may use some of a processor: the limit is exceeded in no case, and reached
+    in the best window.
+    """
+    free = min(float(run(BURN, Limits(cpus=1.0))[0].stdout.split()[0]) for _ in range(2))
     done, how = run(BURN, Limits(cpus=share))
-    assert min(share, share * free) - 0.12 <= float(done.stdout) <= share + 0.12, how
+    got, best = map(float, done.stdout.split())
+    assert got <= share + 0.12, how
+    assert min(share, share * free) - 0.12 <= best, how
 
 
 def test_memory_is_limited(way: str) -> None:
