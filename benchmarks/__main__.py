@@ -10,9 +10,9 @@ from benchmarks import (
     aggregation,
     asynchrony,
     broker,
-    codec,
     core,
     docs,
+    encoding,
     fuzz,
     inference,
     methods,
@@ -25,7 +25,7 @@ from benchmarks.bitflips import command as bitflips
 from benchmarks.faults import command as faults
 from benchmarks.floods import command as floods
 from benchmarks.schedules import command as schedules
-from benchmarks.table import Row, lines
+from benchmarks.timings import Row, lines
 from federated.runtime.console import FORMAT, print_result
 
 
@@ -49,7 +49,7 @@ add_timed(
     "Time the aggregation of ten ResNet-18 updates against one read of their bytes.",
     aggregation.measure,
 )
-add_timed("codec", "Time the encoding and decoding of 45 MB of weights.", codec.measure)
+add_timed("codec", "Time the encoding and decoding of 45 MB of weights.", encoding.measure)
 main.add_command(asynchrony.command)
 main.add_command(attacks.command)
 main.add_command(bitflips.command)

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.table import Row, time_interleaved
+from benchmarks.timings import Row, time_interleaved
 from federated.engine.aggregate import Total, fold
 from federated.method import State, configure
 from federated.methods.catalogue import method

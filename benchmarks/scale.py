@@ -22,8 +22,8 @@ from pathlib import Path
 import click
 import psutil
 
-from benchmarks.raw.agent import Raw
-from benchmarks.raw.fleet import RawFleet
+from benchmarks.raw.raw_agent import Raw
+from benchmarks.raw.raw_fleet import RawFleet
 from benchmarks.replay import replay
 from coordinator.broker import local as brokers
 from coordinator.simulate.demo_fleet import Running, process, python_command

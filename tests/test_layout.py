@@ -94,7 +94,7 @@ TORCH_FREE = (
     "edge_agent.device.measurement_cache",
     "edge_agent.device.profiling",
     "edge_agent.doctor.broker_checks",
-    "edge_agent.doctor.check",
+    "edge_agent.doctor.check_result",
     "edge_agent.doctor.connection_checks",
     "edge_agent.doctor.device_checks",
     "edge_agent.releases.follow",
@@ -102,7 +102,7 @@ TORCH_FREE = (
     "edge_agent.infer.mqtt_server",
     "edge_agent.infer.service",
     "edge_agent.infer.infer_command",
-    "edge_agent.join.agent",
+    "edge_agent.join.participation",
     "edge_agent.join.profile_command",
     "edge_agent.join.training_process",
     "edge_agent.join.training_worker",
@@ -272,7 +272,7 @@ def test_only_one_file_each_uses_mqtt_topics_and_checkpoints() -> None:
     spelled = [p for p in FILES if "fl/v1" in p.read_text()]
     assert [name_of(p) for p in spelled] == ["federated.wire.topics"]
     assert {name_of(p) for p in FILES if any(name.startswith("paho") for name in imports(p))} <= {
-        "benchmarks.raw.fleet",  # hundreds of clients in one thread, which no link is made for
+        "benchmarks.raw.raw_fleet",  # hundreds of clients in one thread, which no link is made for
         "federated.wire.links.mqtt",
         "federated.wire.links.paho_client",
         "coordinator.broker.local",

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.faults.doors import Doors
+from benchmarks.faults.certificates import Doors
 from benchmarks.faults.trial import RUN, Trial
-from benchmarks.raw.agent import Alter, Falsify, RawAgent
+from benchmarks.raw.raw_agent import Alter, Falsify, RawAgent
 from benchmarks.raw.updates import Array
 from federated.task import Profile, Timing, Update
 from federated.wire import envelope, messages, topics

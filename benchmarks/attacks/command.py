@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from benchmarks.attacks.agents import ATTACKERS
-from benchmarks.attacks.damage import DAMAGE
+from benchmarks.attacks.machine_faults import DAMAGE
 from benchmarks.attacks.strangers import STRANGERS, behind_tls
 from benchmarks.faults.scenarios import SCENARIOS, Scenario
 from benchmarks.faults.trial import Outcome, Trial, conduct

@@ -14,8 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
 
-from benchmarks.faults.doors import Doors
-from benchmarks.faults.places import Process
+from benchmarks.faults.certificates import Doors
+from benchmarks.faults.real_parts import Process
 from benchmarks.faults.trial import RUN, Trial
 from coordinator.simulate.demo_fleet import python_command
 from edge_agent.access.enrolment import enrol

@@ -19,8 +19,8 @@ from benchmarks.replay import ReplayResult, replay
 from benchmarks.schedules.device import RUN
 from benchmarks.schedules.faults import COORDINATOR, Schedule
 from benchmarks.schedules.oracle import Oracle, Struck
-from benchmarks.schedules.task_runner import learn
-from benchmarks.schedules.trial import Trial
+from benchmarks.schedules.schedule_run import Trial
+from benchmarks.schedules.virtual_training import learn
 from benchmarks.schedules.world import Killed, Process
 from coordinator.fleet.fleet import Fleet
 from coordinator.views.run_check import check_run

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from benchmarks.faults.places import link, small_disk
 from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.real import fill_agent_disk, kill_agent
+from benchmarks.faults.real_agents import fill_agent_disk, kill_agent
+from benchmarks.faults.real_parts import link, small_disk
 from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, strike_later
 
 __all__ = ["MOSQUITTO_ONLY", "SCENARIOS", "Scenario"]

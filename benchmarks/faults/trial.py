@@ -16,10 +16,10 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.faults.doors import Doors
-from benchmarks.faults.places import Broker, Process
-from benchmarks.raw.agent import Raw
-from benchmarks.raw.fleet import RawFleet
+from benchmarks.faults.certificates import Doors
+from benchmarks.faults.real_parts import Broker, Process
+from benchmarks.raw.raw_agent import Raw
+from benchmarks.raw.raw_fleet import RawFleet
 from benchmarks.raw.updates import Array
 from benchmarks.replay import Make, ReplayResult, raw, replay
 from benchmarks.scale import setting_flags
@@ -112,7 +112,7 @@ class Trial:
     """One run, which scenarios configure and break.
 
     fuse: instant at which the coordinator's first life ends, as arguments of
-        `benchmarks.faults.fuse`
+        `benchmarks.faults.killed_coordinator`
     launcher: module and arguments that start every other life of the coordinator
     doors: certificates of the agents; the coordinator then starts the broker, with TLS
     names: of the honest agents
@@ -209,7 +209,13 @@ class Trial:
         )
         if self.fuse and self.coordinator.lives == 0:
             self.coordinator.start(
-                [sys.executable, "-m", "benchmarks.faults.fuse", *self.fuse, *arguments]
+                [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.faults.killed_coordinator",
+                    *self.fuse,
+                    *arguments,
+                ]
             )
         else:
             module, *more = self.launcher or ("coordinator.cli",)

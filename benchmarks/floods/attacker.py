@@ -25,8 +25,8 @@ import msgspec
 from benchmarks.attacks.agents import LIAR, make_beat, make_chunk, make_noise, make_offer
 from benchmarks.attacks.flood import STRANGER, THREADS, connect
 from benchmarks.faults.trial import RUN
-from benchmarks.raw.agent import Raw, RawAgent
-from benchmarks.raw.fleet import RawFleet
+from benchmarks.raw.raw_agent import Raw, RawAgent
+from benchmarks.raw.raw_fleet import RawFleet
 from coordinator.simulate.demo_fleet import process_environment, python_command
 
 __all__ = ["AGENT_FLOODS", "STRANGER_FLOODS", "Attacker", "Order", "connect_packet", "main"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.attacks.strangers import make_address
-from benchmarks.faults.doors import Doors
+from benchmarks.faults.certificates import Doors
 from benchmarks.faults.trial import RUN
 from benchmarks.floods.attacker import connect_packet
 from coordinator.access.broker_access import AuthorityWatcher, BrokerAccess

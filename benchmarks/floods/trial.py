@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.attacks.agents import DEADLINE, LIAR
-from benchmarks.faults.doors import Doors
-from benchmarks.faults.places import Process
+from benchmarks.faults.certificates import Doors
+from benchmarks.faults.real_parts import Process
 from benchmarks.faults.trial import RUN, Trial
 from benchmarks.floods.attacker import AGENT_FLOODS, STRANGER_FLOODS, Attacker, Order
 from coordinator.broker.addresses import free_port

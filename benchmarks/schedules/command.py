@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.schedules.faults import Fault, Schedule, draw
 from benchmarks.schedules.planted import DEFECTS
-from benchmarks.schedules.trial import REPLACED, Outcome, run_schedule
+from benchmarks.schedules.schedule_run import REPLACED, Outcome, run_schedule
 from federated.errors import ConfigError, Unknown
 from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 

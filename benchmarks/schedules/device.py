@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.schedules import lies
-from benchmarks.schedules.network import Cable, Network
-from benchmarks.schedules.task_runner import DATA, PYTORCH, VirtualRunner, survey_once
+from benchmarks.schedules.virtual_links import Cable, Network
+from benchmarks.schedules.virtual_training import DATA, PYTORCH, VirtualRunner, survey_once
 from benchmarks.schedules.world import Killed, Process
 from federated.device.agent_state import sending
 from federated.device.participant import Equipment, Participant

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from benchmarks.replay import ReplayResult, replay
 from benchmarks.schedules.faults import COORDINATOR
-from benchmarks.schedules.task_runner import learn
+from benchmarks.schedules.virtual_training import learn
 from coordinator.fleet.fleet import Fleet
 from coordinator.round import round_events as on
 from coordinator.round import round_step as steps

@@ -30,13 +30,6 @@ from coordinator.observe.records import RoundRecord
 from coordinator.round.round import Round
 from coordinator.row_digests import seal
 from coordinator.store import run_lock
-from coordinator.store.damage import (
-    find_traces,
-    list_checkpoints,
-    may_begin_journal,
-    read_checkpoint_id,
-    recover,
-)
 from coordinator.store.database import (
     Facts,
     create_database,
@@ -45,6 +38,13 @@ from coordinator.store.database import (
     write_round,
 )
 from coordinator.store.file_digests import digest_of, find_problem
+from coordinator.store.folder_check import (
+    find_traces,
+    list_checkpoints,
+    may_begin_journal,
+    read_checkpoint_id,
+    recover,
+)
 from coordinator.store.journal import Base, Journal
 from coordinator.store.run_folders import DATABASE, missing_run
 from coordinator.store.run_records import RunRecords

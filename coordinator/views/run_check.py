@@ -18,7 +18,7 @@ import msgspec
 from coordinator.release.history import HISTORY, History, digest_of
 from coordinator.row_digests import find_damage
 from coordinator.settings.config import read_tables
-from coordinator.store import damage, run_lock
+from coordinator.store import folder_check, run_lock
 from coordinator.store.database import open_database
 from coordinator.store.file_digests import find_problem
 from coordinator.store.journal_records import FRAME, split_records, unpack_plainly
@@ -61,7 +61,7 @@ def check_run(name: str, runs: Path, *, repair: bool) -> dict[str, Any]:
     Raises StoreError if there is no such run, or if a coordinator works on it.
     """
     folder = runs / name
-    if not (folder / DATABASE).exists() and not damage.find_traces(folder):
+    if not (folder / DATABASE).exists() and not folder_check.find_traces(folder):
         raise missing_run(folder)
     lock = run_lock.acquire(folder)
     try:
@@ -144,13 +144,13 @@ def open_once(folder: Path, database: sqlite3.Connection) -> None:
 def check_database(folder: Path, database: sqlite3.Connection) -> Iterator[Finding]:
     """Yield findings on the database, and on the files whose digests it holds."""
     broken = find_damage(database)
-    if lost := damage.check_rows(folder, database):
+    if lost := folder_check.check_rows(folder, database):
         broken.append(lost)
     yield Finding(DATABASE, f"is damaged ({', '.join(broken)})" if broken else "", BACKUP)
     if broken:
         return
     yield from check_checkpoints(folder, database)
-    if damage.find_damaged_rounds(folder, database):
+    if folder_check.find_damaged_rounds(folder, database):
         return  # the journal belongs to a discarded round
     with closing(open_database(folder, read_only=True)) as second:
         rounds = read_tables(RunRecords(folder, second).read_facts().config).rounds
@@ -158,15 +158,15 @@ def check_database(folder: Path, database: sqlite3.Connection) -> Iterator[Findi
 
 
 def check_checkpoints(folder: Path, database: sqlite3.Connection) -> Iterator[Finding]:
-    rows = damage.list_checkpoints(folder, database)
+    rows = folder_check.list_checkpoints(folder, database)
     try:
-        last = damage.find_damaged_rounds(folder, database)
+        last = folder_check.find_damaged_rounds(folder, database)
     except StoreError:  # no checkpoint is left
         for _, name, digest in rows:
             yield Finding(name, find_problem(folder / name, digest), BACKUP)
         raise
 
-    drop_rounds = partial(change_database, folder, damage.drop_damaged_rounds)
+    drop_rounds = partial(change_database, folder, folder_check.drop_damaged_rounds)
     for number, name, digest in rows:
         path = folder / name
         if number in last:
@@ -190,11 +190,11 @@ def put_aside(path: Path) -> None:
 
 def check_journal(folder: Path, database: sqlite3.Connection, rounds: int) -> Iterator[Finding]:
     """Yield findings on the journal of the round in progress, its total and its updates."""
-    checkpoint = damage.read_checkpoint_id(database)
+    checkpoint = folder_check.read_checkpoint_id(database)
     done = int(checkpoint.partition(":")[0] or 0)
     remedy = f"round {done + 1} starts from its beginning"
 
-    restart = partial(change_database, folder, damage.allow_new_journal)
+    restart = partial(change_database, folder, folder_check.allow_new_journal)
     for path in sorted(folder.glob("journal-*.log"), reverse=True):
         data = path.read_bytes()
         try:
@@ -215,7 +215,7 @@ def check_journal(folder: Path, database: sqlite3.Connection, rounds: int) -> It
             yield Finding(total.name, find_problem(total, base["digest"]), remedy, restart)
         yield from check_updates(folder / "spool", base, events)
         return
-    if done < rounds and not damage.may_begin_journal(folder, database):
+    if done < rounds and not folder_check.may_begin_journal(folder, database):
         yield Finding("journal", f"that continues round {done} is missing", remedy, restart)
 
 

@@ -43,7 +43,7 @@ def doctor(
         from edge_agent.access.admission import resolve_broker
         from edge_agent.access.identity import machine_name
         from edge_agent.device import state_folder
-        from edge_agent.doctor.check import exit_code, format_check, format_json
+        from edge_agent.doctor.check_result import exit_code, format_check, format_json
         from edge_agent.doctor.connection_checks import examine
 
         broker, name = resolve_broker(broker, name)

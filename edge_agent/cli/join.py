@@ -157,8 +157,8 @@ def join(
                 "--broker is missing: set it to the address of the coordinator's broker, such as "
                 "--broker 192.168.1.5"
             )
-        from edge_agent.join.agent import JoinRequest
-        from edge_agent.join.agent import join as take_part
+        from edge_agent.join.participation import JoinRequest
+        from edge_agent.join.participation import join as take_part
 
         if not options["data"]:
             say(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from types import TracebackType
 
-from edge_agent.doctor.check import Check
+from edge_agent.doctor.check_result import Check
 from edge_agent.doctor.device_checks import check_skew
 from federated.errors import LinkError, ProtocolMismatch, WireError
 from federated.runtime.listen_address import is_loopback

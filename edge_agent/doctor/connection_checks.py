@@ -28,7 +28,7 @@ from edge_agent.doctor.broker_checks import (
     format_elapsed,
     is_local,
 )
-from edge_agent.doctor.check import Check
+from edge_agent.doctor.check_result import Check
 from edge_agent.doctor.device_checks import check_clock, check_device
 from federated.errors import EspalierError, LinkError
 from federated.installation import pip_command

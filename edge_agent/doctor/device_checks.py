@@ -18,7 +18,7 @@ from pathlib import Path
 from edge_agent.device.board import read_power
 from edge_agent.device.disturbances import Heat, read_heat
 from edge_agent.device.limits import Limits, available_cpus, available_memory, memory_limit
-from edge_agent.doctor.check import Check, State
+from edge_agent.doctor.check_result import Check, State
 from federated.installation import pip_command
 from federated.wire import messages
 

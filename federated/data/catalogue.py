@@ -20,13 +20,13 @@ import numpy as np
 from federated.data import vision
 from federated.data.arrays import call, read_npz
 from federated.data.arrays import dataset as of_arrays
+from federated.data.csv_tables import is_table, read_table
 from federated.data.dataset import Dataset, Indices
 from federated.data.defaults import PARTITION, SEED
 from federated.data.images import read_folder, read_zip
 from federated.data.partitions import Shard, draw_shard, generator
 from federated.data.sequences import har, wikitext_2
 from federated.data.strata import hold_out, hold_out_last, hold_out_users, strata
-from federated.data.table import is_table, read_table
 from federated.errors import ConfigError, DataError
 from federated.runtime.plugins import find
 from models.extensions import Kind, known_names

@@ -20,8 +20,8 @@ import torch
 from benchmarks.schedules.command import follow, shrink, try_schedule
 from benchmarks.schedules.faults import COORDINATOR, KINDS, Fault, Schedule, draw
 from benchmarks.schedules.planted import DEFECTS
-from benchmarks.schedules.task_runner import SURVEYS
-from benchmarks.schedules.trial import REPLACED, run_schedule
+from benchmarks.schedules.schedule_run import REPLACED, run_schedule
+from benchmarks.schedules.virtual_training import SURVEYS
 from coordinator.run import rounds
 
 FAILED = Path(__file__).with_name("failed_schedules.jsonl")

@@ -20,7 +20,7 @@ from coordinator.views.agent_table import describe_agents
 from coordinator.views.agent_table import render_agents as render_devices
 from coordinator.views.run_log import format_event
 from coordinator.views.run_status import render_members, render_table
-from edge_agent.doctor.check import Check, format_check
+from edge_agent.doctor.check_result import Check, format_check
 from federated.errors import FleetError, Refused
 from federated.runtime import logs
 from federated.runtime.console import report_errors, speaker

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.fleet.fleet import Fleet
 from edge_agent.doctor import broker_checks, connection_checks
-from edge_agent.doctor.check import Check
+from edge_agent.doctor.check_result import Check
 from federated.wire import messages
 from federated.wire.address import Address
 from models.families.catalogue import network, probes

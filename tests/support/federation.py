@@ -21,7 +21,7 @@ from coordinator.run import runner
 from coordinator.run.preparation import make_weights, prepare
 from coordinator.run.rounds import Result
 from coordinator.settings.config import Config, load
-from edge_agent.join.agent import find_run
+from edge_agent.join.participation import find_run
 from federated.data import catalogue
 from federated.data.dataset import Dataset
 from federated.device.participant import Equipment, Participant

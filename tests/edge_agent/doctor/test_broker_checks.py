@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.access.authority import Authority
 from coordinator.broker import local as brokers
-from edge_agent.doctor.check import format_check
+from edge_agent.doctor.check_result import format_check
 from federated.wire import envelope, messages
 from federated.wire.address import format_url
 from federated.wire.link import CHUNK, OVERHEAD

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.doctor import connection_checks
-from edge_agent.doctor.check import Check, format_check
+from edge_agent.doctor.check_result import Check, format_check
 from tests.support.certificates import certificate
 from tests.support.doctor import check_broker, states
 

@@ -8,7 +8,7 @@ import pytest
 
 from edge_agent.device.disturbances import Heat
 from edge_agent.doctor import device_checks
-from edge_agent.doctor.check import Check
+from edge_agent.doctor.check_result import Check
 from federated.installation import pip_command
 from federated.wire import messages
 from models.submodel import Network

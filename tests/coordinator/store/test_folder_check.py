@@ -14,8 +14,8 @@ from coordinator.assign.decision_record import Decision
 from coordinator.assign.standing import Standing
 from coordinator.observe.records import Entry, RoundRecord, Score
 from coordinator.row_digests import find_damage
-from coordinator.store.damage import allow_new_journal, may_begin_journal
 from coordinator.store.database import Facts
+from coordinator.store.folder_check import allow_new_journal, may_begin_journal
 from coordinator.store.store import Store
 from coordinator.trust.trust_tables import ChangeNorm
 from coordinator.views.run_check import check_run

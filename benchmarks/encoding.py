@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.table import Row, time_interleaved
+from benchmarks.timings import Row, time_interleaved
 from federated.wire import tensors
 from models.families.catalogue import full, initial, network
 

@@ -14,8 +14,8 @@ from contextlib import closing
 from dataclasses import replace
 from types import MappingProxyType
 
-from benchmarks.faults.places import Process
 from benchmarks.faults.proxy import Proxy
+from benchmarks.faults.real_parts import Process
 from benchmarks.faults.trial import RUN, Trial, coordinator_arguments, strike_later
 from coordinator.broker.addresses import free_port
 from coordinator.simulate.demo_fleet import process_environment, python_command

@@ -15,7 +15,13 @@ from msgspec.structs import replace as changed
 from edge_agent.device.disturbances import Heat
 from edge_agent.device.drift import LOOK, Watch
 from edge_agent.device.limits import Limits
-from edge_agent.join.agent import current_limits, find_run, measure_device, remeasure, say_nothing
+from edge_agent.join.participation import (
+    current_limits,
+    find_run,
+    measure_device,
+    remeasure,
+    say_nothing,
+)
 from edge_agent.join.training_worker import Job, Worker
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool

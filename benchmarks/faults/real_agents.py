@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from benchmarks.faults.places import Process, small_disk
+from benchmarks.faults.real_parts import Process, small_disk
 from benchmarks.faults.trial import RUN, Trial, strike_later
 from coordinator.simulate.demo_fleet import python_command
 from federated.data import catalogue

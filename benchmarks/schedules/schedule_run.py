@@ -18,8 +18,8 @@ from benchmarks.schedules import disks
 from benchmarks.schedules.device import RESTART, RUN, Device
 from benchmarks.schedules.disks import Disks
 from benchmarks.schedules.faults import CHARACTERS, COORDINATOR, DEATHS, Fault, Schedule
-from benchmarks.schedules.network import Cable, Network
 from benchmarks.schedules.oracle import Oracle
+from benchmarks.schedules.virtual_links import Cable, Network
 from benchmarks.schedules.world import Killed, Process, Stalled, World
 from coordinator.fleet.fleet import Fleet
 from coordinator.run.preparation import prepare

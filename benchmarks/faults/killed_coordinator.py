@@ -1,5 +1,6 @@
-"""`python -m benchmarks.faults.fuse STAGE WHEN COUNT SHARE ARGUMENTS...`: a coordinator that is
-killed (kill -9) at one instant.
+"""A coordinator that kills itself (SIGKILL) at one instant:
+
+python -m benchmarks.faults.killed_coordinator STAGE WHEN COUNT SHARE ARGUMENTS...
 
 STAGE: fold, snapshot, finish, evaluate or save
 WHEN: before, during or after its COUNT-th time
