@@ -18,11 +18,11 @@ from federated.wire.fields import AgentName, Amount, Digest, Name, Natural, Text
 from models.submodel import Submodel, Target
 
 __all__ = [
-    "CAPABILITIES",
-    "CODECS",
     "HEARTBEAT",
     "LABELS",
     "LONGEST",
+    "MAX_CAPABILITIES",
+    "MAX_CODECS",
     "SHORTEST",
     "Board",
     "Card",
@@ -41,8 +41,8 @@ __all__ = [
 HEARTBEAT, QUICKEST = 15.0, 3.0
 
 LABELS = 16  # largest number of labels of a device
-CODECS = 32  # largest number of codecs that a profile lists
-CAPABILITIES = 128  # largest number of capabilities that a profile lists
+MAX_CODECS = 32  # largest number of codecs that a profile lists
+MAX_CAPABILITIES = 128  # largest number of capabilities that a profile lists
 
 # seconds of a step: no machine is beyond these limits, and predictions from such values overflow
 SHORTEST, LONGEST = 1e-12, 1e9
@@ -279,8 +279,8 @@ class Profile:
     survey: Mapping[str, Any] = field(default_factory=dict)
     board: Board = field(default_factory=Board)
     labels: Annotated[tuple[Word, ...], Meta(max_length=LABELS)] = ()
-    codecs: Annotated[tuple[Word, ...], Meta(max_length=CODECS)] = ("raw",)
-    capabilities: Annotated[tuple[Word, ...], Meta(max_length=CAPABILITIES)] = ()
+    codecs: Annotated[tuple[Word, ...], Meta(max_length=MAX_CODECS)] = ("raw",)
+    capabilities: Annotated[tuple[Word, ...], Meta(max_length=MAX_CAPABILITIES)] = ()
 
 
 def heartbeat_interval(lease: float) -> float:

@@ -29,7 +29,7 @@ from federated.device.spool import Spool
 from federated.device.task_runner import Outcome
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import FleetError
-from federated.task import CODECS, Card, Profile, Task, Timing
+from federated.task import MAX_CODECS, Card, Profile, Task, Timing
 from federated.wire import envelope, messages, topics
 from federated.wire.codecs.catalogue import codec_names
 from federated.wire.link import CHUNK
@@ -203,7 +203,7 @@ class Devices:
             data,
             timings,
             survey,
-            codecs=codec_names()[:CODECS],
+            codecs=codec_names()[:MAX_CODECS],
             capabilities=tuple(sorted(self._trainer.capabilities)),
         )
 

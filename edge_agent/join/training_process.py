@@ -30,7 +30,7 @@ from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
 from federated.runtime import files
 from federated.runtime.compiler_import import defer_compiler
-from federated.task import CAPABILITIES, CODECS, Card, Task
+from federated.task import MAX_CAPABILITIES, MAX_CODECS, Card, Task
 from federated.training.execution import Execution, Stopped
 from federated.wire import messages
 from federated.wire.codecs.catalogue import codec_names
@@ -143,8 +143,8 @@ def _describe_site(site: Site) -> dict[str, Any]:
     """
     return {
         "labels": site.job.labels,
-        "codecs": codec_names()[:CODECS],
-        "capabilities": tuple(sorted(site.trainer.capabilities))[:CAPABILITIES],
+        "codecs": codec_names()[:MAX_CODECS],
+        "capabilities": tuple(sorted(site.trainer.capabilities))[:MAX_CAPABILITIES],
     }
 
 
