@@ -1,4 +1,4 @@
-# Targets: demo, test, test-all, lint. They need only Python 3.11 or newer and install everything into
+# Targets: demo, docs, test, test-all, lint. They need only Python 3.11 or newer and install everything into
 # .venv, which `make clean` removes.
 #   PYTHON=python3.12                   use another Python
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: clean demo help lint test test-all
+.PHONY: clean demo docs help lint test test-all
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test      Run all tests except the slow ones (TESTS=\"tests/models -k slicing\": only these)"
 	@echo "make test-all  Run all tests"
 	@echo "make lint      Run ruff, mypy and bandit"
+	@echo "make docs      Build the documentation site in build/docs"
 	@echo "make clean     Remove .venv and caches"
 
 demo: $(VENV)/installed
@@ -49,6 +50,11 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml models federated export coordinator edge_agent benchmarks
+
+docs: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks docs --check
+	$(BIN)/sphinx-build -nW --keep-going -q docs build/docs
+	@echo "open build/docs/index.html"
 
 clean:
 	rm -rf $(VENV) $(VENV)-base $(VENV)-tools dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info build

@@ -11,7 +11,6 @@ from benchmarks import (
     asynchrony,
     broker,
     core,
-    docs,
     encoding,
     fuzz,
     inference,
@@ -22,6 +21,7 @@ from benchmarks import (
 )
 from benchmarks.attacks import command as attacks
 from benchmarks.bitflips import command as bitflips
+from benchmarks.docs import command as docs
 from benchmarks.faults import command as faults
 from benchmarks.floods import command as floods
 from benchmarks.schedules import command as schedules

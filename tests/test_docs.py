@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import docs
-from benchmarks.docs import find_outdated, replace_table
+from benchmarks.docs import command as docs
+from benchmarks.docs.command import find_outdated, replace_table
 from coordinator.observe.readers.catalogue import ALWAYS, READERS
 from coordinator.settings.schema import build_schema
 from federated.errors import ConfigError
@@ -83,7 +83,7 @@ def test_check_fails_and_writes_nothing_if_a_page_is_out_of_date(
     operations, run = tmp_path / "docs" / "operations.md", CliRunner().invoke
     checked = run(docs.command, ["--check"])
     assert (checked.exit_code, "docs/operations.md" in checked.output) == (3, True)
-    assert "README.md" not in checked.output
+    assert "data.md" not in checked.output
     assert "| `rare` |" in operations.read_text()
     assert "wrote docs/operations.md" in run(docs.command).output
     assert operations.read_text() == (ROOT / "docs" / "operations.md").read_text()

@@ -7,25 +7,30 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
+import numpy as np
 import pytest
+import torch
 
 from coordinator.cli.main import main as coordinator
 from coordinator.settings.config import load
 from edge_agent.cli.main import main as edge_agent
+from federated.engine.aggregate import Total, fold
+from federated.method import configure
+from federated.methods.catalogue import method as method_named
+from federated.task import Update
+from models.families.catalogue import initial
+from models.families.catalogue import network as network_named
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "README.md",
-    ROOT / "SECURITY.md",
-    *(
-        ROOT / "docs" / f"{name}.md"
-        for name in ("broker", "devices", "jetson", "methods", "operations", "pi")
-    ),
+    *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "README", "SECURITY")),
+    *sorted((ROOT / "docs").glob("*.md")),
 ]
 FOLDERS = "benchmarks|coordinator|deploy|docs|edge_agent|export|federated|models|tests"
+LABELS = {"labels": [0, 1], "loss": 1.0}
 PROGRAMS = {"coordinator": coordinator, "edge-agent": edge_agent}
 
 
@@ -85,3 +90,38 @@ def test_a_configuration_in_a_page_is_valid(page: Path, tmp_path: Path) -> None:
             continue
         (tmp_path / "run.toml").write_text(block)
         assert load(tmp_path / "run.toml", {}, ()) != defaults
+
+
+def find_python(page: str) -> str:
+    """Return the Python code in a page of docs."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    return str(blocks[0])
+
+
+def test_the_method_in_the_tutorial_runs_and_weights_updates_equally(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "equal_weights.py").write_text(find_python("own_method.md"))
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = method_named("equal_weights:equal_weights")
+    network = network_named("mlp-small", (1, 2, 2), 2)
+    settings = configure(chosen, {"widths": [1.0]})
+    menu = chosen.menu(network, settings)
+    state = chosen.start(initial(network, 0), menu, settings)
+    plan, total = chosen.place(state, menu[-1]), Total()
+    for agent, samples, value in (("a", 10, 1.0), ("b", 1000, 3.0)):
+        tensors = {
+            name: torch.full_like(one, value) for name, one in chosen.dispatch(state, plan).items()
+        }
+        update = Update("r", 1, 1, agent, "train", menu[-1], "r0", samples, 1, tensors, LABELS)
+        fold(total, chosen.parts(state, plan, update), (agent,))
+    new = chosen.finish(state, total, np.random.default_rng(0)).tensors
+    values = {name: set(one.flatten().tolist()) for name, one in new.items()}
+    assert values == dict.fromkeys(new, {2.0})
+
+
+def test_the_network_in_the_tutorial_can_be_narrowed_and_made_shallower() -> None:
+    names: dict[str, Any] = {"__name__": "tutorial"}
+    exec(find_python("own_network.md"), names)
+    assert names["residual"]()(torch.zeros(2, 1, 8, 8)).shape == (2, 10)

@@ -1,34 +1,27 @@
-"""`python -m benchmarks docs`: write the tables of the documentation that list catalogues."""
+"""Tables that list the members of a catalogue: methods, data sets, model families and others."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 
-import click
-
+from benchmarks.docs.tables import render_table
 from coordinator.observe.readers.catalogue import ALWAYS, READERS
 from federated.data.catalogue import DATASETS
 from federated.engine.robust.catalogue import RULES
-from federated.errors import ConfigError
 from federated.methods.catalogue import METHODS, method
-from federated.runtime.console import report_errors
 from federated.wire.codecs.catalogue import CODECS
 from models.families.catalogue import FAMILIES
 from models.family import Family
 
-__all__ = ["TABLES", "command", "find_outdated", "replace_table"]
-
-ROOT = Path(__file__).parents[1]
-
-
-def render_table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    """Yield the lines of a table."""
-    yield f"| {' | '.join(heads)} |"
-    yield "|---" * len(heads) + "|"
-    for cells in rows:
-        yield f"| {' | '.join(cells)} |"
+__all__ = [
+    "list_codecs",
+    "list_data",
+    "list_families",
+    "list_methods",
+    "list_readers",
+    "list_rules",
+]
 
 
 def list_methods() -> Iterator[str]:
@@ -105,54 +98,3 @@ def describe_file(member: Callable[..., object]) -> str:
     """Return the first sentence of the file that defines a function."""
     text = sys.modules[member.__module__].__doc__ or ""
     return " ".join(text.partition("\n\n")[0].split()).removesuffix(".")
-
-
-# name in the page's markers -> page, function that renders the table
-TABLES: Mapping[str, tuple[str, Callable[[], Iterable[str]]]] = {
-    "codecs": ("docs/operations.md", list_codecs),
-    "data sets": ("README.md", list_data),
-    "event readers": ("docs/operations.md", list_readers),
-    "methods": ("README.md", list_methods),
-    "model families": ("README.md", list_families),
-    "robust rules": ("SECURITY.md", list_rules),
-}
-
-
-def replace_table(page: str, name: str, lines: Iterable[str]) -> str:
-    """Return a page with these lines between the markers of a table. Raises ConfigError without
-    the markers.
-    """
-    start, end = f"<!-- table of {name}: python -m benchmarks docs -->\n", "<!-- end -->\n"
-    before, found, rest = page.partition(start)
-    _, closed, after = rest.partition(end)
-    if not found or not closed:
-        raise ConfigError(f"expected the lines '{start.strip()}' and, below it, '{end.strip()}'")
-    return "".join((before, start, *(f"{line}\n" for line in lines), end, after))
-
-
-def find_outdated() -> dict[Path, str]:
-    """Return the pages whose tables differ from the catalogues, each with its new text. Raises
-    ConfigError.
-    """
-    pages: dict[Path, str] = {}
-    for name, (place, render) in TABLES.items():
-        path = ROOT / place
-        try:
-            pages[path] = replace_table(pages.get(path) or path.read_text(), name, render())
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
-    return {path: text for path, text in pages.items() if text != path.read_text()}
-
-
-@click.command("docs")
-@click.option("--check", is_flag=True, help="Write nothing; fail if a page is out of date")
-def command(check: bool) -> None:
-    """Update the generated tables of the documentation, one per catalogue."""
-    with report_errors("python -m benchmarks docs", "train", "interrupted"):
-        outdated = find_outdated()
-        if check and outdated:
-            names = ", ".join(str(path.relative_to(ROOT)) for path in outdated)
-            raise ConfigError(f"out of date: {names}: run python -m benchmarks docs")
-        for path, text in outdated.items():
-            path.write_text(text)
-            click.echo(f"wrote {path.relative_to(ROOT)}")

@@ -1,0 +1,1 @@
+"""`python -m benchmarks docs`: write the generated tables of the documentation."""

@@ -1,0 +1,51 @@
+"""Configuration of the documentation site: `make docs` builds it into build/docs."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version as installed_version
+
+from sphinx.application import Sphinx
+
+from federated.installation import NAME
+
+project = "Espalier"
+release = version = installed_version(NAME)
+copyright = "the Espalier authors, Apache-2.0"
+extensions = ["myst_parser", "sphinx_click"]
+exclude_patterns: list[str] = []
+myst_heading_anchors = 4
+myst_enable_extensions = ["deflist"]
+suppress_warnings = ["myst.header"]  # pages of the repository's root begin with their own headings
+html_theme = "furo"
+html_title = "Espalier"
+html_static_path: list[str] = []
+templates_path: list[str] = []
+
+# Pages of the repository's root that are also pages here.
+ROOT_PAGES = {
+    "../CHANGELOG.md": "changelog.md",
+    "../CONTRIBUTING.md": "contributing.md",
+    "../README.md": "index.md",
+    "../SECURITY.md": "security.md",
+}
+
+
+def adapt_links(app: Sphinx, name: str, source: list[str]) -> None:
+    """Point links at pages of this site, and name files of the repository without a link."""
+    for path, page in ROOT_PAGES.items():
+        source[0] = source[0].replace(f"]({path}", f"]({page}")
+    source[0] = re.sub(r"\[([^\]]+)\]\(\.\./(?!benchmarks/experiments/)[^)]+\)", r"\1", source[0])
+
+
+def adapt_included(app: Sphinx, path: object, parent: str, content: list[str]) -> None:
+    """Do the same in the included pages of the repository's root."""
+    text = re.sub(r"\]\(docs/", "](", content[0])
+    for path_of_page, page in ROOT_PAGES.items():
+        text = text.replace(f"]({path_of_page.removeprefix('../')}", f"]({page}")
+    content[0] = text
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", adapt_links)
+    app.connect("include-read", adapt_included)
