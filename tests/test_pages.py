@@ -118,7 +118,7 @@ def test_the_method_in_the_tutorial_runs_and_weights_updates_equally(
         fold(total, chosen.parts(state, plan, update), (agent,))
     new = chosen.finish(state, total, np.random.default_rng(0)).tensors
     values = {name: set(one.flatten().tolist()) for name, one in new.items()}
-    assert values == dict.fromkeys(new, {2.0})
+    assert values == {name: {2.0} for name in new}
 
 
 def test_the_network_in_the_tutorial_can_be_narrowed_and_made_shallower() -> None:

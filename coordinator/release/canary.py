@@ -13,9 +13,19 @@ from dataclasses import dataclass
 
 from export.bundle import Bundle
 from federated.errors import FleetError, Unknown, UsageError
+from federated.runtime.units import format_count
 from federated.wire.release_files import Serving
 
-__all__ = ["LOSS", "SLACK", "SLOWER", "Verdict", "draw_agents", "judge", "select_reports"]
+__all__ = [
+    "LOSS",
+    "SLACK",
+    "SLOWER",
+    "Verdict",
+    "draw_agents",
+    "judge",
+    "select_reports",
+    "split_names",
+]
 
 LOSS = 0.01  # accuracy that a version may lose
 SLOWER = 1.2  # allowed ratio of latencies (p90)
@@ -48,19 +58,21 @@ def draw_agents(
     version draws others. Raises UsageError for an invalid share, FleetError if no agent is known,
     Unknown for an unknown name.
     """
-    percent = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%", share)
-    if not percent and not share.isdecimal():
-        return _check_names(share, {*known, *others})
+    if named := split_names(share):
+        for name in named:
+            if name not in known and name not in others:
+                raise Unknown("agent", name, {*known, *others})
+        return tuple(sorted(set(named)))
     if not known:
         raise FleetError(
             "cannot draw a canary: no agent serves a release or took part in the run; "
             "name agents with --canary NAME,NAME"
         )
-    wanted = math.ceil(round(len(known) * float(percent[1]) / 100, 9)) if percent else int(share)
-    if not 1 <= wanted <= len(known) or (percent and not 0 < float(percent[1]) <= 100):
+    ratio = float(share[:-1]) / 100 if share.endswith("%") else None
+    wanted = int(share) if ratio is None else math.ceil(round(len(known) * ratio, 9))
+    if wanted > len(known):
         raise UsageError(
-            f"--canary: expected a percentage above 0% and at most 100%, or a number of agents "
-            f"from 1 to {len(known)}, found {share}"
+            f"--canary: expected a number of agents from 1 to {len(known)}, found {share}"
         )
     chosen = sorted(
         known, key=lambda agent: hashlib.sha256(f"{version}/{agent}".encode()).digest()
@@ -68,17 +80,25 @@ def draw_agents(
     return tuple(sorted(chosen))
 
 
-def _check_names(share: str, known: Collection[str]) -> tuple[str, ...]:
+def split_names(share: str) -> list[str]:
+    """Return the names of a canary's agents; empty for a percentage or a number. Raises UsageError
+    for an invalid share.
+    """
+    percent = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%", share)
+    if percent or share.isdecimal():
+        if not 0 < float(share.removesuffix("%")) <= (100 if percent else math.inf):
+            raise UsageError(
+                "--canary: expected a percentage above 0% and at most 100%, or a number of agents "
+                f"from 1, found {share}"
+            )
+        return []
     names = [name.strip() for name in share.split(",")]
     if not all(re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) for name in names):
         raise UsageError(
             "--canary: expected a percentage such as 10%, a number of agents, or names such "
             f"as pi,phone; found '{share}'"
         )
-    for name in names:
-        if name not in known:
-            raise Unknown("agent", name, known)
-    return tuple(sorted(set(names)))
+    return names
 
 
 def select_reports(
@@ -123,7 +143,8 @@ def judge(
     silent = sorted(set(agents) - heard.keys())
     reasons, notes = refused, [f"no report from {', '.join(silent)}"] if silent and heard else []
     if not heard:
-        reasons.append(f"no report from any of its {len(agents)} agents ({', '.join(silent)})")
+        whole = format_count(len(agents), "agent")
+        reasons.append(f"no report from any of its {whole} ({', '.join(silent)})")
     if stable is None:
         return Verdict(
             tuple(reasons), (*notes, "no stable version to compare with: only the self-tests count")
@@ -181,7 +202,8 @@ def _compare_accuracy(
     if measured:
         total = sum(n for n, _, _ in measured)
         old, new = (sum(row[0] * row[which] for row in measured) / total for which in (1, 2))
-        what = f"accuracy on {total} examples of {len(measured)} agents"
+        agents = format_count(len(measured), "agent")
+        what = f"accuracy on {format_count(total, 'example')} of {agents}"
     else:
         listed = [
             (_read_accuracy(stable, one), _read_accuracy(made, one)) for one in serving.values()
@@ -234,5 +256,5 @@ def _compare_latency(
     return (
         ratio > SLOWER and more > SLACK,
         f"p90 is {ratio:.2f} times that of the stable version, {1e3 * more:+.2f} ms "
-        f"(median of {len(times)} agents)",
+        f"(median of {format_count(len(times), 'agent')})",
     )

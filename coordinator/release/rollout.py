@@ -334,7 +334,9 @@ class Rollout:
 
 
 def _check_flags(request: ReleaseRequest) -> None:
-    """Raise UsageError for flags that cannot be combined."""
+    """Raise UsageError for flags that cannot be combined, and for an invalid share."""
+    if request.share is not None:
+        canary.split_names(request.share)
     making = request.bundle is not None or request.share is not None or request.inputs is not None
     if (request.rollback and (making or request.promote)) or (
         request.status and (making or request.promote or request.rollback)

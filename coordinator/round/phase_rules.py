@@ -249,7 +249,7 @@ def reason_to_close(r: Round, phase: Phase) -> str:
     tasks = map(r.tasks.__getitem__, phase.order if phase.work == "train" else ())
     if not phase.came and any(task.open and task.late and task.lost < 0 for task in tasks):
         return ""
-    return "nobody left"
+    return "no agents left"
 
 
 def request_snapshot(r: Round, out: list[Action]) -> Round:

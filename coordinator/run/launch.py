@@ -37,7 +37,7 @@ from federated.runtime import logs
 from federated.runtime.connection_limits import raise_descriptor_limit
 from federated.runtime.console import Say
 from federated.runtime.service_manager import ServiceManager
-from federated.runtime.units import human_bytes
+from federated.runtime.units import format_count, human_bytes
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from models.cost import cost
@@ -117,7 +117,7 @@ def run_at_broker(prepared: Prepared, folder: Path, *, live: bool, say: Say) -> 
     ):
         say(
             f"run '{config.name}': {config.method_name} on {config.data.name}, up "
-            f"to {config.rounds} rounds, stored in {folder}"
+            f"to {format_count(config.rounds, 'round')}, stored in {folder}"
         )
         return run(
             prepared,
@@ -233,7 +233,7 @@ def show(result: Result, *, live: bool, say: Say) -> None:
             "submodels"
         )
     say(
-        f"{result.rounds} rounds, {result.seconds:.1f} s, "
+        f"{format_count(result.rounds, 'round')}, {result.seconds:.1f} s, "
         f"{human_bytes(result.bytes_up)} up, {human_bytes(result.bytes_down)} down"
     )
     if result.epsilon:

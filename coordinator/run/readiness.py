@@ -12,6 +12,7 @@ from coordinator.round.plan import RoundPlan
 from coordinator.round.round import Agent
 from coordinator.store.store import Store
 from federated.errors import FleetError
+from federated.runtime.units import format_count
 
 __all__ = ["await_able", "await_agents", "await_round"]
 
@@ -84,7 +85,8 @@ def await_agents(fleet: Fleet, wanted: int, limit: float, publish: Publish) -> l
         waited = now - start
         if limit and waited > limit:
             raise FleetError(
-                f"expected {wanted} agents, found {len(ready)} after {waited:.0f} s: "
+                f"expected {format_count(wanted, 'agent')}, found {len(ready)} after "
+                f"{waited:.0f} s: "
                 f"{describe_absence(fleet) or 'no others connected'}"
             )
         publish(AgentsAwaited(len(ready), wanted))

@@ -27,6 +27,7 @@ from coordinator.broker import local as brokers
 from federated.data import catalogue as data
 from federated.errors import ConfigError, EspalierError, FleetError, MissingExtra
 from federated.runtime.console import Say
+from federated.runtime.units import format_count
 
 __all__ = ["DEVICES", "Device", "run_demo"]
 
@@ -343,6 +344,6 @@ def print_summary(result: Mapping[str, Any], say: Say) -> None:
     if result["untrained"]:
         say(f"not trained by any device: {', '.join(result['untrained'])}")
     say(
-        f"{result['rounds']} rounds, {result['seconds']:.0f} s in all; ONNX within "
+        f"{format_count(result['rounds'], 'round')}, {result['seconds']:.0f} s in all; ONNX within "
         f"{result['onnx_max_abs_diff']:.1e} of PyTorch"
     )

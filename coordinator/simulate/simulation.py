@@ -33,6 +33,7 @@ from coordinator.trust.defences import check_buffer_size
 from federated.data import partitions
 from federated.errors import ConfigError, LinkError, StoreError
 from federated.runtime.console import Say
+from federated.runtime.units import format_count
 from federated.training import device_memory
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 
@@ -112,8 +113,8 @@ def simulate_once(
             partitions.save(path, source.whole, parts, rule, config.seed)
         say(
             f"run '{config.name}': {config.method_name} on {config.data.name}, "
-            f"{source.agents} devices ({config.simulate.partition}), "
-            f"{config.rounds} rounds, stored in {runs / config.name}"
+            f"{format_count(source.agents, 'device')} ({config.simulate.partition}), "
+            f"{format_count(config.rounds, 'round')}, stored in {runs / config.name}"
         )
         if prepared.store.rounds_done < config.rounds:
             run_devices(prepared, source, say)

@@ -18,7 +18,7 @@ from coordinator.store.run_records import open_records
 from coordinator.store.training_counts import count_run
 from coordinator.views.run_status import render_table
 from federated.errors import StoreError
-from federated.runtime.units import human_seconds, megabytes
+from federated.runtime.units import format_count, human_seconds, megabytes
 from federated.safe_table import SafeTable
 from federated.safe_text import make_safe
 from federated.task import Profile
@@ -143,7 +143,7 @@ def describe_state(
 
 def render_agents(made: dict[str, Any]) -> str:
     """Return the agents as text: a table, then the reason for each submodel."""
-    head = f"run '{made['run']}', {made['rounds_done']} rounds done"
+    head = f"run '{made['run']}', {format_count(made['rounds_done'], 'round')} done"
     if made["round"] > made["rounds_done"]:
         head += f", in round {made['round']}"
     if not made["agents"]:

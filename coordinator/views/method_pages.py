@@ -81,10 +81,10 @@ def render_method(one: Mapping[str, Any]) -> str:
         limits = [known[bound] for bound in ("range", "schedule") if bound in known]
         bounds = f" [{'; '.join(limits)}]" if limits else ""
         lines += wrap(f"{key} = {spell(known['default'])}", known["help"] + choices + bounds, 30)
-    declared = "" if one["name"] in METHODS else ", as the method declares them"
-    lines += ["", f"Laws of the aggregation{declared}:"]
+    untried = "" if one["name"] in METHODS else "not tried: "  # only built-in methods are tested
+    lines += ["", "Laws of the aggregation:"]
     for law, why in one["laws"].items():
-        lines += wrap(law, LAWS[law] if not why else f"does not hold: {why}", 13)
+        lines += wrap(law, f"does not hold: {why}" if why else untried + LAWS[law], 13)
     lines += ["", "Modes of the aggregation (fleet.mode, robust.rule, private.noise):"]
     for mode, why in one["modes"].items():
         lines += wrap(mode, MODES[mode] if not why else f"not supported: {why}", 13)

@@ -26,6 +26,7 @@ from coordinator.store.run_folders import DATABASE, missing_run
 from coordinator.store.run_records import RunRecords
 from coordinator.store.spool_files import update_path
 from federated.errors import StoreError
+from federated.runtime.units import format_count
 from federated.runtime.write_ahead_log import LogDamage, find_log_damage
 from federated.safe_text import make_safe
 from federated.task import Key
@@ -94,10 +95,8 @@ def render_check(made: dict[str, Any]) -> str:
         make_safe(f"{one['file']} {one['problem']}: {describe_remedy(one)}", None)
         for one in made["damaged"]
     ]
-    count = len(made["damaged"])
-    return "\n".join(
-        [*lines, f"run '{made['run']}': checked {made['checked']} files, {count or 'none'} damaged"]
-    )
+    checked, damaged = format_count(made["checked"], "file"), len(made["damaged"]) or "none"
+    return "\n".join([*lines, f"run '{made['run']}': checked {checked}, {damaged} damaged"])
 
 
 def describe_remedy(one: dict[str, Any]) -> str:

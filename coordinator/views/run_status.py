@@ -20,7 +20,7 @@ from coordinator.store.run_folders import find_current_run
 from coordinator.store.run_records import RunRecords, open_records
 from coordinator.store.training_counts import count_run
 from coordinator.views import run_log
-from federated.runtime.units import human_bytes, human_seconds
+from federated.runtime.units import format_count, human_bytes, human_seconds
 from federated.safe_table import SafeTable
 from federated.safe_text import make_safe
 
@@ -172,7 +172,7 @@ def describe_end(made: dict[str, Any]) -> str:
 def describe_phase(now: dict[str, Any]) -> str:
     match now["phase"]:
         case "waiting":
-            return f"waiting for {now['wanted']} agents"
+            return f"waiting for {format_count(now['wanted'], 'agent')}"
         case "paused":
             resume = f"coordinator pause {now['run']} --off"
             return f"paused after round {now['round']} (resume with {resume})"

@@ -38,6 +38,7 @@ from federated.errors import (
 from federated.runtime.clock_jumps import JumpDetector
 from federated.runtime.console import Say
 from federated.runtime.service_manager import ServiceManager
+from federated.runtime.units import format_count
 from federated.task import Card, Profile
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Link
@@ -222,7 +223,7 @@ def _open_spool(request: JoinRequest, run: messages.Run, stack: ExitStack, say: 
 def _status_line(participant: Participant) -> str:
     """Describe the agent in one line for the service manager."""
     activity = participant.paused or participant.state
-    return f"run {participant.run.run}: {activity}, {participant.finished} updates"
+    return f"run {participant.run.run}: {activity}, {format_count(participant.finished, 'update')}"
 
 
 def current_limits(worker: Worker) -> tuple[float, float]:

@@ -1,8 +1,13 @@
-"""Formatting of seconds and bytes for display."""
+"""Formatting of counts, seconds and bytes for display."""
 
 from __future__ import annotations
 
-__all__ = ["human_bytes", "human_seconds", "megabytes"]
+__all__ = ["format_count", "human_bytes", "human_seconds", "megabytes"]
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 round`, `2 rounds`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def human_seconds(seconds: float) -> str:

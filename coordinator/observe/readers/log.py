@@ -11,6 +11,7 @@ from coordinator.observe.events import Event, Publish, skip_repeats
 from coordinator.observe.readers.reader import ReaderContext
 from coordinator.observe.records import RoundRecord
 from coordinator.observe.score_summary import list_untrained, select_overall
+from federated.runtime.units import format_count
 
 __all__ = ["write_log"]
 
@@ -27,7 +28,9 @@ def write_log(context: ReaderContext) -> Publish:
                 write(INFO, "paused", f"paused after round {fields['round']}")
             case events.RoundStarted(number, rounds, chosen):
                 fields["round"] = number
-                text = f"round {number} of {rounds} started with {len(chosen)} agents"
+                text = (
+                    f"round {number} of {rounds} started with {format_count(len(chosen), 'agent')}"
+                )
                 write(INFO, "round began", text, asked=len(chosen))
             case events.RoundEnded(done):
                 write_round(done)

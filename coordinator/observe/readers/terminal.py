@@ -22,7 +22,7 @@ from coordinator.observe.score_summary import (
     select_overall,
 )
 from federated.runtime.console import Say
-from federated.runtime.units import human_bytes
+from federated.runtime.units import format_count, human_bytes
 from federated.safe_table import SafeTable
 from federated.safe_text import make_safe
 from federated.wire.release_files import label_submodel
@@ -84,7 +84,7 @@ class LinePrinter:
         folded = len(done.entries) - len(missing)
         self._say(
             f"round {done.round} took {done.seconds:.1f} s: {folded} of "
-            f"{len(done.entries)} updates, "
+            f"{format_count(len(done.entries), 'update')}, "
             f"{human_bytes(done.bytes_up)} up, {human_bytes(done.bytes_down)} down"
             + (f"; {'; '.join(missing)}" if missing else "")
             + self._left(self._rounds - done.round)
@@ -126,7 +126,8 @@ class Screen:
             case events.AgentsAwaited(ready, wanted):
                 self._note = f"waiting: {ready} of {wanted} agents"
             case events.RoundStarted(number, rounds, chosen):
-                self._round, self._note = (number, rounds), f"training on {len(chosen)} agents"
+                self._round = number, rounds
+                self._note = f"training on {format_count(len(chosen), 'agent')}"
             case events.UpdateFolded(entry):
                 self._note = f"folded {entry.agent}"
             case events.RoundDelayed(why):

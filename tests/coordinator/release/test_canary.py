@@ -115,7 +115,7 @@ def test_a_version_as_good_as_the_stable_one_passes() -> None:
 def test_a_canary_without_any_report_fails() -> None:
     assert judge_reports([], []).reasons == ("no report from any of its 2 agents (pi, tv)",)
     assert judge_reports([serving("pi", OLD)], [], agents="pi").reasons == (
-        "no report from any of its 1 agents (pi)",
+        "no report from any of its 1 agent (pi)",
     )
 
 

@@ -185,7 +185,7 @@ def test_a_slow_canary_is_not_promoted_unless_forced(fleet: Fleet) -> None:
     forced = fleet.follow(promote=True, force=True)
     assert forced["stable"] == bundle.read_version(new)
     assert forced["last"]["reasons"] == (
-        "p90 is 1.30 times that of the stable version, +3.00 ms (median of 1 agents)",
+        "p90 is 1.30 times that of the stable version, +3.00 ms (median of 1 agent)",
     )
 
 
@@ -221,7 +221,7 @@ def test_a_canary_without_reports_in_time_is_rolled_back(fleet: Fleet) -> None:
     for device in fleet.devices.values():
         device.stop.set()
     result = fleet.follow(bundle=fleet.make_release("2"), share="1", promote=True, wait=0.3)
-    assert "no report from any of its 1 agents" in result["error"]
+    assert "no report from any of its 1 agent" in result["error"]
     assert result["stable"] == old
 
 
@@ -347,6 +347,8 @@ def test_an_invalid_share_is_refused_before_an_export(
         ),
         ({"bundle": Path("x"), "inputs": Path("y"), "broker": "h"}, "--bundle and --inputs cannot"),
         ({}, "--broker is missing"),
+        ({"share": "101%", "broker": "h"}, "--canary: expected a percentage"),
+        ({"share": "0", "broker": "h"}, "--canary: expected a percentage"),
         ({"wait": -1.0, "broker": "h"}, "--wait: expected a number of seconds, found -1"),
     ],
 )

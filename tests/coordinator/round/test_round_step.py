@@ -78,7 +78,7 @@ def test_a_phase_waits_a_little_for_an_agent_that_just_left() -> None:
     machine.wait(RETURN_TIME - 0.1)
     assert not machine.closing
     machine.wait(0.1)
-    assert machine.closing == "nobody left"
+    assert machine.closing == "no agents left"
     assert machine.of("b").outcome == "gone"
 
 
@@ -86,7 +86,7 @@ def test_simulated_devices_do_not_return() -> None:
     machine = Machine(Rules(leases=False), "ab").begin("ab", 10.0)
     machine.arrive("a")
     machine.leave("b")
-    assert machine.closing == "nobody left"
+    assert machine.closing == "no agents left"
 
 
 def test_at_its_deadline_a_phase_closes_and_aborts_open_tasks() -> None:
@@ -114,7 +114,7 @@ def test_a_silent_agent_delays_an_evaluation_by_its_lease_at_most(work: str) -> 
     machine.stay("a", FIRST_LEASE)
     assert not machine.closing
     machine.stay("a", 0.1)
-    assert machine.closing == "nobody left"
+    assert machine.closing == "no agents left"
     assert machine.round.agents["a"].wasted == {work: Wasted(1, 1)}
 
 
@@ -122,7 +122,7 @@ def test_a_phase_without_tasks_closes_at_once() -> None:
     machine = Machine().begin("", quorum=0)
     assert machine.closing == "quorum"
     machine.begin("", quorum=1)
-    assert machine.closing == "nobody left"
+    assert machine.closing == "no agents left"
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
@@ -217,7 +217,7 @@ def test_an_agent_that_left_before_a_crash_may_return_after_it() -> None:
     machine.see(on.Resumed(22.0, Rules()))
     assert not machine.closing
     machine.wait(RETURN_TIME)
-    assert machine.closing == "nobody left"
+    assert machine.closing == "no agents left"
 
 
 @pytest.mark.parametrize("round", [True, False])
@@ -662,6 +662,6 @@ def test_unfolded_updates_of_a_revoked_agent_are_dropped() -> None:
     assert [a.key.agent for a in actions if isinstance(a, do.Forget)] == ["c"]
     assert (machine.of("a").outcome, machine.of("c").outcome) == ("folded", "refused: revoked")
     machine.arrive("b")
-    assert (machine.order, machine.closing) == ("ab", "nobody left")
+    assert (machine.order, machine.closing) == ("ab", "no agents left")
     machine.see(on.AgentsBarred(2.0, frozenset(), "revoked"))
     assert not machine.round.agents["a"].refused

@@ -77,7 +77,7 @@ def test_an_agent_that_keeps_reconnecting_does_not_keep_a_phase_open() -> None:
         machine.see(on.AgentConnected(machine.now, "a", "s"))
         machine.wait(0.6)
         machine.beat("b")
-    assert machine.closing == "nobody left"
+    assert machine.closing == "no agents left"
     assert machine.now <= until + 2
 
 

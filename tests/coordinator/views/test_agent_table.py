@@ -74,7 +74,7 @@ def test_agents_are_shown_with_submodels_reasons_and_measurements(tmp_path: Path
     assert "survey" not in str(done["a0"]["profile"])
     shown = render_agents(over)
     assert shown.startswith("run 'test', 2 rounds done\n")
-    assert render_agents(live).startswith("run 'test', 1 rounds done, in round 2\n")
+    assert render_agents(live).startswith("run 'test', 1 round done, in round 2\n")
     assert f"\na1: {done['a1']['reason']}" in shown
 
 

@@ -11,6 +11,7 @@ from coordinator.cli.main import main
 from coordinator.views.method_pages import describe_method, render_method
 from federated.method import LAWS, MODES, configure
 from federated.methods.catalogue import METHODS, method
+from tests.support.toy_extensions import MEMBERS
 
 PROMISED = [
     "allsmall",
@@ -99,3 +100,10 @@ def test_an_unknown_method_suggests_the_nearest() -> None:
 def test_a_survey_alone_asks_for_no_pytorch(name: str, trains: str) -> None:
     """FedFA's may score its sizes on a device, which gets the largest if it cannot."""
     assert describe_method(name)["trains"] == trains
+
+
+def test_laws_of_a_method_of_ones_own_are_shown_as_not_tried() -> None:
+    """The project's tests check the laws of the built-in methods only."""
+    own = render_method(describe_method(MEMBERS["espalier.methods"]))
+    assert own.count("not tried:") == len(LAWS) - own.count("does not hold:")
+    assert "not tried" not in render_method(describe_method("fedavg"))
