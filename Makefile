@@ -49,7 +49,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml models federated export coordinator edge_agent benchmarks
+	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml models federated export coordinator edge_agent espalier benchmarks
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks docs --check

@@ -90,15 +90,14 @@ def start(
     """Start or resume a run, and wait until it ends."""
     with print_errors("start"):
         from coordinator.run.config_sources import ConfigSources
-        from coordinator.run.launch import start_run
+        from coordinator.run.launch import View, start_run
 
         live = form == "text" and sys.stdout.isatty()
         result = start_run(
             ConfigSources(file, os.environ, settings, list_given(flags)),
             runs,
+            View(speaker(form), live),
             resume=resume,
             or_resume=or_resume,
-            live=live,
-            say=speaker(form),
         )
         print_result(result, form)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,19 @@ import torch
 from coordinator.assign.data_cards import AGENTS
 from coordinator.fleet.shipment import statistics_of
 from coordinator.phases.evaluation import assemble
-from coordinator.settings.config import Config, load
+from coordinator.release.stored_run import read_run
+from coordinator.settings.config import Config
 from coordinator.store.store import Store
 from coordinator.store.training_counts import choose_serving, count_run
 from export import bundle, bundle_writer
 from export.bundle_writer import Contents
 from export.verify import Array
 from federated.data import catalogue as data
-from federated.errors import ConfigError, DataError, ExportError, StoreError, Unknown
+from federated.errors import ConfigError, DataError, ExportError, Unknown
 from federated.method import Method, State
-from federated.methods.catalogue import method as method_named
 from federated.runtime.console import Say
 from federated.training.objective import prepare_batch
-from models.families.catalogue import initial, statistics
+from models.families.catalogue import statistics
 from models.submodel import Network, Submodel
 
 __all__ = ["ExportRequest", "export_run", "write_release"]
@@ -111,21 +111,12 @@ def write_release(
     """
     run, out = request.run, request.out
     with closing(Store.open(request.runs, run, read_only=True)) as store:
-        facts, last = store.read_facts(), store.read_last()
-        config = load(None, {}, (), base=facts.config)
-        if last is None or facts.network is None:
-            raise StoreError(f"run '{run}' has no finished round to export")
+        stored = read_run(store)
         known, wants = count_run(store), choose_serving(store)
-    method = method_named(config.method_name)
-    state = method.start(
-        initial(facts.network, config.seed, method.features),
-        facts.menu,
-        config.settings,
-    )
-    state = replace(state, round=last.round, tensors=last.tensors, fleet=last.fleet)
+    config, method, state = stored.config, stored.method, stored.state
     nets = {
         submodel: assemble(state, method, submodel)
-        for submodel in choose_submodels(run, method, state, facts.menu, request.submodels)
+        for submodel in choose_submodels(run, method, state, stored.menu, request.submodels)
     }
     first = next(iter(nets))
     x, truth = load_examples(
@@ -138,7 +129,7 @@ def write_release(
     }
     contents = Contents(
         run,
-        last.round,
+        state.round,
         nets,
         x,
         truth,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from models.cost import cost
 
-__all__ = ["check_same", "load_stored", "report", "show", "start_run"]
+__all__ = ["View", "check_same", "load_named", "load_stored", "report", "show", "start_run"]
 
 FIXED = (
     "name",
@@ -59,20 +60,32 @@ FIXED = (
 )  # settings that a resumed run must keep
 
 
+@dataclass(frozen=True)
+class View:
+    """Where a run shows its progress.
+
+    say: prints a line.
+    live: show a live table instead of lines.
+    read: a further reader of the run's events.
+    """
+
+    say: Say
+    live: bool = False
+    read: Publish = lambda event: None
+
+
 def start_run(
     sources: ConfigSources,
     runs: Path,
+    view: View,
     *,
     resume: bool = False,
     or_resume: bool = False,
-    live: bool,
-    say: Say,
 ) -> dict[str, Any]:
     """Start or resume a run; return the result as plain values.
 
     resume: resume the run.
     or_resume: resume the run if it exists, else start it.
-    live: show a live table instead of lines.
     Raises UsageError for `or_resume` without a name.
     """
     raise_descriptor_limit()
@@ -80,19 +93,17 @@ def start_run(
     if or_resume and not config.name:
         raise UsageError("--or-resume needs the name of a run: add --name NAME")
     resume = resume or (or_resume and config.name in list_runs(runs))
-    config = load_resumed(config, sources, runs) if resume else sources.load()
-    if not config.name:
-        config = msgspec.structs.replace(config, name=find_name(config, runs))
+    config = load_named(sources, runs, resume=resume)
     if config.log != Log():
         logs.configure(
             form=config.log.format, file=Path(config.log.file) if config.log.file else None
         )
     prepared = prepare(config, runs, resume=resume)
     try:
-        result = run_at_broker(prepared, runs / config.name, live=live, say=say)
+        result = run_at_broker(prepared, runs / config.name, view)
     except Stopped as why:
         resume = True  # keep the run, which can be resumed
-        say(f"{why}; resume with: coordinator start --name {config.name} --resume")
+        view.say(f"{why}; resume with: coordinator start --name {config.name} --resume")
         return {
             "run": config.name,
             "method": config.method_name,
@@ -101,28 +112,28 @@ def start_run(
         }
     finally:
         prepared.close(discard=not resume)
-    show(result, live=live, say=say)
+    show(result, live=view.live, say=view.say)
     return report(result, config)
 
 
-def run_at_broker(prepared: Prepared, folder: Path, *, live: bool, say: Say) -> Result:
+def run_at_broker(prepared: Prepared, folder: Path, view: View) -> Result:
     """Execute the run over a broker, and show it."""
     config, fleets = prepared.config, list[Fleet]()
     will = topics.run(config.name), b""  # removes the card, so that no agent joins a dead run
     with (
         ServiceManager() as manager,  # before the broker, which must not inherit it
-        open_broker_access(config.broker, folder, say) as gate,
+        open_broker_access(config.broker, folder, view.say) as gate,
         closing(open_link(gate.address, f"coordinator-{config.name}", will)) as link,
-        open_view(config, fleets, live=live, say=say) as read,
+        open_view(config, fleets, view) as read,
     ):
-        say(
+        view.say(
             f"run '{config.name}': {config.method_name} on {config.data.name}, up "
             f"to {format_count(config.rounds, 'round')}, stored in {folder}"
         )
         return run(
             prepared,
             link,
-            publish_to(read, make_manager_reader(manager, fleets)),
+            publish_to(read, view.read, make_manager_reader(manager, fleets)),
             lambda fleet: bind(fleet, fleets, manager),
             RunOptions(gate=gate),
         )
@@ -154,11 +165,21 @@ def make_manager_reader(manager: ServiceManager, fleets: Sequence[Fleet]) -> Pub
     return read
 
 
-def load_resumed(wanted: Config, sources: ConfigSources, runs: Path) -> Config:
+def load_named(sources: ConfigSources, runs: Path, *, resume: bool) -> Config:
+    """Return the configuration of a new run, with a name, or of the run to resume. Raises
+    StoreError, ConfigError.
+    """
+    if resume:
+        return load_resumed(sources, runs)
+    config = sources.load()
+    return msgspec.structs.replace(config, name=config.name or find_name(config, runs))
+
+
+def load_resumed(sources: ConfigSources, runs: Path) -> Config:
     """Return the configuration of a stored run, with the changes of the sources. Raises StoreError,
     ConfigError.
     """
-    name = wanted.name or find_latest_run(runs)
+    name = sources.load_tables().name or find_latest_run(runs)
     before = load_stored(runs, name)
     after = sources.load(base=to_json(before))
     check_same(before, after)
@@ -197,14 +218,12 @@ def spell_setting(table: Mapping[str, Any], key: str) -> str:
 
 
 @contextmanager
-def open_view(
-    config: Config, fleets: Sequence[Fleet], *, live: bool, say: Say
-) -> Iterator[Publish]:
+def open_view(config: Config, fleets: Sequence[Fleet], view: View) -> Iterator[Publish]:
     """Open the reader that shows the run: a live table, or lines. fleets: holds the run's fleet
     once it exists.
     """
-    if not live:
-        yield LinePrinter(say).read
+    if not view.live:
+        yield LinePrinter(view.say).read
         return
 
     def agents() -> Sequence[Agent]:

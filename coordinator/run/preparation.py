@@ -29,6 +29,7 @@ from federated.methods.catalogue import method as method_named
 from federated.wire import topics
 from federated.wire.codecs.catalogue import find_codec
 from models.families.catalogue import initial
+from models.given import strip_module
 from models.pretrained import load
 from models.submodel import Network, Submodel
 
@@ -145,10 +146,9 @@ def propose_menu(method: Method, network: Network, settings: Settings) -> tuple[
 
 def find_name(config: Config, runs: Path) -> str:
     """Return a free name for a run, made of its method and data, and numbered if necessary."""
+    method, data = map(strip_module, (config.method_name, config.data.name))
     # the path of data may contain any character
-    base = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{config.method_name}-{Path(config.data.name).stem}")[
-        :48
-    ].rstrip("-")
+    base = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{method}-{Path(data).stem}")[:48].rstrip("-")
     taken = set(list_runs(runs))
     return next(
         name for name in (base, *(f"{base}-{i}" for i in range(2, 10_000))) if name not in taken

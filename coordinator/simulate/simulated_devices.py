@@ -2,11 +2,13 @@
 
 A device holds its part of a partition, as with `edge-agent join --shard I/N --partition RULE --seed
 S`, trains with one thread, and claims a speed instead of measuring one. One thread sends and
-receives for all devices; worker processes train.
+receives for all devices while worker processes train; or everything happens in the coordinator's
+thread, while its link waits.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import signal
 import threading
@@ -32,11 +34,11 @@ from federated.errors import FleetError
 from federated.task import MAX_CODECS, Card, Profile, Task, Timing
 from federated.wire import envelope, messages, topics
 from federated.wire.codecs.catalogue import codec_names
-from federated.wire.link import CHUNK
+from federated.wire.link import CHUNK, Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.cost import cost
 
-__all__ = ["Devices"]
+__all__ = ["Devices", "ServingLink"]
 
 RATE = 1e10  # multiply-adds per second of a device of speed 1
 SESSION = "simulated"
@@ -98,33 +100,38 @@ class PooledRunner:
 
 
 class Devices:
-    """All devices of a simulation. Call `begin` when the run is known, `close` when it is over.
+    """All devices of a simulation. Call `join` when the run is known, then `turn` until the run is
+    over, or `begin` to do both in a thread; then `close`.
 
-    error: the error that stopped them, if any.
+    error: the error that stopped the thread, if any.
     """
 
     def __init__(
-        self, broker: MemoryBroker, config: Config, source: DataSource, folder: Path
+        self, broker: MemoryBroker, config: Config, source: DataSource, workers: Workers
     ) -> None:
-        self.source, self.config, self.folder = source, config, folder
+        self.source, self.config = source, config
         self.error: BaseException | None = None
         self._broker = broker
         # only tells the devices' capabilities; workers train
         self._trainer = open_trainer(config.simulate.trainer, config.simulate.device)
-        self._workers = Workers(source, config)
+        self._workers = workers
         self._stop = threading.Event()
         self._calls = queue.SimpleQueue[int]()  # indices of devices with news
         self._thread: threading.Thread | None = None
         self._weights: OrderedDict[str, Path] = OrderedDict()
+        self._present: dict[int, tuple[Participant, MemoryLink]] = {}  # by index
+        self._due = 0.0  # time of the next turn of idle devices
 
-    def begin(self, fleet: Fleet) -> None:
+    def begin(self, fleet: Fleet, folder: Path) -> None:
         """Join the fleet's run in a thread. An error in it also ends the coordinator's link."""
 
         def run() -> None:
             # the workers inherit the mask, so they ignore ctrl-C
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
-                self._serve(fleet.run)
+                self.join(fleet.run, folder)
+                while self._present and not self._stop.is_set():
+                    self.turn(math.inf)
             except BaseException as error:
                 self.error = error
                 if isinstance(fleet.link, MemoryLink):
@@ -141,35 +148,40 @@ class Devices:
             self._thread.join()
         self._workers.close()
 
-    def _serve(self, run: messages.Run) -> None:
-        """Serve all devices until each has left the run, or `close` is called. Raises FleetError if
-        the coordinator refuses one: a simulation requires all of them.
-        """
+    def join(self, run: messages.Run, folder: Path) -> None:
+        """Join a run with all devices. folder: of their files."""
         agents = device_names(self.source.agents)
         surveys = self._workers.survey(len(agents), run) if run.menu else repeat(dict[str, Any]())
-        present = {
-            index: self._make_participant(run, index, name, survey)
+        self._present = {
+            index: self._make_participant(run, index, survey, Spool(folder / name))
             for index, (name, survey) in enumerate(zip(agents, surveys, strict=False))
         }
-        for participant, _ in present.values():
+        for participant, _ in self._present.values():
             participant.join()
-        due = time.monotonic() + SWEEP
-        while present and not self._stop.is_set():
-            try:
-                devices = [self._calls.get(timeout=max(0.0, due - time.monotonic()))]
-            except queue.Empty:
-                devices = []
-            if time.monotonic() >= due:  # also if there is news of other devices all the time
-                devices, due = list(present), time.monotonic() + SWEEP
-            for index in devices:
-                if index in present and not serve_device(*present[index]):
-                    gone, _ = present.pop(index)
-                    if gone.refused:
-                        raise FleetError(f"the run cannot use {gone.name}: {gone.over}")
+        self._due = time.monotonic() + SWEEP
+
+    def turn(self, timeout: float) -> None:
+        """Handle all that is due at one device, or at all of them now and then; wait for news for
+        at most `timeout` seconds. Raises FleetError if the coordinator refuses a device: a
+        simulation requires all of them.
+        """
+        left = max(0.0, self._due - time.monotonic())
+        try:
+            devices = [self._calls.get(timeout=min(timeout, left))]
+        except queue.Empty:
+            devices = []
+        if time.monotonic() >= self._due:  # also if there is news of other devices all the time
+            devices, self._due = list(self._present), time.monotonic() + SWEEP
+        for index in devices:
+            if index in self._present and not serve_device(*self._present[index]):
+                gone, _ = self._present.pop(index)
+                if gone.refused:
+                    raise FleetError(f"the run cannot use {gone.name}: {gone.over}")
 
     def _make_participant(
-        self, run: messages.Run, index: int, name: str, survey: dict[str, Any]
+        self, run: messages.Run, index: int, survey: dict[str, Any], spool: Spool
     ) -> tuple[Participant, MemoryLink]:
+        name = device_names(self.source.agents)[index]
         will = topics.status(run.run, name), envelope.encode(messages.Status(name, SESSION, False))
         notify = partial(self._calls.put, index)
         delays = self.config.simulate.delays or (0.0,)
@@ -179,7 +191,6 @@ class Devices:
         link.subscribe(topics.run(run.run))
         data = self.source.device(index).card()
         measure = partial(self._make_profile, index, name, data, survey)
-        spool = Spool(self.folder / name)
         equipment = Equipment(measure, runner, spool, weights=self._weights, cached=CACHED)
         return Participant(link, run, name, SESSION, equipment), link
 
@@ -206,6 +217,21 @@ class Devices:
             codecs=codec_names()[:MAX_CODECS],
             capabilities=tuple(sorted(self._trainer.capabilities)),
         )
+
+
+class ServingLink(MemoryLink):
+    """The coordinator's link of a simulation in one thread: while it waits, the devices work.
+
+    serve: handles what is due at devices, and waits for at most the given number of seconds.
+    """
+
+    def __init__(self, broker: MemoryBroker, name: str, serve: Callable[[float], None]) -> None:
+        super().__init__(broker, name)
+        self._serve = serve
+
+    def receive(self, timeout: float) -> Delivery | None:
+        self._serve(0.0 if self.backlog else timeout)
+        return super().receive(0.0)
 
 
 def pick_value(values: Sequence[float], index: int, agents: int) -> float:

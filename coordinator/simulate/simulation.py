@@ -1,6 +1,7 @@
-"""The command `coordinator simulate`: run an experiment with simulated devices, once per seed.
+"""Runs with simulated devices. `simulate`, the command `coordinator simulate`, runs an experiment
+once per seed and writes results; `simulate_run` runs it once, for Python programs.
 
-It executes the code of `coordinator start` (rounds, methods, evaluation, store) and the agents'
+They execute the code of `coordinator start` (rounds, methods, evaluation, store) and the agents'
 half of the protocol; only devices and broker are simulated. A fleet of agents started as
 `edge-agent join --name d0 --shard 0/N --partition RULE --seed S` learns the same weights.
 """
@@ -10,23 +11,27 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import filter as filter_names
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import msgspec
 import torch
 
 from coordinator.assign.data_cards import AGENTS
+from coordinator.observe.events import Publish
 from coordinator.observe.readers.terminal import LinePrinter
 from coordinator.phases.context import ENDLESS
 from coordinator.run.config_sources import ConfigSources
-from coordinator.run.launch import check_same, load_stored
+from coordinator.run.launch import check_same, load_named, load_stored
 from coordinator.run.preparation import Prepared, prepare
 from coordinator.run.runner import RunOptions, run
 from coordinator.settings.config import Config
 from coordinator.simulate import results
 from coordinator.simulate.data_source import DataSource, device_names
-from coordinator.simulate.simulated_devices import Devices
+from coordinator.simulate.simulated_devices import Devices, ServingLink
+from coordinator.simulate.workers import OwnThread, ProcessPool, Workers
 from coordinator.store.run_folders import list_runs
 from coordinator.store.store import Store
 from coordinator.trust.defences import check_buffer_size
@@ -37,7 +42,7 @@ from federated.runtime.units import format_count
 from federated.training import device_memory
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 
-__all__ = ["simulate"]
+__all__ = ["simulate", "simulate_run"]
 
 
 def simulate(
@@ -100,28 +105,65 @@ def simulate_once(
     config: Config, runs: Path, folder: Path, *, resume: bool, say: Say
 ) -> dict[str, Any]:
     """Run one seed, and write its results; return them as plain values."""
-    source = DataSource.from_config(config)
-    parts = source.parts
     resume = resume and config.name in list_runs(runs)
     if resume:
         check_same(load_stored(runs, config.name), config)
-    prepared = prepare(config, runs, resume=resume)
-    try:
+    with prepare_devices(config, runs, resume=resume) as (prepared, source):
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             path, rule = folder / f"seed{config.seed}-partition.json", config.simulate.partition
-            partitions.save(path, source.whole, parts, rule, config.seed)
+            partitions.save(path, source.whole, source.parts, rule, config.seed)
         say(
             f"run '{config.name}': {config.method_name} on {config.data.name}, "
             f"{format_count(source.agents, 'device')} ({config.simulate.partition}), "
             f"{format_count(config.rounds, 'round')}, stored in {runs / config.name}"
         )
         if prepared.store.rounds_done < config.rounds:
-            run_devices(prepared, source, say)
+            with device_folder(prepared.store) as spool:
+                run_in_processes(prepared, source, LinePrinter(say).read, spool)
         with writing(folder):
             return results.write(folder, config, prepared.store, source, say)
+
+
+@contextmanager
+def prepare_devices(
+    config: Config, runs: Path, *, resume: bool
+) -> Iterator[tuple[Prepared, DataSource]]:
+    """Prepare a run and the data of its devices, and close the run afterwards. Raises what
+    `prepare` raises, DataError.
+    """
+    source = DataSource.from_config(config)
+    _ = source.parts  # raises before the run's folder exists
+    prepared = prepare(config, runs, resume=resume)
+    try:
+        yield prepared, source
     finally:
         prepared.close(discard=not resume)
+
+
+def simulate_run(
+    sources: ConfigSources, runs: Path, here: Event | None, read: Publish, *, resume: bool
+) -> None:
+    """Run one experiment, and write nothing but the run's folder.
+
+    here: train in this thread, until it is set; None: in worker processes.
+    read: reader of the run's events.
+    Raises ConfigError, DataError, Unknown and StoreError before the first event.
+    """
+    config = load_named(sources, runs, resume=resume)
+    if config.simulate.seeds:
+        raise ConfigError("simulate.seeds: this is one run, with one seed: set seed")
+    fleet = msgspec.structs.replace(config.fleet, min_agents=config.simulate.agents)
+    config = msgspec.structs.replace(config, fleet=fleet)
+    check_settings(config, {config.seed: config.name}, () if resume else list_runs(runs))
+    with prepare_devices(config, runs, resume=resume) as (prepared, source):
+        if prepared.store.rounds_done >= config.rounds:
+            return
+        with device_folder(prepared.store) as spool:
+            if here is None:
+                run_in_processes(prepared, source, read, spool)
+            else:
+                run_in_thread(prepared, source, read, spool, OwnThread(source, config, here))
 
 
 @contextmanager
@@ -133,29 +175,53 @@ def writing(folder: Path) -> Iterator[None]:
         raise StoreError(f"cannot write results to {folder}: {error.strerror or error}") from error
 
 
-def run_devices(prepared: Prepared, source: DataSource, say: Say) -> None:
-    """Execute the run with simulated devices. An error that stops the devices is raised."""
-    broker = MemoryBroker()
-    with device_folder(prepared.store.spool / "devices", prepared.store) as spool:
-        devices = Devices(broker, prepared.config, source, spool)
-        link = MemoryLink(broker, "coordinator")
-        device = prepared.config.simulate.device
-        options = RunOptions(patience=ENDLESS, device=device, durable=False)
-        try:
-            run(prepared, link, LinePrinter(say).read, devices.begin, options)
-        except LinkError:
-            if devices.error is None:
-                raise
-            raise devices.error from None
-        finally:
-            devices.close()
+def run_in_processes(prepared: Prepared, source: DataSource, read: Publish, folder: Path) -> None:
+    """Execute the run with simulated devices, which train in worker processes. An error that stops
+    the devices is raised. folder: of the devices' files.
+    """
+    broker, config = MemoryBroker(), prepared.config
+    devices = Devices(broker, config, source, ProcessPool(source, config))
+    link = MemoryLink(broker, "coordinator")
+    try:
+        begin = partial(devices.begin, folder=folder)
+        run(prepared, link, read, begin, make_options(config))
+    except LinkError:
+        if devices.error is None:
+            raise
+        raise devices.error from None
+    finally:
+        devices.close()
+
+
+def run_in_thread(
+    prepared: Prepared, source: DataSource, read: Publish, folder: Path, workers: Workers
+) -> None:
+    """Execute the run with simulated devices, all in this thread. folder: of the devices' files."""
+    broker, config = MemoryBroker(), prepared.config
+    devices = Devices(broker, config, source, workers)
+    link = ServingLink(broker, "coordinator", devices.turn)
+    try:
+        run(
+            prepared,
+            link,
+            read,
+            lambda fleet: devices.join(fleet.run, folder),
+            make_options(config),
+        )
+    finally:
+        devices.close()
+
+
+def make_options(config: Config) -> RunOptions:
+    return RunOptions(patience=ENDLESS, device=config.simulate.device, durable=False)
 
 
 @contextmanager
-def device_folder(folder: Path, store: Store) -> Iterator[Path]:
+def device_folder(store: Store) -> Iterator[Path]:
     """Provide the folder of the devices' files. Only their memories stay, for a simulation that is
     resumed, perhaps with more rounds.
     """
+    folder = store.spool / "devices"
     remove_files(folder)
     yield folder
     since = store.last_folded()

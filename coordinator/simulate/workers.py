@@ -1,6 +1,7 @@
-"""Worker processes of a simulation: each executes whole tasks, from file to file, with one thread.
+"""Workers of a simulation: each executes whole tasks, from file to file, with one thread.
 
-They end with the process that started them, however it ends, and ignore ctrl-C.
+They are processes, which end with the process that started them, however it ends, and ignore
+ctrl-C; or a single worker executes each task in the thread that begins it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -19,24 +20,25 @@ from functools import lru_cache
 from itertools import repeat
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import Any, Protocol
 
 from coordinator.settings.config import Config
 from coordinator.simulate.data_source import DataSource
-from federated.data.dataset import Dataset
 from federated.device.task_work import carry_out
 from federated.device.trainers.catalogue import open_trainer
-from federated.device.trainers.trainer import Trainer
-from federated.errors import EspalierError
+from federated.errors import ConfigError, EspalierError
 from federated.methods.catalogue import method as find_method
 from federated.runtime.compiler_import import defer_compiler
 from federated.task import Task
 from federated.training.execution import Execution
 from federated.wire.codecs.catalogue import find_codec
 from federated.wire.messages import Run
+from models.given import OBJECTS, is_given, strip_module
 
-__all__ = ["UNLIMITED", "Workers", "read_outcome"]
+__all__ = ["UNLIMITED", "OwnThread", "ProcessPool", "Workers", "read_outcome"]
 
 UNLIMITED = 2**40  # bytes of memory of a simulated device
 # each has a context of about 500 MB on the GPU; more than four were hardly faster with ResNet-18
@@ -45,10 +47,80 @@ BROKEN = (
     "a worker process was killed, perhaps because memory ran out: resume with --resume and fewer "
     "--workers"
 )
+NOT_SENT = (
+    "a network, method or data set of this program cannot be sent to worker processes: define it "
+    "in a module that they can import, or train in this process (Simulation(processes=False))"
+)
 
 
-class Workers:
-    """A pool of `simulate.workers` processes; 0 means one per processor, on a GPU at most
+class Workers(Protocol):
+    """Executes the work of devices."""
+
+    def begin(self, index: int, task: Task, weights: Path, result: Path) -> Future[float]:
+        """Execute a device's task as soon as a worker is free. Return its future loss, NaN for
+        other work. Raises EspalierError if a worker died.
+        """
+
+    def survey(self, devices: int, run: Run) -> Iterator[dict[str, Any]]:
+        """Return the surveys of all devices, in order; empty ones after `stop`. Raises
+        EspalierError if a worker died.
+        """
+
+    def stop(self) -> None:
+        """Stop running tasks at their next step."""
+
+    def close(self) -> None: ...
+
+
+class Worker:
+    """Executes tasks with one thread, since sums then equal those of a device with one thread.
+
+    stopped: returns whether to stop at the next step.
+    """
+
+    def __init__(self, source: DataSource, config: Config, stopped: Callable[[], bool]) -> None:
+        self.stopped = stopped
+        self._trainer = open_trainer(config.simulate.trainer, config.simulate.device)
+        self._trainer.use_threads(1)
+        self._load = lru_cache(maxsize=64)(source.device)  # a device's data, for its next task
+
+    def run_task(self, index: int, task: Task, weights: Path, result: Path) -> float:
+        """Execute a device's task from file to file. Return the loss, NaN for other work."""
+        execution = Execution(stop=self.stopped)
+        return carry_out(self._trainer, task, weights, result, self._load(index), execution)
+
+    def survey_device(self, index: int, run: Run) -> dict[str, Any]:
+        """Return a device's survey; empty after a stop."""
+        return {} if self.stopped() else self._trainer.survey(run, self._load(index), UNLIMITED)
+
+
+class OwnThread:
+    """`Workers` that execute each task at once, in the thread that begins it."""
+
+    def __init__(self, source: DataSource, config: Config, stopped: Event) -> None:
+        self._stopped = stopped
+        self._worker = Worker(source, config, stopped.is_set)
+
+    def begin(self, index: int, task: Task, weights: Path, result: Path) -> Future[float]:
+        done = Future[float]()
+        try:
+            done.set_result(self._worker.run_task(index, task, weights, result))
+        except Exception as error:  # any error in training is a failure of the task
+            done.set_exception(error)
+        return done
+
+    def survey(self, devices: int, run: Run) -> Iterator[dict[str, Any]]:
+        return (self._worker.survey_device(index, run) for index in range(devices))
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def close(self) -> None:
+        self.stop()
+
+
+class ProcessPool:
+    """`Workers` in `simulate.workers` processes; 0 means one per processor, on a GPU at most
     `MAX_GPU_WORKERS`. source: data of the devices.
     """
 
@@ -62,29 +134,22 @@ class Workers:
             config.simulate.workers or default,
             mp_context=context,
             initializer=initialize_worker,
-            initargs=(without_data(source), config, self._stopped),
+            initargs=(without_data(source), config, self._stopped, list_given_objects(config)),
         )
 
     def begin(self, index: int, task: Task, weights: Path, result: Path) -> Future[float]:
-        """Execute a device's task as soon as a worker is free. Return its future loss, NaN for
-        other work. Raises EspalierError if a worker died.
-        """
         try:
             return self._pool.submit(run_task, index, task, weights, result)
         except BrokenProcessPool:
             raise EspalierError(BROKEN) from None
 
     def survey(self, devices: int, run: Run) -> Iterator[dict[str, Any]]:
-        """Return the surveys of all devices, in order; empty ones after `stop`. Raises
-        EspalierError if a worker died.
-        """
         try:
             yield from self._pool.map(survey_device, range(devices), repeat(run))
         except BrokenProcessPool:
             raise EspalierError(BROKEN) from None
 
     def stop(self) -> None:
-        """Stop running tasks at their next step."""
         self._stopped.value = True
 
     def close(self) -> None:
@@ -127,24 +192,38 @@ def without_data(source: DataSource) -> DataSource:
     return replace(source)
 
 
-# ---- in the workers ------------------------------------------------------------------------------
-
-SOURCE: DataSource
-TRAINER: Trainer
-STOPPED: Any  # shared with the parent process
-
-
-def initialize_worker(source: DataSource, config: Config, stopped: Any) -> None:
-    """Load the configured extensions and limit this process to one thread: processes share the
-    processors, and sums equal those of a device with one thread.
+def list_given_objects(config: Config) -> dict[str, Any]:
+    """Return the objects of `models.given` that a configuration names. Raises ConfigError for one
+    that another process cannot have.
     """
-    global SOURCE, STOPPED, TRAINER
+    names = (config.method_name, config.model.name, config.data.name)
+    labels = [strip_module(name) for name in names if is_given(name)]
+    found = {label: OBJECTS[label] for label in labels}
+    try:
+        sent = ForkingPickler.dumps(found)
+    except Exception as error:  # classes of the user can raise anything
+        raise ConfigError(f"{NOT_SENT} ({type(error).__name__}: {error})") from error
+    main = sys.modules["__main__"]
+    if b"__main__" in bytes(sent) and not hasattr(main, "__file__"):
+        raise ConfigError(NOT_SENT)
+    return found
+
+
+# ---- in the worker processes ---------------------------------------------------------------------
+
+WORKER: Worker
+
+
+def initialize_worker(
+    source: DataSource, config: Config, stopped: Any, given: dict[str, Any]
+) -> None:
+    """Load the configured extensions. stopped: shared with the parent process."""
+    global WORKER
     defer_compiler()
+    OBJECTS.update(given)
     find_method(config.method_name)
     find_codec(config.wire.codec)
-    SOURCE, STOPPED = source, stopped
-    TRAINER = open_trainer(config.simulate.trainer, config.simulate.device)
-    TRAINER.use_threads(1)
+    WORKER = Worker(source, config, lambda: bool(stopped.value))
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
@@ -156,18 +235,9 @@ def end_with_parent() -> None:
         os._exit(1)
 
 
-@lru_cache(maxsize=64)
-def load_device_data(index: int) -> Dataset:
-    """Return a device's data, cached for its next task."""
-    return SOURCE.device(index)
-
-
 def run_task(index: int, task: Task, weights: Path, result: Path) -> float:
-    """Execute a device's task from file to file. Return the loss, NaN for other work."""
-    execution = Execution(stop=lambda: bool(STOPPED.value))
-    return carry_out(TRAINER, task, weights, result, load_device_data(index), execution)
+    return WORKER.run_task(index, task, weights, result)
 
 
 def survey_device(index: int, run: Run) -> dict[str, Any]:
-    """Return a device's survey; empty after a stop."""
-    return {} if STOPPED.value else TRAINER.survey(run, load_device_data(index), UNLIMITED)
+    return WORKER.survey_device(index, run)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.run.config_sources import ConfigSources
-from coordinator.run.launch import check_same, start_run
+from coordinator.run.launch import View, check_same, start_run
 from coordinator.run.preparation import find_name, prepare
 from coordinator.settings.config import load
 from coordinator.store.store import Store
@@ -127,7 +127,7 @@ def test_an_invalid_constraint_is_refused_before_the_run(tmp_path: Path) -> None
 
 def test_or_resume_requires_a_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--name"):
-        start_run(ConfigSources(), tmp_path, or_resume=True, live=False, say=print)
+        start_run(ConfigSources(), tmp_path, View(print), or_resume=True)
     assert not list(tmp_path.iterdir())
 
 

@@ -26,7 +26,7 @@ from coordinator.settings.config import load
 from coordinator.simulate.data_source import DataSource
 from coordinator.simulate.results import find_target_round
 from coordinator.simulate.simulation import simulate
-from coordinator.simulate.workers import Workers
+from coordinator.simulate.workers import ProcessPool
 from coordinator.store.run_folders import list_runs
 from coordinator.store.store import Store
 from federated.errors import ConfigError, DataError, FleetError, StoreError, Unknown
@@ -359,7 +359,7 @@ def test_a_stopped_simulation_surveys_no_device(tmp_path: Path):
     net = network("preresnet", card.inputs, card.outputs, card)
     settings = configure(chosen, {"choice": "zico"})
     asked = complete_card(Run("r", "fedfa", "preresnet", net, (), 8, "s"), chosen, settings)
-    workers = Workers(source, config)
+    workers = ProcessPool(source, config)
     try:
         assert [found.keys() for found in workers.survey(2, asked)] == [{"zico"}, {"zico"}]
         workers.stop()

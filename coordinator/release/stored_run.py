@@ -1,0 +1,188 @@
+"""A stored run as one value: its weights, scores and history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, nn
+
+from coordinator.observe.records import Entry, Score
+from coordinator.phases.evaluation import assemble
+from coordinator.settings.config import Config, load
+from coordinator.store.run_folders import DATABASE
+from coordinator.store.store import Store
+from coordinator.store.training_counts import count_at, count_by_round
+from export.onnx_export import predict
+from export.verify import Array, Output
+from federated.errors import ConfigError, DataError, StoreError, Unknown
+from federated.method import Method, State
+from federated.methods.catalogue import method as method_named
+from models.families.catalogue import initial
+from models.given import is_given
+from models.own.given_network import return_network
+from models.submodel import Network, Submodel
+
+__all__ = [
+    "PastRound",
+    "StoredRun",
+    "find_submodel",
+    "load_stored_run",
+    "predict_run",
+    "read_run",
+    "slice_run",
+]
+
+
+@dataclass(frozen=True)
+class PastRound:
+    """A finished round.
+
+    round: its number, from 1.
+    seconds: its duration.
+    bytes_up, bytes_down: from and to the agents.
+    entries: the outcome of each agent's task.
+    scores: of each submodel after the round.
+    """
+
+    round: int
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+    entries: Sequence[Entry] = field(repr=False)
+    scores: Sequence[Score] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run with at least one finished round.
+
+    name: its name.
+    folder: its folder.
+    config: its settings.
+    network: the largest network.
+    menu: its submodels, smallest first.
+    history: its finished rounds, from the first.
+    method: its method.
+    state: of the method after the last round.
+    """
+
+    name: str
+    folder: Path
+    config: Config = field(repr=False)
+    network: Network
+    menu: tuple[Submodel, ...] = field(repr=False)
+    history: tuple[PastRound, ...] = field(repr=False)
+    method: Method = field(repr=False)
+    state: State = field(repr=False)
+
+    @property
+    def rounds(self) -> int:
+        """The number of finished rounds."""
+        return self.state.round
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The method's tensors after the last round, by name: those of the largest network, and
+        others with a "/" in their name.
+        """
+        return self.state.tensors
+
+    @property
+    def scores(self) -> Sequence[Score]:
+        """The scores of each submodel after the last round."""
+        return self.history[-1].scores
+
+
+def load_stored_run(place: str | Path, runs: Path, model: nn.Module | None = None) -> StoredRun:
+    """Return a stored run.
+
+    place: folder of the run, or its name below `runs`.
+    model: the module that the run was started with, if that was in another process.
+    Raises StoreError for a run that is missing, damaged or without a finished round; ConfigError
+    for a module of another structure.
+    """
+    folder = Path(place)
+    if not (folder / DATABASE).exists():
+        folder = runs / folder
+    with closing(Store.open(folder.parent, folder.name, read_only=True)) as store:
+        return read_run(store, model)
+
+
+def read_run(store: Store, model: nn.Module | None = None) -> StoredRun:
+    """Return the run of an open store; see `load_stored_run`."""
+    name, facts, last = store.folder.name, store.read_facts(), store.read_last()
+    config = load(None, {}, (), base=facts.config)
+    if last is None or facts.network is None:
+        raise StoreError(f"run '{name}' has no finished round: resume it until a round is finished")
+    network, method = facts.network, method_named(config.method_name)
+    if model is not None and is_given(network.family):
+        try:
+            return_network(network.family, model)
+        except ValueError as error:
+            raise ConfigError(f"run '{name}': {error}") from error
+    try:
+        tensors = initial(network, config.seed, method.features)
+    except ValueError as error:  # the code of the network is not here
+        raise ConfigError(f"run '{name}': {error}") from error
+    state = method.start(tensors, facts.menu, config.settings)
+    state = replace(state, round=last.round, tensors=last.tensors, fleet=last.fleet)
+    return StoredRun(
+        name,
+        store.folder,
+        config,
+        network,
+        facts.menu,
+        read_history(store),
+        method,
+        state,
+    )
+
+
+def read_history(store: Store) -> tuple[PastRound, ...]:
+    """Return the finished rounds."""
+    counts = count_by_round(store)
+    return tuple(
+        PastRound(
+            number,
+            seconds,
+            up,
+            down,
+            store.entries(number),
+            count_at(counts, number).mark(store.scores(number)),
+        )
+        for number, seconds, up, down in store.history()
+    )
+
+
+def find_submodel(run: StoredRun, name: str) -> Submodel:
+    """Return a submodel of a run's menu, without branches. Raises Unknown."""
+    known = {submodel.name: submodel.plain for submodel in run.menu}
+    if name not in known:
+        raise Unknown("submodel", name, known)
+    return known[name]
+
+
+def slice_run(run: StoredRun, name: str) -> nn.Module:
+    """Return a submodel with the run's weights and batch norm statistics, in evaluation mode.
+    Raises Unknown; ExportError if the coordinator lacks tensors or statistics.
+    """
+    return assemble(run.state, run.method, find_submodel(run, name))
+
+
+def predict_run(run: StoredRun, name: str, x: Array) -> Output:
+    """Return the outputs of a submodel for raw examples [n, *inputs]. Raises DataError for examples
+    of another shape, and what `slice_run` raises.
+    """
+    examples, wanted = np.asarray(x), run.network.inputs
+    if examples.shape[1:] != wanted:
+        raise DataError(
+            f"x: expected examples of shape [n, {', '.join(map(str, wanted))}], found "
+            f"{list(examples.shape)}"
+        )
+    if examples.dtype == np.float64:
+        examples = examples.astype(np.float32)
+    return predict(slice_run(run, name), run.network, examples)

@@ -1,0 +1,165 @@
+"""Submodels of a network: list them, count their cost, cut them out, and merge them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from espalier.names import name_data, name_method, name_model
+from federated.errors import ConfigError, UsageError, require_extra
+from models.submodel import Network, Submodel
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from coordinator.release.stored_run import StoredRun
+    from models.cost import Cost
+
+__all__ = ["cost", "menu", "merge", "network", "slice"]
+
+
+def network(
+    model: nn.Module | Callable[[], nn.Module] | str,
+    inputs: Sequence[int] = (),
+    outputs: int = 0,
+    *,
+    data: object = None,
+) -> Network:
+    """Return the record of a network that can be cut into submodels.
+
+    model: a module, which is copied with its weights; a function that returns one; or a name, such
+        as "resnet-18" (`coordinator start --model`). The module takes floats [n, *inputs] and
+        returns [n, outputs].
+    inputs: shape of one raw example, such as (3, 32, 32) for an image, channels first.
+    outputs: number of classes; 0: those that the module returns.
+    data: in place of `inputs` and `outputs`, data as in `run`, whose mean and standard deviation
+        the network then normalises.
+
+    Raises Unknown for an unknown name; ConfigError for a network that cannot take such examples;
+    DataError; MissingExtra.
+    """
+    with require_extra("espalier.network", "coordinator"):
+        from coordinator.assign.data_cards import build_network
+        from federated.data.catalogue import load_central
+        from federated.task import Card
+        from models.own.given_network import count_outputs
+    from coordinator.settings.config import Config
+    from coordinator.settings.tables import Model
+
+    name = name_model(model)
+    if data is not None:
+        card = load_central(name_data(data)).card()
+    elif not inputs:
+        raise UsageError("network: the shape of an example is missing: add inputs=(3, 32, 32)")
+    else:
+        shape = tuple(inputs)
+        outputs = outputs or count_outputs(name, shape)
+        card = Card("inputs", shape, "float32", outputs, 1, 0, (0.0,), (1.0,))
+    return build_network(Config(model=Model(name=name)), [card])
+
+
+def menu(
+    network: Network,
+    widths: Sequence[float] = (0.25, 0.5, 0.75, 1.0),
+    depths: Sequence[int] = (),
+) -> tuple[Submodel, ...]:
+    """Return the submodels of every width with every depth, by number of parameters.
+
+    widths: kept fractions of the channels of each layer, in (0, 1].
+    depths: kept blocks of each section; empty: all blocks.
+
+    Raises ConfigError for a network that cannot be narrowed, with the layer that prevents it;
+    MissingExtra.
+    """
+    with require_extra("espalier.menu", "train"):
+        from edge_agent.bench.target import select_submodels
+
+        return select_submodels(network, widths, depths, ())
+
+
+def cost(submodel: Submodel, batch: int = 1) -> Cost:
+    """Return the cost of a submodel: parameters, multiply-adds per example of inference (`macs`)
+    and of training (`training_macs`), bytes as float32, and the estimated peak bytes of a training
+    step (`memory`) with `batch` examples. Nothing is computed or allocated. Raises MissingExtra.
+    """
+    with require_extra("espalier.cost", "train"):
+        from models.cost import cost as count_cost
+
+        return count_cost(submodel, batch)
+
+
+def slice(
+    source: Network | StoredRun,
+    submodel: Submodel | str,
+    weights: nn.Module | Mapping[str, Tensor] | None = None,
+) -> nn.Module:
+    """Return a submodel as a module in evaluation mode: the weights that a device would receive.
+
+    source: a network, or a run (`load_run`), whose batch norm statistics it then gets, too.
+    submodel: one of `menu`; of a run also its name, such as "w0.5-d2.2.2".
+    weights: of the largest network, as a module or as tensors by name; None: those of the module
+        that the network was made of, of the run, or initial ones.
+
+    Each tensor is the leading part of the largest network's tensor of the same name. The module
+    takes raw examples [n, *inputs]. Raises Unknown, ConfigError, DataError; ExportError for a run
+    that keeps tensors on devices or was not calibrated; MissingExtra.
+    """
+    with require_extra("espalier.slice", "coordinator"):
+        from coordinator.release.stored_run import find_submodel, slice_run
+        from federated.manual_round import cut
+
+    if not isinstance(source, Network):
+        name = submodel if isinstance(submodel, str) else submodel.name
+        if weights is None:
+            return slice_run(source, name)
+        submodel = find_submodel(source, name)
+    if not isinstance(submodel, Submodel):
+        raise UsageError(
+            f"slice: expected a submodel of menu(network), found '{submodel}'; only a run has "
+            "submodels by name"
+        )
+    return cut(submodel, None if weights is None else read_state(weights))
+
+
+def merge(
+    source: Network | StoredRun,
+    updates: Sequence[tuple[nn.Module | Mapping[str, Tensor], int]],
+    weights: nn.Module | Mapping[str, Tensor] | None = None,
+    *,
+    method: Callable[[], Any] | str = "fedavg",
+    **settings: object,
+) -> dict[str, Tensor]:
+    """Fold updates of different sizes into the largest network, as a method does after a round.
+
+    source: a network, or a run, which brings its own method, settings and weights.
+    updates: each a trained submodel, as a module or as tensors by name, and the number of examples
+        that it was trained on. Its size is found from the shapes of its tensors.
+    weights: of the largest network before the round; None: as in `slice`. A weight that no update
+        holds keeps its value.
+    method, settings: name of a method, or a function that returns one, and its settings, such as
+        `widths=(0.5, 1.0)` (`coordinator methods NAME`).
+
+    Returns the tensors of the largest network by name, for `slice`, or `weights` of the next merge.
+    Raises DataError for tensors that are no submodel; ConfigError, Unknown; MissingExtra.
+    """
+    with require_extra("espalier.merge", "coordinator"):
+        from federated.manual_round import begin_round, fold_by_hand
+        from federated.methods.catalogue import method as find_method
+
+    before = None if weights is None else read_state(weights)
+    if isinstance(source, Network):
+        chosen = find_method(name_method(method))
+        state = begin_round(source, before, chosen, settings)
+    elif settings or before is not None:
+        raise ConfigError(
+            "merge: a run has its own settings and weights: pass the run alone, or its `network`"
+        )
+    else:
+        chosen, state = source.method, source.state
+    known = [(read_state(trained), samples) for trained, samples in updates]
+    return dict(fold_by_hand(chosen, state, known).tensors)
+
+
+def read_state(given: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the tensors of a module, or the given ones."""
+    return given if isinstance(given, Mapping) else given.state_dict()

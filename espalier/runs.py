@@ -1,0 +1,247 @@
+"""Runs: train on simulated or real devices, and use the results."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coordinator.observe.events import Publish
+from coordinator.run.event_stream import Channel, EventStream
+from coordinator.settings import tables
+from coordinator.settings.services import Broker
+from espalier.names import name_data, name_method, name_model
+from federated.errors import ConfigError, require_extra
+from models.given import is_given
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import nn
+
+    from coordinator.release.stored_run import StoredRun
+    from export.bundle import Bundle
+
+__all__ = ["Fleet", "Run", "Simulation", "export", "load_run", "predict", "run"]
+
+log = logging.getLogger(__name__)
+
+
+class Simulation(tables.Simulate, frozen=True, kw_only=True):
+    """Devices in this program. Its fields are the settings of the table [simulate], such as
+    `agents=4` or `partition="dirichlet:0.3"`; `coordinator schema` describes them all.
+
+    processes: train in worker processes, as many as the setting `workers` says, as
+        `coordinator simulate` does. Otherwise the devices train in this process, one after another;
+        this needs no `if __name__ == "__main__"`, and takes networks that a notebook defines.
+    """
+
+    processes: bool = False
+
+
+class Fleet(tables.Fleet, frozen=True):
+    """Real devices, which join with `edge-agent join`. Its fields are the settings of the table
+    [fleet], such as `min_agents=4` or `fraction=0.5`; `coordinator schema` describes them all.
+
+    broker: address of an existing broker, such as "mqtt://user:password@host"; settings of one that
+        the run starts, as a record or a mapping (table [broker]); None: one on loopback.
+    """
+
+    broker: str | Broker | dict[str, Any] | None = None
+
+
+class Run(EventStream):
+    """A run in progress: an iterator of the records in `espalier.events`.
+
+    A simulated run advances only while the program asks for events. A fleet does not wait, but the
+    events do. `close` stops the run so that it can be resumed (`run(..., resume=True)`), and so do
+    ctrl-C while the program waits for an event, the end of a `with` block, and the end of the
+    program.
+
+    name: its name.
+    folder: its folder.
+    """
+
+    def __init__(
+        self, channel: Channel, execute: Callable[[Publish], object], folder: Path
+    ) -> None:
+        self.name, self.folder = folder.name, folder
+        super().__init__(channel, execute)
+
+    def result(self) -> StoredRun:
+        """Wait until the run is over, and return it as `load_run` does. After `close`, return the
+        rounds that were finished. Raises the error of the run; StoreError without a finished round.
+        """
+        for _ in self:
+            pass
+        return load_run(self.folder)
+
+
+SIMULATION = Simulation()
+
+
+def run(
+    method: Callable[[], Any] | str = "fedfa",
+    model: nn.Module | Callable[[], nn.Module] | str | None = None,
+    data: object = None,
+    env: Simulation | Fleet = SIMULATION,
+    *,
+    runs: Path | str = "runs",
+    resume: bool = False,
+    **settings: Any,
+) -> Run:
+    """Start a run, and return its events; `.result()` of them waits for its end.
+
+    method: a name (`coordinator methods`), or a function that returns a `federated.method.Method`.
+    model: the largest network: a module, a function that returns one, or a name. The devices of a
+        fleet need its code, so it must be a name or a function of an installed module there.
+    data: a name, a file or a folder (`coordinator start --data`), a function, or arrays: (x, y), or
+        (x, y, x_held, y_held), with images as [n, channels, height, width] and y as whole numbers
+        (classes) or floats (values). A simulation divides them among its devices; the coordinator
+        of a fleet only evaluates on them, and has none with "agents".
+    env: simulated or real devices.
+    runs: folder of runs.
+    resume: continue the stored run of this `name`, or the latest one.
+    settings: of the configuration, by name, and tables as mappings: `name="mine"`, `rounds=5`,
+        `seed=1`, `train={"lr": 0.1, "widths": (0.5, 1.0)}` (also the method's own settings),
+        `evaluate={"every": 1}`. Their defaults are those of `coordinator schema`.
+
+    Raises ConfigError, Unknown, DataError and StoreError before it begins; MissingExtra. Iterating
+    raises LinkError, FleetError and other errors that end the run.
+    """
+    with require_extra("espalier.run", "coordinator"):
+        from coordinator.run.config_sources import ConfigSources
+        from coordinator.run.launch import View, load_named, start_run
+        from coordinator.simulate.simulation import simulate_run
+
+    given = flatten(settings) | read_environment(env) | {"method.name": name_method(method)}
+    if model is not None:
+        given["model.name"] = name_model(model)
+    if data is not None:
+        given["data.name"] = name_data(data)
+    if isinstance(env, Fleet) and is_given(given.get("model.name", "")):
+        raise ConfigError(
+            "model: the devices of a fleet build the network from its code: put a function that "
+            'returns it into a module that they can import, and name it as "module:function"'
+        )
+    folder = Path(runs)
+    config = load_named(ConfigSources(flags=list(given.items())), folder, resume=resume)
+    sources = ConfigSources(flags=[*given.items(), ("name", config.name)])
+    if isinstance(env, Fleet):
+        start = partial(start_run, sources, folder, resume=resume)
+        return Run(
+            Channel(stepwise=False),
+            lambda read: start(View(log.info, read=read)),
+            folder / config.name,
+        )
+    stopping = threading.Event()
+    here = None if env.processes else stopping
+    simulate = partial(simulate_run, sources, folder, here, resume=resume)
+    return Run(Channel(stepwise=True, stopping=stopping), simulate, folder / config.name)
+
+
+def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by key: those of tables as `table.key`."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        plain = msgspec.to_builtins(value)
+        if isinstance(plain, dict):
+            found |= {f"{name}.{key}": one for key, one in plain.items()}
+        else:
+            found[name] = plain
+    return found
+
+
+def read_environment(env: Simulation | Fleet) -> dict[str, Any]:
+    """Return the settings of an environment that differ from their defaults, by key, so that a
+    resumed run keeps its own. Raises ConfigError for something else.
+    """
+    if not isinstance(env, Simulation | Fleet):
+        raise ConfigError(
+            f"env: expected Simulation(...) or Fleet(...), found a {type(env).__name__}"
+        )
+    table, default = (
+        ("simulate", Simulation()) if isinstance(env, Simulation) else ("fleet", Fleet())
+    )
+    found = {
+        f"{table}.{key}": msgspec.to_builtins(value)
+        for key in env.__struct_fields__
+        if key not in ("processes", "broker")
+        and (value := getattr(env, key)) != getattr(default, key)
+    }
+    if isinstance(env, Fleet) and isinstance(env.broker, str):
+        found["broker.url"] = env.broker
+    elif isinstance(env, Fleet) and env.broker is not None:
+        found |= flatten({"broker": env.broker})
+    return found
+
+
+def load_run(
+    run: Path | str, model: nn.Module | None = None, *, runs: Path | str = "runs"
+) -> StoredRun:
+    """Return a stored run with its `weights` (tensors by name), `scores`, `history` (one record per
+    round), `network`, `menu` and `config`. `slice`, `merge`, `predict` and `export` continue it.
+
+    run: its folder, or its name below `runs`.
+    model: the module that it was started with, if that was in another process.
+
+    Raises StoreError for a run that is missing, damaged or without a finished round; ConfigError
+    for a network whose code is not here; MissingExtra.
+    """
+    with require_extra("espalier.load_run", "coordinator"):
+        from coordinator.release.stored_run import load_stored_run
+
+    return load_stored_run(run, Path(runs), model)
+
+
+def predict(
+    source: StoredRun | Path | str, x: NDArray[Any], submodel: str = ""
+) -> NDArray[np.float32]:
+    """Return the outputs for raw examples: logits [n, outputs], or values in raw units.
+
+    source: a run, or an exported .onnx file, which needs no PyTorch.
+    x: raw examples [n, *inputs] in the units of the training data.
+    submodel: of the run, by name; empty: the largest.
+
+    Raises Unknown; DataError for examples that do not fit; ExportError for a submodel without batch
+    norm statistics, or a damaged file; MissingExtra.
+    """
+    if isinstance(source, Path | str):
+        from export import verify
+
+        return verify.load(Path(source)).predict(x)
+    with require_extra("espalier.predict", "coordinator"):
+        from coordinator.release.stored_run import predict_run
+
+    return predict_run(source, submodel or source.menu[-1].plain.name, x)
+
+
+def export(
+    run: StoredRun,
+    out: Path | str,
+    submodels: Sequence[str] = (),
+    *,
+    inputs: Path | str | None = None,
+    int8: bool = True,
+) -> Bundle:
+    """Write submodels of a run as ONNX files with a manifest and a model card, compared with
+    PyTorch on real examples, as `coordinator export` does; return the manifest.
+
+    out: folder of the release.
+    submodels: by name; empty: all that have batch norm statistics.
+    inputs: file with raw examples, for a run whose data are not on this machine.
+    int8: also try int8.
+
+    Raises Unknown, ExportError, DataError, MissingExtra.
+    """
+    with require_extra("espalier.export", "coordinator,export"):
+        from coordinator.release.export_run import ExportRequest, write_release
+
+    examples = None if inputs is None else Path(inputs)
+    asked = ExportRequest(run.name, run.folder.parent, Path(out), submodels, examples, int8)
+    return write_release(asked)[0]
