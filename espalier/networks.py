@@ -54,6 +54,10 @@ def network(
     else:
         shape = tuple(inputs)
         outputs = outputs or count_outputs(name, shape)
+        if not outputs:
+            raise UsageError(
+                f"network: the number of classes of '{name}' is missing: add outputs=10"
+            )
         card = Card("inputs", shape, "float32", outputs, 1, 0, (0.0,), (1.0,))
     return build_network(Config(model=Model(name=name)), [card])
 

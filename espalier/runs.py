@@ -44,7 +44,7 @@ class Simulation(tables.Simulate, frozen=True, kw_only=True):
     processes: bool = False
 
 
-class Fleet(tables.Fleet, frozen=True):
+class Fleet(tables.Fleet, frozen=True, kw_only=True):
     """Real devices, which join with `edge-agent join`. Its fields are the settings of the table
     [fleet], such as `min_agents=4` or `fraction=0.5`; `coordinator schema` describes them all.
 

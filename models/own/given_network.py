@@ -36,8 +36,8 @@ def give_network(net: nn.Module) -> str:
 
 
 def count_outputs(name: str, inputs: tuple[int, ...]) -> int:
-    """Return the outputs of a given network for examples of this shape; 0 if unknown: `network`
-    then reports the reason.
+    """Return the number of outputs of a given network for examples of this shape; 0 for another
+    name. If the network fails, return the least number: building it then reports the reason.
     """
     net = OBJECTS.get(strip_module(name))
     if not isinstance(net, GivenNetwork):
@@ -47,7 +47,7 @@ def count_outputs(name: str, inputs: tuple[int, ...]) -> int:
             out = copy.deepcopy(net.empty).eval()(torch.zeros((2, *inputs), device="meta"))
         return int(out.shape[1])
     except Exception:  # a user's network can raise anything
-        return 0
+        return 2
 
 
 def return_network(name: str, net: nn.Module) -> None:

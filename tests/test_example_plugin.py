@@ -1,0 +1,86 @@
+"""A package that is not part of the project extends it: installed by pip, and used on a real fleet
+through the Python API.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import AGENT, Start, result
+from tests.support.toy_extensions import MEMBERS
+
+HERE = Path(__file__).parent
+PACKAGE = HERE / "example_plugin" / "pyproject.toml"
+PROGRAM = """
+import json, sys
+import espalier
+from federated.device.trainers.catalogue import open_trainer
+
+run = espalier.run(
+    "toy", "toy-large", "toy", espalier.Fleet(broker=sys.argv[1], min_agents=3, wait=90),
+    name="plugin", rounds=2, train={"widths": (0.5, 1.0), "steps": 3}, wire={"codec": "toy"},
+    robust={"rule": "toy", "byzantine": 1}, observe={"readers": ["toy"]},
+)
+done = run.result()
+print(json.dumps({
+    "family": done.network.family,
+    "preset": done.network.preset,
+    "outcomes": [entry.outcome for past in done.history for entry in past.entries],
+    "events": json.loads((done.folder / "counts.json").read_text()),
+    "runtime": open_trainer("toy").runtime,
+}))
+"""
+
+
+def test_the_example_package_declares_every_extension_point() -> None:
+    points = tomllib.loads(PACKAGE.read_text())["project"]["entry-points"]
+    assert points.keys() == MEMBERS.keys()
+    for group, declared in points.items():
+        assert declared["toy"].partition(":")[2] == MEMBERS[group].partition(":")[2]
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """Return a folder into which pip installed the example package, without a network."""
+    source, target = tmp_path / "source", tmp_path / "installed"
+    (source / "toy_plugin").mkdir(parents=True)
+    shutil.copy(PACKAGE, source)
+    (source / "toy_plugin" / "__init__.py").touch()
+    for name, file in (("extensions", "toy_extensions"), ("trainer", "toy_trainer")):
+        shutil.copy(HERE / "support" / f"{file}.py", source / "toy_plugin" / f"{name}.py")
+    flags = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "install", *flags, "--target", target, source]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return target
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.broker
+@pytest.mark.beside
+def test_a_fleet_trains_with_an_installed_package(
+    installed: Path, start: Start, broker: str
+) -> None:
+    path = ["env", f"PYTHONPATH={HERE.parent}:{installed}"]
+    coordinator = start(*path, sys.executable, "-c", PROGRAM, broker)
+    agents = [
+        start(
+            *(*path, *AGENT, "join", "--broker", broker, "--name", f"a{i}", "--format", "json"),
+            *("--data", "toy", "--shard", f"{i}/3", "--partition", "iid"),
+        )
+        for i in range(3)
+    ]
+    assert [result(agent)["updates"] for agent in agents] == [2, 2, 2]
+    out, _ = coordinator.communicate(timeout=120)
+    found = json.loads(out.splitlines()[-1])
+    assert (found["family"], found["preset"]) == ("toy", "large")
+    assert found["outcomes"] == ["folded"] * 6
+    assert found["events"]["RoundEnded"] == 2
+    assert found["runtime"] == "adding 1.0"
