@@ -12,7 +12,7 @@ from federated.installation import NAME
 project = "Espalier"
 release = version = installed_version(NAME)
 copyright = "the Espalier authors, Apache-2.0"
-extensions = ["myst_parser", "sphinx_click"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
 exclude_patterns: list[str] = []
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]

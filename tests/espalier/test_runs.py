@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import json
 import threading
 from collections import Counter
 from pathlib import Path
@@ -24,6 +25,7 @@ from models import given
 from tests.espalier.conftest import Data, Tiny
 from tests.support.federation import RUN, Member, digits, run_members
 from tests.support.own import Recurrent
+from tests.support.toy_extensions import MEMBERS
 
 TWO = espalier.Simulation(agents=2, partition="iid")
 SIZES: dict[str, Any] = {
@@ -208,6 +210,48 @@ def test_a_run_that_exists_or_is_missing_is_an_error(
         espalier.load_run("none", runs=tmp_path)
     with pytest.raises(ConfigError, match=r"train.*lr"):
         simulate(tiny, data, tmp_path, resume=True, train={**SIZES["train"], "lr": 0.5})
+
+
+@pytest.mark.usefixtures("forgotten_extensions")
+def test_extensions_are_named_by_module_and_function(tmp_path: Path) -> None:
+    run = espalier.run(
+        MEMBERS["espalier.methods"],
+        f"{MEMBERS['espalier.families']}-large",
+        MEMBERS["espalier.data"],
+        espalier.Simulation(agents=3, partition="iid"),
+        runs=tmp_path,
+        rounds=1,
+        train={"steps": 2, "widths": (0.5, 1.0)},
+        wire={"codec": MEMBERS["espalier.codecs"]},
+        robust={"rule": MEMBERS["espalier.rules"], "byzantine": 1},
+        observe={"readers": [MEMBERS["espalier.readers"]]},
+    )
+    done = run.result()
+    assert [entry.outcome for entry in done.history[0].entries] == ["folded"] * 3
+    assert json.loads((run.folder / "counts.json").read_text())["RoundEnded"] == 1
+    trained = espalier.run(
+        "fedavg",
+        "mlp-small",
+        env=espalier.Simulation(agents=2, trainer=MEMBERS["espalier.trainers"]),
+        runs=tmp_path,
+        rounds=1,
+        train={"steps": 2, "lr": 0.5, "norm": "static"},
+        evaluate={"devices": False},
+    )
+    assert {one.steps for one in trained.result().history[0].entries} == {2}
+
+
+def test_ctrl_c_stops_long_training_in_this_process(
+    tiny: nn.Module, data: Data, tmp_path: Path
+) -> None:
+    settings = {"train": {**SIZES["train"], "epochs": 10**6}}
+    run = simulate(tiny, data, tmp_path, **settings)
+    assert any(isinstance(event, events.RoundStarted) for event in run)
+    threading.Timer(0.2, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        next(run)
+    assert run.ended
+    assert not list(tmp_path.iterdir()), "no round was finished, so nothing is left to resume"
 
 
 @pytest.mark.broker
