@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 
 import numpy as np
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError, DataError
 from federated.method import Method, State, Tensors, configure
+from federated.runtime.plugins import report_failure
 from federated.task import Update
 from models.families.catalogue import address, build, full, initial, shapes, statistics
 from models.slicing import corners, extract
@@ -62,17 +64,23 @@ def fold_by_hand(
     """Return the state after a round with these updates: each the tensors of a submodel, with the
     number of examples that it was trained on. They are folded in the given order.
 
-    Raises DataError for tensors that are no submodel of the network; ConfigError for a method whose
-    devices send more than weights.
+    Raises DataError for tensors that are no submodel of the network, ConfigError if they lack what
+    devices send beside their weights.
     """
     total, network = Total(), state.menu[-1].network
     for index, (tensors, samples) in enumerate(updates):
         what = f"update {index}"
-        if not isinstance(samples, int) or samples < 1:
+        if not isinstance(samples, Integral) or samples < 1:
             raise DataError(f"{what}: expected a whole number of examples, found {samples!r}")
         tensors = name_tensors(network, tensors)
         submodel = find_submodel(network, tensors, method.features, what)
-        own = read_tensors(submodel, tensors, what)
+        own, plan = read_tensors(submodel, tensors, what), method.place(state, submodel)
+        extra = {row.local for row in plan.rows if "/" in row.local}
+        if missing := sorted(extra - tensors.keys()):
+            raise ConfigError(
+                f"{what}: the devices of method {method.name} also send {missing[0]}: add such "
+                "tensors, use a simulation or a fleet, or fold with another method"
+            )
         update = Update(
             run="by hand",
             round=state.round + 1,
@@ -81,17 +89,12 @@ def fold_by_hand(
             work="train",
             submodel=submodel,
             version=f"r{state.round}",
-            samples=samples,
+            samples=int(samples),
             steps=state.settings["epochs"] * math.ceil(samples / state.settings["batch"]),
-            tensors=own,
+            tensors=own | {name: tensors[name] for name in extra},
         )
-        try:
-            fold(total, method.parts(state, method.place(state, submodel), update), (index,))
-        except KeyError as error:
-            raise ConfigError(
-                f"method {method.name}: its devices also send {error}, beside their weights: run "
-                "it on a simulation or a fleet, or fold with a method such as fedavg"
-            ) from error
+        with report_failure("method", method.name):  # its devices may also send notes
+            fold(total, method.parts(state, plan, update), (index,))
     return method.finish(state, total, np.random.default_rng(seed))
 
 
@@ -135,7 +138,8 @@ def read_tensors(submodel: Submodel, tensors: Tensors, what: str) -> dict[str, T
         wanted = shapes(submodel)
     except ValueError as error:
         raise DataError(f"{what}: {error}") from error
-    for name, shape in wanted.items():
+    # first those that are missing, because then the size may be wrong, too
+    for name, shape in sorted(wanted.items(), key=lambda item: item[0] in tensors):
         found = tuple(tensors[name].shape) if name in tensors else "none"
         if found != shape:
             raise DataError(

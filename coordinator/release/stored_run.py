@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -108,8 +109,14 @@ def load_stored_run(place: str | Path, runs: Path, model: nn.Module | None = Non
     folder = Path(place)
     if not (folder / DATABASE).exists():
         folder = runs / folder
-    with closing(Store.open(folder.parent, folder.name, read_only=True)) as store:
-        return read_run(store, model)
+    try:
+        with closing(Store.open(folder.parent, folder.name, read_only=True)) as store:
+            return read_run(store, model)
+    except sqlite3.DatabaseError as error:
+        raise StoreError(
+            f"the database of run '{folder.name}' cannot be read: {error}; list the damage with: "
+            f"coordinator check {folder.name}"
+        ) from error
 
 
 def read_run(store: Store, model: nn.Module | None = None) -> StoredRun:

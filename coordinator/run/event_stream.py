@@ -18,6 +18,7 @@ from coordinator.observe.events import (
     RunEnded,
     skip_repeats,
 )
+from coordinator.store.control import Stopped
 
 __all__ = ["Channel", "EventStream"]
 
@@ -53,7 +54,7 @@ class Channel:
         """Execute the run in this thread, to its end."""
         try:
             run(skip_repeats(self._read))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Stopped):
             self.items.put(None)
         except BaseException as error:
             self.items.put(error)

@@ -16,6 +16,7 @@ from torch import nn
 
 import espalier
 from coordinator.store import run_lock
+from coordinator.store.control import send_request
 from espalier import events
 from federated.data import catalogue
 from federated.errors import ConfigError, DataError, ExportError, StoreError, Unknown, UsageError
@@ -239,6 +240,16 @@ def test_extensions_are_named_by_module_and_function(tmp_path: Path) -> None:
         evaluate={"devices": False},
     )
     assert {one.steps for one in trained.result().history[0].entries} == {2}
+
+
+def test_a_request_to_stop_ends_the_events(tiny: nn.Module, data: Data, tmp_path: Path) -> None:
+    run = simulate(tiny, data, tmp_path, rounds=10**4)
+    pass_rounds(run, 1)
+    send_request(run.folder, "stop")
+    *_, last = run
+    assert isinstance(last, events.RunEnded)
+    assert last.phase == "stopped"
+    assert 1 <= run.result().rounds < 10**4
 
 
 def test_ctrl_c_stops_long_training_in_this_process(
