@@ -119,9 +119,11 @@ def run(
         from coordinator.run.launch import View, load_named, start_run
         from coordinator.simulate.simulation import simulate_run
 
+    folder = Path(runs)
     given = flatten(settings) | read_environment(env) | {"method.name": name_method(method)}
     if model is not None:
-        given["model.name"] = name_model(model)
+        stored = folder / settings.get("name", "") if resume else None
+        given["model.name"] = name_model(model) if stored is None else name_again(model, stored)
     if data is not None:
         given["data.name"] = name_data(data)
     if isinstance(env, Fleet) and is_given(given.get("model.name", "")):
@@ -129,7 +131,6 @@ def run(
             "model: the devices of a fleet build the network from its code: put a function that "
             'returns it into a module that they can import, and name it as "module:function"'
         )
-    folder = Path(runs)
     config = load_named(ConfigSources(flags=list(given.items())), folder, resume=resume)
     sources = ConfigSources(flags=[*given.items(), ("name", config.name)])
     if isinstance(env, Fleet):
@@ -145,11 +146,37 @@ def run(
     return Run(Channel(stepwise=True, stopping=stopping), simulate, folder / config.name)
 
 
+def name_again(model: Any, folder: Path) -> str:
+    """Return the name of the model of a stored run. A module gets the name that it had when the run
+    was started, perhaps in another process and with other initial weights.
+
+    folder: of the run, or of all runs: then it is the latest one.
+    """
+    from torch import nn
+
+    from coordinator.release.stored_run import give_again
+    from coordinator.run.launch import load_stored
+    from coordinator.store.run_folders import DATABASE, find_latest_run
+
+    if not isinstance(model, nn.Module):
+        return name_model(model)
+    if not (folder / DATABASE).exists() and folder.is_dir():
+        folder /= find_latest_run(folder)
+    known = load_stored(folder.parent, folder.name).model.name
+    give_again(folder.name, known, model)
+    return known
+
+
 def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by key: those of tables as `table.key`."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
-        plain = msgspec.to_builtins(value)
+        try:
+            plain = msgspec.to_builtins(value)
+        except TypeError as error:
+            raise ConfigError(
+                f"{name}: expected plain numbers, texts, lists and mappings: {error}"
+            ) from error
         if isinstance(plain, dict):
             found |= {f"{name}.{key}": one for key, one in plain.items()}
         else:

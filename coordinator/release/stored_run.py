@@ -31,6 +31,7 @@ __all__ = [
     "PastRound",
     "StoredRun",
     "find_submodel",
+    "give_again",
     "load_stored_run",
     "predict_run",
     "read_run",
@@ -126,11 +127,8 @@ def read_run(store: Store, model: nn.Module | None = None) -> StoredRun:
     if last is None or facts.network is None:
         raise StoreError(f"run '{name}' has no finished round: resume it until a round is finished")
     network, method = facts.network, method_named(config.method_name)
-    if model is not None and is_given(network.family):
-        try:
-            return_network(network.family, model)
-        except ValueError as error:
-            raise ConfigError(f"run '{name}': {error}") from error
+    if model is not None:
+        give_again(name, network.family, model)
     try:
         tensors = initial(network, config.seed, method.features)
     except ValueError as error:  # the code of the network is not here
@@ -147,6 +145,18 @@ def read_run(store: Store, model: nn.Module | None = None) -> StoredRun:
         method,
         state,
     )
+
+
+def give_again(run: str, name: str, model: nn.Module) -> None:
+    """Register the module that a run was started with under the name that the run has for it.
+    Raises ConfigError for a module of another structure, or a run that has a named model.
+    """
+    if not is_given(name):
+        raise ConfigError(f"run '{run}': its model is '{name}', so pass no module")
+    try:
+        return_network(name, model)
+    except ValueError as error:
+        raise ConfigError(f"run '{run}': {error}") from error
 
 
 def read_history(store: Store) -> tuple[PastRound, ...]:

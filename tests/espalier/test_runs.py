@@ -149,6 +149,10 @@ def test_a_run_of_another_process_needs_its_module(
         espalier.load_run(tmp_path / "mine", nn.Linear(4, 3))
     done = espalier.load_run(tmp_path / "mine", Tiny())
     assert espalier.predict(done, data[0][:2]).shape == (2, 3)
+    more = {"runs": tmp_path, "resume": True, "rounds": 2}
+    with pytest.raises(ConfigError, match=r"another structure"):
+        espalier.run("fedavg", nn.Linear(4, 3), data, name="mine", **more)
+    assert espalier.run("fedavg", Tiny(), data, **more).result().rounds == 2
 
 
 def test_a_method_of_the_program_needs_no_module(
@@ -183,6 +187,7 @@ def bad(kind: type[Exception], words: str, **settings: Any) -> Any:
         bad(ConfigError, "rounds: expected a whole number", rounds=0),
         bad(ConfigError, "simulate.agents: expected", env=espalier.Simulation(agents=0)),
         bad(ConfigError, "seeds", env=espalier.Simulation(seeds=(1, 2))),
+        bad(ConfigError, "rounds: expected plain numbers", rounds=np.int64(3)),
         bad(UsageError, "setting 'lrr'; did you mean lr", train={"lrr": 1}),
         bad(ConfigError, "cannot be narrowed", model=Recurrent(), data="digits"),
         bad(ConfigError, "module:function", env=espalier.Fleet(min_agents=1)),
