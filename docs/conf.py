@@ -17,6 +17,10 @@ exclude_patterns: list[str] = []
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]
 suppress_warnings = ["myst.header"]  # pages of the repository's root begin with their own headings
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+# Types of other libraries, and records that are not part of the public API, have no page here.
+nitpick_ignore_regex = [("py:.*", ".*")]
 html_theme = "furo"
 html_title = "Espalier"
 html_static_path: list[str] = []
@@ -46,6 +50,25 @@ def adapt_included(app: Sphinx, path: object, parent: str, content: list[str]) -
     content[0] = text
 
 
+FIELD = re.compile(r"^ *([A-Za-z_]\w*(?:, \w+)*): (.*)")
+
+
+def list_fields(
+    app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
+    """Show the lines `name: text` of a docstring as a list."""
+    shown = list[str]()
+    for line in (line.replace("*", r"\*") for line in lines):
+        if field := FIELD.match(line):
+            shown += ["", f"* ``{field[1]}``: {field[2]}"]
+        elif shown and shown[-1].startswith(("* ", "  ")) and line.strip():
+            shown.append(f"  {line.strip()}")
+        else:
+            shown.append(line.strip())
+    lines[:] = shown
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", list_fields)
     app.connect("source-read", adapt_links)
     app.connect("include-read", adapt_included)
