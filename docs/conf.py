@@ -14,10 +14,11 @@ release = version = installed_version(NAME)
 copyright = "the Espalier authors, Apache-2.0"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
 exclude_patterns: list[str] = []
+default_role = "literal"
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]
 suppress_warnings = ["myst.header"]  # pages of the repository's root begin with their own headings
-autodoc_typehints = "description"
+autodoc_typehints = "none"  # the docstrings describe the parameters
 autodoc_member_order = "bysource"
 # Types of other libraries, and records that are not part of the public API, have no page here.
 nitpick_ignore_regex = [("py:.*", ".*")]
