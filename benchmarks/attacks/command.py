@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.attacks.agents import ATTACKERS
 from benchmarks.attacks.machine_faults import DAMAGE
 from benchmarks.attacks.strangers import STRANGERS, behind_tls
-from benchmarks.faults.scenarios import SCENARIOS, Scenario
+from benchmarks.faults.scenarios import SCENARIOS, Scenario, why_impossible
 from benchmarks.faults.trial import Outcome, Trial, conduct
 from federated.errors import Unknown
 from federated.runtime.console import FORMAT, report_errors, speaker
@@ -55,7 +55,11 @@ TLS = STRANGERS.keys() | {name for name in ATTACKERS if name.startswith("flood")
 CALMS: Mapping[str, Scenario] = MappingProxyType({CALM: do_nothing, CALM_TLS: behind_tls})
 # these control the coordinator's start, its files or its network in ways that exclude each other
 EXCLUSIVE = (
-    *(name for name in CATALOGUE if name.startswith(("rot", "coordinator", "clock", "two"))),
+    *(
+        name
+        for name in CATALOGUE
+        if name.startswith(("rot", "coordinator", "clock", "two", "power"))
+    ),
     "1 MB/s and 300 ms",
     "agent process killed",
     "disk of an agent full",
@@ -66,7 +70,8 @@ EXCLUSIVE = (
 NEED_BROKER = (
     *(name for name in CATALOGUE if name.startswith(("broker", "one-way", "two"))),
     *("upload cut", "download cut", "1 MB/s and 300 ms", "slow subscriber"),
-    *("agent process killed", "disk of an agent full", "broker drops retained messages"),
+    *("agent process killed", "disk of an agent full", "power cut of an agent"),
+    "broker drops retained messages",
 )
 
 
@@ -142,7 +147,7 @@ def draw_pairs(count: int, seed: int) -> list[str]:
     pairs = list[str]()
     while len(pairs) < count:
         one, other = rng.sample(names, 2)
-        if may_combine(one, other):
+        if may_combine(one, other) and not any(map(why_impossible, (one, other))):
             pairs.append(f"{one} + {other}")
     return pairs
 
@@ -201,7 +206,7 @@ def choose(names: Sequence[str]) -> list[str]:
     """Return the given or all scenarios. Unknown: no such scenario."""
     if unknown := [name for name in names if name not in CATALOGUE]:
         raise Unknown("attack", unknown[0], list(CATALOGUE))
-    return list(names) or list(CATALOGUE)
+    return list(names) or [name for name in CATALOGUE if not why_impossible(name)]
 
 
 def list_jobs(chosen: Sequence[str], times: int, pairs: int, seed: int) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS
+from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, why_impossible
 from benchmarks.faults.trial import Outcome, median, run_trial
 from federated.errors import Unknown
 from federated.runtime.console import FORMAT, report_errors, speaker
@@ -151,7 +151,7 @@ def command(
         report_errors("python -m benchmarks faults", "coordinator", "interrupted"),
         ExitStack() as stack,
     ):
-        chosen = scenarios(names, kind)
+        wanted = scenarios(names, kind)
         folder = keep or Path(
             stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="espalier-faults-", ignore_cleanup_errors=True)
@@ -159,6 +159,9 @@ def command(
         )
         say = speaker(form)
         say(f"seed {seed}")
+        chosen = [name for name in wanted if not why_impossible(name)]
+        for name in (name for name in wanted if name not in chosen):
+            say(f"{name}: skipped: {why_impossible(name)}")
         jobs = [
             (
                 name,

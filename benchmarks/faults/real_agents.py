@@ -20,7 +20,7 @@ from federated.device.task_work import perform
 from federated.device.trainers.catalogue import open_trainer
 from federated.task import Task, Update
 
-__all__ = ["fill_agent_disk", "kill_agent"]
+__all__ = ["NAMES", "fill_agent_disk", "kill_agent", "start_agent", "use_real_agents"]
 
 NAMES = ("a0", "a1")
 SETTINGS: dict[str, object] = {

@@ -20,7 +20,7 @@ from coordinator.broker.mosquitto import MAX_PACKET, find_mosquitto
 from coordinator.simulate.demo_fleet import process_environment
 from federated.errors import FleetError
 
-__all__ = ["Broker", "Process", "Space", "link", "small_disk"]
+__all__ = ["Broker", "Process", "Space", "link", "small_disk", "system"]
 
 STARTING = 15.0  # seconds for a broker to listen
 

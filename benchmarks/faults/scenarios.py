@@ -7,12 +7,17 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from benchmarks.faults.power import (
+    cut_power_of_agent,
+    cut_power_of_coordinator,
+    why_unmountable,
+)
 from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.real_agents import fill_agent_disk, kill_agent
 from benchmarks.faults.real_parts import link, small_disk
 from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, strike_later
 
-__all__ = ["MOSQUITTO_ONLY", "SCENARIOS", "Scenario"]
+__all__ = ["MOSQUITTO_ONLY", "SCENARIOS", "Scenario", "why_impossible"]
 
 Scenario = Callable[[Trial], None]
 
@@ -235,6 +240,14 @@ SCENARIOS: dict[str, Scenario] = {
     "disk full": fill_disk,
     "disk of an agent full": fill_agent_disk,
     "1 MB/s and 300 ms": slow_link,
+    "power cut": cut_power_of_coordinator,
+    "power cut of an agent": cut_power_of_agent,
 }
 # these need persistence or a second listener
 MOSQUITTO_ONLY = ("broker killed", "1 MB/s and 300 ms")
+NEED_FUSE = ("power cut", "power cut of an agent")
+
+
+def why_impossible(name: str) -> str:
+    """Return why this machine cannot run a scenario; empty if it can."""
+    return why_unmountable() if name in NEED_FUSE else ""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from benchmarks.schedules.power_cut import choose_name, tear
 from benchmarks.schedules.world import World
 
 __all__ = ["REPLACED", "Disks"]
@@ -85,22 +86,15 @@ class Disks:
         for name in sorted({*present, *(name for name in self._names if name.startswith(below))}):
             if DATABASE in name:
                 continue
-            inode, before = self._names.get(name, (-1, None))
-            if name not in present:
-                if (
-                    before is not None
-                    and rng.random() < 0.5
-                    and os.path.isdir(os.path.dirname(name))
-                ):
-                    self._put(name, before)  # its removal was not synced
-                continue
-            if os.stat(name).st_ino != inode and rng.random() < 0.5:
-                # its creation or renaming was not synced
-                self._put(name, before)
-                continue
-            now, kept = content(name), self._synced.get(os.stat(name).st_ino, b"")
-            if now != kept:
-                self._put(name, tear(now, kept, rng))
+            inode, before = self._names.get(name, (None, None))
+            current = os.stat(name).st_ino if name in present else None
+            if choose_name(current, inode, rng) != current:
+                if current is not None or os.path.isdir(os.path.dirname(name)):
+                    self._put(name, before)  # its creation, renaming or removal was not synced
+            elif current is not None:
+                now, kept = content(name), self._synced.get(current, b"")
+                if now != kept:
+                    self._put(name, tear(now, kept, rng))
 
     def flip_bit(self, path: Path, rng: random.Random) -> None:
         """Flip one bit of a file."""
@@ -236,11 +230,3 @@ def content(path: str) -> bytes:
     """Return the bytes of a file."""
     with OPEN(path, "rb") as file:
         return bytes(file.read())
-
-
-def tear(now: bytes, kept: bytes, rng: random.Random) -> bytes:
-    """Return what a power cut leaves of a file that changed since its last sync."""
-    if not now.startswith(kept):
-        return now if rng.random() < 0.5 else kept
-    end = rng.randint(len(kept), len(now))
-    return now[:end] + bytes(rng.randint(0, len(now) - end) if rng.random() < 0.25 else 0)

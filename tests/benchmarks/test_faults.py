@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.command import derive_seed, summarise
+from benchmarks.faults.lossy_disk import LossyDisk
+from benchmarks.faults.power import lossy_disk, why_unmountable
 from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, damage
+from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, damage, why_impossible
 from benchmarks.faults.trial import Outcome, run_trial
 from coordinator.broker import local as brokers
 
@@ -109,6 +111,75 @@ def test_damage_is_one_bit() -> None:
     assert sum(byte.bit_count() for byte in made) == 1
 
 
+def write(disk: LossyDisk, name: str, content: bytes, *, sync: bool) -> None:
+    handle = disk.create(f"/{name}", 0o600)
+    disk.write(None, content, 0, handle)
+    if sync:
+        disk.fsync(None, 0, handle)
+    disk.release(None, handle)
+
+
+def names(disk: LossyDisk) -> set[str]:
+    return {name for name, *_ in disk.readdir("/", 0)} - {".", ".."}
+
+
+def test_a_power_cut_keeps_what_was_synced_and_can_lose_everything_else() -> None:
+    kept, torn = set[frozenset[str]](), set[bytes]()
+    for seed in range(60):
+        disk = LossyDisk(random.Random(seed))
+        write(disk, "synced", b"all of it", sync=True)
+        write(disk, "torn", b"content", sync=False)
+        disk.fsyncdir("/", 0, 0)
+        write(disk, "unnamed", b"x", sync=True)
+        disk.rename("/synced", "/renamed")
+        disk.cut_power()
+        kept.add(frozenset(names(disk) - {"torn"}))
+        torn.add(disk.read(None, 99, 0, disk.open("/torn", 0)))
+        for name in names(disk) & {"synced", "renamed"}:
+            assert disk.read(None, 99, 0, disk.open(f"/{name}", 0)) == b"all of it"
+    assert len(kept) == 8  # each of three names is there or not
+    assert {b"", b"cont", b"content"} <= torn
+    disk.cut_power()
+    assert frozenset(names(disk) - {"torn"}) in kept  # a second cut changes nothing
+
+
+def test_nothing_reaches_a_disk_after_its_power_cut() -> None:
+    disk = LossyDisk(random.Random(1), [3], caller=lambda: 0)
+    write(disk, "file", b"x", sync=False)
+    with pytest.raises(OSError, match="error"):
+        disk.fsyncdir("/", 0, 0)
+    with pytest.raises(OSError, match="error"):
+        disk.mkdir("/folder", 0o700)
+    disk.cut_power()
+    disk.mkdir("/folder", 0o700)
+    assert "folder" in names(disk)
+
+
+CUT = """
+import os, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+for name in ("a", "b", "c"):
+    with open(folder / name, "w") as file:
+        file.write(name)
+        file.flush()
+        os.fsync(file.fileno())
+    handle = os.open(folder, os.O_RDONLY)
+    os.fsync(handle)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(bool(why_unmountable()), reason=why_unmountable() or "possible")
+def test_a_mounted_disk_kills_its_user_and_keeps_what_was_synced(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    # creation, write, sync of the file, sync of the folder; the ninth change creates the third file
+    with lossy_disk(folder, tmp_path, 1, [9]) as power:
+        done = subprocess.run([sys.executable, "-c", CUT, str(folder)], timeout=60, check=False)
+        assert done.returncode == -signal.SIGKILL
+        power.cut()
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {"a": "a", "b": "b"}
+
+
 def test_a_run_that_did_not_recover_counts_as_lost() -> None:
     good = Outcome("s", 1, 2, True, 0, 0, True, (1.0, 3.0), 9.0)
     bad = Outcome("s", 2, 1, False, 12, 0, False, (), 150.0, "not over")
@@ -150,6 +221,8 @@ def scenario(name: str) -> object:
                 os.geteuid() != 0, reason="needs root: a file system, or a network namespace"
             )
         )
+    why = why_impossible(name)
+    marks.append(pytest.mark.skipif(bool(why), reason=why or "possible"))
     return pytest.param(name, marks=marks)
 
 
