@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import statistics
 import sys
@@ -22,7 +23,7 @@ from benchmarks.attacks.machine_faults import DAMAGE
 from benchmarks.attacks.strangers import STRANGERS, behind_tls
 from benchmarks.faults.scenarios import SCENARIOS, Scenario, why_impossible
 from benchmarks.faults.trial import Outcome, Trial, conduct
-from federated.errors import Unknown
+from federated.errors import ConfigError, Unknown
 from federated.runtime.console import FORMAT, report_errors, speaker
 
 __all__ = [
@@ -181,10 +182,20 @@ def run_job(job: tuple[str, Path, int, str]) -> Result:
 
 
 def read_log(log: Path | None) -> list[Result]:
-    """Return the results of earlier calls."""
+    """Return the results of earlier calls. A last line that was cut off is removed. ConfigError: a
+    line is no result.
+    """
     if log is None or not log.exists():
         return []
-    return [msgspec.json.decode(line, type=Result) for line in log.read_text().splitlines()]
+    whole, _, torn = log.read_bytes().rpartition(b"\n")
+    if torn:
+        os.truncate(log, len(whole) + bool(whole))
+    try:
+        return [msgspec.json.decode(line, type=Result) for line in whole.splitlines()]
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"--log {log}: expected a file that this benchmark wrote: {error}; choose another file"
+        ) from error
 
 
 def lines(found: Iterable[Summary]) -> list[str]:
@@ -253,7 +264,7 @@ def command(
     with report_errors("python -m benchmarks attacks", "coordinator", "interrupted"):
         jobs, say = list_jobs(choose(names), times, pairs, seed), speaker(form)
         say(f"seed {seed}, {len(jobs)} runs")
-        results = read_log(log)
+        results = [one for one in read_log(log) if (one.name, one.outcome.seed) in jobs]
         done = {(one.name, one.outcome.seed) for one in results}
         left = [job for job in jobs if job not in done]
         with (
@@ -276,7 +287,7 @@ def command(
                     f"{len(results):4} of {len(jobs)}  {result.name}, "
                     f"{result.outcome.seconds:.0f} s{why}"
                 )
-        found = summarise_all([one for one in results if (one.name, one.outcome.seed) in jobs])
+        found = summarise_all(results)
         for line in lines(found):
             say(line)
         if form == "json":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks.attacks.command import (
@@ -12,10 +13,12 @@ from benchmarks.attacks.command import (
     draw_pairs,
     has_failed,
     may_combine,
+    read_log,
     run_attack,
     summarise,
 )
 from benchmarks.faults.trial import Outcome
+from federated.errors import ConfigError
 from tests.support.brokers import needs_mosquitto
 
 FINE = Outcome("mute", 1, 1, True, 0, 0, True, (), 9.0)
@@ -52,6 +55,19 @@ def test_a_summary_compares_rounds_with_undisturbed_ones() -> None:
     assert summary.honest_ratio == 2.0
     assert not has_failed(summary)
     assert has_failed(summarise("mute", [*results, Result("mute", FINE, 1, 1.0)], calm=1.0))
+
+
+def test_a_log_loses_only_the_line_that_was_cut_off(tmp_path: Path) -> None:
+    log, results = tmp_path / "log", [Result("mute", FINE, 0, seconds) for seconds in (1.0, 2.0)]
+    assert read_log(log) == []
+    log.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in results) + b'{"na')
+    assert read_log(log) == results
+    with log.open("ab") as file:
+        file.write(msgspec.json.encode(results[0]) + b"\n")
+    assert read_log(log) == [*results, results[0]]
+    log.write_bytes(b"notes\n")
+    with pytest.raises(ConfigError, match="--log"):
+        read_log(log)
 
 
 @pytest.mark.slow
