@@ -30,9 +30,8 @@ def revoke(names: tuple[str, ...], pki: str, form: str) -> None:
         with closing(open_authority(Broker(pki=pki))) as authority:
             enrolled = {certificate.name for certificate in authority.registry.certificates()}
             unknown = sorted(set(names) - enrolled)
-            counts = {
-                name: authority.revoke(name) for name in dict.fromkeys(names) if name in enrolled
-            }
+            known = [name for name in dict.fromkeys(names) if name in enrolled]
+            counts = authority.revoke_all(known) if known else {}
         if form == "json":
             click.echo(json.dumps({"revoked": counts, "unknown": unknown}))
         else:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from cryptography import x509
@@ -20,6 +21,7 @@ from coordinator.access.certificates import list_own_names, read_server_names
 from coordinator.broker.mosquitto import COORDINATOR
 from edge_agent.access.enrolment import sign_request
 from federated.errors import ConfigError, Refused, UsageError
+from federated.runtime import files
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 OTHER = ec.generate_private_key(ec.SECP256R1())
@@ -232,6 +234,17 @@ def test_revoking_lists_every_certificate_of_a_name_and_bars_it_until_it_enrols_
     assert authority.registry.list_barred() == {"a"}
     authority.enrol(authority.invite("a", "localhost", 8884, 60).secret, sign_request("a", KEY))
     assert authority.registry.list_barred() == frozenset()
+
+
+def test_many_agents_are_revoked_with_one_list(authority: Authority) -> None:
+    for name in ("a", "b", "c"):
+        token = authority.invite(name, "localhost", 8884, 60)
+        authority.enrol(token.secret, sign_request(name, KEY))
+    with mock.patch.object(files, "write", wraps=files.write) as write:
+        assert authority.revoke_all(["a", "b", "nobody"]) == {"a": 1, "b": 1, "nobody": 0}
+    assert [call.args[0] for call in write.call_args_list] == [authority.crl]
+    assert len(list(x509.load_pem_x509_crl(authority.crl.read_bytes()))) == 2
+    assert authority.registry.list_barred() == {"a", "b"}
 
 
 def test_an_agent_with_renewed_and_expired_certificates_is_barred_when_revoked(
