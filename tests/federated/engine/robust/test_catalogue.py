@@ -6,7 +6,9 @@ TRY_RULE=module:attribute tries a rule of your own instead of the built-in ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -15,14 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federated.engine.aggregate import mean
+from federated.engine.robust.arithmetic import least_for_krum, per_submodel
 from federated.engine.robust.catalogue import RULES, rule
-from federated.engine.robust.rule import combine
+from federated.engine.robust.rule import Rule, combine
 from federated.engine.update_norms import change_norm
 from federated.errors import ConfigError, Unknown
 from tests.support.kept import part, store_parts
 from tests.support.plugins import install
 from tests.support.tried import list_tried
 
+Squares: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 TRIED = {name: found for name in list_tried("rule", RULES) if (found := rule(name))}
 SHAPES = {"w": (3, 4), "b": (3,)}
 CORNERS = [{"w": (1, 2), "b": (1,)}, {"w": (2, 3), "b": (2,)}, {"w": (3, 4), "b": (3,)}]
@@ -47,32 +51,81 @@ def parts(update: dict[str, np.ndarray]) -> list:
 def test_malicious_updates_of_any_size_keep_the_result_within_the_honest_updates(
     tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, f: int
 ) -> None:
-    """f liars anywhere among three nested sizes, each of as many devices as any rule needs. A rule
-    that clips moves a weight by at most the length of the longest honest update. A rule with a
-    weaker bound, such as a geometric median, needs its own bound here.
+    check(TRIED[name], tmp_path_factory.mktemp("kept"), seed, f)
+
+
+def check(chosen: Rule, folder: Path, seed: int, f: int, limit: float = 0.0) -> None:
+    """Combine updates of three nested sizes, each of as many devices as any rule needs, f of which
+    lie. A rule that clips moves a weight by at most the length of the longest honest update.
+
+    limit: for a rule that leaves the range of the honest updates: how far it may move a weight
     """
-    chosen, rng = TRIED[name], np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     devices = max(one.needed(f) for one in (chosen, *RULES.values()))
     sizes = [corner for corner in CORNERS for _ in range(devices)]
     old = {home: torch.from_numpy(value) for home, value in values(rng, SHAPES).items()}
     sent = [values(rng, size) for size in sizes]
     liars = set(rng.permutation(len(sizes))[:f].tolist())
     honest = [update for index, update in enumerate(sent) if index not in liars]
-    longest = max(change_norm(parts(update), old) for update in honest)
+    longest = max(change_norm(parts(update), old) for update in honest) * (1 + 1e-5)
     directions = [{h: np.sign(v) * (2 + v) for h, v in sent[index].items()} for index in liars]
     for scale in (1e2, 1e4, 1e10, 1e20, 1e30):
         for index, direction in zip(liars, directions, strict=True):
             sent[index] = {h: (v * scale).astype(np.float32) for h, v in direction.items()}
-        kept = store_parts(tmp_path_factory.mktemp("kept"), *map(parts, sent))
+        kept = store_parts(folder / f"{scale:.0e}", *map(parts, sent))
         total = combine(chosen, kept, old, f)
         for home, before in old.items():
             found = mean(total.sums[home], before).numpy()
-            if chosen.clips:
-                assert np.abs(found - before.numpy()).max() <= longest * (1 + 1e-5)
+            if limit or chosen.clips:
+                assert np.abs(found - before.numpy()).max() <= (limit or longest), (home, scale)
                 continue
             for place in np.ndindex(*found.shape):
                 here = [u[home][place] for u in honest if holds(u[home], place)]
                 assert min(here) - 1e-6 <= found[place] <= max(here) + 1e-6, (home, place, scale)
+
+
+def weigh_by_distance(smooth: Callable[[Squares], float]) -> Callable[[Squares, int], Squares]:
+    """Return the weights of a geometric median (Weiszfeld, Tohoku Math. J. 43, 1937).
+
+    smooth: returns the least distance to divide by, from the squared distances between updates
+    """
+
+    def weigh(squares: Squares, f: int) -> Squares:
+        n, least = len(squares), smooth(squares)
+        weights = np.full(n, 1 / n)
+        for _ in range(50):
+            # squared distances of the updates to their weighted mean, from those between them
+            scale = max(squares.max(), 1.0)
+            inner = squares / scale
+            away = inner @ weights - weights @ inner @ weights / 2
+            weights = 1 / np.maximum(np.sqrt(np.maximum(away, 0.0) * scale), least)
+            weights /= weights.sum()
+        return weights * n
+
+    return weigh
+
+
+def geometric_median(smooth: Callable[[Squares], float]) -> Rule:
+    weigh = weigh_by_distance(smooth)
+    return Rule(
+        name="geometric median",
+        help="the point with the least sum of distances to the updates of a submodel",
+        compares="submodel",
+        needed=least_for_krum,
+        clips=False,
+        combine=lambda kept, old, f: per_submodel(kept, old, f, least_for_krum, weigh),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_check_finds_a_geometric_median_whose_smoothing_grows_with_the_lie(
+    tmp_path: Path, seed: int
+) -> None:
+    limit = 20.0  # an honest update is at most 2 * sqrt(15) from the old weights
+    check(geometric_median(lambda squares: 1e-3), tmp_path / "right", seed, 1, limit)
+    wrong = geometric_median(lambda squares: 0.1 * float(np.sqrt(squares.max())))
+    with pytest.raises(AssertionError):
+        check(wrong, tmp_path / "wrong", seed, 1, limit)
 
 
 def holds(value: np.ndarray, place: tuple[int, ...]) -> bool:
