@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import espalier
 from coordinator.cli.main import main as coordinator
 from coordinator.settings.config import load
 from edge_agent.cli.main import main as edge_agent
@@ -124,4 +125,19 @@ def test_the_method_in_the_tutorial_runs_and_weights_updates_equally(
 def test_the_network_in_the_tutorial_can_be_narrowed_and_made_shallower() -> None:
     names: dict[str, Any] = {"__name__": "tutorial"}
     exec(find_python("own_network.md"), names)
-    assert names["residual"]()(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    net = espalier.network(names["residual"](), inputs=(1, 8, 8))
+    small, *_, large = espalier.menu(net, widths=(0.5, 1.0), depths=(1, 2))
+    assert 4 * espalier.cost(small).parameters < espalier.cost(large).parameters
+    assert espalier.slice(net, small)(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_security_names_tests_that_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", (ROOT / "SECURITY.md").read_text())
+    assert len(named) >= 20
+    missing = [
+        (path, name)
+        for path, name in named
+        if not (ROOT / path).is_file()
+        or not re.search(rf"^ *def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
+    ]
+    assert not missing
