@@ -34,6 +34,8 @@ REAL = (
     "agent process killed",
     "slow subscriber",
     "disk full",
+    "power cut",
+    "power cut of an agent",
     "disk of an agent full",
     "1 MB/s and 300 ms",
 )
