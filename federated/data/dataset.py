@@ -26,6 +26,7 @@ Indices = npt.NDArray[np.intp]
 BLOCK = 4096  # examples per block: a float64 copy of all data would not fit a small device
 TINY = 1e-30  # least standard deviation; float32 could round smaller ones to 0
 OUTPUTS = {"class": "classes", "token": "tokens", "value": "values"}
+CHANNELS = 1, 3, 4  # of grey and colour images
 # dtypes of x by target
 KINDS: dict[Target, tuple[str, ...]] = {
     "class": ("uint8", "float32"),
@@ -133,6 +134,11 @@ def _check(dataset: Dataset, xs: str, x: Array, ys: str, y: Labels | Values) -> 
         raise DataError(
             f"{name}: expected {xs} of shape [n, features] or [n, channels, height, "
             f"width], found {list(x.shape)}"
+        )
+    if x.ndim == 4 and x.shape[1] == x.shape[2] > 4 and x.shape[3] in CHANNELS:
+        raise DataError(
+            f"{name}: expected {xs} of shape [n, channels, height, width], found {list(x.shape)}, "
+            "which has the channels last; store x.transpose(0, 3, 1, 2)"
         )
     _check_shape(dataset, ys, y, x)
     if len(x) != len(y):

@@ -61,6 +61,7 @@ class RunMeter:
         self._wanted = Gauge(
             "espalier_rounds_wanted", "Number of rounds of the run.", registry=registry
         )
+        self._wanted.set(context.config.rounds)
         self._seconds = Histogram(
             "espalier_round_seconds", "Duration of rounds.", buckets=LONG, registry=registry
         )
@@ -106,9 +107,8 @@ class RunMeter:
 
     def read(self, event: events.Event) -> None:
         match event:
-            case events.RoundStarted(number, rounds, _):
+            case events.RoundStarted(number):
                 self._round.set(number)
-                self._wanted.set(rounds)
             case events.UpdateFolded(entry):
                 self._waited.observe(entry.seconds)
             case events.PrivacySpent(epsilon):

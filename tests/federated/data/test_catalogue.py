@@ -142,6 +142,10 @@ def test_a_test_part_of_a_file_is_the_held_out_part(tmp_path: Path) -> None:
             "as many labels in y as examples in x, found 1 and 2",
         ),
         ({"x": np.float32(1), "y": [0, 1]}, r"expected x of shape \[n, features\]"),
+        (
+            {"x": np.zeros((2, 8, 8, 3), np.uint8), "y": [0, 1]},
+            r"channels last; store x.transpose\(0, 3, 1, 2\)",
+        ),
     ],
 )
 def test_the_error_of_an_unusable_file_gives_the_reason(

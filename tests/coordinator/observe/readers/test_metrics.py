@@ -88,11 +88,13 @@ def test_only_clients_with_a_certificate_are_served(tmp_path: Path) -> None:
     known = ssl.create_default_context(cafile=str(made.ca))
     known.load_cert_chain(made.coordinator)
     server = MetricsServer(wanted)
-    RunMeter(ReaderContext(tmp_path, Config(), lambda: 0.0), server.registry)
+    RunMeter(ReaderContext(tmp_path, Config(rounds=7), lambda: 0.0), server.registry)
     assert server.address.startswith("https://127.0.0.1:")
     with contextlib.closing(server):
         with urllib.request.urlopen(server.address, context=known, timeout=60) as answer:
-            assert b"espalier_rounds_total 0.0" in answer.read()
+            page = answer.read()
+            assert b"espalier_rounds_total 0.0" in page
+            assert b"espalier_rounds_wanted 7.0" in page  # also while agents are awaited
         # how it breaks off is OpenSSL's matter
         with (
             pytest.raises(OSError),  # noqa: PT011
