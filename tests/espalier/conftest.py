@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +21,14 @@ class Tiny(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.relu(self.first(x)))  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """Let ctrl-C interrupt: a process started in the background of a shell ignores it."""
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, ours)
 
 
 @pytest.fixture
