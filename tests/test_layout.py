@@ -89,6 +89,7 @@ TORCH_FREE = (
     "coordinator.views.run_check",
     "coordinator.views.run_list",
     "coordinator.views.run_log",
+    "coordinator.views.run_plots",
     "coordinator.views.run_status",
     "espalier",
     "edge_agent",

@@ -56,6 +56,10 @@ COMMANDS = {
         "coordinator.cli.pause:pause",
         "Pause RUN after its current round, or resume it.",
     ),
+    "plot": LazyCommand(
+        "coordinator.cli.plot:plot",
+        "Plot accuracy, bytes, times and assignment of RUN.",
+    ),
     "release": LazyCommand(
         "coordinator.cli.release:release",
         "Release the networks of RUN to agents that infer.",

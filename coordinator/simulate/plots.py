@@ -1,4 +1,4 @@
-"""Pictures of a simulation, as PNG: accuracy by round and submodel, and partition of the data."""
+"""Draw the numbers of a run as PNG: accuracy, bytes, time, assignment, and partition of data."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from federated.wire.release_files import label_submodel
 
-__all__ = ["plot_accuracies", "plot_partition"]
+__all__ = [
+    "plot_accuracies",
+    "plot_assignment",
+    "plot_partition",
+    "plot_times",
+    "plot_traffic",
+]
 
 DPI = 130
 MAX_NUMBERS = 400  # cells with a written number
 MAX_NAMES = 40  # rows or columns with a name
+MAX_LINES = 12  # devices with a line of their own
 
 
 def plot_accuracies(
@@ -35,7 +43,7 @@ def plot_accuracies(
     )
     known = {name for scores in seeds for s in scores for name in s["metrics"]}
     metric = "perplexity" if "perplexity" in known else "accuracy"
-    figure = Figure((7, 4.2), layout="constrained")
+    figure = Figure((8.2, 4.2), layout="constrained")
     axes = figure.subplots()
     colours = mpl.colormaps["viridis"](np.linspace(0.05, 0.9, len(submodels)))
     for submodel, colour in zip(submodels, colours, strict=True):
@@ -72,7 +80,9 @@ def plot_accuracies(
     axes.set_yscale("log" if metric == "perplexity" else "linear")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
-    axes.legend(title="submodel", fontsize="small", title_fontsize="small")
+    figure.legend(
+        title="submodel", fontsize="small", title_fontsize="small", loc="outside right upper"
+    )
     figure.savefig(path, dpi=DPI)
 
 
@@ -111,3 +121,99 @@ def plot_partition(
                 color="white" if dark else "black",
             )
     figure.savefig(path, dpi=DPI)
+
+
+def plot_traffic(path: Path, rounds: Sequence[tuple[int, int, int]], title: str) -> None:
+    """Plot the bytes that agents sent and received, in megabytes and summed over rounds.
+
+    rounds: number, bytes from the agents and bytes to them, in order.
+    """
+    numbers, up, down = np.array(rounds, dtype=float).T
+    figure = Figure((7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for values, label, style in ((up, "sent by agents", "-"), (down, "sent to agents", "--")):
+        axes.plot(numbers, values.cumsum() / 1e6, style, marker=".", label=label)
+    axes.set(xlabel="round", ylabel="MB since the first round", title=title, ylim=(0, None))
+    finish_rounds(axes)
+    figure.savefig(path, dpi=DPI)
+
+
+def plot_times(path: Path, times: Mapping[str, Sequence[tuple[int, float]]], title: str) -> None:
+    """Plot the seconds from an agent's task to its accepted update: a line per agent, or the median
+    and the range from the 10th to the 90th percentile of many agents.
+
+    times: agent -> round and seconds of its updates.
+    """
+    figure = Figure((7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    if len(times) <= MAX_LINES:
+        colours = mpl.colormaps["tab20"].colors  # type: ignore[attr-defined]
+        for colour, (agent, several) in zip(colours, times.items(), strict=False):
+            axes.plot(*zip(*several, strict=True), marker=".", color=colour, label=agent)
+    else:
+        by_round: dict[int, list[float]] = {}
+        for number, seconds in sorted(one for several in times.values() for one in several):
+            by_round.setdefault(number, []).append(seconds)
+        low, middle, high = (
+            [np.percentile(several, share) for several in by_round.values()]
+            for share in (10, 50, 90)
+        )
+        axes.plot(list(by_round), middle, marker=".", label=f"median of {len(times)} agents")
+        axes.fill_between(list(by_round), low, high, alpha=0.2, label="10 to 90 %")
+    axes.set(xlabel="round", ylabel="seconds until the update was in", title=title, ylim=(0, None))
+    finish_rounds(axes)
+    figure.savefig(path, dpi=DPI)
+
+
+def plot_assignment(
+    path: Path,
+    assigned: Mapping[str, Sequence[tuple[int, str, bool]]],
+    submodels: Sequence[str],
+    title: str,
+) -> None:
+    """Plot the submodel of each agent in each round. A cross marks an update that was not folded.
+
+    assigned: agent -> round, submodel, and whether the update was folded.
+    submodels: of the menu, by name, smallest first.
+    """
+    numbers = [number for several in assigned.values() for number, *_ in several]
+    first = min(numbers)
+    cells = np.full((len(assigned), max(numbers) - first + 1), np.nan)
+    lost = list[tuple[int, int]]()  # round, row
+    for row, several in enumerate(assigned.values()):
+        for number, submodel, folded in several:
+            cells[row, number - first] = submodels.index(submodel)
+            lost += [] if folded else [(number, row)]
+    height = min(14.0, 1.8 + 0.3 * len(assigned))
+    figure = Figure((7.6, max(height, 1.4 + 0.22 * len(submodels))), layout="constrained")
+    axes = figure.subplots()
+    colours = mpl.colormaps["viridis"].resampled(len(submodels))
+    image = axes.imshow(
+        cells,
+        aspect="auto",
+        cmap=colours,
+        vmin=-0.5,
+        vmax=len(submodels) - 0.5,
+        interpolation="nearest",
+        extent=(first - 0.5, max(numbers) + 0.5, len(assigned) - 0.5, -0.5),
+    )
+    axes.hlines(
+        np.arange(1, len(assigned)) - 0.5, first - 0.5, max(numbers) + 0.5, "white", linewidth=1
+    )
+    if lost:
+        axes.plot(*zip(*lost, strict=True), "x", color="red", label="not folded")
+        axes.legend(fontsize="small", loc="upper right")
+    bar = figure.colorbar(image, ticks=range(len(submodels)), label="submodel")
+    bar.ax.set_yticklabels(submodels, fontsize="small")
+    axes.set(xlabel="round", ylabel="agent", title=title)
+    if len(assigned) <= MAX_NAMES:
+        axes.set_yticks(range(len(assigned)), list(assigned), fontsize="small")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.savefig(path, dpi=DPI)
+
+
+def finish_rounds(axes: Axes) -> None:
+    """Add whole rounds, a grid and a legend to a plot over rounds."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize="small")

@@ -1,0 +1,33 @@
+"""The command `coordinator plot`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from coordinator.cli.options import RUNS, print_errors
+from federated.runtime.console import FORMAT, print_result
+
+__all__ = ["plot"]
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="folder to write the plots to  [default: results/RUN]",
+)
+@RUNS
+@FORMAT
+def plot(run: str | None, out: Path | None, runs: Path, form: str) -> None:
+    """Plot RUN: accuracy by submodel, bytes, time by device, and assignment by round.
+
+    RUN defaults to the running one, or else to the latest.
+    """
+    with print_errors("plot"):
+        from coordinator.views.run_plots import plot_run, render_plots
+
+        print_result(plot_run(run, runs, out), form, render_plots)

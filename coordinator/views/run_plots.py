@@ -1,0 +1,117 @@
+"""Plots of a run, as PNG: accuracy by submodel, bytes, time by device, and assignment by round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from coordinator.observe.records import Entry
+from coordinator.store.run_folders import find_current_run
+from coordinator.store.run_records import RunRecords, open_records
+from coordinator.store.training_counts import count_at, count_by_round
+from federated.errors import StoreError, require_extra
+
+__all__ = ["plot_run", "render_plots"]
+
+
+def plot_run(name: str | None, runs: Path, out: Path | None) -> dict[str, Any]:
+    """Write the plots of a run, and return their paths, with a reason for each one that the run has
+    no data for.
+
+    name: of the run; None: the running one, else the latest.
+    out: folder of the plots; None: `results/NAME`.
+
+    Raises StoreError for a run that is missing or has no finished round, and for a folder that
+    cannot be written; MissingExtra without matplotlib.
+    """
+    with closing(open_records(runs, name or find_current_run(runs))) as records:
+        run = records.folder.name
+        if not records.rounds_done:
+            raise StoreError(f"run '{run}' has no finished round: plot it after its first round")
+        folder = out or Path("results") / run
+        with require_extra("coordinator plot", "simulate"):
+            import matplotlib  # noqa: F401 (everything below draws with it)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            skipped = draw_plots(folder, records)
+        except OSError as error:
+            reason = error.strerror or error
+            raise StoreError(f"cannot write plots to {folder}: {reason}") from error
+    names = ("accuracy", "bytes", "times", "assignment")
+    files = [str(folder / f"{one}.png") for one in names if one not in skipped]
+    return {"run": run, "files": files, "skipped": skipped}
+
+
+def render_plots(made: Mapping[str, Any]) -> str:
+    """Return the written files and the skipped plots as text."""
+    lines = [f"wrote {file}" for file in made["files"]]
+    return "\n".join([*lines, *(f"skipped {name}: {why}" for name, why in made["skipped"].items())])
+
+
+def draw_plots(folder: Path, records: RunRecords) -> dict[str, str]:
+    """Draw every plot that the run has data for. Return why others are skipped, by name."""
+    from coordinator.simulate import plots
+
+    run, skipped = records.folder.name, dict[str, str]()
+    submodels = [submodel.name for submodel in records.read_facts().menu]
+    if scores := list_scores(records):
+        plots.plot_accuracies(folder / "accuracy.png", [scores], submodels, run)
+    else:
+        skipped["accuracy"] = "no round was evaluated"
+    history = records.history()
+    traffic = [(number, up, down) for number, _, up, down in history]
+    plots.plot_traffic(folder / "bytes.png", traffic, run)
+    entries = {number: records.entries(number) for number, *_ in history}
+    if times := collect_times(entries):
+        plots.plot_times(folder / "times.png", times, run)
+    else:
+        skipped["times"] = "no update was folded"
+    if assigned := collect_assignments(entries):
+        plots.plot_assignment(folder / "assignment.png", assigned, submodels, run)
+    else:
+        skipped["assignment"] = "no agent was asked"
+    return skipped
+
+
+def list_scores(records: RunRecords) -> list[dict[str, Any]]:
+    """Return the scores of all rounds as plain values, with how often their submodels had been
+    trained.
+    """
+    counts = count_by_round(records)
+    numbers = dict.fromkeys(number for number, _ in records.all_scores())
+    return [
+        {"round": number, **msgspec.to_builtins(score)}
+        for number in numbers
+        for score in count_at(counts, number).mark(records.scores(number))
+        if not score.agent
+    ]
+
+
+def collect_times(
+    entries: Mapping[int, Sequence[Entry]],
+) -> dict[str, list[tuple[int, float]]]:
+    """Return round and seconds of each folded update, by agent. entries: by round."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for number, several in entries.items():
+        for entry in several:
+            if entry.outcome == "folded" and entry.seconds:
+                found.setdefault(entry.agent, []).append((number, entry.seconds))
+    return dict(sorted(found.items()))
+
+
+def collect_assignments(
+    entries: Mapping[int, Sequence[Entry]],
+) -> dict[str, list[tuple[int, str, bool]]]:
+    """Return round, submodel, and whether its update was folded, of each task, by agent. entries:
+    by round.
+    """
+    found: dict[str, list[tuple[int, str, bool]]] = {}
+    for number, several in entries.items():
+        for entry in several:
+            task = (entry.task or number, entry.submodel, entry.outcome == "folded")
+            found.setdefault(entry.agent, []).append(task)
+    return dict(sorted(found.items()))
