@@ -122,6 +122,6 @@ def _network(folder: Path, contents: Contents) -> Network:
 def _examples(contents: Contents) -> variants.Examples:
     """Split the examples into those for measuring and those for calibration."""
     if contents.calibration is None and contents.int8:
-        return variants.split(contents.examples, contents.truth)
+        return variants.split(contents.examples, contents.truth, contents.classes)
     calibration = contents.examples[:0] if contents.calibration is None else contents.calibration
-    return variants.Examples(contents.examples, contents.truth, calibration)
+    return variants.Examples(contents.examples, contents.truth, calibration, contents.classes)

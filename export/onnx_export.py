@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from export.graph_description import describe_graph, describe_interface
 from export.verify import INPUT, OUTPUTS, TOKENS, Array, Output
 from federated.errors import DataError, ExportError, require_extra
 from federated.runtime import files
@@ -32,14 +33,20 @@ GIVEN = ("round", "run", "submodel")  # metadata that the caller must provide
 
 
 def export(
-    net: nn.Module, network: Network, example: Array, path: Path, metadata: Mapping[str, object]
+    net: nn.Module,
+    network: Network,
+    example: Array,
+    path: Path,
+    metadata: Mapping[str, object],
+    classes: Sequence[str] = (),
 ) -> Path:
     """Write `net` in evaluation mode as an ONNX file and return its path.
 
     example: raw data [n >= 2, *inputs], uint8 or float32, int64 for tokens. The graph's input has
         its dtype; its first axis is variable.
     metadata: at least run, round and submodel; objective, outputs, preprocessing, versions and the
-        weights' digest are added
+        weights' digest are added, and `input` and `output` (see `export.graph_description`)
+    classes: their names in order, if known
 
     A network of values returns them in raw units, with the shift and scale of its record.
 
@@ -57,10 +64,11 @@ def export(
     still = _evaluation_copy(net, network)
     model = _to_onnx(still, OUTPUTS[network.objective], torch.from_numpy(np.array(example)))
     _strip_local_paths(model)
-    onnx.helper.set_model_props(
-        model,
-        {key: str(value) for key, value in {**metadata, **_properties(net, network, onnx)}.items()},
-    )
+    interface = describe_interface(network, example.dtype.name, classes)
+    found = {**metadata, **_properties(net, network, onnx), **interface}
+    properties = {key: str(value) for key, value in found.items()}
+    onnx.helper.set_model_props(model, properties)
+    describe_graph(model.graph, properties)
     try:
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:  # checker and shape inference share no base class

@@ -162,8 +162,8 @@ class _Reader:
 
 
 def _copy_properties(onnx: Any, made: Any, path: Path, done: dict[str, object]) -> None:
-    """Copy the properties of the original graph to the quantised one, and keep only the operator
-    sets that it uses.
+    """Copy the properties and doc strings of the original graph to the quantised one, and keep only
+    the operator sets that it uses.
     """
     model = onnx.load(path)
     used = {node.domain for node in made.graph.node} | {""}
@@ -173,6 +173,12 @@ def _copy_properties(onnx: Any, made: Any, path: Path, done: dict[str, object]) 
     made.producer_name, made.producer_version = model.producer_name, model.producer_version
     properties = {entry.key: entry.value for entry in model.metadata_props}
     onnx.helper.set_model_props(made, {**properties, "quantisation": json.dumps(done)})
+    made.graph.doc_string = model.graph.doc_string
+    for old, new in (
+        (model.graph.input, made.graph.input),
+        (model.graph.output, made.graph.output),
+    ):
+        new[0].doc_string = old[0].doc_string
 
 
 def _operators(onnx: Any, path: Path) -> set[str]:

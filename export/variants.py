@@ -43,17 +43,19 @@ class Examples:
     x: examples to measure with [n, *inputs]
     truth: their labels [n, ...], or None
     calibration: other examples to calibrate int8 on; may be empty
+    classes: names of the classes in order, if known
     """
 
     x: Array
     truth: Array | None
     calibration: Array
+    classes: tuple[str, ...] = ()
 
 
-def split(x: Array, truth: Array | None) -> Examples:
+def split(x: Array, truth: Array | None, classes: tuple[str, ...] = ()) -> Examples:
     """Use the first examples, at most half, for calibration and the rest for measuring."""
     n = min(CALIBRATED, len(x) // 2)
-    return Examples(x[n:], None if truth is None else truth[n:], x[:n])
+    return Examples(x[n:], None if truth is None else truth[n:], x[:n], classes)
 
 
 def write_graphs(
@@ -73,7 +75,12 @@ def write_graphs(
         DataError and MissingExtra.
     """
     path = onnx_export.export(
-        net, submodel.network, examples.x[:2], folder / f"{submodel.name}.onnx", origin
+        net,
+        submodel.network,
+        examples.x[:2],
+        folder / f"{submodel.name}.onnx",
+        origin,
+        examples.classes,
     )
     paths: dict[Kind, Path] = {"fp32": path}
     absent = list[str]()

@@ -119,7 +119,7 @@ def write_release(
         for submodel in choose_submodels(run, method, state, stored.menu, request.submodels)
     }
     first = next(iter(nets))
-    x, truth = load_examples(
+    x, truth, classes = load_examples(
         config, request.inputs, first.network, method.recipe(state, first).hide
     )
     about = {
@@ -134,6 +134,7 @@ def write_release(
         x,
         truth,
         int8=request.int8,
+        classes=classes if len(classes) == first.network.outputs else (),
         about=about,
         trained=known.updates,
     )
@@ -171,10 +172,10 @@ def choose_submodels(
 
 def load_examples(
     config: Config, inputs: Path | None, network: Network, hide: float
-) -> tuple[Array, Array | None]:
-    """Return real raw inputs to measure with, in the form that the network receives, and the right
-    answers if they are known: from a file, or drawn from the run's held-out data. hide: share of
-    hidden tokens. Raises ConfigError, DataError.
+) -> tuple[Array, Array | None, tuple[str, ...]]:
+    """Return real raw inputs to measure with, in the form that the network receives, the right
+    answers if they are known, and the names of the classes if they are known: from a file, or drawn
+    from the run's held-out data. hide: share of hidden tokens. Raises ConfigError, DataError.
     """
     if inputs is None and config.data.name == AGENTS:
         raise ConfigError(
@@ -182,23 +183,23 @@ def load_examples(
             "with --inputs FILE.npz"
         )
     if inputs is not None:
-        x, y = load_inputs(inputs, network)
+        x, y, classes = load_inputs(inputs, network)
     else:
         whole = data.load_central(config.data.name, config.data.root)
-        x, y = whole.x_held, whole.y_held
+        x, y, classes = whole.x_held, whole.y_held, whole.classes
     drawn = np.random.default_rng(0).permutation(len(x))[:EXAMPLES]
     x, y = np.ascontiguousarray(x[drawn]), None if y is None else y[drawn]
     if network.objective != "masked":
-        return x, y
+        return x, y, classes
     posed, truth = prepare_batch(
         network, hide, torch.from_numpy(x), torch.from_numpy(x), torch.Generator().manual_seed(0)
     )
-    return posed.numpy(), truth.numpy()
+    return posed.numpy(), truth.numpy(), ()
 
 
-def load_inputs(path: Path, network: Network) -> tuple[Array, Array | None]:
-    """Return the raw examples of a file, and the answers if it has any. Raises DataError for an
-    invalid file, or answers that do not fit the network.
+def load_inputs(path: Path, network: Network) -> tuple[Array, Array | None, tuple[str, ...]]:
+    """Return the raw examples of a file, the answers if it has any, and the names of the classes if
+    it has any. Raises DataError for an invalid file, or answers that do not fit the network.
     """
     if path.suffix == ".npz" and path.is_file():
         # read_npz reports what is wrong with the file
@@ -207,7 +208,7 @@ def load_inputs(path: Path, network: Network) -> tuple[Array, Array | None]:
             np.load(path, allow_pickle=False) as arrays,
         ):
             if "x" in arrays.files and "y" not in arrays.files:
-                return arrays["x"], None
+                return arrays["x"], None, ()
     whole = data.load(str(path))
     target = network.objective if network.objective in {"class", "value"} else "token"
     if whole.target != target or whole.outputs > network.outputs:
@@ -216,4 +217,4 @@ def load_inputs(path: Path, network: Network) -> tuple[Array, Array | None]:
             f"{path}: expected at most {network.outputs} {words[target]} in y, as in the network; "
             f"found {whole.outputs} {words[whole.target]}"
         )
-    return whole.x, whole.y
+    return whole.x, whole.y, whole.classes

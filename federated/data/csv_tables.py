@@ -39,12 +39,12 @@ def read_table(spec: str) -> Dataset:
     if column and header.count(column) != 1:
         raise DataError(f"data '{name}': expected one column '{column}', found {', '.join(header)}")
     at = header.index(column) if column else len(header) - 1
-    y, outputs, target = _target(name, header[at], [row[at] for row in rows], lines)
+    y, outputs, target, classes = _target(name, header[at], [row[at] for row in rows], lines)
     others = [i for i in range(len(header)) if i != at]
     x = np.empty((len(rows), len(others)), np.float32)
     for place, i in enumerate(others):
         x[:, place] = _numbers(name, header[i], [row[i] for row in rows], lines)
-    return Dataset(name, x, y, x[:0], y[:0], outputs, target)
+    return Dataset(name, x, y, x[:0], y[:0], outputs, target, classes=classes)
 
 
 def _cells(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
@@ -79,7 +79,8 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
 
 def _target(
     name: str, column: str, cells: Sequence[str], lines: Sequence[int]
-) -> tuple[Labels | Values, int, Target]:
+) -> tuple[Labels | Values, int, Target, tuple[str, ...]]:
+    """Return the target column, the number of outputs, their kind, and the names of classes."""
     if all(_is_number(cell, int) for cell in cells):
         for cell, line in zip(cells, lines, strict=True):
             if not 0 <= int(cell) < MOST:
@@ -89,16 +90,17 @@ def _target(
                     f"write amounts with a decimal point ({cell}.0)"
                 )
         y = np.array([int(cell) for cell in cells], np.int64)
-        return y, max(2, int(y.max()) + 1), "class"
+        return y, max(2, int(y.max()) + 1), "class", ()
     if any(_is_number(cell, float) for cell in cells):
-        return _numbers(name, column, cells, lines)[:, None], 1, "value"
+        return _numbers(name, column, cells, lines)[:, None], 1, "value", ()
     texts, labels = np.unique([cell.strip() for cell in cells], return_inverse=True)
     if not texts[0]:
         raise DataError(
             f"data '{name}', line {lines[int(labels.argmin())]}, column {column}: "
             "expected a class, found an empty cell"
         )
-    return labels.astype(np.int64), max(2, len(texts)), "class"
+    names = tuple(map(str, texts)) if len(texts) > 1 else ()
+    return labels.astype(np.int64), max(2, len(texts)), "class", names
 
 
 def _numbers(name: str, column: str, cells: Sequence[str], lines: Sequence[int]) -> Values:

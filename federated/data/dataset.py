@@ -50,6 +50,7 @@ class Dataset:
     users: int64 [n], person of each training example, or None
     sessions: int64 [n], recording of each training example, ascending in time, if examples of one
         recording overlap; else None
+    classes: names of the classes in order; empty if unknown
 
     DataError: something is missing, empty, of different lengths or shapes, out of range, or not
         finite.
@@ -64,11 +65,16 @@ class Dataset:
     target: Target = "class"
     users: Labels | None = None
     sessions: Labels | None = None
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.target not in KINDS:
             raise DataError(
                 f"{self.name}: expected a target among {', '.join(KINDS)}, found '{self.target}'"
+            )
+        if self.classes and len(self.classes) != self.outputs:
+            raise DataError(
+                f"{self.name}: expected names of {self.outputs} classes, found {len(self.classes)}"
             )
         least = 1 if self.target == "value" else 2
         if self.outputs < least:

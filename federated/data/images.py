@@ -89,7 +89,8 @@ def _read(name: str, files: Collection[Place], folders: Collection[Place], open_
     places = [place for classes in found for inside in classes.values() for place in inside]
     x, y = _pixels(name, places, open_), np.array([labels[place[-2]] for place in places], np.int64)
     n = sum(map(len, found[0].values()))
-    return Dataset(name, x[:n], y[:n], x[n:], y[n:], max(2, len(labels)))
+    names = tuple(labels) if len(labels) > 1 else ()
+    return Dataset(name, x[:n], y[:n], x[n:], y[n:], max(2, len(labels)), classes=names)
 
 
 def _is_visible(place: Place) -> bool:

@@ -89,5 +89,13 @@ def har(root: Path) -> Dataset:
     x, users = np.ascontiguousarray(x.transpose(0, 2, 1)), subject.astype(np.int64)
     y = y.astype(np.int64)
     return Dataset(
-        "har", x, y, x[:0], y[:0], len(classes), users=users, sessions=users * MANY + execution
+        "har",
+        x,
+        y,
+        x[:0],
+        y[:0],
+        len(classes),
+        users=users,
+        sessions=users * MANY + execution,
+        classes=tuple(map(str, classes)),
     )

@@ -131,9 +131,8 @@ def _load(
         warnings.filterwarnings("ignore", message=r"dtype\(\): align should be")
         parts = [getattr(datasets, loader)(str(root), download=True, **kind) for kind in kinds]
     (x, y), (x_held, y_held) = (_arrays(part) for part in parts)
-    return Dataset(
-        name, x, y, x_held, y_held, len(parts[0].classes) if hasattr(parts[0], "classes") else 10
-    )
+    classes = tuple(map(str, getattr(parts[0], "classes", range(10))))
+    return Dataset(name, x, y, x_held, y_held, len(classes), classes=classes)
 
 
 @contextmanager

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
+import openvino
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 
 from export.onnx_export import export, predict
-from export.verify import load
+from export.verify import INPUT, Array, load
 from models.families.catalogue import FAMILIES, build, full, menu
 from tests.models.test_every_family import batch
 from tests.support.families import small
@@ -31,9 +34,18 @@ def test_onnx_parity_at_batches_1_and_7(family, tmp_path):
         {"run": "r", "round": 1, "submodel": submodel.name},
     )
     for n in (1, 7):
-        np.testing.assert_allclose(
-            load(path).predict(x[:n]), predict(net, submodel.network, x[:n]), atol=1e-4
-        )
+        wanted = predict(net, submodel.network, x[:n])
+        np.testing.assert_allclose(load(path).predict(x[:n]), wanted, atol=1e-4)
+        np.testing.assert_allclose(run_in_openvino(path, x[:n]), wanted, atol=1e-4)
+    reference = ReferenceEvaluator(str(path)).run(None, {INPUT: x})[0]
+    np.testing.assert_allclose(reference, wanted, atol=1e-4)
+
+
+def run_in_openvino(path: Path, x: Array) -> Array:
+    """Return OpenVINO's outputs. Without the hint it may compute with fewer bits than float32."""
+    core = openvino.Core()
+    model = core.compile_model(core.read_model(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return np.asarray(model([x])[0])
 
 
 @pytest.mark.slow

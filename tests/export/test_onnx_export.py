@@ -17,6 +17,7 @@ onnx = pytest.importorskip("onnx")
 from torch import Tensor, nn  # noqa: E402
 
 from export.onnx_export import OPSET, export, predict, weights_digest  # noqa: E402
+from export.quantize import quantize  # noqa: E402
 from export.verify import METADATA, load  # noqa: E402
 from federated.errors import DataError, ExportError  # noqa: E402
 from models.families import catalogue  # noqa: E402
@@ -47,6 +48,11 @@ class Text(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.table(x).transpose(1, 2)
+
+
+class AsFloat(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float()
 
 
 class Branching(nn.Module):
@@ -91,7 +97,7 @@ def test_properties_contain_origin_preprocessing_and_weights(tmp_path: Path) -> 
     found = load(
         export(Toy(), TOY, np.zeros((2, 2), np.uint8), tmp_path / "toy.onnx", ORIGIN)
     ).metadata
-    assert set(found) == set(METADATA)
+    assert set(found) == {*METADATA, "input", "output"}
     assert (
         found["run"],
         found["round"],
@@ -102,6 +108,26 @@ def test_properties_contain_origin_preprocessing_and_weights(tmp_path: Path) -> 
     assert json.loads(found["preprocessing"]) == {"inside": True, "mean": [1.0], "std": [2.0]}
     assert json.loads(found["versions"])["torch"] == torch.__version__
     assert found["weights"] == weights_digest(Toy())
+
+
+def test_the_file_alone_describes_its_input_and_output(tmp_path: Path) -> None:
+    network = Network("toy", "", (3, 2, 2), 2, (1.0,) * 3, (2.0,) * 3)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+    net.insert(0, AsFloat())
+    x = np.zeros((2, 3, 2, 2), np.uint8)
+    path = export(net, network, x, tmp_path / "net.onnx", ORIGIN, ("cat", "dog"))
+    found = load(path).metadata
+    given, made = json.loads(found["input"]), json.loads(found["output"])
+    assert given["axes"] == ["batch", "channel", "height", "width"]
+    assert (given["dtype"], given["range"]) == ("uint8", [0, 255])
+    assert "RGB" in given["channel_order"]
+    assert made["classes"] == ["cat", "dog"]
+    assert "logits" in made["meaning"]
+    small = quantize(path, "int8-u8s8", x, tmp_path / "int8.onnx")
+    for graph in (onnx.load(path).graph, onnx.load(small).graph):
+        assert "spring" in graph.doc_string
+        assert "height" in graph.input[0].doc_string
+        assert "cat, dog" in graph.output[0].doc_string
 
 
 def test_values_leave_the_graph_in_raw_units(tmp_path: Path) -> None:
@@ -129,6 +155,8 @@ def test_texts_go_in_as_tokens(tmp_path: Path) -> None:
     )
     assert session.predict(np.concatenate([x, x])).shape == (4, 3, 5)
     assert json.loads(session.metadata["preprocessing"]) == {"inside": True}
+    given = json.loads(session.metadata["input"])
+    assert (given["hidden_token"], given["range"]) == (3, [0, 2])
     with pytest.raises(DataError, match=r"at least 2 of int64 \[5\], found float32"):
         export(Text(), network, x.astype(np.float32), tmp_path / "text.onnx", ORIGIN)
 

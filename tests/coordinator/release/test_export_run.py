@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.release.export_run import ExportRequest, export_run, write_release
+from coordinator.release.export_run import (
+    ExportRequest,
+    export_run,
+    load_inputs,
+    write_release,
+)
 from federated.data.catalogue import load_central
 from federated.errors import DataError, ExportError
+from models.submodel import Network
 from tests.support.federation import RUN, Member, digits, federate
 
 QUICK = {
@@ -93,6 +99,15 @@ def test_networks_of_several_families_are_one_release(tmp_path: Path) -> None:
         "mlp-w1-d2.onnx",
         "w1-d2.2.2.onnx",
     }
+
+
+def test_names_of_classes_come_from_the_inputs(tmp_path: Path) -> None:
+    table = tmp_path / "plants.csv"
+    table.write_text("height,leaves,kind\n1.5,3,rose\n2,4,elm\n1,5,rose\n")
+    x, y, classes = load_inputs(table, Network("mlp", "", (2,), 2, (0.0,), (1.0,)))
+    assert (x.shape, classes) == ((3, 2), ("elm", "rose"))
+    assert y is not None
+    assert y.tolist() == [1, 0, 1]
 
 
 @pytest.fixture(scope="module")

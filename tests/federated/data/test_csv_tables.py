@@ -29,6 +29,7 @@ def test_a_text_column_is_a_class_by_its_place_among_the_sorted_texts(table: Pat
     data = load(str(table))
     assert (data.name, data.target, data.outputs) == ("plants.csv", "class", 3)
     assert (data.x.tolist(), data.y.tolist()) == ([[1.5], [2.0], [3.0], [4.0]], [2, 0, 1, 2])
+    assert data.classes == ("elm", "oak", "rose")
 
 
 def test_the_last_column_teaches_values_where_it_holds_fractions(table: Path) -> None:

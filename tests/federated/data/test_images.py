@@ -65,6 +65,7 @@ def test_a_folder_with_both_parts_is_sorted_by_class_and_file(parted: Path) -> N
     )
     assert (data.x[:, 0, 0, 0].tolist(), data.y.tolist()) == ([1, 2, 3], [0, 0, 1])
     assert (data.x_held[:, 0, 0, 0].tolist(), data.y_held.tolist()) == ([7, 8], [0, 2])
+    assert data.classes == ("cat", "dog", "owl")
 
 
 @pytest.mark.parametrize("inside", ["", "pets/animals/"])

@@ -54,6 +54,7 @@ def test_published_pictures_have_the_published_moments(
         np.uint8,
         10,
     )
+    assert len(whole.classes) == 10
     card = whole.card()
     assert card.mean[0] / 255 == pytest.approx(mean, abs=1e-4)
     assert card.std[0] / 255 == pytest.approx(std, abs=1e-4)
