@@ -12,10 +12,14 @@ from federated.installation import NAME
 project = "Espalier"
 release = version = installed_version(NAME)
 copyright = "the Espalier authors, Apache-2.0"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_click"]
 exclude_patterns: list[str] = []
 default_role = "literal"
 myst_heading_anchors = 4
+nb_execution_in_temp = True
+nb_execution_mode = "force"  # so that the notebooks are tested
+nb_execution_raise_on_error = True
+nb_execution_timeout = 180  # seconds of a cell
 myst_enable_extensions = ["deflist"]
 suppress_warnings = ["myst.header"]  # pages of the repository's root begin with their own headings
 autodoc_typehints = "none"  # the docstrings describe the parameters

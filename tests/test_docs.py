@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -49,6 +50,18 @@ def test_every_disagreement_states_its_default_and_valid_alternatives(
             )
         for text in SETTING.findall(alternatives):
             assert configure(chosen, tomllib.loads(text)), f"{name}: {text}"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs/notebooks").glob("*.ipynb")), ids=lambda p: p.stem
+)
+def test_a_notebook_is_stored_with_its_plot_and_without_errors(path: Path) -> None:
+    """`make docs` executes the notebooks; this is what a reader sees without that."""
+    cells = json.loads(path.read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert all(output["output_type"] != "error" for output in outputs)
+    assert f"notebooks/{path.stem}\n" in (ROOT / "docs/index.md").read_text()
 
 
 def test_every_disagreement_has_five_cells() -> None:

@@ -236,7 +236,7 @@ def open_view(config: Config, fleets: Sequence[Fleet], view: View) -> Iterator[P
 
 def show(result: Result, *, live: bool, say: Say) -> None:
     """Print the closing tables."""
-    console = Console(width=None if live else 110, color_system=None)
+    console = Console(width=None if live else 110, color_system=None, force_jupyter=False)
     rows = [
         (agent, s.unowned.name, s.plain.name, cost(s).parameters, cost(s).macs)
         for agent, s in sorted(result.history.assigned.items())

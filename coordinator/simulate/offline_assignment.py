@@ -186,7 +186,7 @@ def describe_agent(verdict: Verdict, profile: Profile) -> dict[str, Any]:
 
 def render(found: Mapping[str, Any]) -> str:
     """Return the result of `assign_offline` as text, with a table of offers for each device."""
-    console = Console(width=WIDTH)
+    console = Console(width=WIDTH, force_jupyter=False)
     with console.capture() as capture:
         for agent in found["agents"]:
             uplink = (

@@ -230,7 +230,7 @@ def describe_scores(made: dict[str, Any]) -> list[str]:
 
 def render_table(table: Table) -> str:
     """Return a table as text."""
-    console = Console(width=WIDTH)
+    console = Console(width=WIDTH, force_jupyter=False)  # in a notebook it would print, too
     with console.capture() as capture:
         console.print(table)
     return capture.get().rstrip()
