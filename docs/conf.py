@@ -41,7 +41,11 @@ ROOT_PAGES = {
 
 
 def adapt_links(app: Sphinx, name: str, source: list[str]) -> None:
-    """Point links at pages of this site, and name files of the repository without a link."""
+    """Point links at pages of this site, and name files of the repository without a link. Notebooks
+    (JSON) link only to pages.
+    """
+    if name.startswith("notebooks/"):
+        return
     for path, page in ROOT_PAGES.items():
         source[0] = source[0].replace(f"]({path}", f"]({page}")
     source[0] = re.sub(r"\[([^\]]+)\]\(\.\./(?!benchmarks/experiments/)[^)]+\)", r"\1", source[0])
