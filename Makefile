@@ -53,7 +53,7 @@ lint: $(VENV)/installed-dev
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks docs --check
-	$(BIN)/sphinx-build -nW --keep-going -q docs build/docs
+	PATH="$(CURDIR)/$(BIN):$$PATH" sphinx-build -nW --keep-going -q docs build/docs
 	@echo "open build/docs/index.html"
 
 clean:

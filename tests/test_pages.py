@@ -100,6 +100,7 @@ def find_python(page: str) -> str:
     return str(blocks[0])
 
 
+@pytest.mark.usefixtures("forgotten_extensions")
 def test_the_method_in_the_tutorial_runs_and_weights_updates_equally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def run_methods(*words: str) -> str:
     return done.output
 
 
+@pytest.mark.usefixtures("forgotten_extensions")
 def test_every_method_is_listed_with_its_paper() -> None:
     listed = json.loads(run_methods("--format", "json"))
     assert [one["name"] for one in listed] == sorted(METHODS)
