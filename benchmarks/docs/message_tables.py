@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -92,12 +93,14 @@ def list_fields(record: type, known: dict[str, str]) -> Iterator[tuple[str, ...]
 
 
 def describe_default(field: inspect.Field) -> str:
-    """Return a field's default as JSON."""
+    """Return a field's default as JSON, or NaN, which JSON lacks."""
     if field.default_factory is not msgspec.NODEFAULT:
         return msgspec.json.encode(field.default_factory()).decode()
     default = field.default
     if dataclasses.is_dataclass(default) or isinstance(default, msgspec.Struct):
         return type(default).__name__
+    if isinstance(default, float) and math.isnan(default):
+        return "NaN"
     return msgspec.json.encode(default).decode()
 
 
