@@ -58,7 +58,7 @@ COMMANDS = {
     ),
     "plot": LazyCommand(
         "coordinator.cli.plot:plot",
-        "Plot accuracy, bytes, times and assignment of RUN.",
+        "Plot RUN: accuracy by submodel, bytes, time by device, and assignment by round.",
     ),
     "release": LazyCommand(
         "coordinator.cli.release:release",
