@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Protocol
 
 from edge_agent.doctor.check_result import Check
 from edge_agent.doctor.device_checks import check_skew
@@ -25,6 +26,7 @@ from federated.wire.links import paho_client as mqtt
 __all__ = [
     "TIMEOUT",
     "Client",
+    "Requester",
     "check_coordinator",
     "check_credentials",
     "check_isolation",
@@ -33,6 +35,7 @@ __all__ = [
     "find_card",
     "format_elapsed",
     "is_local",
+    "report_packets",
 ]
 
 TIMEOUT = 5.0  # seconds per answer
@@ -45,6 +48,14 @@ NO_RIGHTS = (
     "let the broker authenticate its clients: coordinator start --tls, or a broker with the rights "
     "of deploy/mosquitto"
 )
+
+
+class Requester(Protocol):
+    """A connection that waits for each answer; see Client."""
+
+    def publish(self, topic: str, payload: bytes) -> str: ...
+    def subscribe(self, pattern: str) -> str: ...
+    def receive(self, topic: str, timeout: float | None = None) -> bytes | None: ...
 
 
 class Client:
@@ -160,7 +171,7 @@ def check_credentials(address: Address, client: Client) -> Check:
     return Check("credentials", "warn", f"{found}, like any client", NO_RIGHTS)
 
 
-def find_card(client: Client, run: str | None) -> tuple[messages.Run | None, Check]:
+def find_card(client: Requester, run: str | None) -> tuple[messages.Run | None, Check]:
     """Find the card of the run to join among the broker's retained messages."""
     if refusal := client.subscribe(topics.run(run) if run else topics.any_run()):
         return None, Check(
@@ -199,7 +210,7 @@ def find_card(client: Client, run: str | None) -> tuple[messages.Run | None, Che
     return card, Check("run", "ok", f"'{card.run}': {card.method}, {card.model}")
 
 
-def check_rights(client: Client, run: str, name: str) -> Check:
+def check_rights(client: Requester, run: str, name: str) -> Check:
     """Check that this device can publish on its own topics and receive its commands."""
     own, word, start = topics.probe(run, name), secrets.token_bytes(8), time.perf_counter()
     if refusal := client.subscribe(own) or client.publish(own, word):
@@ -250,13 +261,20 @@ def check_packets(client: Client, address: Address, run: str, name: str) -> Chec
     except LinkError as error:
         found, _, remedy = str(error).removeprefix(f"{address}: ").partition(": ")
         return Check("packets", "fail", stated + found, remedy, 5)
+    return report_packets(passed, rate, stated)
+
+
+def report_packets(passed: int, rate: float, stated: str = "") -> Check:
+    """Report the largest payload that the broker accepted (bytes), and bytes per second. stated:
+    limit that the broker states.
+    """
     found = f"{stated}{passed} bytes accepted, uplink {rate / 1e6:.3g} MB/s"
     if passed >= CHUNK + OVERHEAD:
         return Check("packets", "ok", found)
     return Check("packets", "warn", found, f"transfers work, in small chunks; {PACKET}")
 
 
-def check_coordinator(client: Client, run: str, name: str) -> Iterator[Check]:
+def check_coordinator(client: Requester, run: str, name: str) -> Iterator[Check]:
     """Check that the coordinator answers this device, and compare the clocks."""
     sent, start = time.time(), time.perf_counter()
     echo = envelope.encode(messages.Echo(name, sent))

@@ -30,10 +30,11 @@ from edge_agent.doctor.broker_checks import (
 )
 from edge_agent.doctor.check_result import Check
 from edge_agent.doctor.device_checks import check_clock, check_device
+from edge_agent.doctor.link_checks import check_link
 from federated.errors import EspalierError, LinkError
 from federated.installation import pip_command
 from federated.wire import messages, tls, topics
-from federated.wire.address import Address, parse_address
+from federated.wire.address import PORTS, Address, get_scheme, parse_address
 
 __all__ = ["check_connection", "examine"]
 
@@ -42,9 +43,12 @@ NO_RUN = "doctor"  # stands for a run in topics if none is found
 
 
 def check_connection(broker: str, run: str | None, name: str) -> Iterator[Check | messages.Run]:
-    """Yield the checks, and the run's card if there is one. Raises UsageError."""
-    address = parse_address(broker)
+    """Yield the checks, and the run's card if there is one. Raises UsageError, ConfigError."""
     topics.probe(run or NO_RUN, name)  # rejects invalid names before the first check
+    if get_scheme(broker) not in PORTS:
+        yield from check_link(broker, run, name)
+        return
+    address = parse_address(broker)
     for step in (check_dns, check_tcp, check_tls):
         check = step(address)
         yield check
@@ -236,7 +240,7 @@ def check_certificate(path: Path, name: str) -> Check:
 
 def examine(broker: str | None, run: str | None, name: str, store: Path) -> Iterator[Check]:
     """Run all checks and yield each result at once. Without a broker, check only the device.
-    Raises UsageError for a malformed address or name.
+    Raises UsageError for a malformed address or name, ConfigError for a link that cannot be loaded.
     """
     card: messages.Run | None = None
     if broker is not None:

@@ -85,7 +85,7 @@ def required_bytes(card: messages.Run | None) -> tuple[int, int] | None:
 
 def check_disk(store: Path, largest: int | None) -> Check:
     """Check that the folder is writable and has room. largest: bytes of the largest submodel."""
-    folder = next(path for path in (store, *store.absolute().parents) if path.is_dir())
+    folder = next(path for path in (store, *store.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"0")

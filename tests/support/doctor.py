@@ -13,7 +13,8 @@ from coordinator.fleet.fleet import Fleet
 from edge_agent.doctor import broker_checks, connection_checks
 from edge_agent.doctor.check_result import Check
 from federated.wire import messages
-from federated.wire.address import Address
+from federated.wire.address import PORTS, Address, get_scheme
+from federated.wire.links.catalogue import open_link
 from models.families.catalogue import network, probes
 from tests.support.links import connect
 
@@ -41,7 +42,8 @@ def states(found: dict[str, Check]) -> dict[str, str]:
 @contextlib.contextmanager
 def coordinating(url: str | Address, folder: Path) -> Iterator[None]:
     """Run the coordinator's half of the protocol for a run without agents."""
-    link = connect(url, "coordinator")
+    plugged = isinstance(url, str) and get_scheme(url) not in PORTS
+    link = open_link(url, "coordinator") if plugged else connect(url, "coordinator")
     fleet, over = Fleet(link, CARD, folder / "spool"), threading.Event()
     fleet.endpoint.announce()
 

@@ -20,6 +20,8 @@ def test_a_full_or_unwritable_disk_fails(tmp_path: Path) -> None:
     assert device_checks.check_disk(tmp_path, 10**18).state == "fail"
     unwritable = device_checks.check_disk(Path("/proc/self"), None)
     assert (unwritable.state, unwritable.exit) == ("fail", 7)
+    (tmp_path / "file").touch()
+    assert device_checks.check_disk(tmp_path / "file", None).exit == 7
 
 
 def test_too_little_memory_for_the_smallest_submodel_fails() -> None:
