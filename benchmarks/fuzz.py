@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchmarks.output_files import make_folder
 from federated.errors import FleetError, MissingExtra, Unknown
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 
@@ -159,14 +160,13 @@ def command(inputs: int, seed: int, names: tuple[str, ...], keep: Path | None, f
         if unknown := [name for name in names if name not in NAMES]:
             raise Unknown("decoder", unknown[0], NAMES)
         say = speaker(form)
+        kept = make_folder(keep) if keep else Path(folder)
         known = {name: decoder for name, decoder in decoders().items() if name in (names or NAMES)}
         given = shares(inputs, known)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             rows = list(
                 pool.map(
-                    lambda name: fuzz(
-                        name, known[name], given[name], seed, (keep or Path(folder)) / "corpus"
-                    ),
+                    lambda name: fuzz(name, known[name], given[name], seed, kept / "corpus"),
                     known,
                 )
             )

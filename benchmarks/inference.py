@@ -24,11 +24,12 @@ from export import onnx_export, variants, verify
 from export.quantize import quantize
 from export.verify import Array
 from federated.data.catalogue import load_central
-from federated.errors import ExportError
+from federated.errors import ConfigError, ExportError
 from federated.runtime.console import FORMAT, print_result, report_errors
+from federated.runtime.plugins import unknown
 from federated.task import Recipe
 from federated.training.loop import train
-from models.families.catalogue import build, full, network
+from models.families.catalogue import KIND, build, full, network
 from models.submodel import Moments, Submodel
 
 __all__ = ["Accuracy", "Goal", "Speed", "command", "measure_accuracy", "time_network"]
@@ -209,7 +210,12 @@ def measure_accuracy(
     """
     whole = load_central(data, root)
     card = whole.card()
-    made = network(model, card.inputs, card.outputs, card, card.target)
+    try:
+        made = network(model, card.inputs, card.outputs, card, card.target)
+    except LookupError as error:
+        raise unknown(KIND, error) from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     submodel = full(made)
     torch.manual_seed(0)
     net = build(submodel)
@@ -289,10 +295,11 @@ def command(model: str, data: str, data_root: Path | None, steps: int, form: str
         report_errors("python -m benchmarks inference", "export", "interrupted"),
         tempfile.TemporaryDirectory(prefix="espalier-") as folder,
     ):
+        # first, because it reports unknown names and files
+        accuracy = measure_accuracy(model, data, data_root, steps, Path(folder))
         speeds = [
             time_network(name, side, goal, Path(folder)) for (name, side), goal in NETWORKS.items()
         ]
-        accuracy = measure_accuracy(model, data, data_root, steps, Path(folder))
         found = {
             "batch": 1,
             "threads": 1,

@@ -24,6 +24,7 @@ import click
 import numpy as np
 import psutil
 
+from benchmarks.output_files import make_folder
 from coordinator.broker import local as brokers
 from coordinator.simulate.demo_fleet import Running, process, python_command, wait_for_words
 from coordinator.store.store import Store
@@ -369,10 +370,11 @@ def command(keep: Path | None, form: str) -> None:
         report_errors("python -m benchmarks pacing", "coordinator", "interrupted"),
         ExitStack() as stack,
     ):
-        folder = keep or Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-pacing-"))
+        folder = (
+            make_folder(keep)
+            if keep
+            else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-pacing-")))
         )
-        folder.mkdir(parents=True, exist_ok=True)
         say = speaker(form)
         made = pacing(folder, say)
         say("\n".join(lines(made)))

@@ -22,6 +22,7 @@ from pathlib import Path
 import click
 import psutil
 
+from benchmarks.output_files import make_folder
 from benchmarks.raw.raw_agent import Raw
 from benchmarks.raw.raw_fleet import RawFleet
 from benchmarks.replay import replay
@@ -394,10 +395,11 @@ def command(agents: int, rounds: int, kind: str, keep: Path | None, form: str) -
         report_errors("python -m benchmarks scale", "coordinator", "interrupted"),
         ExitStack() as stack,
     ):
-        folder = keep or Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-scale-"))
+        folder = (
+            make_folder(keep)
+            if keep
+            else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-scale-")))
         )
-        folder.mkdir(parents=True, exist_ok=True)
         say = speaker(form)
         made = measure(folder, agents, rounds, say, kind)
         say("\n".join(lines(made)))

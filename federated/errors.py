@@ -42,6 +42,7 @@ __all__ = [
     "Unknown",
     "UsageError",
     "WireError",
+    "describe_os_error",
     "explain_os_errors",
     "require_extra",
 ]
@@ -106,7 +107,16 @@ def explain_os_errors(kind: type[EspalierError], what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise kind(f"{what}: {error.strerror or error}") from error
+        raise kind(f"{what}: {describe_os_error(error)}") from error
+
+
+def describe_os_error(error: OSError) -> str:
+    """Return the reason of an error of the operating system. One that a command meets when it
+    creates a folder where a file is has a reason that does not mislead.
+    """
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "a file is in place of this folder, or of one above it"
+    return error.strerror or str(error)
 
 
 class LinkError(EspalierError):

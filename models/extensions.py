@@ -139,6 +139,16 @@ def import_member(name: str, member: type | None = None) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(
+                f"'{name}' cannot be imported: ModuleNotFoundError: {error}; install it"
+            ) from error
+        raise ValueError(
+            f"'{name}' cannot be imported: ModuleNotFoundError: no module '{error.name}' in the "
+            "current folder or among the installed packages; install its package, or start in the "
+            "folder of its file"
+        ) from error
     except Exception as error:  # a foreign module can raise anything
         raise ValueError(f"'{name}' cannot be imported: {type(error).__name__}: {error}") from error
     try:

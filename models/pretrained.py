@@ -94,6 +94,8 @@ def read(path: Path) -> dict[str, Tensor]:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         if isinstance(error, OSError) and error.strerror:
             why = error.strerror
+        elif type(error).__name__ == "UnpicklingError":  # torch's advice is to load it unsafely
+            why = "it is damaged, or contains more than tensors; save a state_dict with torch.save"
         raise ValueError(f"weights {path}: cannot be read: {why}") from error
     return check_tensors(str(path), loaded)
 

@@ -23,6 +23,7 @@ from benchmarks.attacks.machine_faults import DAMAGE
 from benchmarks.attacks.strangers import STRANGERS, behind_tls
 from benchmarks.faults.scenarios import SCENARIOS, Scenario, why_impossible
 from benchmarks.faults.trial import Outcome, Trial, conduct
+from benchmarks.output_files import check_log
 from federated.errors import ConfigError, Unknown
 from federated.runtime.console import FORMAT, report_errors, speaker
 
@@ -185,6 +186,7 @@ def read_log(log: Path | None) -> list[Result]:
     """Return the results of earlier calls. A last line that was cut off is removed. ConfigError: a
     line is no result.
     """
+    check_log(log)
     if log is None or not log.exists():
         return []
     whole, _, torn = log.read_bytes().rpartition(b"\n")

@@ -18,6 +18,7 @@ import click
 
 from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, why_impossible
 from benchmarks.faults.trial import Outcome, median, run_trial
+from benchmarks.output_files import make_folder
 from federated.errors import Unknown
 from federated.runtime.console import FORMAT, report_errors, speaker
 
@@ -157,6 +158,7 @@ def command(
                 tempfile.TemporaryDirectory(prefix="espalier-faults-", ignore_cleanup_errors=True)
             )
         )
+        make_folder(folder)
         say = speaker(form)
         say(f"seed {seed}")
         chosen = [name for name in wanted if not why_impossible(name)]

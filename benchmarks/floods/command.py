@@ -19,8 +19,9 @@ import numpy as np
 from benchmarks.floods.revocations import Revocations, measure_revocations
 from benchmarks.floods.trial import FLOODS, Subject, Watch, measure
 from benchmarks.inference import build_random
+from benchmarks.output_files import check_log
 from export import onnx_export
-from federated.errors import FleetError, Unknown, UsageError
+from federated.errors import ConfigError, FleetError, Unknown, UsageError
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 from models.families.catalogue import full, network
 
@@ -208,10 +209,16 @@ def find_processors() -> tuple[int, int]:
 
 
 def read_log(log: Path | None) -> list[Row]:
-    """Return the rows of earlier calls."""
+    """Return the rows of earlier calls. Raises ConfigError."""
+    check_log(log)
     if log is None or not log.exists():
         return []
-    return [msgspec.json.decode(line, type=Row) for line in log.read_text().splitlines()]
+    try:
+        return [msgspec.json.decode(line, type=Row) for line in log.read_bytes().splitlines()]
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"--log {log}: expected a file that this benchmark wrote: {error}; choose another file"
+        ) from error
 
 
 @click.command("floods")

@@ -21,6 +21,7 @@ import click
 import msgspec
 import torch
 
+from benchmarks.output_files import check_log
 from benchmarks.schedules.faults import Fault, Schedule, draw
 from benchmarks.schedules.planted import DEFECTS
 from benchmarks.schedules.schedule_run import REPLACED, Outcome, run_schedule
@@ -148,6 +149,7 @@ def follow(seed: int) -> Outcome:
 
 def read_log(log: Path | None) -> Summary:
     """Return the summary of an earlier call with the same seed. Raises ConfigError."""
+    check_log(log)
     if log is None or not log.exists():
         return Summary()
     try:

@@ -48,7 +48,7 @@ from coordinator.access.certificates import (
 )
 from coordinator.access.registry import Certificate, Registry
 from coordinator.broker.mosquitto import COORDINATOR, TlsFiles
-from federated.errors import ConfigError, Refused
+from federated.errors import ConfigError, Refused, describe_os_error
 from federated.runtime import files
 from federated.wire import topics
 from federated.wire.enrolment_token import SECRET, Token
@@ -82,7 +82,7 @@ class Authority:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise ConfigError(
-                f"cannot create the authority's folder {folder}: {error.strerror}; "
+                f"cannot create the authority's folder {folder}: {describe_os_error(error)}; "
                 "choose another with --pki"
             ) from error
         check_private(folder)

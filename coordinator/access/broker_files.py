@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator.access.authority import Authority
 from coordinator.broker.local import ACL_FILE
 from coordinator.broker.mosquitto import COORDINATOR, format_acl
-from federated.errors import StoreError
+from federated.errors import StoreError, describe_os_error
 
 __all__ = ["write_broker_files"]
 
@@ -39,4 +39,6 @@ def write_broker_files(authority: Authority, target: Path) -> None:
                 shutil.chown(part, owner.st_uid, owner.st_gid)
             part.replace(target / name)
     except OSError as error:
-        raise StoreError(f"{target}: cannot write the broker's files: {error}") from error
+        raise StoreError(
+            f"{target}: cannot write the broker's files: {describe_os_error(error)}"
+        ) from error

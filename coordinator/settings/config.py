@@ -32,7 +32,7 @@ from coordinator.settings.tables import (
     Simulate,
     Wire,
 )
-from federated.errors import ConfigError, Unknown, UsageError
+from federated.errors import ConfigError, EspalierError, Unknown, UsageError
 from federated.settings import Record, Seed, Settings, validate
 from federated.task import Recipe
 
@@ -133,8 +133,10 @@ def load(
     config = load_tables(file, environment, settings, base)
     try:
         _ = config.settings  # raises for wrong settings of the method
-    except ConfigError as error:
-        raise ConfigError(f"configuration {file}: {error}" if file else str(error)) from error
+    except EspalierError as error:
+        if file:
+            error.args = (f"configuration {file}: {error}",)
+        raise
     return config
 
 
@@ -150,7 +152,7 @@ def load_tables(
     tree: dict[str, Any] = dict(base or {})
     if file is not None:
         for key, value in flatten(read_toml(file)):
-            set_key(tree, key, value, where=str(file))
+            set_key(tree, key, value, where=f"configuration {file}")
     for name, text in sorted(environment.items()):
         key = name.removeprefix(PREFIX).lower().replace("__", ".")
         if name.startswith(PREFIX) and (
@@ -232,7 +234,12 @@ def read_toml(file: Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise ConfigError(f"configuration {file}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"configuration {file}: invalid TOML: expected text in UTF-8, found a byte of another "
+            f"encoding at {error.start}"
+        ) from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"configuration {file}: invalid TOML: {error}") from error
 
 

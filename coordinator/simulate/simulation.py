@@ -36,7 +36,7 @@ from coordinator.store.run_folders import list_runs
 from coordinator.store.store import Store
 from coordinator.trust.defences import check_buffer_size
 from federated.data import partitions
-from federated.errors import ConfigError, LinkError, StoreError
+from federated.errors import ConfigError, LinkError, StoreError, describe_os_error
 from federated.runtime.console import Say
 from federated.runtime.units import format_count
 from federated.training import device_memory
@@ -172,7 +172,10 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"cannot write results to {folder}: {error.strerror or error}") from error
+        raise StoreError(
+            f"cannot write results to {folder}: {describe_os_error(error)}; choose another folder "
+            "with --out"
+        ) from error
 
 
 def run_in_processes(prepared: Prepared, source: DataSource, read: Publish, folder: Path) -> None:

@@ -28,7 +28,8 @@ def acquire(folder: Path) -> int:
             if not left:
                 os.close(handle)
                 raise StoreError(
-                    f"another coordinator holds run '{folder.name}' (lock {folder / 'lock'})"
+                    f"another coordinator holds run '{folder.name}' (lock {folder / 'lock'}): "
+                    f"stop it first (coordinator stop {folder.name} --runs {folder.parent})"
                 ) from error
             time.sleep(0.02)
     return handle

@@ -149,8 +149,11 @@ def check_database(folder: Path, database: sqlite3.Connection) -> Iterator[Findi
     if broken:
         return
     yield from check_checkpoints(folder, database)
-    if folder_check.find_damaged_rounds(folder, database):
-        return  # the journal belongs to a discarded round
+    try:
+        if folder_check.find_damaged_rounds(folder, database):
+            return  # the journal belongs to a discarded round
+    except StoreError:  # no checkpoint is left, as reported above
+        return
     with closing(open_database(folder, read_only=True)) as second:
         rounds = read_tables(RunRecords(folder, second).read_facts().config).rounds
     yield from check_journal(folder, database, rounds)
@@ -163,7 +166,7 @@ def check_checkpoints(folder: Path, database: sqlite3.Connection) -> Iterator[Fi
     except StoreError:  # no checkpoint is left
         for _, name, digest in rows:
             yield Finding(name, find_problem(folder / name, digest), BACKUP)
-        raise
+        return
 
     drop_rounds = partial(change_database, folder, folder_check.drop_damaged_rounds)
     for number, name, digest in rows:

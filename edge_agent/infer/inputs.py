@@ -141,6 +141,8 @@ def fit_shape(value: Array, session: Session, name: str, most: int | None = None
 
 def parse_json(text: bytes, name: str) -> Array:
     """Parse JSON: nested lists of one shape, or one example per line. Raises DataError."""
+    if not text.strip():
+        raise DataError(f"{name}: expected raw examples as JSON, found nothing")
     try:
         return to_array(msgspec.json.decode(text, type=Numbers), name)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -175,6 +175,8 @@ def _check_range(name: str, key: str, array: Array, outputs: int) -> None:
     if len(wrong):
         where = tuple(wrong[0].tolist())
         found = f"{array[where]} at {', '.join(map(str, where))} ({len(wrong)} such)"
+        if array[where] < 0:
+            raise DataError(f"{name}: expected labels of at least 0 in {key}, found {found}")
         raise DataError(f"{name}: expected labels 0 to {outputs - 1} in {key}, found {found}")
 
 

@@ -293,6 +293,6 @@ def test_a_folder_that_cannot_be_created_is_a_config_error(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(
         ConfigError,
-        match=r"authority's folder .*file/pki: Not a directory.*--pki",
+        match=r"authority's folder .*file/pki: a file is in place.*--pki",
     ):
         Authority(tmp_path / "file" / "pki")

@@ -155,6 +155,20 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
         load(tmp_path / "none.toml", {}, [])
 
 
+def test_the_file_of_an_unknown_method_setting_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text("[train]\nlrr = 0.1")
+    with pytest.raises(UsageError, match=r"wrong.toml: .*'lrr'; did you mean lr"):
+        load(path, {}, [])
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_bytes(b"name = '\xff'")
+    with pytest.raises(ConfigError, match=r"wrong.toml: .*UTF-8"):
+        load(path, {}, [])
+
+
 def test_a_setting_that_is_not_toml_is_text() -> None:
     assert parse_setting("a.b=[1, 2]") == ("a.b", [1, 2])
     assert parse_setting("data.name=mnist") == ("data.name", "mnist")

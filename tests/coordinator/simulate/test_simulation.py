@@ -511,13 +511,16 @@ def test_unused_pins_and_an_invalid_folder_are_reported(
     said: list[str] = []
     (tmp_path / "file").touch()
     pins = 'assign.submodels={"pi*" = "w0.25-d1.1.1"}'
-    with pytest.raises(StoreError, match=r"run 'small-seed0' in .*file/runs: Not a directory"):
+    with pytest.raises(StoreError, match=r"run 'small-seed0' in .*file/runs"):
         simulate(
             ConfigSources(experiment(tmp_path), settings=[pins]),
             tmp_path / "file" / "runs",
             tmp_path / "out",
             say=said.append,
         )
+    (tmp_path / "out").touch()
+    with pytest.raises(StoreError, match=r"results to .*out: a file is in place .*--out"):
+        run(tmp_path)
     assert len(said) == 1
     assert "'pi*' matches none of the 3 devices" in said[0]
 

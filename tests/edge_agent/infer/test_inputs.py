@@ -90,6 +90,12 @@ def test_arrays_json_and_standard_input_give_the_same_examples(
         assert read_examples(None, toy).tolist() == x.tolist()
 
 
+def test_an_empty_standard_input_is_named(monkeypatch: pytest.MonkeyPatch, toy: Session) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(DataError, match=r"standard input: .*found nothing"):
+        read_examples(None, toy)
+
+
 def test_one_example_may_come_without_its_first_axis(toy: Session, image: Session) -> None:
     assert fit_shape(np.array([1, 2]), toy, "x").tolist() == [[1, 2]]
     for value in (PICTURE, PICTURE[None], PICTURE[None, None]):

@@ -64,6 +64,7 @@ def test_labels_are_those_of_the_training_part() -> None:
         ({"outputs": 1}, "toy: expected at least 2 classes, found 1"),
         ({"x": X[:0], "y": Y[:0]}, "toy: expected at least 1 training example, found none"),
         ({"x": X[:1]}, "toy: expected as many labels in y as examples in x, found 2 and 1"),
+        ({"y": np.array([0, -3])}, "toy: expected labels of at least 0 in y, found -3 at 1"),
         ({"y": np.array([0, 3])}, r"toy: expected labels 0 to 2 in y, found 3 at 1 \(1 such\)"),
         ({"y": np.array([-1, 0])}, "found -1 at 0"),
         ({"y": np.array([0.0, 1.0])}, "whole numbers"),

@@ -39,6 +39,8 @@ def test_an_unknown_name_suggests_the_nearest(
 def test_an_import_failure_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="colour 'no_such_module:RED' cannot be imported"):
         find(COLOUR, "no_such_module:RED", KNOWN)
+    with pytest.raises(ConfigError, match="no module 'no_such_module' in the current folder"):
+        find(COLOUR, "no_such_module:RED", KNOWN)
 
 
 def test_a_failure_of_a_foreign_function_names_it_and_the_projects_own_errors_pass() -> None:
