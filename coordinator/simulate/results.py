@@ -65,7 +65,7 @@ def write(
 ) -> dict[str, Any]:
     """Write the results of one seed from its store; return them as plain values."""
     counts = training_counts.count_by_round(store)
-    scores = mark_scores(counts, store.all_scores())
+    scores = training_counts.mark_scores(counts, store.all_scores())
     found = collect(config, store, counts[max(counts)], scores)
     base = folder / f"seed{config.seed}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,19 +137,6 @@ def describe_privacy(config: Config, store: Store) -> dict[str, float]:
     delta = config.private.delta
     epsilon = privacy_budget.compute_epsilon(store.trust.read_costs(), delta)
     return {"epsilon": epsilon, "delta": delta}
-
-
-def mark_scores(
-    counts: Mapping[int, training_counts.Counts], scores: Sequence[tuple[int, Score]]
-) -> list[tuple[int, Score]]:
-    """Return scores with the number of updates of their submodel up to their round. counts: by
-    round.
-    """
-    known = {
-        number: training_counts.count_at(counts, number)
-        for number in {number for number, _ in scores}
-    }
-    return [(number, known[number].mark([score])[0]) for number, score in scores]
 
 
 def describe_submodel(

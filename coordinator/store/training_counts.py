@@ -4,14 +4,22 @@ so that they are also known for resumed and finished runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from coordinator.observe.records import Score
 from coordinator.store.run_records import RunRecords
 
-__all__ = ["Counts", "Trained", "choose_serving", "count_at", "count_by_round", "count_run"]
+__all__ = [
+    "Counts",
+    "Trained",
+    "choose_serving",
+    "count_at",
+    "count_by_round",
+    "count_run",
+    "mark_scores",
+]
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,16 @@ def count_run(records: RunRecords, round: int | None = None) -> Counts:
     """Return the counts of a stored run after a round, by default the last one."""
     found = count_by_round(records)
     return count_at(found, max(found) if round is None else round)
+
+
+def mark_scores(
+    counts: Mapping[int, Counts], scores: Sequence[tuple[int, Score]]
+) -> list[tuple[int, Score]]:
+    """Return scores with the number of updates of their submodel up to their round. counts: by
+    round.
+    """
+    known = {number: count_at(counts, number) for number in {number for number, _ in scores}}
+    return [(number, known[number].mark([score])[0]) for number, score in scores]
 
 
 def choose_serving(records: RunRecords) -> dict[str, str]:

@@ -12,7 +12,7 @@ import msgspec
 from coordinator.observe.records import Entry
 from coordinator.store.run_folders import find_current_run
 from coordinator.store.run_records import RunRecords, open_records
-from coordinator.store.training_counts import count_at, count_by_round
+from coordinator.store.training_counts import count_by_round, mark_scores
 from federated.errors import StoreError, require_extra
 
 __all__ = ["plot_run", "render_plots"]
@@ -33,8 +33,6 @@ def plot_run(name: str | None, runs: Path, out: Path | None) -> dict[str, Any]:
         if not records.rounds_done:
             raise StoreError(f"run '{run}' has no finished round: plot it after its first round")
         folder = out or Path("results") / run
-        with require_extra("coordinator plot", "simulate"):
-            import matplotlib  # noqa: F401 (everything below draws with it)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             skipped = draw_plots(folder, records)
@@ -54,7 +52,8 @@ def render_plots(made: Mapping[str, Any]) -> str:
 
 def draw_plots(folder: Path, records: RunRecords) -> dict[str, str]:
     """Draw every plot that the run has data for. Return why others are skipped, by name."""
-    from coordinator.simulate import plots
+    with require_extra("coordinator plot", "simulate"):
+        from coordinator.simulate import plots
 
     run, skipped = records.folder.name, dict[str, str]()
     submodels = [submodel.name for submodel in records.read_facts().menu]
@@ -81,12 +80,9 @@ def list_scores(records: RunRecords) -> list[dict[str, Any]]:
     """Return the scores of all rounds as plain values, with how often their submodels had been
     trained.
     """
-    counts = count_by_round(records)
-    numbers = dict.fromkeys(number for number, _ in records.all_scores())
     return [
         {"round": number, **msgspec.to_builtins(score)}
-        for number in numbers
-        for score in count_at(counts, number).mark(records.scores(number))
+        for number, score in mark_scores(count_by_round(records), records.all_scores())
         if not score.agent
     ]
 
@@ -106,12 +102,16 @@ def collect_times(
 def collect_assignments(
     entries: Mapping[int, Sequence[Entry]],
 ) -> dict[str, list[tuple[int, str, bool]]]:
-    """Return round, submodel, and whether its update was folded, of each task, by agent. entries:
-    by round.
+    """Return round, submodel, and whether its update was folded, perhaps in a later round, of each
+    task, by agent. entries: by round.
     """
-    found: dict[str, list[tuple[int, str, bool]]] = {}
+    found: dict[str, dict[int, tuple[str, bool]]] = {}
     for number, several in entries.items():
         for entry in several:
-            task = (entry.task or number, entry.submodel, entry.outcome == "folded")
-            found.setdefault(entry.agent, []).append(task)
-    return dict(sorted(found.items()))
+            tasks, task = found.setdefault(entry.agent, {}), entry.task or number
+            _, before = tasks.get(task, ("", False))
+            tasks[task] = entry.submodel, before or entry.outcome == "folded"
+    return {
+        agent: [(task, *known) for task, known in sorted(tasks.items())]
+        for agent, tasks in sorted(found.items())
+    }

@@ -50,11 +50,11 @@ def test_a_run_has_four_plots(tmp_path: Path) -> None:
 
 def test_a_run_without_scores_has_no_plot_of_them(tmp_path: Path) -> None:
     members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
-    federate(tmp_path, members, SETTINGS | {"evaluate.every": 9, "evaluate.devices": False})
+    federate(tmp_path, members, SETTINGS | {"data.name": "agents", "evaluate.devices": False})
     code, output = run_plot("--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "plots"))
-    assert code == 0
-    scored = (tmp_path / "plots" / "accuracy.png").exists()
-    assert scored != ("skipped accuracy" in output)
+    assert (code, "skipped accuracy: no round was evaluated" in output) == (0, True)
+    assert not (tmp_path / "plots" / "accuracy.png").exists()
+    assert (tmp_path / "plots" / "assignment.png").exists()
 
 
 def test_a_run_without_a_round_and_a_folder_that_is_a_file_are_errors(tmp_path: Path) -> None:
@@ -69,13 +69,11 @@ def test_a_run_without_a_round_and_a_folder_that_is_a_file_are_errors(tmp_path: 
     assert str(tmp_path / "file") in output
 
 
-def test_late_and_lost_updates_are_told_apart() -> None:
+def test_a_late_update_belongs_to_the_round_of_its_task() -> None:
     entries = {
         1: [Entry("a", "w1", "folded", seconds=2.0), Entry("b", "w1", "lost")],
         2: [Entry("b", "w1", "folded", seconds=9.0, task=1)],
     }
     assert collect_times(entries) == {"a": [(1, 2.0)], "b": [(2, 9.0)]}
-    assert collect_assignments(entries) == {
-        "a": [(1, "w1", True)],
-        "b": [(1, "w1", False), (1, "w1", True)],
-    }
+    assert collect_assignments(entries) == {"a": [(1, "w1", True)], "b": [(1, "w1", True)]}
+    assert collect_assignments({1: entries[1]})["b"] == [(1, "w1", False)]
