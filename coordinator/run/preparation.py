@@ -74,6 +74,7 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
         store = Store.open(runs, config.name) if resume else None
         if store is not None:
             undo.callback(store.close)
+            check_rounds(config, store.rounds_done)
         metrics = MetricsServer(config.metrics) if config.metrics.listen else None
         if metrics is not None:
             undo.callback(metrics.close)
@@ -81,6 +82,15 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
         store = store or Store.create(runs, config.name, Facts(to_json(config)))
         undo.pop_all()
     return Prepared(config, method, own, store, metrics)
+
+
+def check_rounds(config: Config, done: int) -> None:
+    """Raise ConfigError if a resumed run would have fewer rounds than it has finished."""
+    if config.rounds < done:
+        raise ConfigError(
+            f"rounds: expected at least the {done} that run '{config.name}' has finished, found "
+            f"{config.rounds}"
+        )
 
 
 def check_config(config: Config) -> tuple[Method, Dataset | None]:

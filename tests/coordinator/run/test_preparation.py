@@ -12,8 +12,10 @@ from coordinator.run.launch import View, check_same, start_run
 from coordinator.run.preparation import find_name, prepare
 from coordinator.settings.config import load
 from coordinator.store.store import Store
+from coordinator.views.run_status import describe_status
 from federated.errors import ConfigError, LinkError, StoreError, UsageError
 from federated.wire import topics
+from tests.support.federation import RUN, Member, digits, federate
 from tests.support.processes import COORDINATOR, Start, wait_for_words
 
 
@@ -182,3 +184,15 @@ def test_a_mechanism_without_effect_is_reported_before_agents_connect(
     )
     assert wait_for_words(process, tmp_path / "0.err", "fedfa: choice = 'zico' without a budget")
     assert process.poll() is None
+
+
+def test_a_resumed_run_cannot_have_fewer_rounds_than_it_finished(tmp_path: Path) -> None:
+    members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
+    quick = {"method.name": "fedavg", "method.widths": [0.25], "train.steps": 1}
+    federate(tmp_path, members, {**quick, "fleet.min_agents": 2, "rounds": 2})
+    runs = tmp_path / "runs"
+    with pytest.raises(ConfigError, match=r"rounds: expected at least the 2 .* found 1"):
+        start_run(
+            ConfigSources(flags=[("name", RUN), ("rounds", 1)]), runs, View(print), resume=True
+        )
+    assert describe_status(RUN, runs)["rounds"] == 2
