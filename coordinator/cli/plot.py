@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from coordinator.cli.options import RUNS, print_errors
+from federated.errors import require_extra
 from federated.runtime.console import FORMAT, print_result
 
 __all__ = ["plot"]
@@ -28,6 +29,7 @@ def plot(run: str | None, out: Path | None, runs: Path, form: str) -> None:
     RUN defaults to the running one, or else to the latest.
     """
     with print_errors("plot"):
-        from coordinator.views.run_plots import plot_run, render_plots
+        with require_extra("coordinator plot", "simulate"):
+            from coordinator.views.run_plots import plot_run, render_plots
 
         print_result(plot_run(run, runs, out), form, render_plots)

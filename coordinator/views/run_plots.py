@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from coordinator.observe.records import Entry
+from coordinator.simulate import plots
 from coordinator.store.run_folders import find_current_run
 from coordinator.store.run_records import RunRecords, open_records
 from coordinator.store.training_counts import count_by_round, mark_scores
-from federated.errors import StoreError, require_extra
+from federated.errors import StoreError
 
 __all__ = ["plot_run", "render_plots"]
 
@@ -26,7 +27,7 @@ def plot_run(name: str | None, runs: Path, out: Path | None) -> dict[str, Any]:
     out: folder of the plots; None: `results/NAME`.
 
     Raises StoreError for a run that is missing or has no finished round, and for a folder that
-    cannot be written; MissingExtra without matplotlib.
+    cannot be written.
     """
     with closing(open_records(runs, name or find_current_run(runs))) as records:
         run = records.folder.name
@@ -52,9 +53,6 @@ def render_plots(made: Mapping[str, Any]) -> str:
 
 def draw_plots(folder: Path, records: RunRecords) -> dict[str, str]:
     """Draw every plot that the run has data for. Return why others are skipped, by name."""
-    with require_extra("coordinator plot", "simulate"):
-        from coordinator.simulate import plots
-
     run, skipped = records.folder.name, dict[str, str]()
     submodels = [submodel.name for submodel in records.read_facts().menu]
     if scores := list_scores(records):
