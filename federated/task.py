@@ -56,9 +56,11 @@ class Recipe:
 
     epochs: passes over the local training data.
     steps: largest number of steps; 0: as many as the epochs have.
-    batch: examples per step.
+    batch: examples per step; the last step of an epoch may have fewer.
     optimiser: "sgd", "adam" or "adamw"; only SGD uses momentum.
-    lr, momentum, decay: of the optimiser, whose state is reset each round.
+    lr: learning rate. The optimiser's state is reset each round.
+    momentum: of SGD.
+    decay: weight decay of the optimiser.
     clip: largest L2 norm of the whole gradient; 0: no clipping.
     masked: set the logits of classes that the device does not hold to 0 before cross-entropy
         (HeteroFL, section 3).
@@ -71,16 +73,18 @@ class Recipe:
         held-out examples.
     pull: weight of pull/2 * ||w - w_received||^2 in the loss, over parameters (FedProx's mu,
         FedDyn's alpha).
-    variate: "scaffold" adds c - c_i to each step, with c received as `c/NAME` and c_i kept by the
-        device, and sends the change of c_i as `c/NAME`; "feddyn" subtracts the kept gradient of
-        the last round (see `federated.training.variates`).
+    variate: "scaffold" subtracts lr * (c - c_i) from the weights after each step. c is received as
+        `c/NAME`; c_i is 0 at first and kept by the device. K steps change it by
+        (w_received - w) / (K * lr) - c, which is sent as `c/NAME`. "feddyn" subtracts c_i from each
+        gradient, and changes it by pull * (w_received - w). Nothing is sent.
     apart: average variates only over devices with the same submodel, so the device keeps a c_i for
         each submodel.
     keep: names of tensors that stay on the device between rounds, neither received nor sent.
     frozen: names of parameters that training does not change.
     hook: the method whose `Hooks` the device runs; "": none.
     options: plain values for the hooks.
-    seed: of the order of examples; combined with round and agent.
+    seed: of the order of examples. PyTorch's trainer combines it with round and agent: the first 8
+        bytes of sha256("SEED/ROUND/AGENT"), big-endian, shifted right by one bit.
     """
 
     epochs: int = 1
@@ -122,18 +126,23 @@ class Key(NamedTuple):
 class Task:
     """One piece of work for one agent.
 
-    attempt: the coordinator's session, which only names the transfer. At most one update per (run,
-        round, agent, work, submodel) is folded.
+    run: name of the run.
+    round: its number.
+    attempt: number of the coordinator's process in this run; part of the transfer's name.
+    agent: its name.
+    work: train, measure batch norm statistics (calibrate), or score held-out examples (evaluate).
+    submodel: the network to build.
     version: names the weights: the round that made them, and what was added or left out.
     digest: sha256 of the encoded weights, hexadecimal.
     size: bytes of the encoded weights.
+    recipe: how to train; calibrate and evaluate read its `batch`, `hide`, `per_class` and `seed`.
     deadline: seconds from receipt after which the update is discarded.
     since: the last round in which the coordinator accepted an update of this agent, 0 if none; the
         device restores its memory of that round.
     lease: seconds after which the coordinator asks another agent, unless heartbeats show progress;
         0: never.
-    slot: topic level that the weights are published under (`topics.model`).
-    codec: encodes the tensors of the update (`federated.wire.codecs`).
+    slot: topic level that the weights are published under.
+    codec: encodes the tensors of the update.
     """
 
     run: Name
@@ -166,12 +175,13 @@ class Task:
 class Update:
     """The contribution of one device.
 
+    run, round, attempt, agent, work, submodel, version: those of the task.
     samples: number of examples trained on, calibrated on or evaluated.
-    steps: number of optimiser steps.
-    tensors: local name -> array (numpy on the wire, torch tensors over the same memory in methods).
-    notes: plain values: labels (classes held), batches, loss, tallies (see
-        `federated.training.tallies`) by view; for a measured training also seconds (in all), step
-        (mean seconds) and peak (bytes beyond the process itself).
+    steps: number of optimiser steps; 0 without training.
+    tensors: name -> array; empty in the header of an encoded update, whose blob holds them.
+    notes: plain values: loss, labels (classes held), batches, tallies (sums of scores) by view; for
+        a measured training also seconds (in all), step (mean seconds) and peak (bytes beyond the
+        process itself).
     """
 
     run: str
@@ -197,10 +207,12 @@ class Card:
     outputs: number of classes, of values, or of tokens in the vocabulary, depending on `target`.
     examples: number of training examples.
     held_out: number of held-out examples.
-    mean, std: per channel, in raw units; 0 and 1 for tokens.
+    mean: per channel, in raw units; [0] for tokens.
+    std: standard deviation per channel, in raw units; [1] for tokens.
     target: what an example is labelled with.
-    shift, scale: mean and standard deviation of each value over the training examples; empty for
-        classes and tokens.
+    shift: mean of each value over the training examples; empty for classes and tokens.
+    scale: standard deviation of each value over the training examples; empty for classes and
+        tokens.
     """
 
     name: Text
@@ -219,7 +231,11 @@ class Card:
 @dataclass(frozen=True)
 class Timing:
     """One measurement: the fastest training step (forward, backward, update) of a submodel at a
-    batch size, in seconds.
+    batch size.
+
+    submodel: one of the card's `calibration`.
+    batch: the card's `batch`.
+    seconds: from 1e-12 to 1e9.
     """
 
     submodel: Submodel
@@ -250,20 +266,22 @@ class Profile:
     """An agent's measurements of its device at join.
 
     agent: name of the agent.
-    host, system: name and operating system of the machine.
+    host: name of the machine.
+    system: its operating system.
     cpus: processors that it may use, possibly a fraction.
     memory: bytes that training may use beyond the process itself.
-    uplink: bytes per second, measured by publishing one chunk.
+    uplink: bytes per second, measured by publishing one chunk; 0: unknown, otherwise at least 1.
     chunk: largest payload that the broker accepted, bytes.
     runtime: name and version of the trainer.
     data: description of the local data.
-    timings: of training steps.
-    survey: result of a method's survey hook, at most the `survey_limit` of the run's card
-        (`federated.wire.messages`).
+    timings: of the submodels in the card's `calibration`, in their order; those without enough
+        memory are left out, but not all.
+    survey: result of a method's survey hook; in msgpack at most 1,024 bytes, 16 per output of the
+        network, and 144 per submodel of the card's `menu`. Empty without such a hook.
     board: the hardware.
     labels: labels that the owner gave the device (`--label eu`).
     codecs: names of the codecs that it can encode updates with.
-    capabilities: those of `federated.capabilities` that its trainer supports.
+    capabilities: those that its trainer supports, for recipes that need them.
     """
 
     agent: AgentName

@@ -60,7 +60,7 @@ class Moments:
 class Network:
     """The largest network of a run.
 
-    family: a key of `models.families.catalogue.FAMILIES`, or `module:function`
+    family: name of a model family, or `module:function`
     preset: name of a size within the family
     inputs: shape of one raw example; (channels, height, width) for images
     outputs: number of classes or of values, or the size of the vocabulary
@@ -87,8 +87,9 @@ class Network:
 
 @dataclass(frozen=True)
 class Submodel:
-    """One part of a network; hashable, so that caches can key on it.
+    """One part of a network.
 
+    network: the largest network
     width: kept fraction of every scalable channel group, in (0, 1]
     mask: per section, one 0 or 1 per block of the largest network (1: kept)
     features: extensions of the plain network that a method requests ("scaler", "exits", ...),

@@ -15,7 +15,7 @@ from benchmarks.docs.catalogue_tables import (
     list_readers,
     list_rules,
 )
-from benchmarks.docs.message_tables import list_messages
+from benchmarks.docs.message_tables import list_capabilities, list_messages, list_names
 from benchmarks.docs.setting_tables import list_settings
 from federated.errors import ConfigError
 from federated.runtime.console import report_errors
@@ -26,12 +26,14 @@ ROOT = Path(__file__).parents[2]
 
 # name in the page's markers -> page, function that renders the table
 TABLES: Mapping[str, tuple[str, Callable[[], Iterable[str]]]] = {
+    "capabilities": ("docs/protocol.md", list_capabilities),
     "codecs": ("docs/operations.md", list_codecs),
     "data sets": ("docs/data.md", list_data),
     "event readers": ("docs/operations.md", list_readers),
     "methods": ("docs/method_list.md", list_methods),
     "model families": ("docs/networks.md", list_families),
     "messages": ("docs/protocol.md", list_messages),
+    "names": ("docs/protocol.md", list_names),
     "robust rules": ("SECURITY.md", list_rules),
     "settings": ("docs/settings.md", list_settings),
 }

@@ -1,4 +1,4 @@
-"""The tables of the protocol's messages, and of the records inside them, from their types."""
+"""The tables of the protocol: messages, the records inside them, names, and capabilities."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import inspect
 
 from benchmarks.docs.tables import render_table
+from federated.capabilities import CAPABILITIES, name_hook
 from federated.task import Update
+from federated.wire import fields
 from federated.wire.envelope import MESSAGES
 
-__all__ = ["list_messages"]
+__all__ = ["list_capabilities", "list_messages", "list_names"]
 
 HEADS = "field", "type", "default", "meaning"
 FIELD = re.compile(r"^ {4}([a-z_][\w, ]*): (.*(?:\n {8}.*)*)", re.MULTILINE)
@@ -25,6 +27,27 @@ SIMPLE = {
     inspect.NoneType: "nil",
     inspect.AnyType: "any",
 }
+NAMES = {
+    "name": fields.Name,
+    "agent name": fields.AgentName,
+    "submodel name": fields.SubmodelName,
+    "transfer name": fields.Transfer,
+    "version name": fields.VersionName,
+    "digest": fields.Digest,
+}
+PATTERNS = {get_args(found)[1].pattern: word for word, found in NAMES.items()}
+EMPTY = r"^\Z|"  # start of the pattern of a name that may be empty
+NATURAL = 0, 1 << 62  # bounds of `fields.Natural`
+
+
+def list_names() -> Iterator[str]:
+    rows = ((word, f"`{escape(pattern)}`") for pattern, word in PATTERNS.items())
+    return render_table(("type", "pattern"), rows)
+
+
+def list_capabilities() -> Iterator[str]:
+    known = {**CAPABILITIES, name_hook("METHOD"): "code of this method that runs on devices"}
+    return render_table(("capability", "meaning"), ((f"`{k}`", v) for k, v in known.items()))
 
 
 def list_messages() -> Iterator[str]:
@@ -75,8 +98,8 @@ def split_docstring(record: type) -> tuple[str, dict[str, str]]:
 
 
 def tidy(text: str) -> str:
-    """Return a text on one line, fit for a cell."""
-    return " ".join(text.split()).replace("|", "\\|")
+    """Return a text on one line, fit for a cell, in the words of msgpack."""
+    return re.sub(r"\bNone\b", "nil", " ".join(text.split())).replace("|", "\\|")
 
 
 def list_fields(record: type, known: dict[str, str]) -> Iterator[tuple[str, ...]]:
@@ -93,7 +116,7 @@ def list_fields(record: type, known: dict[str, str]) -> Iterator[tuple[str, ...]
 
 
 def describe_default(field: inspect.Field) -> str:
-    """Return a field's default as JSON, or NaN, which JSON lacks."""
+    """Return a field's default as JSON, except nil and NaN."""
     if field.default_factory is not msgspec.NODEFAULT:
         return msgspec.json.encode(field.default_factory()).decode()
     default = field.default
@@ -101,7 +124,7 @@ def describe_default(field: inspect.Field) -> str:
         return type(default).__name__
     if isinstance(default, float) and math.isnan(default):
         return "NaN"
-    return msgspec.json.encode(default).decode()
+    return "nil" if default is None else msgspec.json.encode(default).decode()
 
 
 def describe_type(one: inspect.Type) -> str:
@@ -110,15 +133,16 @@ def describe_type(one: inspect.Type) -> str:
         return simple
     match one:
         case inspect.StrType():
-            pattern = f" matching `{escape(one.pattern)}`" if one.pattern else ""
-            return f"string{describe_length(one)}{pattern}"
+            return describe_text(one)
         case inspect.BytesType():
             return f"binary{describe_length(one)}"
+        case inspect.IntType(ge=low, lt=high) if (low, high) == NATURAL:
+            return "natural"
         case inspect.IntType() | inspect.FloatType():
             noun = "integer" if isinstance(one, inspect.IntType) else "float"
             return f"{noun}{describe_bounds(one)}"
         case inspect.LiteralType():
-            return "one of " + ", ".join(f"`{value}`" for value in one.values)
+            return "one of " + ", ".join(f"`{value}`" if value else '`""`' for value in one.values)
         case inspect.UnionType():
             return " or ".join(describe_type(part) for part in one.types)
         case inspect.DictType():
@@ -131,6 +155,14 @@ def describe_type(one: inspect.Type) -> str:
         case inspect.DataclassType() | inspect.StructType():
             return f"[{one.cls.__name__}](#{one.cls.__name__.lower()})"
     return type(one).__name__.removesuffix("Type").lower()
+
+
+def describe_text(one: inspect.StrType) -> str:
+    """Return the name of a pattern, or the limit of a length."""
+    if not one.pattern:
+        return f"string{describe_length(one)}"
+    word = PATTERNS[one.pattern.removeprefix(EMPTY)]
+    return f"{word} or empty" if one.pattern.startswith(EMPTY) else word
 
 
 def escape(pattern: str) -> str:
@@ -148,5 +180,7 @@ def describe_length(one: Any) -> str:
 def describe_bounds(one: inspect.IntType | inspect.FloatType) -> str:
     """Return the limits of a number."""
     signs = (("≥", one.ge), (">", one.gt), ("≤", one.le), ("<", one.lt))
-    words = [f"{sign} {value:,}" for sign, value in signs if value is not None and value < 1e300]
+    words = [
+        f"{sign} {value:,}" for sign, value in signs if value is not None and abs(value) < 1e300
+    ]
     return f" {', '.join(words)}" if words else ""

@@ -80,7 +80,15 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Chunk `index` of `total` in a transfer of `size` bytes. crc32: of `data`."""
+    """A part of a transfer.
+
+    transfer: its name.
+    index: of this chunk, from 0.
+    total: number of chunks.
+    size: bytes of all chunks.
+    crc32: of `data`.
+    data: the bytes; all chunks but the last have the manifest's size.
+    """
 
     transfer: Transfer
     index: Natural
@@ -92,10 +100,12 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Grant:
-    """The state of a receiver.
+    """The answer to an offer, and acknowledgement of chunks.
 
-    have: bitmap of its chunks: chunk i is bit i % 8, from the least significant, of byte i // 8.
-    open: whether the sender may send now.
+    transfer: of the offer.
+    have: bitmap of the chunks received: chunk i is bit i % 8, from the least significant, of byte
+        i // 8. Empty: no chunk if `open`, otherwise unknown.
+    open: whether the sender may send now; if not, it waits for the next grant.
     """
 
     transfer: Transfer
@@ -105,7 +115,12 @@ class Grant:
 
 @dataclass(frozen=True)
 class Receipt:
-    """The end of a transfer: accepted, or rejected with a reason."""
+    """The end of a transfer.
+
+    transfer: its name.
+    accepted: whether the update passed all checks.
+    reason: why it is rejected.
+    """
 
     transfer: Transfer
     accepted: bool
@@ -117,14 +132,17 @@ class Run:
     """Retained card of a run, which an agent needs to measure its device before it joins.
 
     run: name of the run.
-    method, model: their names.
-    network: the whole network; None before it is known.
-    calibration: submodels to time with `batch` examples.
+    method: name of its method.
+    model: name of its model.
+    network: the whole network; None until the agents' data determine it.
+    calibration: submodels to time.
+    batch: examples per step to time them with.
     session: identifies the coordinator's process; a new one means that it restarted, and that
         earlier tasks continue.
-    data: required form of a device's data.
-    settings, menu: of a method that surveys the devices at join; otherwise empty.
-    codec: encodes the tensors of trained updates.
+    data: required form of a device's data; None: the agent describes its own.
+    settings: of a method that surveys the devices at join; otherwise empty.
+    menu: all submodels, of a method that surveys the devices at join; otherwise empty.
+    codec: encodes the tensors of trained updates, which the profile must list.
     """
 
     run: Name
@@ -165,7 +183,9 @@ class Run:
 class Status:
     """Retained status of an agent, published at join, and as its last will.
 
+    agent: its name.
     session: identifies its process.
+    online: false in the last will, and when the agent leaves.
     paused: why it accepts no task now; empty if it does.
     """
 
@@ -177,7 +197,17 @@ class Status:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The current activity of an agent. loss: of the current work; NaN if there is none."""
+    """The current activity of an agent.
+
+    agent: its name.
+    session: that of its status.
+    state: `idle`, `download`, `send`, or the work of the task in training.
+    round: of the task in training, otherwise 0.
+    loss: of the last training; NaN before.
+    work: of the task in training, otherwise empty.
+    step: optimiser steps taken, or chunks downloaded. A change extends the task's lease.
+    steps: planned optimiser steps; 0 if unknown.
+    """
 
     agent: AgentName
     session: Name
@@ -191,7 +221,12 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Offer:
-    """An update that is ready to be sent. A repeated offer asks for the bitmap."""
+    """An update that is ready to be sent. A repeated offer asks for the bitmap.
+
+    manifest: of the encoded update, with the transfer's name.
+    run, round, attempt, work: of the task.
+    submodel: name of the task's submodel.
+    """
 
     manifest: Manifest
     run: Name
@@ -203,8 +238,12 @@ class Offer:
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed task. paused: another attempt may succeed, because the device may not work now or
-    has no room.
+    """A failed task.
+
+    run, round, attempt, work: of the task.
+    submodel: name of the task's submodel.
+    reason: why it failed.
+    paused: another attempt may succeed, because the device may not work now or has no room.
     """
 
     run: Name
@@ -218,7 +257,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class Abort:
-    """Tasks up to this round and attempt are aborted."""
+    """Tasks up to this round and attempt are aborted.
+
+    round: largest round to abort.
+    attempt: largest attempt to abort.
+    reason: why.
+    """
 
     round: Natural
     attempt: Natural
@@ -229,6 +273,7 @@ class Abort:
 class Echo:
     """A connection test, which the coordinator returns with its own time.
 
+    agent: its sender.
     sent: time of the device's clock, seconds since 1970.
     time: time of the coordinator's clock, seconds since 1970.
     """
@@ -240,14 +285,21 @@ class Echo:
 
 @dataclass(frozen=True)
 class Goodbye:
-    """The run is over."""
+    """The run is over.
+
+    reason: why it ended.
+    """
 
     reason: Text
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An agent, or its message `about` something, is rejected."""
+    """An agent, or one of its messages, is rejected.
+
+    reason: why.
+    about: `joining` if the agent is rejected, otherwise the topic of the rejected message.
+    """
 
     reason: Text
     about: Text = ""

@@ -57,8 +57,10 @@ class Version:
 class Release:
     """Retained card of the released versions of a run.
 
+    run: name of the run.
     stable: for all agents; None: no version.
     canary: for `agents` only; None: no version.
+    agents: names of the agents that try the canary.
     """
 
     run: Name
@@ -71,13 +73,21 @@ class Release:
 class Serving:
     """Retained report of a serving agent.
 
+    agent: its name.
     session: identifies its process.
-    version, submodel, variant, provider: in use; empty before the first version.
-    p50, p90: seconds per request, measured on the device when it installed the version.
+    version: in use; empty before the first one, as are the next three.
+    submodel: in use.
+    variant: of the exported files in use, such as `int8`.
+    provider: execution provider of ONNX Runtime in use.
+    p50: median seconds per request, measured on the device when it installed the version.
+    p90: 90th percentile of the same.
     accuracy: on `examples` held-out examples of its own; None without examples.
+    examples: their number.
     before: the previous version.
-    p90_before, accuracy_before: of the previous version, measured in the same minute.
-    answered, failed: number of requests since the process started.
+    p90_before: of the previous version, measured in the same minute.
+    accuracy_before: of the previous version, measured in the same minute.
+    answered: number of requests answered since the process started.
+    failed: number of requests failed since the process started.
     refused: a later version that the agent rejected.
     reason: why it rejected that version.
     """
