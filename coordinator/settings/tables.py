@@ -324,7 +324,9 @@ class Wire(Record, frozen=True):
     chunk: Annotated[
         int,
         Meta(
-            ge=0, le=2**24, description="Bytes per chunk; 0: the maximum that the broker accepts."
+            ge=0,
+            le=2**24,
+            description="Bytes per chunk; 0: 256 KiB, or less if the broker accepts less.",
         ),
     ] = 0
     slots: Annotated[Positive, Meta(description="Updates that are received at the same time.")] = 8
