@@ -102,12 +102,20 @@ def require_extra(command: str, extra: str, package: str = "") -> Iterator[None]
 
 
 @contextmanager
-def explain_os_errors(kind: type[EspalierError], what: str) -> Iterator[None]:
-    """Turn an error of the operating system into one of this kind that says what failed and why."""
+def explain_os_errors(
+    kind: type[EspalierError], what: str, *also: type[Exception], remedy: str = ""
+) -> Iterator[None]:
+    """Turn an error of the operating system into one of this kind that says what failed, why, and
+    what to do.
+
+    also: other types of errors to turn.
+    """
+    types: tuple[type[Exception], ...] = (OSError, *also)
     try:
         yield
-    except OSError as error:
-        raise kind(f"{what}: {describe_os_error(error)}") from error
+    except types as error:
+        why = describe_os_error(error) if isinstance(error, OSError) else error
+        raise kind(f"{what}: {why}" + (f"; {remedy}" if remedy else "")) from error
 
 
 def describe_os_error(error: OSError) -> str:

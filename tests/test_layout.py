@@ -288,8 +288,7 @@ def test_only_one_file_each_uses_mqtt_topics_and_checkpoints() -> None:
     assert {
         name_of(p) for p in FILES if any(name.startswith("safetensors") for name in imports(p))
     } == {
-        "coordinator.store.journal",
-        "coordinator.store.store",
+        "coordinator.store.tensor_files",
         "models.pretrained",
     }
 

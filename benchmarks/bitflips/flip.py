@@ -24,8 +24,8 @@ from benchmarks.bitflips.interrupted_run import (
 )
 from benchmarks.bitflips.live_rows import Span, find_rows
 from benchmarks.schedules.device import RUN
-from coordinator.store.file_digests import digest_of
 from coordinator.views.run_check import check_folder, check_run
+from federated.runtime.files import sha256
 
 __all__ = ["CORE", "KINDS", "Flip", "Outcome", "run_undamaged", "try_flip"]
 
@@ -190,7 +190,7 @@ def try_flip(flip: Flip, reference: str = "") -> Outcome:
 
 def last_digest(trial: Interrupted) -> str:
     """Return the sha256 of the last checkpoint."""
-    return digest_of(max((trial.runs / RUN).glob(CHECKPOINTS)))
+    return sha256(max((trial.runs / RUN).glob(CHECKPOINTS)))
 
 
 def run_undamaged(stop: int) -> str:

@@ -21,9 +21,8 @@ from coordinator.round import round_events as on
 from coordinator.round import round_step as steps
 from coordinator.round.round import Round
 from coordinator.round.round_actions import Action, Answer, TurnAway
-from coordinator.store.file_digests import find_problem
 from coordinator.store.journal import Journal, pack
-from coordinator.store.spool_files import update_path
+from coordinator.store.run_files import find_problem, update_path
 from coordinator.store.store import Store
 from federated.errors import StoreError
 from federated.wire import envelope, messages

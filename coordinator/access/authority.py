@@ -48,7 +48,7 @@ from coordinator.access.certificates import (
 )
 from coordinator.access.registry import Certificate, Registry
 from coordinator.broker.mosquitto import COORDINATOR, TlsFiles
-from federated.errors import ConfigError, Refused, describe_os_error
+from federated.errors import ConfigError, Refused, explain_os_errors
 from federated.runtime import files
 from federated.wire import topics
 from federated.wire.enrolment_token import SECRET, Token
@@ -78,13 +78,9 @@ class Authority:
         `renewed` tells whether a file that the broker reads was written.
         """
         self.folder = folder
-        try:
+        problem = f"cannot create the authority's folder {folder}"
+        with explain_os_errors(ConfigError, problem, remedy="choose another with --pki"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot create the authority's folder {folder}: {describe_os_error(error)}; "
-                "choose another with --pki"
-            ) from error
         check_private(folder)
         self.ca, self.server, self.coordinator, self.crl = (
             folder / f"{name}.pem" for name in ("ca", "server", "coordinator", "crl")

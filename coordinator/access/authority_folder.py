@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.settings.services import Broker
-from federated.errors import MissingExtra
+from federated.errors import require_extra
 
 if TYPE_CHECKING:
     from coordinator.access.authority import Authority
@@ -25,8 +25,6 @@ def default_folder() -> Path:
 
 def open_authority(wanted: Broker) -> Authority:
     """Open the authority that the configuration names. Raises MissingExtra, ConfigError."""
-    try:
+    with require_extra("--tls", "secure"):
         from coordinator.access.authority import Authority
-    except ModuleNotFoundError as error:
-        raise MissingExtra("--tls", "secure", error.name or "cryptography") from error
     return Authority(Path(wanted.pki) if wanted.pki else default_folder(), wanted.hosts)

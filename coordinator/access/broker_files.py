@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator.access.authority import Authority
 from coordinator.broker.local import ACL_FILE
 from coordinator.broker.mosquitto import COORDINATOR, format_acl
-from federated.errors import StoreError, describe_os_error
+from federated.errors import StoreError, explain_os_errors
 
 __all__ = ["write_broker_files"]
 
@@ -22,7 +22,7 @@ def write_broker_files(authority: Authority, target: Path) -> None:
     """Write the files of an external broker, readable by the owner only; if run as root, they are
     given to the owner of the folder. Raises StoreError.
     """
-    try:
+    with explain_os_errors(StoreError, f"{target}: cannot write the broker's files"):
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner = target.stat()
         content = {name: (authority.folder / name).read_bytes() for name in COPIED}
@@ -38,7 +38,3 @@ def write_broker_files(authority: Authority, target: Path) -> None:
             if os.geteuid() == 0:
                 shutil.chown(part, owner.st_uid, owner.st_gid)
             part.replace(target / name)
-    except OSError as error:
-        raise StoreError(
-            f"{target}: cannot write the broker's files: {describe_os_error(error)}"
-        ) from error

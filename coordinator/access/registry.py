@@ -11,13 +11,14 @@ import hmac
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from federated.errors import Refused, StoreError
+from federated.errors import Refused, StoreError, explain_os_errors
 
 __all__ = ["Certificate", "Registry", "hash_secret"]
 
@@ -58,7 +59,8 @@ class Registry:
     def __init__(self, path: Path) -> None:
         # threads share one connection, which can have only one transaction at a time
         self._change = threading.Lock()
-        try:
+        problem = f"{path}: cannot open the registry of agents"
+        with explain_os_errors(StoreError, problem, sqlite3.Error):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._base = sqlite3.connect(
                 path, timeout=BUSY, isolation_level=None, check_same_thread=False
@@ -66,8 +68,6 @@ class Registry:
             self._base.executescript(
                 f"pragma journal_mode = wal; pragma synchronous = full; {SCHEMA}"
             )
-        except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"{path}: cannot open the registry of agents: {error}") from error
         self.path = path
 
     def close(self) -> None:
@@ -76,20 +76,15 @@ class Registry:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Open a transaction, exclusive across threads and processes."""
-        with self._change:
-            try:
-                self._base.execute("begin immediate")
-            except sqlite3.Error as error:
-                raise StoreError(f"{self.path}: {error}") from error
+        with self._change, explain_os_errors(StoreError, str(self.path), sqlite3.Error):
+            self._base.execute("begin immediate")
             try:
                 yield
                 self._base.execute("commit")
-            except BaseException as error:
+            except BaseException:
                 # SQLite rolls back by itself after some errors, such as a full disk
                 with suppress(sqlite3.Error):
                     self._base.execute("rollback")
-                if isinstance(error, sqlite3.Error):
-                    raise StoreError(f"{self.path}: {error}") from error
                 raise
 
     # ---- tokens ----------------------------------------------------------------------------------
@@ -131,9 +126,9 @@ class Registry:
                 f"certificate at once (coordinator revoke {owner})"
             )
         if now > until:
+            ended = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(until))
             raise Refused(
-                f"this token expired {_ago(now - until)} ago; issue a new one "
-                f"(coordinator enroll {owner})"
+                f"this token expired at {ended}; issue a new one (coordinator enroll {owner})"
             )
         self._base.execute("update tokens set key = ? where hash = ?", (key, found))
         return None
@@ -154,8 +149,7 @@ class Registry:
         )
 
     def find(self, serial: str) -> Certificate | None:
-        rows = self._select("serial = ?", serial)
-        return rows[0] if rows else None
+        return next(iter(self._select("serial = ?", serial)), None)
 
     def certificates(self) -> list[Certificate]:
         """Return all certificates, by name and expiry."""
@@ -163,19 +157,12 @@ class Registry:
 
     def find_valid(self, name: str, now: float) -> Certificate | None:
         """Return the valid certificate of a name that expires last."""
-        rows = self._select(
-            "name = ? and revoked is null and ends > ? order by ends desc limit 1", name, now
-        )
-        return rows[0] if rows else None
+        valid = "name = ? and revoked is null and ends > ? order by ends desc limit 1"
+        return next(iter(self._select(valid, name, now)), None)
 
     def count_valid(self, name: str, now: float) -> int:
         """Count the certificates of a name that are neither revoked nor expired."""
-        row = self._read(
-            "select count(*) from certificates where name = ? and revoked is null and ends > ?",
-            name,
-            now,
-        )
-        return int(row[0][0])
+        return len(self._select("name = ? and revoked is null and ends > ?", name, now))
 
     def revoke(self, name: str, now: float) -> int:
         """Revoke all certificates of a name, expired ones as well, and delete its unused tokens.
@@ -210,10 +197,8 @@ class Registry:
         ]
 
     def _read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        try:
+        with explain_os_errors(StoreError, str(self.path), sqlite3.Error):
             return self._base.execute(query, values).fetchall()
-        except sqlite3.Error as error:
-            raise StoreError(f"{self.path}: {error}") from error
 
     # ---- facts -----------------------------------------------------------------------------------
 
@@ -234,13 +219,3 @@ def hash_secret(secret: bytes) -> str:
     not needed.
     """
     return hashlib.sha256(b"espalier token " + secret).hexdigest()
-
-
-def _ago(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.0f} h"
-    )

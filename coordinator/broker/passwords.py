@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from federated.errors import ConfigError
+from federated.errors import ConfigError, explain_os_errors
 
 __all__ = ["hash_password", "read", "write"]
 
@@ -26,13 +26,8 @@ def read(path: Path) -> dict[str, str]:
     """Read the hash of each user. Raises ConfigError for a file that is missing or empty, or an
     invalid line.
     """
-    try:
+    with explain_os_errors(ConfigError, f"password file {path}", UnicodeDecodeError):
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"password file {path}: "
-            f"{(error.strerror if isinstance(error, OSError) else '') or error}"
-        ) from None
     users: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
@@ -60,16 +55,10 @@ def write(path: Path, users: Mapping[str, str]) -> None:
 def hash_password(password: str) -> str:
     """Hash a password as mosquitto does, with a random salt."""
     salt = secrets.token_bytes(12)
-    return f"$7${ITERATIONS}${_text(salt)}${_text(_derive(password, salt, ITERATIONS))}"
+    derived = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, ITERATIONS, 64)
+    salt_text, hash_text = (base64.b64encode(raw).decode() for raw in (salt, derived))
+    return f"$7${ITERATIONS}${salt_text}${hash_text}"
 
 
 def _is_hash(password: str) -> bool:
     return re.match(r"\$(6|7\$[0-9]+)\$[A-Za-z0-9+/=]+\$[A-Za-z0-9+/=]+\Z", password) is not None
-
-
-def _derive(password: str, salt: bytes, iterations: int) -> bytes:
-    return hashlib.pbkdf2_hmac("sha512", password.encode(), salt, iterations, 64)
-
-
-def _text(raw: bytes) -> str:
-    return base64.b64encode(raw).decode()

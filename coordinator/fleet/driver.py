@@ -18,9 +18,8 @@ from coordinator.round.collector import Collector
 from coordinator.round.round import Phase, Round, Rules, carried_tasks
 from coordinator.round.round_actions import Action
 from coordinator.round.round_step import step
-from coordinator.store.file_digests import find_problem
 from coordinator.store.journal import REMEDY, Base, Journal
-from coordinator.store.spool_files import TEMPORARY
+from coordinator.store.run_files import TEMPORARY, find_problem
 from coordinator.store.store import Store
 from coordinator.trust.acceptance import check_match
 from federated.errors import Malformed, Refused, StoreError, WireError

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.store.spool_files import name_file, update_path
+from coordinator.store.run_files import name_file, update_path
 from federated.errors import Refused
 from federated.runtime import files
 from federated.task import Key, Update

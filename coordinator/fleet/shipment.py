@@ -29,7 +29,6 @@ STATS = "stats/"  # homes of calibrated batch norm statistics: stats/SUBMODEL/LA
 # rounds before a slot is used again: a straggler may still request weights that were withdrawn
 SLOTS = 8
 CUT = 4  # submodels whose tensors a shipment caches, to measure updates against
-HEADER = 65_536  # bytes allowed for an update's header
 
 
 def to_torch(update: Update) -> Update:
@@ -169,10 +168,3 @@ class Shipment:
             own |= statistics_of(self.state, submodel)
         data = memoryview(tensors.encode({"version": version, "submodel": submodel.name}, own))
         return self.fleet.endpoint.slots.put(version, submodel.name, data, slot)
-
-    @staticmethod
-    def limit(task: Task) -> int:
-        """Return the largest acceptable encoding of an update to this task, in bytes. No device
-        sends more tensors than it received, and no codec enlarges them.
-        """
-        return task.size + HEADER

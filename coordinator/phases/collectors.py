@@ -13,8 +13,8 @@ import torch
 from coordinator.assign.offers import count_steps
 from coordinator.fleet.shipment import STATS, Shipment, to_torch
 from coordinator.phases.context import RunContext
-from coordinator.round.collector import Snapshot
-from coordinator.round.task_state import Planned, TaskState
+from coordinator.round.collector import Collector
+from coordinator.round.task_state import TaskState
 from coordinator.trust.acceptance import check_scores, check_statistics, check_training
 from federated.engine.aggregate import Part, Total, fold, mean
 from federated.task import Task, Update
@@ -22,7 +22,6 @@ from models.slicing import corner
 from models.submodel import Submodel
 
 __all__ = [
-    "BaseCollector",
     "Calibration",
     "LateUpdates",
     "Scoring",
@@ -33,26 +32,7 @@ __all__ = [
 CACHED = 2  # earlier rounds with shipments in memory
 
 
-class BaseCollector:
-    """A `Collector` of a phase that has no spares and writes no snapshots."""
-
-    def limit(self, task: Task) -> int:
-        return Shipment.limit(task)
-
-    def check(self, task: Task, update: Update, elapsed: float) -> None:
-        raise NotImplementedError
-
-    def fold(self, state: TaskState, update: Update) -> None:
-        raise NotImplementedError
-
-    def prepare(self, agent: str) -> Planned:
-        raise AssertionError("this phase has no spares")
-
-    def snapshot(self) -> Snapshot | None:
-        return None
-
-
-class Calibration(BaseCollector):
+class Calibration(Collector):
     """Collects batch norm statistics.
 
     robust: takes the median of each entry over the devices instead of the mean, since a device
@@ -85,7 +65,7 @@ class Calibration(BaseCollector):
         return {home: mean(total) for home, total in self._total.sums.items()}
 
 
-class Scoring(BaseCollector):
+class Scoring(Collector):
     """Collects tallies of devices.
 
     found: submodel, agent and tallies of each update.
@@ -111,7 +91,7 @@ def make_statistics_parts(update: Update) -> list[Part]:
     ]
 
 
-class LateUpdates(BaseCollector):
+class LateUpdates(Collector):
     """Checks late updates between trainings. The states that they are based on stay on disk."""
 
     def __init__(self, run: RunContext) -> None:
@@ -120,6 +100,9 @@ class LateUpdates(BaseCollector):
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
         check_update(self.run, self._rebuild(task.round), task, update, elapsed)
+
+    def fold(self, state: TaskState, update: Update) -> None:
+        raise AssertionError("late updates are folded in the next training")
 
 
 def rebuild_shipment(run: RunContext, number: int) -> Shipment:

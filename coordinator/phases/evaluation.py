@@ -21,9 +21,10 @@ from coordinator.assign import offers
 from coordinator.fleet.shipment import STATS, Shipment, statistics_of
 from coordinator.observe.records import Score
 from coordinator.observe.score_summary import list_networks, make_score, score_devices
-from coordinator.phases.collectors import BaseCollector, Calibration, Scoring
+from coordinator.phases.collectors import Calibration, Scoring
 from coordinator.phases.context import RunContext, limit_phase
 from coordinator.phases.fleet_history import FleetHistory
+from coordinator.round.collector import Collector
 from coordinator.round.phase_rules import typical_seconds
 from coordinator.round.round import Agent
 from coordinator.round.round_events import PhaseBegan
@@ -233,7 +234,7 @@ class Evaluator:
         return planned
 
     def _run_phase(
-        self, state: State, work: Work, tasks: Sequence[Planned], collector: BaseCollector
+        self, state: State, work: Work, tasks: Sequence[Planned], collector: Collector
     ) -> None:
         """Send tasks and collect their results until the phase closes."""
         limit = max((one.task.deadline for one in tasks), default=0.0)

@@ -17,7 +17,7 @@ from coordinator.fleet.shipment import Shipment, to_torch
 from coordinator.observe.events import UpdateFolded, time_stage
 from coordinator.observe.records import Entry, Folded, Score
 from coordinator.observe.score_summary import score_training
-from coordinator.phases.collectors import BaseCollector, LateUpdates, check_update
+from coordinator.phases.collectors import LateUpdates, check_update
 from coordinator.phases.context import RunContext
 from coordinator.phases.fleet_history import (
     FleetHistory,
@@ -32,8 +32,8 @@ from coordinator.phases.outcomes import (
     learn_from_miss,
     learn_from_update,
 )
-from coordinator.round.collector import Snapshot
-from coordinator.round.plan import RoundPlan
+from coordinator.round.collector import Collector, Snapshot
+from coordinator.round.round import RoundPlan
 from coordinator.round.round_events import PhaseBegan
 from coordinator.round.task_state import Planned, Spare, TaskState
 from coordinator.settings.config import Config
@@ -67,7 +67,7 @@ class Trained:
     history: FleetHistory
 
 
-class Training(BaseCollector):
+class Training(Collector):
     """A training in progress: makes tasks, and checks and folds updates (see `Collector`).
 
     plan: plan of the round.

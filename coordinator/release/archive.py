@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import msgspec
 
 from coordinator.release.history import FORMAT, HISTORY, History, digest_of, list_kept
 from export import bundle, modelcard
-from federated.errors import StoreError
+from federated.errors import StoreError, explain_os_errors
 from federated.runtime import files
 from federated.wire.topics import VERSION
 
@@ -34,12 +34,9 @@ class Archive:
     def __init__(self, runs: Path, run: str) -> None:
         """Raises StoreError if the folder cannot be created."""
         self.runs, self.run, self.folder = runs, run, runs / run / "releases"
-        try:
+        problem = f"cannot store releases of run '{run}' in {self.folder}"
+        with explain_os_errors(StoreError, problem):
             self.folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise StoreError(
-                f"cannot store releases of run '{run}' in {self.folder}: {error.strerror}"
-            ) from error
 
     def path(self, version: str) -> Path:
         return self.folder / version
@@ -58,27 +55,21 @@ class Archive:
         """Copy a complete release into the archive and return its version. Raises ExportError for
         an incomplete or damaged release, StoreError.
         """
-        bundle.read(folder)
-        name = bundle.read_version(folder)
+        release, name = bundle.read(folder), bundle.read_version(folder)
         partial = self.folder / f"{name}.{os.getpid()}.part"
-        try:
+        copied = [bundle.MANIFEST, *(file.name for file in bundle.list_files(release))]
+        if (folder / modelcard.NAME).is_file():
+            copied.append(modelcard.NAME)
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, partial, ignore_errors=True)
+            problem = f"cannot store release {folder} in {self.folder}"
+            stack.enter_context(explain_os_errors(StoreError, problem))
             partial.mkdir()
-            card = [modelcard.NAME] if (folder / modelcard.NAME).is_file() else []
-            for file in (
-                *(file.name for file in bundle.list_files(bundle.read_manifest(folder))),
-                bundle.MANIFEST,
-                *card,
-            ):
+            for file in copied:
                 shutil.copy(folder / file, partial)
             bundle.read(partial)  # verify the copy itself
             # an existing version of this name is the same, or damaged
             files.replace_folder(partial, self.path(name))
-        except OSError as error:
-            raise StoreError(
-                f"cannot store release {folder} in {self.folder}: {error.strerror or error}"
-            ) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
         return name
 
     def read(self) -> History:
@@ -107,15 +98,10 @@ class Archive:
     def write(self, history: History) -> None:
         """Replace the history. Raises StoreError, and then leaves the old one in place."""
         history = replace(history, digest=digest_of(history))
-        try:
-            files.write(
-                self.folder / HISTORY,
-                msgspec.json.format(msgspec.json.encode(history), indent=2) + b"\n",
-            )
-        except OSError as error:
-            raise StoreError(
-                f"cannot write the history of releases to {self.folder}: {error.strerror}"
-            ) from error
+        text = msgspec.json.format(msgspec.json.encode(history), indent=2) + b"\n"
+        problem = f"cannot write the history of releases to {self.folder}"
+        with explain_os_errors(StoreError, problem):
+            files.write(self.folder / HISTORY, text)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ from export import bundle, bundle_writer
 from export.bundle_writer import Contents
 from export.verify import Array
 from federated.data import catalogue as data
-from federated.errors import ConfigError, DataError, ExportError, Unknown
+from federated.errors import ConfigError, DataError, ExportError, Unknown, explain_os_errors
 from federated.method import Method, State
 from federated.runtime.console import Say
 from federated.training.objective import prepare_batch
@@ -138,11 +138,8 @@ def write_release(
         about=about,
         trained=known.updates,
     )
-    try:
-        made = bundle_writer.write(out, contents, on_entry)
-    except OSError as error:
-        raise ExportError(f"{out}: cannot write the release: {error.strerror or error}") from error
-    return made, wants
+    with explain_os_errors(ExportError, f"{out}: cannot write the release"):
+        return bundle_writer.write(out, contents, on_entry), wants
 
 
 def choose_submodels(

@@ -1,4 +1,4 @@
-"""The interface of the code that checks and sums a phase's updates."""
+"""The code that checks and sums a phase's updates: its interface, with defaults."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from coordinator.round.task_state import Planned, TaskState
 from federated.task import Task, Update
 
 __all__ = ["Collector", "Snapshot"]
+
+HEADER = 65_536  # bytes allowed for an update's header
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,13 @@ class Snapshot:
 
 
 class Collector(Protocol):
-    """Checks and sums the updates of a phase."""
+    """Checks and sums the updates of a phase: by default of one without spares and snapshots."""
 
     def limit(self, task: Task) -> int:
-        """Return the maximum size of an encoded update, in bytes."""
+        """Return the maximum size of an encoded update, in bytes. No device sends more tensors than
+        it received, and no codec enlarges them.
+        """
+        return task.size + HEADER
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
         """Raise Refused for an update that must not be folded.
@@ -43,6 +48,8 @@ class Collector(Protocol):
 
     def prepare(self, agent: str) -> Planned:
         """Return the task of a spare, after recording that it is asked."""
+        raise AssertionError("this phase has no spares")
 
     def snapshot(self) -> Snapshot | None:
         """Write the total to disk; None if it has no such form. Raises StoreError."""
+        return None

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from immutables import Map
 from msgspec import Struct
 from msgspec.structs import replace
 
-from coordinator.round.plan import RoundPlan
+from coordinator.assign.decisions import Verdict
+from coordinator.assign.standing import Standing
 from coordinator.round.task_state import Spare, TaskState
 from federated.task import Key, Profile, Work
+from models.submodel import Submodel
 
 __all__ = [
     "RETURN_TIME",
     "Agent",
     "Phase",
     "Round",
+    "RoundPlan",
     "Rules",
     "Wasted",
     "carried_tasks",
@@ -35,6 +40,35 @@ __all__ = [
 MAX_REST = 32  # maximum number of rounds that an agent sits out
 # seconds that a phase waits for lost agents to return when it waits for no other agent
 RETURN_TIME = 20.0
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """The submodels that agents train in a round, and when it closes: all decisions that a resumed
+    run cannot make again.
+
+    round: its number, from 1.
+    attempt: number of its tasks; a resumed round keeps it.
+    chosen: agent -> submodel.
+    fleet: submodel and number of agents that would get it.
+    surveys: agent -> the results of its survey.
+    verdicts: agent -> the decision about it.
+    standings: agent -> its standing before the round.
+    limit: seconds after which the training closes.
+    needed: number of updates that close it.
+    wanted: number of agents to be at work at the same time.
+    """
+
+    round: int
+    attempt: int
+    chosen: dict[str, Submodel]
+    fleet: tuple[tuple[Submodel, int], ...]
+    surveys: dict[str, dict[str, Any]]
+    verdicts: dict[str, Verdict]
+    standings: dict[str, Standing]
+    limit: float
+    needed: int
+    wanted: int
 
 
 class Wasted(Struct, frozen=True):

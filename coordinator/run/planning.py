@@ -19,8 +19,7 @@ from coordinator.assign.standing import Standing, count_round, reset_timings
 from coordinator.phases.context import RunContext, limit_phase
 from coordinator.phases.fleet_history import FleetHistory
 from coordinator.round.phase_rules import typical_seconds
-from coordinator.round.plan import RoundPlan
-from coordinator.round.round import Agent
+from coordinator.round.round import Agent, RoundPlan
 from coordinator.settings.config import Config
 from federated.errors import FleetError
 from federated.method import State

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import AgentsAwaited, Publish, RoundDelayed, RunPaused
 from coordinator.phases.context import RunContext
-from coordinator.round.plan import RoundPlan
-from coordinator.round.round import Agent
+from coordinator.round.round import Agent, RoundPlan
 from coordinator.store.store import Store
 from federated.errors import FleetError
 from federated.runtime.units import format_count

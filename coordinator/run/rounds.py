@@ -21,7 +21,7 @@ from coordinator.phases.context import RunContext
 from coordinator.phases.evaluation import Evaluator, without_statistics
 from coordinator.phases.fleet_history import FleetHistory, load_history
 from coordinator.phases.training import Trained, Training, train
-from coordinator.round.plan import RoundPlan
+from coordinator.round.round import RoundPlan
 from coordinator.round.round_events import RoundPlanned, TasksDropped
 from coordinator.run.planning import plan_round
 from coordinator.run.readiness import await_able, await_round

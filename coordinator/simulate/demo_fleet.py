@@ -25,7 +25,13 @@ import numpy as np
 
 from coordinator.broker import local as brokers
 from federated.data import catalogue as data
-from federated.errors import ConfigError, EspalierError, FleetError, MissingExtra
+from federated.errors import (
+    ConfigError,
+    EspalierError,
+    FleetError,
+    MissingExtra,
+    explain_os_errors,
+)
 from federated.runtime.console import Say
 from federated.runtime.units import format_count
 
@@ -81,10 +87,8 @@ def run_demo(
             if keep is not None
             else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-demo-")))
         )
-        try:
+        with explain_os_errors(ConfigError, f"--keep {keep}: cannot be created"):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--keep {keep}: cannot be created: {error.strerror}") from error
         broker = stack.enter_context(brokers.start("127.0.0.1", 0, kind, folder / "broker"))
         say(f"broker: {broker.name} at {broker.address}")
         names = (f"{d.name} ({d.cpus:g} cpus, {d.memory})" if limited else d.name for d in DEVICES)

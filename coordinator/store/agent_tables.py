@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import astuple
 
 import msgspec
 
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.standing import Standing
 from coordinator.row_digests import seal
-from federated.errors import StoreError
+from federated.errors import StoreError, explain_os_errors
 from federated.task import Profile
 
 __all__ = ["SCHEMA", "AgentTables"]
@@ -50,15 +51,12 @@ class AgentTables:
             if self._profiles.get(agent) is not profile
         }
         rows = [(agent, msgspec.json.encode(profile).decode()) for agent, profile in new.items()]
-        with self._writing(round):
+        with self._explain_errors(round), self._database:
             self._database.executemany("INSERT OR REPLACE INTO profiles VALUES (?, ?)", rows)
             self._database.execute("DELETE FROM decisions WHERE round = ?", (round,))
             self._database.executemany(
                 "INSERT INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (round, d.agent, d.submodel, d.asked, d.reason, d.step, d.seconds, d.memory)
-                    for d in decisions.values()
-                ],
+                [(round, *astuple(decision)) for decision in decisions.values()],
             )
             seal(self._database, "decisions", round)
             seal(self._database, "profiles")
@@ -66,20 +64,16 @@ class AgentTables:
 
     def mark_asked(self, round: int, agent: str, reason: str) -> None:
         """Record that an agent was asked after the round's decisions were written."""
-        with self._writing(round):
+        with self._explain_errors(round), self._database:
             self._database.execute(
                 "UPDATE decisions SET asked = 1, reason = ? WHERE round = ? AND agent = ?",
                 (reason, round, agent),
             )
             seal(self._database, "decisions", round)
 
-    @contextmanager
-    def _writing(self, round: int) -> Iterator[None]:
-        try:
-            with self._database:
-                yield
-        except sqlite3.Error as error:
-            raise StoreError(f"cannot write the decisions of round {round}: {error}") from error
+    def _explain_errors(self, round: int) -> AbstractContextManager[None]:
+        problem = f"cannot write the decisions of round {round}"
+        return explain_os_errors(StoreError, problem, sqlite3.Error)
 
     def write_standings(self, standings: Mapping[str, Standing]) -> None:
         """Write the standings of agents; within the caller's transaction."""

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 from coordinator.store import run_lock
 from coordinator.store.run_folders import DATABASE, missing_run
-from federated.errors import StoreError
+from federated.errors import StoreError, explain_os_errors
 
 __all__ = ["Command", "Control", "Requests", "Stopped", "read_requests", "send_request"]
 
@@ -65,14 +65,17 @@ def send_request(folder: Path, command: Command) -> Requests:
         )
     before = read_requests(folder)
     about = "stop" if command.startswith("stop") else "pause"
-    try:
-        with closing(_connect(folder)) as database, database:
-            database.execute(
-                "INSERT OR REPLACE INTO wishes VALUES (?, ?, ?, 0)",
-                (about, command, datetime.now(UTC).isoformat()),
-            )
-    except sqlite3.Error as error:
-        raise StoreError(f"cannot ask run '{folder.name}' to {command}: {error}") from error
+    with (
+        explain_os_errors(
+            StoreError, f"cannot ask run '{folder.name}' to {command}", sqlite3.Error
+        ),
+        closing(_connect(folder)) as database,
+        database,
+    ):
+        database.execute(
+            "INSERT OR REPLACE INTO wishes VALUES (?, ?, ?, 0)",
+            (about, command, datetime.now(UTC).isoformat()),
+        )
     return before
 
 
@@ -102,12 +105,12 @@ class Control:
         """
         self._clock = clock
         self._database = _connect(folder)
-        try:
-            with self._database:
-                self._database.execute(SCHEMA)
-                self._database.execute("DELETE FROM wishes WHERE about = 'stop'")
-        except sqlite3.Error as error:
-            raise StoreError(f"{folder / DATABASE}: {error}") from error
+        with (
+            explain_os_errors(StoreError, str(folder / DATABASE), sqlite3.Error),
+            self._database,
+        ):
+            self._database.execute(SCHEMA)
+            self._database.execute("DELETE FROM wishes WHERE about = 'stop'")
         # never wait for a writer: the next look is a second away
         self._database.execute("PRAGMA busy_timeout = 0")
         self._looked = -POLL

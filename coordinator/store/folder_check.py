@@ -9,9 +9,9 @@ from pathlib import Path
 
 from coordinator.row_digests import find_damage, seal
 from coordinator.store.database import describe_damage
-from coordinator.store.file_digests import find_problem
+from coordinator.store.run_files import find_problem
 from coordinator.store.run_folders import DATABASE
-from federated.errors import StoreError
+from federated.errors import StoreError, explain_os_errors
 
 __all__ = [
     "allow_new_journal",
@@ -96,7 +96,8 @@ def drop_damaged_rounds(folder: Path, database: sqlite3.Connection) -> dict[int,
     if not problems:
         return problems
     good = min(problems) - 1
-    try:
+    problem = f"cannot give up round {good + 1} in {folder}"
+    with explain_os_errors(StoreError, problem, sqlite3.Error):
         # the rows last, so that this is repeated after a crash
         for path in folder.glob(CHECKPOINTS):
             if number_of(path.name) > good:
@@ -107,19 +108,16 @@ def drop_damaged_rounds(folder: Path, database: sqlite3.Connection) -> dict[int,
                 database.execute(f"DELETE FROM {table} WHERE round > ?", (good,))  # noqa: S608
                 database.execute("DELETE FROM digests WHERE part = ? AND number > ?", (table, good))
             mark_new_journal(database)
-    except (OSError, sqlite3.Error) as error:
-        raise StoreError(f"cannot give up round {good + 1} in {folder}: {error}") from error
     return problems
 
 
 def allow_new_journal(folder: Path, database: sqlite3.Connection) -> None:
     """Remove a damaged journal: the round in progress starts over. Raises StoreError."""
-    try:
+    problem = f"cannot remove the journal in {folder}"
+    with explain_os_errors(StoreError, problem, sqlite3.Error):
         with database:
             mark_new_journal(database)
         remove_journal(folder)
-    except (OSError, sqlite3.Error) as error:
-        raise StoreError(f"cannot remove the journal in {folder}: {error}") from error
 
 
 def may_begin_journal(folder: Path, database: sqlite3.Connection) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import typing
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,14 @@ from typing import Any
 import msgspec
 from immutables import Map
 from msgspec import Struct
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from coordinator.observe.records import Folded
 from coordinator.round.round import Round
 from coordinator.round.round_events import RoundEvent, RoundPlanned
-from coordinator.store.file_digests import digest_of, find_problem
 from coordinator.store.journal_records import FRAME, frame, split_records
+from coordinator.store.tensor_files import read_tensors, write_tensors
 from federated.engine.aggregate import Total, dump, load
-from federated.errors import StoreError
+from federated.errors import StoreError, explain_os_errors
 from federated.runtime import files
 
 __all__ = ["REMEDY", "Base", "Journal", "pack"]
@@ -110,19 +109,15 @@ class Journal:
         """Begin a segment. The one before it stays until `sweep`."""
         number = max((int(path.stem.partition("-")[2]) for path in self._segments()), default=0) + 1
         path = self._folder / f"journal-{number:06d}.log"
-        part = path.with_suffix(".part")
         self._check()
-        try:
-            part.write_bytes(frame(pack(base)))
-            files.sync(part)
-            part.replace(path)
-            files.sync(self._folder)
-            self._open(path)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            # otherwise a resumed run would read it as the newest, while events go to the old one
-            path.unlink(missing_ok=True)
-            raise self._failed(error) from error
+        with self._explain_errors():
+            try:
+                files.write(path, frame(pack(base)))
+                self._open(path)
+            except OSError:
+                # a resumed run would read it as the newest, while events go to the old one
+                path.unlink(missing_ok=True)
+                raise
         self._base, self.records, self.written = base, 0, 0
 
     def append(self, event: RoundEvent) -> None:
@@ -130,14 +125,15 @@ class Journal:
         assert self._file is not None, "no segment was begun"
         self._check()
         end, left = self._file.tell(), memoryview(frame(pack(event), synced=not self._unsynced))
-        try:
-            while left:
-                # unbuffered: the rest of a failed write must not follow later
-                left = left[self._file.write(left) :]
-        except OSError as error:
-            self._file.seek(end)
-            self._file.truncate(end)
-            raise self._failed(error) from error
+        with self._explain_errors():
+            try:
+                while left:
+                    # unbuffered: the rest of a failed write must not follow later
+                    left = left[self._file.write(left) :]
+            except OSError:
+                self._file.seek(end)
+                self._file.truncate(end)
+                raise
         self._unsynced = True
         self.records += 1
         self.written += self._file.tell() - end
@@ -146,31 +142,16 @@ class Journal:
         """Return once every event is on disk."""
         if self._file is None or not self._unsynced:
             return
-        try:
+        with self._explain_errors():
             files.sync(Path(self._file.name))
-        except OSError as error:
-            raise self._failed(error) from error
         self._unsynced = False
 
     def write_total(self, name: str, total: Total) -> str:
         """Write a total to a file of this name, and return its sha256."""
-        path = self._folder / name
-        part, (tensors, text) = path.with_suffix(".part"), dump(total)
+        tensors, text = dump(total)
         self._check()
-        try:
-            save_file(
-                {home: tensor.contiguous() for home, tensor in tensors.items()},
-                part,
-                {"total": text},
-            )
-            files.sync(part)
-            digest = digest_of(part)
-            part.replace(path)
-            files.sync(self._folder)
-        except (OSError, SafetensorError) as error:
-            part.unlink(missing_ok=True)  # frees the space on a full disk
-            raise self._failed(error) from error
-        return digest
+        with self._explain_errors():
+            return write_tensors(self._folder / name, tensors, {"total": text})
 
     def sweep(self) -> None:
         """Remove all segments but the current one, and all totals but its own."""
@@ -197,27 +178,18 @@ class Journal:
         if found is None:
             return None
         path, base, events = found
-        try:
+        with self._explain_errors():
             self._open(path)
-        except OSError as error:
-            raise self._failed(error) from error
         self._base, self.records = base, len(events)
         self.sweep()
         return base, events
 
     def total(self, name: str, digest: str) -> Total:
         """Read the total with this sha256."""
-        if problem := find_problem(self._folder / name, digest):
-            raise StoreError(f"{self._folder / name}, which the journal needs, {problem}")
-        try:
-            with safe_open(self._folder / name, framework="pt") as file:
-                metadata = file.metadata() or {}
-                homes = file.keys()
-                return load({home: file.get_tensor(home) for home in homes}, metadata["total"])
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise StoreError(
-                f"cannot read {self._folder / name}, which the journal needs: {error}"
-            ) from error
+        what = f"the journal's total {self._folder / name}"
+        tensors, texts = read_tensors(self._folder / name, digest, what)
+        with explain_os_errors(StoreError, f"cannot read {what}", ValueError, KeyError):
+            return load(tensors, texts["total"])
 
     def close(self) -> None:
         if self._file is not None:
@@ -260,8 +232,8 @@ class Journal:
         except (OSError, ValueError, msgspec.DecodeError) as error:
             raise StoreError(f"cannot read {path}: {error}; {REMEDY}") from error
 
-    def _failed(self, error: Exception) -> StoreError:
-        return StoreError(f"cannot write the journal to {self._folder}: {error}")
+    def _explain_errors(self) -> AbstractContextManager[None]:
+        return explain_os_errors(StoreError, f"cannot write the journal to {self._folder}")
 
 
 def pack(value: Base | Round | RoundEvent) -> bytes:

@@ -23,8 +23,6 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 
 from coordinator.observe.records import RoundRecord
 from coordinator.round.round import Round
@@ -37,7 +35,6 @@ from coordinator.store.database import (
     write_facts,
     write_round,
 )
-from coordinator.store.file_digests import digest_of, find_problem
 from coordinator.store.folder_check import (
     find_traces,
     list_checkpoints,
@@ -48,9 +45,10 @@ from coordinator.store.folder_check import (
 from coordinator.store.journal import Base, Journal
 from coordinator.store.run_folders import DATABASE, missing_run
 from coordinator.store.run_records import RunRecords
+from coordinator.store.tensor_files import read_tensors, write_tensors
 from coordinator.trust import trust_tables
-from federated.errors import StoreError
-from federated.runtime.files import make_private, sync, warn_if_public
+from federated.errors import StoreError, explain_os_errors
+from federated.runtime.files import make_private, warn_if_public
 from models.submodel import Submodel
 
 __all__ = ["Store"]
@@ -85,15 +83,12 @@ class Store(RunRecords):
                 "unknown: restore the folder from a backup, or choose another --name and start "
                 f"from its weights (--init {folder}/round-NNNNNN.safetensors)"
             )
-        with ExitStack() as undo:
-            try:
-                make_private(folder, HOLDS)
-                lock = run_lock.acquire(folder)
-                undo.callback(os.close, lock)
-                create_database(folder, facts or Facts())
-            except (OSError, sqlite3.Error) as error:
-                why = getattr(error, "strerror", None) or error
-                raise StoreError(f"cannot create run '{name}' in {root}: {why}") from error
+        problem = f"cannot create run '{name}' in {root}"
+        with ExitStack() as undo, explain_os_errors(StoreError, problem, sqlite3.Error):
+            make_private(folder, HOLDS)
+            lock = run_lock.acquire(folder)
+            undo.callback(os.close, lock)
+            create_database(folder, facts or Facts())
             undo.pop_all()
         return cls(folder, sqlite3.connect(folder / DATABASE), lock)
 
@@ -169,13 +164,9 @@ class Store(RunRecords):
     def _writing(self, what: str) -> Iterator[None]:
         """Open a transaction that writes `what`. Raises StoreError if it fails."""
         self._check_lock()
-        try:
-            with self._database:
-                yield
-        except sqlite3.Error as error:
-            raise StoreError(
-                f"run '{self.folder.name}': cannot write {what} to {self.folder}: {error}"
-            ) from error
+        problem = f"run '{self.folder.name}': cannot write {what} to {self.folder}"
+        with explain_os_errors(StoreError, problem, sqlite3.Error), self._database:
+            yield
 
     # ---- rounds ----------------------------------------------------------------------------------
 
@@ -187,27 +178,14 @@ class Store(RunRecords):
         """
         self._check_lock()
         checkpoint = self.folder / f"round-{done.round:06d}.safetensors"
-        part = checkpoint.with_suffix(".part")
-        try:
-            save_file(
-                {home: tensor.contiguous() for home, tensor in done.tensors.items()},
-                part,
-                {"touched": done.touched},
-            )
-            sync(part)
-            digest = digest_of(part)
-            part.replace(checkpoint)
-            sync(self.folder)
+        problem = f"cannot write round {done.round} to {self.folder}"
+        with explain_os_errors(StoreError, problem, sqlite3.Error):
+            digest = write_tensors(checkpoint, done.tensors, {"touched": done.touched})
             if value is not None:
                 self.journal.begin(Base(f"{done.round}:{digest}", value))
             with self._database:
                 write_round(self._database, done, checkpoint.name, digest)
                 self.agents.write_standings(done.standings)
-        except (OSError, sqlite3.Error, SafetensorError) as error:
-            part.unlink(missing_ok=True)
-            raise StoreError(
-                f"cannot write round {done.round} to {self.folder}: {error}"
-            ) from error
         self.journal.sweep()
         kept = {
             name
@@ -244,15 +222,8 @@ class Store(RunRecords):
             return None
         number, seconds, checkpoint, fleet, up, down, digest = row
         path = self.folder / checkpoint
-        if problem := find_problem(path, digest):
-            raise StoreError(
-                f"checkpoint {path} {problem}; run coordinator check {self.folder.name} --repair, "
-                "which discards this round"
-            )
-        try:
-            tensors = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise StoreError(f"cannot read checkpoint {path}: {error}") from error
+        remedy = f"; run coordinator check {self.folder.name} --repair, which discards this round"
+        tensors, _ = read_tensors(path, digest, f"checkpoint {path}", remedy)
         counts = {
             msgspec.convert(submodel, Submodel): count for submodel, count in json.loads(fleet)
         }
@@ -274,15 +245,6 @@ class Store(RunRecords):
         digests = {
             known: digest for known, _, digest in list_checkpoints(self.folder, self._database)
         }
-        if problem := find_problem(path, digests.get(number, "")):
-            raise StoreError(f"checkpoint {path}, which a late update started from, {problem}")
-        try:
-            with safe_open(path, framework="pt") as file:
-                # `file` is not a mapping
-                return {home: file.get_tensor(home) for home in file.keys()}, (  # noqa: SIM118
-                    file.metadata() or {}
-                ).get("touched", "")
-        except (OSError, SafetensorError) as error:
-            raise StoreError(
-                f"cannot read checkpoint {path}, which a late update started from: {error}"
-            ) from error
+        what = f"checkpoint {path} of a late update"
+        tensors, texts = read_tensors(path, digests.get(number, ""), what)
+        return tensors, texts.get("touched", "")

@@ -28,7 +28,7 @@ from federated.engine.private import make_private
 from federated.engine.robust.catalogue import rule
 from federated.engine.robust.rule import Rule, combine, make_robust
 from federated.engine.update_norms import clip_parts
-from federated.errors import ConfigError, StoreError
+from federated.errors import ConfigError, StoreError, explain_os_errors
 from federated.method import Method, State
 from federated.methods.catalogue import METHODS
 from federated.task import Update
@@ -233,12 +233,9 @@ class Defences:
     ) -> bool:
         """Fold an update into a round's total. Raises StoreError if there is no room to keep it."""
         if isinstance(total, PartStore):
-            try:
+            problem = f"cannot keep the update of {key[0]} in {self.folder}"
+            with explain_os_errors(StoreError, problem):
                 return total.fold(parts, key)
-            except OSError as error:
-                raise StoreError(
-                    f"cannot keep the update of {key[0]} in {self.folder}: {error.strerror}"
-                ) from error
         if self.rule and self.rule.clips and (limit := self.limit(submodel)):
             parts = clip_parts(parts, state.tensors, limit)
         return fold(total, parts, key)
@@ -250,13 +247,9 @@ class Defences:
         if not isinstance(total, PartStore):
             return total
         assert self.rule is not None  # `begin` keeps updates only for a rule
-        try:
+        with explain_os_errors(StoreError, f"cannot read the updates kept in {self.folder}"):
             found = combine(self.rule, total, state.tensors, self.config.robust.byzantine)
             total.clear()
-        except OSError as error:
-            raise StoreError(
-                f"cannot read the updates kept in {self.folder}: {error.strerror}"
-            ) from error
         return found
 
     # ---- after the fold --------------------------------------------------------------------------

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from coordinator.row_digests import seal
-from federated.errors import StoreError
+from federated.errors import StoreError, explain_os_errors
 
 __all__ = ["SCHEMA", "WINDOW", "ChangeNorm", "TrustTables"]
 
@@ -53,20 +53,15 @@ class TrustTables:
         """Write norms, replacing those of the same update, and delete those that are too old for
         any bound.
         """
-        rows = [(one.round, one.agent, one.submodel, one.kind, one.norm) for one in norms]
-        try:
-            with self._database:
-                self._database.executemany(
-                    "INSERT OR REPLACE INTO norms VALUES (?, ?, ?, ?, ?)", rows
-                )
-                if rows:
-                    self._database.execute(
-                        "DELETE FROM norms WHERE round < ?",
-                        (max(row[0] for row in rows) - 2 * WINDOW,),
-                    )
-                    seal(self._database, "norms")
-        except sqlite3.Error as error:
-            raise StoreError(f"cannot write the norms of updates: {error}") from error
+        rows = [astuple(one) for one in norms]
+        if not rows:
+            return
+        problem = "cannot write the norms of updates"
+        with explain_os_errors(StoreError, problem, sqlite3.Error), self._database:
+            self._database.executemany("INSERT OR REPLACE INTO norms VALUES (?, ?, ?, ?, ?)", rows)
+            oldest = max(row[0] for row in rows) - 2 * WINDOW
+            self._database.execute("DELETE FROM norms WHERE round < ?", (oldest,))
+            seal(self._database, "norms")
 
     def read_norms(self, round: int) -> list[ChangeNorm]:
         """Read the norms that bound a round's updates: those of the rounds before it."""
@@ -81,16 +76,14 @@ class TrustTables:
         """Write the privacy cost of a result before anyone sees it. A round that ends twice costs
         twice. costs: by agent.
         """
-        try:
-            with self._database:
-                (last,) = self._database.execute(
-                    "SELECT COALESCE(MAX(release), 0) FROM releases"
-                ).fetchone()
-                rows = [(last + 1, round, agent, cost) for agent, cost in costs.items()]
-                self._database.executemany("INSERT INTO releases VALUES (?, ?, ?, ?)", rows)
-                seal(self._database, "releases", last + 1)
-        except sqlite3.Error as error:
-            raise StoreError(f"cannot write the privacy cost of round {round}: {error}") from error
+        problem = f"cannot write the privacy cost of round {round}"
+        with explain_os_errors(StoreError, problem, sqlite3.Error), self._database:
+            (last,) = self._database.execute(
+                "SELECT COALESCE(MAX(release), 0) FROM releases"
+            ).fetchone()
+            rows = [(last + 1, round, agent, cost) for agent, cost in costs.items()]
+            self._database.executemany("INSERT INTO releases VALUES (?, ?, ?, ?)", rows)
+            seal(self._database, "releases", last + 1)
 
     def read_costs(self) -> dict[str, float]:
         """Read the sum of each agent's costs over all results so far."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sqlite3
@@ -20,12 +19,12 @@ from coordinator.row_digests import find_damage
 from coordinator.settings.config import read_tables
 from coordinator.store import folder_check, run_lock
 from coordinator.store.database import open_database
-from coordinator.store.file_digests import find_problem
 from coordinator.store.journal_records import FRAME, split_records, unpack_plainly
+from coordinator.store.run_files import find_problem, update_path
 from coordinator.store.run_folders import DATABASE, missing_run
 from coordinator.store.run_records import RunRecords
-from coordinator.store.spool_files import update_path
-from federated.errors import StoreError
+from export import bundle
+from federated.errors import ExportError, StoreError
 from federated.runtime.units import format_count
 from federated.runtime.write_ahead_log import LogDamage, find_log_damage
 from federated.safe_text import make_safe
@@ -34,7 +33,7 @@ from federated.wire.topics import VERSION
 
 __all__ = ["check_run", "render_check"]
 
-MANIFEST = "manifest.json"
+
 BACKUP = "restore it from a backup"
 RELEASE_AGAIN = "restore it from a backup, or release the round again"
 
@@ -250,27 +249,15 @@ def check_releases(folder: Path) -> Iterator[Finding]:
 
 def check_release(folder: Path) -> Iterator[Finding]:
     """Yield findings on the manifest of a release and on the files that it lists."""
-    place = f"{folder.parent.name}/{folder.name}"
+    place, listed = f"{folder.parent.name}/{folder.name}", set[bundle.File]()
     try:
-        data = (folder / MANIFEST).read_bytes()
-    except OSError as error:
-        yield Finding(f"{place}/{MANIFEST}", f"cannot be read: {error.strerror}", RELEASE_AGAIN)
-        return
-    if hashlib.sha256(data).hexdigest()[: len(folder.name)] != folder.name:
-        problem = "is damaged: its sha256 is not the version's"
-        yield Finding(f"{place}/{MANIFEST}", problem, RELEASE_AGAIN)
-        return
-    yield Finding(f"{place}/{MANIFEST}")
-    for name, digest in sorted(list_files(msgspec.json.decode(data))):
-        yield Finding(f"{place}/{name}", find_problem(folder / name, digest), RELEASE_AGAIN)
-
-
-def list_files(value: Any) -> set[tuple[str, str]]:
-    """Return the names and digests of the files in a manifest, whose digest was checked."""
-    if isinstance(value, list):
-        return set().union(*map(list_files, value))
-    if not isinstance(value, dict):
-        return set()
-    if value.keys() >= {"name", "size", "sha256"}:
-        return {(value["name"], value["sha256"])}
-    return set().union(*map(list_files, value.values()))
+        intact = bundle.read_version(folder) == folder.name
+        problem = "" if intact else "is damaged: its sha256 is not the version's"
+        if intact:
+            listed = set(bundle.list_files(bundle.read_manifest(folder)))
+    except ExportError as error:
+        problem = f"cannot be read: {error}"
+    yield Finding(f"{place}/{bundle.MANIFEST}", problem, RELEASE_AGAIN)
+    for file in sorted(listed, key=lambda file: file.name):
+        problem = find_problem(folder / file.name, file.sha256)
+        yield Finding(f"{place}/{file.name}", problem, RELEASE_AGAIN)

@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from federated.errors import StoreError
+from federated.errors import StoreError, explain_os_errors
 from federated.runtime.logs import EVENTS
 from federated.safe_text import make_safe
 
@@ -160,10 +160,8 @@ def parse_event(line: str | bytes) -> dict[str, Any] | None:
 
 
 def open_log(file: Path) -> BinaryIO:
-    try:
+    with explain_os_errors(StoreError, str(file)):
         return file.open("rb")
-    except OSError as error:
-        raise StoreError(f"{file}: {error.strerror}") from error
 
 
 def is_rotated(handle: int, file: Path) -> bool:

@@ -14,7 +14,7 @@ from coordinator.simulate import plots
 from coordinator.store.run_folders import find_current_run
 from coordinator.store.run_records import RunRecords, open_records
 from coordinator.store.training_counts import count_by_round, mark_scores
-from federated.errors import StoreError
+from federated.errors import StoreError, explain_os_errors
 
 __all__ = ["plot_run", "render_plots"]
 
@@ -34,12 +34,9 @@ def plot_run(name: str | None, runs: Path, out: Path | None) -> dict[str, Any]:
         if not records.rounds_done:
             raise StoreError(f"run '{run}' has no finished round: plot it after its first round")
         folder = out or Path("results") / run
-        try:
+        with explain_os_errors(StoreError, f"cannot write plots to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             skipped = draw_plots(folder, records)
-        except OSError as error:
-            reason = error.strerror or error
-            raise StoreError(f"cannot write plots to {folder}: {reason}") from error
     names = ("accuracy", "bytes", "times", "assignment")
     files = [str(folder / f"{one}.png") for one in names if one not in skipped]
     return {"run": run, "files": files, "skipped": skipped}

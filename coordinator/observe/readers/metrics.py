@@ -19,7 +19,7 @@ from coordinator.observe.readers.now import measure_load
 from coordinator.observe.readers.reader import ReaderContext
 from coordinator.observe.records import RoundRecord
 from coordinator.settings.services import Metrics
-from federated.errors import ConfigError, LinkError, MissingExtra
+from federated.errors import ConfigError, LinkError, explain_os_errors, require_extra
 from federated.runtime import files as disk
 from federated.runtime.listen_address import parse_listen_address
 
@@ -213,7 +213,7 @@ class MetricsServer:
         listen = parse_listen_address(wanted.listen, "metrics.listen", "127.0.0.1:9464")
         host, port = listen.host, listen.port
         tls = make_tls_context(wanted, local=listen.local)
-        try:
+        with require_extra("--metrics", "coordinator"):
             from prometheus_client import (
                 CollectorRegistry,
                 PlatformCollector,
@@ -222,9 +222,6 @@ class MetricsServer:
             )
 
             from federated.runtime.web_server import Limits, WebServer
-        except ModuleNotFoundError as error:
-            package = (error.name or "prometheus-client").replace("_", "-")
-            raise MissingExtra("--metrics", "coordinator", package) from None
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -235,14 +232,10 @@ class MetricsServer:
             per_address=MAX_PER_ADDRESS,
             requests=MAX_REQUESTS,
         )
-        try:
-            app = make_asgi_app(self.registry)
+        app, problem = make_asgi_app(self.registry), f"metrics cannot be served at {wanted.listen}"
+        remedy = "choose another port with --metrics"
+        with explain_os_errors(LinkError, problem, remedy=remedy):
             self._server = WebServer(app, (host, port), limits, tls=tls)
-        except OSError as error:
-            raise LinkError(
-                f"metrics cannot be served at {wanted.listen}: "
-                f"{error.strerror or error}; choose another port with --metrics"
-            ) from error
         shown, scheme = f"[{host}]" if ":" in host else host, "https" if tls else "http"
         self.address = f"{scheme}://{shown}:{self._server.port}/metrics"
 
@@ -263,13 +256,10 @@ def make_tls_context(wanted: Metrics, *, local: bool) -> ssl.SSLContext | None:
         raise ConfigError(f"metrics: the file {missing[0]} does not exist")
     if not all(files):
         return None
-    try:
+    problem = "metrics: the certificate, its key and the authority do not match"
+    with explain_os_errors(ConfigError, problem):  # SSLError is an OSError
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=wanted.ca)
         context.load_cert_chain(wanted.certificate, wanted.key)
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(
-            f"metrics: the certificate, its key and the authority do not match: {error}"
-        ) from error
     context.verify_mode = ssl.CERT_REQUIRED
     disk.warn_if_public(Path(wanted.key), "the key of the metrics' certificate")
     return context

@@ -19,7 +19,7 @@ from coordinator.observe.events import Event, Publish, RoundEnded, RunEnded
 from coordinator.observe.readers.reader import ReaderContext, round_scalars
 from coordinator.observe.records import RoundRecord
 from coordinator.settings.config import Config, to_json
-from federated.errors import ConfigError, MissingExtra
+from federated.errors import ConfigError, require_extra
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -46,10 +46,8 @@ def track_with_mlflow(context: ReaderContext) -> Publish:
         raise ConfigError(
             f"the reader 'mlflow' has no server: set {ADDRESS}, such as http://localhost:5000"
         )
-    try:
+    with require_extra("the reader 'mlflow'", "mlflow", "mlflow-skinny"):
         from mlflow import MlflowClient
-    except ModuleNotFoundError:
-        raise MissingExtra("the reader 'mlflow'", "mlflow", "mlflow-skinny") from None
     events = queue.SimpleQueue[RoundEnded | RunEnded]()
     given = (MlflowClient(), context.config, context.folder / FILE, events)
     sender = threading.Thread(target=send, args=given, name="mlflow", daemon=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from coordinator.observe.events import Event, Publish, RoundEnded, RunEnded
 from coordinator.observe.readers.reader import ReaderContext, round_scalars
-from federated.errors import MissingExtra
+from federated.errors import require_extra
 
 __all__ = ["FOLDER", "write_tensorboard"]
 
@@ -16,10 +16,8 @@ FOLDER = "tensorboard"
 
 def write_tensorboard(context: ReaderContext) -> Publish:
     """Make a reader that writes each finished round. Raises MissingExtra."""
-    try:
+    with require_extra("the reader 'tensorboard'", "tensorboard", "tensorboardX"):
         from tensorboardX import SummaryWriter
-    except ModuleNotFoundError:
-        raise MissingExtra("the reader 'tensorboard'", "tensorboard", "tensorboardX") from None
     writer = SummaryWriter(str(context.folder / FOLDER))
 
     def read(event: Event) -> None:

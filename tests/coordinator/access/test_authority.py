@@ -123,7 +123,7 @@ def test_a_token_expires_and_is_replaced_by_a_later_one(authority: Authority) ->
     second = authority.invite("a", "localhost", 8884, 60)
     with pytest.raises(Refused, match="unknown token"):
         authority.enrol(first.secret, sign_request("a", KEY))
-    with pytest.raises(Refused, match=r"expired 40 s ago.*coordinator enroll a"):
+    with pytest.raises(Refused, match=r"expired at .* UTC.*coordinator enroll a"):
         authority.enrol(second.secret, sign_request("a", KEY), now=now + 100.5)
 
 

@@ -113,7 +113,7 @@ def test_a_damaged_earlier_checkpoint_is_not_used(tmp_path: Path) -> None:
     flip(make_run(tmp_path, 3) / "round-000002.safetensors")
     store = Store.open(tmp_path, "r")
     assert store.rounds_done == 3
-    with pytest.raises(StoreError, match=r"round-000002.safetensors, which a late update"):
+    with pytest.raises(StoreError, match=r"round-000002.safetensors of a late update"):
         store.read_checkpoint(2)
     store.close()
 

@@ -23,8 +23,7 @@ from coordinator.assign.offers import Bounds, Offer
 from coordinator.assign.standing import Setback, Standing
 from coordinator.observe.records import Entry, Folded, RoundRecord
 from coordinator.round import round_events as on
-from coordinator.round.plan import RoundPlan
-from coordinator.round.round import Round
+from coordinator.round.round import Round, RoundPlan
 from coordinator.round.round_events import RoundEvent
 from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned, Spare

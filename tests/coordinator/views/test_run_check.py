@@ -19,7 +19,7 @@ from coordinator.round import round_events as on
 from coordinator.round.round import Round
 from coordinator.store.database import Facts
 from coordinator.store.journal import Base
-from coordinator.store.spool_files import update_path
+from coordinator.store.run_files import update_path
 from coordinator.store.store import Store
 from federated.engine.aggregate import Total
 from federated.errors import StoreError

@@ -1,15 +1,30 @@
-"""Names of the files in a run's spool. Torch-free."""
+"""Files in a run's folder: their digests, and where received updates lie. Torch-free."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
 
+from federated.errors import describe_os_error
+from federated.runtime.files import sha256
 from federated.task import Key
 
-__all__ = ["TEMPORARY", "name_file", "update_path"]
+__all__ = ["TEMPORARY", "find_problem", "name_file", "update_path"]
 
 TEMPORARY = "now"  # folder of the spool for updates that are not kept once they are folded
+
+
+def find_problem(path: Path, digest: str) -> str:
+    """Return why a file is not the one with this sha256, in words that follow its name; empty if it
+    is.
+    """
+    try:
+        found = sha256(path)
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {describe_os_error(error)}"
+    return "" if found == digest else f"is damaged: expected sha256 {digest}, found {found}"
 
 
 def update_path(spool: Path, key: Key) -> Path:

@@ -1,0 +1,53 @@
+"""Files of tensors, in the format safetensors: checkpoints and totals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from coordinator.store.run_files import find_problem
+from federated.errors import StoreError, explain_os_errors
+from federated.runtime.files import sha256, sync
+
+__all__ = ["read_tensors", "write_tensors"]
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
+    """Write tensors and texts to a file, durably and completely or not at all, and return its
+    sha256. Raises OSError.
+    """
+    part = path.with_suffix(".part")
+    try:
+        save_file({name: value.contiguous() for name, value in tensors.items()}, part, dict(texts))
+        sync(part)
+        digest = sha256(part)
+        part.replace(path)
+        sync(path.parent)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    finally:
+        part.unlink(missing_ok=True)  # frees the space on a full disk
+    return digest
+
+
+def read_tensors(
+    path: Path, digest: str, what: str, remedy: str = ""
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of the file with this sha256, memory-mapped, and its texts. Raises
+    StoreError.
+
+    what: names the file in errors. remedy: for a damaged file.
+    """
+    if problem := find_problem(path, digest):
+        raise StoreError(f"{what} {problem}{remedy}")
+    with (
+        explain_os_errors(StoreError, f"cannot read {what}", SafetensorError),
+        safe_open(path, framework="pt") as file,
+    ):
+        # `file` is not a mapping
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return tensors, file.metadata() or {}
