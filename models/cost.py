@@ -1,5 +1,6 @@
 """Count what a submodel costs: parameters, multiply-adds, activations and memory; and find the
-layers that may have parallel branches. Everything runs on the meta device, without values.
+layers that may have parallel branches. Everything runs on the meta device, without values, except
+for a network whose forward pass depends on values.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.families.catalogue import build, example, parameters
+from models.families.catalogue import parameters, rehearsal
 from models.layers.branches import Branch, Linears, available_branches, output_features, spatial
 from models.pass_work import work
 from models.shape_cache import ShapeCache
@@ -52,11 +53,12 @@ def branchable_layers(
     """
     found: dict[str, tuple[nn.Module, int, int]] = {}
     with torch.random.fork_rng(devices=[]):
-        net = build(submodel, "meta").train()
+        net, x = rehearsal(submodel, BATCH)
+        net.train()
         for name, layer in find_candidates(net).items():
             layer.register_forward_hook(partial(record_call, found, name), with_kwargs=True)
         with torch.enable_grad():
-            net(example(submodel.network, BATCH, "meta"))
+            net(x)
     chosen = {name: row for name, row in found.items() if spatial(row[0])} or found
     made = {
         name: BranchableLayer(
@@ -189,11 +191,9 @@ def count_macs(submodel: Submodel) -> tuple[int, int, int, int]:
     """Return, per example, the multiply-adds of inference, of training's forward pass and of all of
     training, and the floats saved for backward.
     """
-    net = build(submodel, "meta").train()
-    x, exits = (
-        example(submodel.network, BATCH, "meta"),
-        any(name.startswith("exits") for name in submodel.features),
-    )
+    net, x = rehearsal(submodel, BATCH)
+    net.train()
+    exits = any(name.startswith("exits") for name in submodel.features)
     with ShapeCache(), counter() as training:
         outs, sizes = run_forward(net, x, exits=exits)
         inference = forward = training.get_total_flops()

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.families.catalogue import build, example
+from models.families.catalogue import rehearsal
 from models.shape_cache import ShapeCache
 from models.submodel import Objective, Submodel
 
@@ -65,11 +65,9 @@ def work(submodel: Submodel, batch: int, *, training: bool = True) -> Work:
 
     A training step is counted for at least two examples, since batch norm needs a variance.
     """
-    net = build(submodel, "meta").train(training)
-    x, exits = (
-        example(submodel.network, max(2, batch) if training else batch, "meta"),
-        any(f.startswith("exits") for f in submodel.features),
-    )
+    net, x = rehearsal(submodel, max(2, batch) if training else batch)
+    net.train(training)
+    exits = any(f.startswith("exits") for f in submodel.features)
     log = OperationLog([*net.parameters(), *net.buffers(), x])
     with FlashAttention(), ShapeCache(), log, nullcontext() if training else torch.no_grad():
         # `exits` is a method, unknown to Module's type

@@ -41,13 +41,11 @@ class ShapeCache(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 recreate, self.known[key], is_leaf=lambda value: isinstance(value, TensorSpec)
             )
         out = func(*args, **kwargs)
+        made = [value for value in tree_leaves(out) if isinstance(value, Tensor)]
         given = {value.untyped_storage()._cdata for value in leaves if isinstance(value, Tensor)}
-        if not any(
-            isinstance(value, Tensor) and value.untyped_storage()._cdata in given
-            for value in tree_leaves(out)
-        ):
+        if all(value.is_meta and value.untyped_storage()._cdata not in given for value in made):
             # A result that shares storage with an input is not cached: the operation works in place
-            # or returns a view.
+            # or returns a view. One that has values is not, either.
             self.known[key] = tree_map(describe, out)
         return out
 

@@ -53,6 +53,7 @@ __all__ = [
     "normalising",
     "parameters",
     "probes",
+    "rehearsal",
     "shapes",
     "statistics",
 ]
@@ -209,12 +210,11 @@ def check_values(made: Network, target: Target) -> None:
 
 
 def check_flow(made: Network) -> None:
-    """Check that examples pass through the whole network, on the meta device, where nothing is
-    computed.
-    """
-    net = build(full(made), "meta").eval()
+    """Check that examples pass through the whole network."""
     try:
-        out = net(example(made, 2, "meta"))
+        net, x = rehearsal(full(made), 2)
+        with torch.no_grad():
+            out = net.eval()(x)
     except Exception as error:  # a user's network can raise anything
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
@@ -231,6 +231,30 @@ def check_flow(made: Network) -> None:
             f"{made.family}: from 2 examples of shape {made.inputs} it makes "
             f"{tuple(out.shape)}; expected {wanted}"
         )
+
+
+@lru_cache(maxsize=64)
+def rehearsal_device(made: Network) -> str:
+    """Return the device on which to find out shapes: "meta", where nothing is computed, or "cpu"
+    for a user's network whose forward pass depends on values.
+    """
+    if ":" not in made.family:
+        return "meta"
+    try:
+        with torch.no_grad():
+            build(full(made), "meta").eval()(example(made, 2, "meta"))
+    except Exception:  # a user's network can raise anything; what fails on both is reported later
+        return "cpu"
+    return "meta"
+
+
+def rehearsal(submodel: Submodel, batch: int) -> tuple[nn.Module, Tensor]:
+    """Return a module and a batch of zeros to find out the shapes of its tensors. torch's random
+    state does not change.
+    """
+    device = rehearsal_device(submodel.network)
+    with torch.random.fork_rng(devices=[]):
+        return build(submodel, device), example(submodel.network, batch, device)
 
 
 def example(made: Network, batch: int, device: str = "cpu") -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 
@@ -42,12 +43,12 @@ def count_outputs(name: str, inputs: tuple[int, ...]) -> int:
     net = OBJECTS.get(strip_module(name))
     if not isinstance(net, GivenNetwork):
         return 0
-    try:
-        with torch.no_grad():
-            out = copy.deepcopy(net.empty).eval()(torch.zeros((2, *inputs), device="meta"))
-        return int(out.shape[1])
-    except Exception:  # a user's network can raise anything
-        return 2
+    for module, device in ((net.empty, "meta"), (net.net, "cpu")):
+        # a user's network can raise anything, on the meta device also because it reads values
+        with torch.no_grad(), contextlib.suppress(Exception):
+            out = copy.deepcopy(module).eval()(torch.zeros((2, *inputs), device=device))
+            return int(out.shape[1])
+    return 2
 
 
 def return_network(name: str, net: nn.Module) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from federated.training.objective import run_exits
-from models.families.catalogue import build, example, find_labelled, normalising, shapes
+from models.families.catalogue import find_labelled, normalising, rehearsal, shapes
 from models.submodel import Submodel
 
 __all__ = ["FAR", "OPERATIONS", "Graph", "Role", "Slot", "read_graph", "scale_factor"]
@@ -122,7 +122,8 @@ def read_graph(submodel: Submodel) -> Graph:
     """Return the graph of a submodel in training. Raise whatever its forward pass raises."""
     if submodel.owner:
         return read_graph(submodel.unowned)
-    flow = trace(build(submodel, "meta").train(), submodel)
+    net, x = rehearsal(submodel, 2)
+    flow = trace(net.train(), submodel, x)
     known = shapes(submodel)
     # tensors of no operation are never trained, but still sent
     for name in known.keys() - flow.owner.keys():
@@ -173,9 +174,8 @@ def scale_factor(shape: Sequence[int], outputs: int = 1) -> float:
     return math.sqrt((1 if alone else 2) / math.prod(shape[outputs:]))
 
 
-def trace(net: nn.Module, submodel: Submodel) -> Flow:
+def trace(net: nn.Module, submodel: Submodel, x: Tensor) -> Flow:
     """Follow autograd's records from the inputs to every exit."""
-    x = example(submodel.network, 2, "meta")
     if x.is_floating_point():
         x.requires_grad_()
     outs = run_exits(net, submodel, x)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from export.onnx_export import export, predict
 from export.verify import load
+from models.cost import cost
 from models.families.catalogue import (
     address,
     build,
@@ -24,6 +25,7 @@ from models.families.catalogue import (
     shapes,
 )
 from models.layers.basic import Scaler
+from models.pass_work import work
 from models.submodel import Submodel, scale_count
 from tests.support.federation import Member, digits, federate
 from tests.support.own import Named, Recurrent, at, cnn, run_passes, sizes
@@ -88,6 +90,30 @@ def test_unnarrowable_network_gives_a_reason_and_runs_whole(
         ValueError,
         match=f"{why}.*; make .* submodel.width, or set method.widths = \\[1.0\\]",
     ):
+        menu(made, (0.5, 1.0), (1,))
+
+
+class Reading(nn.Module):
+    """Chooses between two layers by the values of its input, as PyTorch's meta device cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dark, self.bright = nn.Linear(64, 8), nn.Linear(64, 8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.head(self.bright(x) if x.mean() > 0.5 else self.dark(x))  # type: ignore[no-any-return]
+
+
+def test_network_that_branches_on_values_is_counted_and_runs_whole(named: Named) -> None:
+    """Zeros take the dark layer: 64 x 8 + 8 x 10 multiply-adds per example."""
+    made = named(Reading)
+    net = build(full(made))
+    assert net(torch.ones(3, 1, 8, 8)).shape == (3, 10)
+    assert cost(full(made)).macs == 592
+    assert work(full(made), 4).calls > 2
+    with pytest.raises(ValueError, match=r"torch.fx cannot follow its forward pass"):
         menu(made, (0.5, 1.0), (1,))
 
 
