@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -324,10 +323,10 @@ def test_a_training_process_sends_the_update_that_one_without_a_gpu_sends(
 @pytest.mark.beside
 def test_an_agent_measures_its_gpu(worker: Worker) -> None:
     card = messages.Run("r", "fedavg", "preresnet", NET, (SMALL, WHOLE), 32, "s")
-    found = worker.measure(msgspec.to_builtins(card), fresh=True)
-    assert found["runtime"].endswith(" cuda")
-    assert 0 < found["memory"] <= torch.cuda.get_device_properties(0).total_memory
-    assert [timing["seconds"] > 0 for timing in found["timings"]] == [True, True]
+    found = worker.measure(card, fresh=True)
+    assert found.runtime.endswith(" cuda")
+    assert 0 < found.memory <= torch.cuda.get_device_properties(0).total_memory
+    assert [timing.seconds > 0 for timing in found.timings] == [True, True]
 
 
 @pytest.mark.processes

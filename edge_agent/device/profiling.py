@@ -20,17 +20,16 @@ from edge_agent.device.measurement_cache import MeasurementCache, surroundings
 from federated.data.dataset import explain_misfit
 from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError, DataError
-from federated.task import Board, Card, Timing
+from federated.task import MAX_CAPABILITIES, MAX_CODECS, Board, Card, Profile, Timing
+from federated.wire.codecs.catalogue import codec_names
 from federated.wire.messages import Run
 from models.submodel import Submodel
 
 __all__ = [
-    "DeviceFacts",
-    "MeasuredProfile",
     "TimingSite",
     "best_threads",
+    "describe_device",
     "measure_profile",
-    "read_facts",
     "time_step",
     "time_submodels",
     "timing_key",
@@ -42,58 +41,49 @@ WINDOW = 0.3  # seconds per window: many scheduling periods, so that a fraction 
 STEPS = 2  # minimum steps per window
 
 
-@dataclass(frozen=True)
-class DeviceFacts:
-    """Properties of a device that need no measurement; fields as in `federated.task.Profile`."""
-
-    host: str
-    system: str
-    cpus: float
-    memory: int
-    runtime: str
-    board: Board
-
-
-@dataclass(frozen=True)
-class MeasuredProfile:
-    """A profile without the parts that only the link and the owner know; fields as in
-    `federated.task.Profile`.
-    """
-
-    seen: DeviceFacts
-    data: Card
-    timings: tuple[Timing, ...]
-    survey: Mapping[str, Any]
-
-
 class InsufficientMemory(Exception):
     """A submodel cannot be timed in the free memory; the text says how much it needs."""
 
 
-def read_facts(limits: Limits, trainer: Trainer) -> DeviceFacts:
-    """Describe this process's device under its limits. A GPU that shares the processor's memory
-    shares its budget.
+def describe_device(agent: str, data: Card, limits: Limits, trainer: Trainer) -> Profile:
+    """Return the parts of a profile that need neither a measurement nor a link.
+
+    agent: name of the agent
     """
-    board, memory = read_board(), available_memory(limits)
-    if trainer.accelerator is not None:
-        own = trainer.accelerator.free()
-        memory = min(own, memory) if board.shared else own
-    system = f"{platform.system()} {platform.machine()}"
-    return DeviceFacts(
+    board = read_board()
+    return Profile(
+        agent,
         platform.node(),
-        system,
+        f"{platform.system()} {platform.machine()}",
         available_cpus(limits),
-        memory,
-        trainer.runtime,
-        board,
+        free_memory(limits, trainer, board),
+        uplink=0.0,
+        chunk=0,
+        runtime=trainer.runtime,
+        data=data,
+        timings=(),
+        board=board,
+        codecs=codec_names()[:MAX_CODECS],
+        capabilities=tuple(sorted(trainer.capabilities))[:MAX_CAPABILITIES],
     )
 
 
+def free_memory(limits: Limits, trainer: Trainer, board: Board) -> int:
+    """Return the bytes that training may use. A GPU that shares the processor's memory shares its
+    budget.
+    """
+    memory = available_memory(limits)
+    if trainer.accelerator is None:
+        return memory
+    own = trainer.accelerator.free()
+    return min(own, memory) if board.shared else own
+
+
 def measure_profile(
-    run: Run, data: Any, limits: Limits, trainer: Trainer, *, fresh: bool = False
-) -> MeasuredProfile:
-    """Measure this process on its own data with the submodels that the run wants timed, and set
-    its number of threads.
+    agent: str, run: Run, data: Any, limits: Limits, trainer: Trainer, *, fresh: bool = False
+) -> Profile:
+    """Describe this process's device, time the submodels that the run names on its own data, and
+    set the number of threads.
 
     fresh: ignore cached timings
     DataError: the data do not fit the run's network. ConfigError: no submodel fits the memory.
@@ -106,8 +96,8 @@ def measure_profile(
     timings: tuple[Timing, ...] = ()
     if run.calibration:
         _, timings = time_submodels(run.calibration, run.batch, data, site)
-    seen = read_facts(limits, trainer)
-    return MeasuredProfile(seen, card, timings, trainer.survey(run, data, seen.memory))
+    profile = describe_device(agent, card, limits, trainer)
+    return replace(profile, timings=timings, survey=trainer.survey(run, data, profile.memory))
 
 
 @dataclass(frozen=True)
@@ -235,7 +225,7 @@ def _measure(
 def _within(submodel: Submodel, batch: int, site: TimingSite, take: Callable[[], float]) -> float:
     """Run `take` if the submodel's training fits the free memory. Raises InsufficientMemory."""
     needed = site.trainer.training_memory(submodel, batch)
-    free = read_facts(site.limits, site.trainer).memory
+    free = free_memory(site.limits, site.trainer, read_board())
     what = (
         f"{submodel.name} at batch {batch} needs about {needed / 1e6:.0f} MB to train, but only "
         f"{free / 1e6:.0f} MB are free"

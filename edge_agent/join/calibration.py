@@ -6,8 +6,7 @@ examples of the family's usual kind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ import numpy as np
 
 from edge_agent.device.measurement_cache import MeasurementCache, surroundings
 from edge_agent.device.profiling import TimingSite, time_submodels, timing_key
-from edge_agent.join.training_worker import Job
+from edge_agent.join.training_worker import Calibrated, Job, Order
 from export.latency import measure_latency
 from federated.data.dataset import Dataset
-from federated.device.profile_file import Circumstances, Runtime
+from federated.device.profile_file import Calibration
 from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError
 from federated.runtime.plugins import unknown
@@ -28,8 +27,6 @@ from models.families.catalogue import KIND, build, network, probes
 from models.submodel import Network, Submodel, Target
 
 __all__ = [
-    "Calibrated",
-    "Order",
     "build_network",
     "calibrate",
     "draw_examples",
@@ -47,43 +44,6 @@ DEEPEST = 10**6  # blocks: more than any section has, so all of them
 RUNS, SECONDS = 30, 0.5  # least number and least seconds of predictions that are timed per graph
 
 
-@dataclass(frozen=True)
-class Order:
-    """A calibration to perform.
-
-    model: a family, a family and a preset, or the owner's `module:function`.
-    batch: examples of a training step.
-    threads: 0 finds the best number.
-    files: paths of exported submodels by name, for runtime onnx.
-    fresh: ignore cached timings.
-    """
-
-    model: str
-    runtime: Runtime
-    batch: int
-    threads: int = 0
-    files: Mapping[str, str] = field(default_factory=dict)
-    fresh: bool = False
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """The result of a calibration.
-
-    taken: number of timings that were measured now; the others are cached.
-    missing: submodels to export first, because their time is not cached; `timings` is then empty.
-    dtype: of the examples that the exported graphs must take.
-    """
-
-    family: str
-    threads: int
-    timings: tuple[Timing, ...]
-    circumstances: Circumstances
-    taken: int = 0
-    missing: tuple[Submodel, ...] = ()
-    dtype: str = ""
-
-
 def calibrate(job: Job, data: Any, order: Order, trainer: Trainer) -> Calibrated:
     """Time the submodels that `select_probes` returns. data: the device's own, or None. Raises
     Unknown for an unknown model, ConfigError.
@@ -96,7 +56,8 @@ def calibrate(job: Job, data: Any, order: Order, trainer: Trainer) -> Calibrated
         threads, timings = time_submodels(
             select_probes(net), order.batch, data, site, order.threads
         )
-        return Calibrated(net.family, threads, timings, cache.circumstances, cache.taken)
+        calibration = Calibration(net.family, "torch", "train", threads, timings)
+        return Calibrated(calibration, cache.circumstances, cache.taken)
     return _time_graphs(net, data, order, cache)
 
 
@@ -154,15 +115,9 @@ def _time_graphs(net: Network, data: Dataset, order: Order, cache: MeasurementCa
             missing.append(submodel)
         else:
             timings.append(Timing(submodel, 1, seconds))
-    return Calibrated(
-        net.family,
-        threads,
-        () if missing else tuple(timings),
-        cache.circumstances,
-        cache.taken,
-        tuple(missing),
-        dtype,
-    )
+    done = () if missing else tuple(timings)
+    calibration = Calibration(net.family, "onnx", "infer", threads, done)
+    return Calibrated(calibration, cache.circumstances, cache.taken, tuple(missing), dtype)
 
 
 def _time_graph(path: str, x: Any, threads: int) -> float:

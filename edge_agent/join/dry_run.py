@@ -18,7 +18,7 @@ import msgspec
 from edge_agent.join.participation import find_run
 from edge_agent.join.permission import find_method, load_own
 from edge_agent.join.training_worker import Job, Worker
-from federated.task import Card, Profile, Task, Update, Work
+from federated.task import Card, Task, Update, Work
 from federated.wire import messages, tensors
 from federated.wire.codecs.catalogue import codec
 from federated.wire.codecs.codec import decode_update
@@ -52,10 +52,9 @@ def perform_dry_run(job: Job, broker: str | None, run: str | None, *, as_json: b
         card = worker.load()
         load_own(job)
         target = _find_run(broker, run, card, job)
-        measured = worker.measure(msgspec.to_builtins(target))
+        profile = worker.measure(target)
         updates = _make_updates(worker, job, target)
     session = secrets.token_hex(8)
-    profile = msgspec.convert({**measured, "agent": job.name, "uplink": 0.0, "chunk": 0}, Profile)
     loss = updates["train"]["header"]["notes"]["loss"]
     sent = {
         "profile": msgspec.to_builtins(profile),

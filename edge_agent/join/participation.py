@@ -15,10 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import msgspec
 
 from edge_agent.device import state_folder
 from edge_agent.device.conditions import Conditions
@@ -164,7 +162,7 @@ def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) ->
         spool = stack.enter_context(closing(_open_spool(request, run, stack, say)))
         link = stack.enter_context(closing(_open_link(request, run, session)))
         equipment = Equipment(
-            lambda card: measure_device(worker, card, link, job.name, say, fresh=request.fresh),
+            lambda card: measure_device(worker, card, link, say, fresh=request.fresh),
             worker,
             spool,
             conditions,
@@ -245,29 +243,26 @@ def remeasure(participant: Participant, worker: Worker, watch: Watch, say: Say) 
         return
     say(f"measuring again: {reason}")
     try:
-        measured = worker.measure(msgspec.to_builtins(participant.run), fresh=watch.fresh)
+        measured = worker.measure(participant.run, fresh=watch.fresh)
     except EspalierError as error:  # the agent continues with the old profile
         log.error("could not measure again: %s", error)
         worker.poll()  # replaces the training process if measuring killed it
     else:
         old = participant.profile
-        link = {"agent": old.agent, "uplink": old.uplink, "chunk": old.chunk}
-        participant.update_profile(msgspec.convert({**measured, **link}, Profile))
+        participant.update_profile(replace(measured, uplink=old.uplink, chunk=old.chunk))
         say(describe_profile(participant.profile))
     watch.reset()
 
 
 def measure_device(
-    worker: Worker, run: messages.Run, link: Link, name: str, say: Say, *, fresh: bool = False
+    worker: Worker, run: messages.Run, link: Link, say: Say, *, fresh: bool = False
 ) -> Profile:
     """Return the whole profile: the worker's measurements of the device, and those of the link."""
     if run.calibration:
         say(f"measuring this device for run '{run.run}'")
-    measured = worker.measure(msgspec.to_builtins(run), fresh=fresh)
-    chunk, uplink = link.probe(topics.probe(run.run, name))
-    profile = msgspec.convert(
-        {**measured, "agent": name, "uplink": uplink, "chunk": chunk}, Profile
-    )
+    measured = worker.measure(run, fresh=fresh)
+    chunk, uplink = link.probe(topics.probe(run.run, measured.agent))
+    profile = replace(measured, uplink=uplink, chunk=chunk)
     say(describe_profile(profile))
     return profile
 

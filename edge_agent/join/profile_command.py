@@ -8,24 +8,32 @@ cached.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from edge_agent.device.board import is_metered, processor_name
 from edge_agent.device.disturbances import BUSY, Heat, measure_load, read_heat
 from edge_agent.device.measurement_cache import versions
-from edge_agent.join.training_worker import Job, Worker
-from federated.device.profile_file import FORMAT, RUNTIMES, Calibration, Circumstances, Sheet, write
+from edge_agent.join.training_worker import Calibrated, Job, Order, Worker
+from federated.device.profile_file import (
+    FORMAT,
+    RUNTIMES,
+    Calibration,
+    Circumstances,
+    Sheet,
+    write,
+)
 from federated.errors import ConfigError, EspalierError, MissingExtra, Unknown
 from federated.runtime.console import Say, handle_sigterm
-from federated.task import Board, Card, Profile
+from federated.runtime.units import format_count
+from federated.task import Profile
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 
@@ -83,12 +91,12 @@ def measure_sheet(job: Job, request: ProfileRequest, say: Say) -> Sheet:
     """
     heat = read_heat()
     with handle_sigterm(), contextlib.closing(Worker(job)) as worker:
-        card = _load(worker)
-        facts = worker.look()
-        for line in describe_device(facts, heat, worker.limits):
+        _load(worker)
+        profile = worker.describe()
+        for line in describe_device(profile, heat, worker.limits):
             say(line)
         chunk, uplink = _measure_uplink(job, request.broker, say)
-        calibrations, circumstances = _calibrate_all(worker, card, request, say)
+        calibrations, circumstances = _calibrate_all(worker, request, say)
     if circumstances.throttled:
         say("the device throttled while it was measured: timings of a hot device are not cached")
     if circumstances.busy >= BUSY:
@@ -96,24 +104,27 @@ def measure_sheet(job: Job, request: ProfileRequest, say: Say) -> Sheet:
             f"other processes used up to {circumstances.busy:.0%} of the processors: measure again "
             "on an idle device (disturbed timings are not cached)"
         )
-    link = {"agent": job.name, "uplink": uplink, "chunk": chunk}
-    profile = msgspec.convert({**facts, **link, "data": asdict(card), "timings": ()}, Profile)
-    taken = datetime.now(UTC).isoformat(timespec="seconds")
     return Sheet(
-        profile, calibrations, circumstances, versions(), job.limits.cpus, job.limits.memory, taken
+        replace(profile, uplink=uplink, chunk=chunk),
+        calibrations,
+        circumstances,
+        versions(),
+        job.limits.cpus,
+        job.limits.memory,
+        datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def _load(worker: Worker) -> Card:
+def _load(worker: Worker) -> None:
     try:
-        return worker.load()
+        worker.load()
     except MissingExtra as error:
         raise MissingExtra("edge-agent profile", error.extra, error.package) from None
 
 
-def describe_device(facts: dict[str, Any], heat: Heat, limits: str) -> list[str]:
+def describe_device(profile: Profile, heat: Heat, limits: str) -> list[str]:
     """Describe a device in lines, before anything is timed."""
-    board = msgspec.convert(facts["board"], Board)
+    board = profile.board
     heat_parts = [f"{heat.celsius:.0f} C"] if heat.celsius is not None else []
     heat_parts += [f"{heat.mhz:.0f} MHz"] if heat.mhz is not None else []
     heat_parts += [
@@ -126,9 +137,9 @@ def describe_device(facts: dict[str, Any], heat: Heat, limits: str) -> list[str]
     used = "load unknown" if load is None else f"other processes use {load:.0%}"
     gpu = f"{board.gpu}{' (shares the memory)' if board.shared else ''}" if board.gpu else "none"
     return [
-        f"board      {board.model or 'unknown'} ({board.kind}), {facts['system']}",
-        f"processor  {processor_name()}: {facts['cpus']:g} usable; limits: {limits}; {used}",
-        f"memory     {facts['memory'] / 1e6:.0f} MB for training",
+        f"board      {board.model or 'unknown'} ({board.kind}), {profile.system}",
+        f"processor  {processor_name()}: {profile.cpus:g} usable; limits: {limits}; {used}",
+        f"memory     {profile.memory / 1e6:.0f} MB for training",
         f"gpu        {gpu}",
         f"heat       {', '.join(heat_parts)}",
         f"power      {board.power or 'unknown'}",
@@ -149,70 +160,53 @@ def _measure_uplink(job: Job, broker: str, say: Say) -> tuple[int, float]:
 
 
 def _calibrate_all(
-    worker: Worker, card: Card, request: ProfileRequest, say: Say
+    worker: Worker, request: ProfileRequest, say: Say
 ) -> tuple[tuple[Calibration, ...], Circumstances]:
     """Calibrate every family with every runtime. A default family that does not fit the data and a
     default runtime that is not installed are skipped.
     """
-    calibrations, conditions = list[Calibration](), list[Circumstances]()
-    errors = list[EspalierError]()
-    for model in request.models or FAMILIES:
-        for runtime in request.runtimes or RUNTIMES:
-            order = {
-                "model": model,
-                "runtime": runtime,
-                "batch": request.batch,
-                "threads": request.threads,
-                "fresh": request.fresh,
-            }
-            try:
-                answer = _calibrate(worker, order)
-            except EspalierError as error:
-                named = request.runtimes if isinstance(error, MissingExtra) else request.models
-                if named or not worker.alive:
-                    raise
-                say(f"{model}, {runtime}: skipped: {error}")
-                errors.append(error)
-                continue
-            calibration = _read_calibration(answer, runtime)
-            say(_describe_calibration(model, calibration, request.batch, known=not answer["taken"]))
-            calibrations.append(calibration)
-            conditions.append(msgspec.convert(answer["circumstances"], Circumstances))
-    if not calibrations:
+    found, errors = list[Calibrated](), list[EspalierError]()
+    pairs = itertools.product(request.models or FAMILIES, request.runtimes or RUNTIMES)
+    for model, runtime in pairs:
+        order = Order(model, runtime, request.batch, request.threads, request.fresh)
+        try:
+            found.append(_calibrate(worker, order))
+        except EspalierError as error:
+            named = request.runtimes if isinstance(error, MissingExtra) else request.models
+            if named or not worker.alive:
+                raise
+            say(f"{model}, {runtime}: skipped: {error}")
+            errors.append(error)
+        else:
+            say(_describe_calibration(order, found[-1]))
+    if not found:
         raise ConfigError(f"no calibration possible: {errors[0]}")
-    return tuple(calibrations), _merge(conditions)
+    return tuple(one.calibration for one in found), _merge([one.circumstances for one in found])
 
 
-def _calibrate(worker: Worker, order: dict[str, Any]) -> dict[str, Any]:
+def _calibrate(worker: Worker, order: Order) -> Calibrated:
     """Calibrate in the worker. Missing graphs are exported here, outside the worker's limits:
     exporting is not part of the measurement.
     """
-    answer = worker.calibrate(order)
-    if not answer["missing"]:
-        return answer
+    found = worker.calibrate(order)
+    if not found.missing:
+        return found
     from edge_agent.join.calibration import export_graphs
-    from models.submodel import Submodel
 
-    missing = msgspec.convert(answer["missing"], list[Submodel])
     with tempfile.TemporaryDirectory(prefix="espalier-") as folder:
-        files = export_graphs(missing, answer["dtype"], Path(folder))
-        return worker.calibrate({**order, "files": files})
+        files = export_graphs(found.missing, found.dtype, Path(folder))
+        return worker.calibrate(replace(order, files=files))
 
 
-def _read_calibration(answer: dict[str, Any], runtime: str) -> Calibration:
-    work = "train" if runtime == "torch" else "infer"
-    facts = {name: answer[name] for name in ("family", "threads", "timings")}
-    return msgspec.convert({**facts, "runtime": runtime, "work": work}, Calibration)
-
-
-def _describe_calibration(model: str, calibration: Calibration, batch: int, *, known: bool) -> str:
-    work = f"training step of {batch}" if calibration.work == "train" else "prediction"
+def _describe_calibration(order: Order, found: Calibrated) -> str:
+    calibration = found.calibration
+    work = f"training step of {order.batch}" if calibration.work == "train" else "prediction"
     times = ", ".join(
         f"{timing.submodel.name} {timing.seconds * 1000:.3g} ms" for timing in calibration.timings
     )
-    threads = f"{calibration.threads} thread{'s' if calibration.threads > 1 else ''}"
-    cached = " (cached)" if known else ""
-    return f"{model}, {calibration.runtime}, {threads}: {work}: {times}{cached}"
+    threads = format_count(calibration.threads, "thread")
+    cached = "" if found.taken else " (cached)"
+    return f"{order.model}, {order.runtime}, {threads}: {work}: {times}{cached}"
 
 
 def _merge(conditions: Sequence[Circumstances]) -> Circumstances:

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,16 @@ import msgspec
 from edge_agent.device.limits import end_with_parent
 from edge_agent.join.permission import check_allowed, check_family, check_run, load_own
 from edge_agent.join.task_gauge import TaskGauge
-from edge_agent.join.training_worker import Channel, Job
+from edge_agent.join.training_worker import Calibrated, Channel, Job, Order
 from federated.device.task_work import carry_out
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
 from federated.runtime import files
 from federated.runtime.compiler_import import defer_compiler
-from federated.task import MAX_CAPABILITIES, MAX_CODECS, Card, Task
+from federated.task import Card, Profile, Task
 from federated.training.execution import Execution, Stopped
 from federated.wire import messages
-from federated.wire.codecs.catalogue import codec_names
 
 __all__ = ["main", "serve"]
 
@@ -51,6 +50,11 @@ class Site:
     trainer: Trainer
     data: Any
 
+    @property
+    def card(self) -> Card:
+        """Description of the data."""
+        return NO_DATA if self.data is None else self.data.card()
+
 
 def serve(channel: Channel) -> None:
     """Receive the job, then answer requests until the agent closes the channel."""
@@ -60,7 +64,7 @@ def serve(channel: Channel) -> None:
         load_own(job)
         trainer.use_threads(job.limits.threads)
         site = Site(job, trainer, data)
-        channel.send({"card": msgspec.to_builtins(data.card() if data is not None else NO_DATA)})
+        channel.send({"answer": msgspec.to_builtins(site.card)})
         gauge = TaskGauge(trainer.accelerator)
         while True:
             message = channel.receive()
@@ -78,7 +82,7 @@ def serve(channel: Channel) -> None:
 def _answer(site: Site, message: dict[str, Any]) -> dict[str, Any]:
     """Answer with the result or the error. This process continues after an error."""
     try:
-        return HANDLERS[message["do"]](site, message)
+        return {"answer": msgspec.to_builtins(HANDLERS[message["do"]](site, message))}
     except EspalierError as error:
         return _encode_error(error)
 
@@ -111,52 +115,37 @@ def _load(job: Job) -> Any:
     )
 
 
-def _measure(site: Site, message: dict[str, Any]) -> dict[str, Any]:
+def _measure(site: Site, message: dict[str, Any]) -> Profile:
     from edge_agent.device.profiling import measure_profile
 
     check_run(site.job, message["run"])
+    run = msgspec.convert(message["run"], messages.Run)
     profile = measure_profile(
-        msgspec.convert(message["run"], messages.Run),
-        site.data,
-        site.job.limits,
-        site.trainer,
-        fresh=message["fresh"],
+        site.job.name, run, site.data, site.job.limits, site.trainer, fresh=message["fresh"]
     )
-    return {
-        **asdict(profile.seen),
-        "data": asdict(profile.data),
-        "timings": [asdict(timing) for timing in profile.timings],
-        "survey": profile.survey,
-        **_describe_site(site),
-    }
+    return replace(profile, labels=site.job.labels)
 
 
-def _look(site: Site, message: dict[str, Any]) -> dict[str, Any]:
-    from edge_agent.device.profiling import read_facts
+def _describe(site: Site, message: dict[str, Any]) -> Profile:
+    from edge_agent.device.profiling import describe_device
 
-    return {**asdict(read_facts(site.job.limits, site.trainer)), **_describe_site(site)}
-
-
-def _describe_site(site: Site) -> dict[str, Any]:
-    """Return the owner's labels and the installed codecs and capabilities, at most as many as a
-    profile may name.
-    """
-    return {
-        "labels": site.job.labels,
-        "codecs": codec_names()[:MAX_CODECS],
-        "capabilities": tuple(sorted(site.trainer.capabilities))[:MAX_CAPABILITIES],
-    }
+    profile = describe_device(site.job.name, site.card, site.job.limits, site.trainer)
+    return replace(profile, labels=site.job.labels)
 
 
-def _calibrate(site: Site, message: dict[str, Any]) -> dict[str, Any]:
-    from edge_agent.join.calibration import Order, calibrate
+def _calibrate(site: Site, message: dict[str, Any]) -> Calibrated:
+    from edge_agent.join.calibration import calibrate
 
     order = msgspec.convert(message["order"], Order)
     check_family(site.job, order.model)
-    return asdict(calibrate(site.job, site.data, order, site.trainer))
+    return calibrate(site.job, site.data, order, site.trainer)
 
 
-HANDLERS = {"calibrate": _calibrate, "look": _look, "measure": _measure}
+HANDLERS: dict[str, Callable[[Site, dict[str, Any]], Calibrated | Profile]] = {
+    "calibrate": _calibrate,
+    "describe": _describe,
+    "measure": _measure,
+}
 
 
 def _perform(

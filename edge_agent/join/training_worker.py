@@ -15,8 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,15 @@ import msgpack
 import msgspec
 
 from edge_agent.device.limits import Limits, ProcessLimiter
+from federated.device.profile_file import Calibration, Circumstances
 from federated.device.task_runner import Outcome
 from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import ConfigError, DataError, EspalierError, MissingExtra, UsageError
-from federated.task import Card, Task
+from federated.task import Card, Profile, Task
+from federated.wire import messages
+from models.submodel import Submodel
 
-__all__ = ["Channel", "Job", "Worker"]
+__all__ = ["Calibrated", "Channel", "Job", "Order", "Worker"]
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,42 @@ class Job:
     codec: str = ""
 
 
+@dataclass(frozen=True)
+class Order:
+    """A calibration to perform.
+
+    model: a family, a family and a preset, or the owner's `module:function`.
+    batch: examples of a training step.
+    threads: 0 finds the best number.
+    fresh: ignore cached timings.
+    files: paths of exported submodels by name, for runtime onnx.
+    """
+
+    model: str
+    runtime: str
+    batch: int
+    threads: int = 0
+    fresh: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The result of a calibration.
+
+    taken: number of timings that were measured now; the others are cached.
+    missing: submodels to export first, because their time is not cached; `calibration` then has no
+        timings.
+    dtype: of the examples that the exported graphs must take.
+    """
+
+    calibration: Calibration
+    circumstances: Circumstances
+    taken: int = 0
+    missing: tuple[Submodel, ...] = ()
+    dtype: str = ""
+
+
 class Channel:
     """Send and receive plain values over a connection as msgpack, which executes nothing."""
 
@@ -98,7 +137,6 @@ class Worker:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.card: Card | None = None
         self._task: Task | None = None
         self.progress = (0, 0)
         self._number = 0  # of the current task; answers to earlier ones are ignored
@@ -151,26 +189,27 @@ class Worker:
 
     def load(self) -> Card:
         """Wait until the data are loaded. Raises the error that the process reports."""
-        self.card = msgspec.convert(self._receive_answer()["card"], Card)
-        return self.card
+        return msgspec.convert(self._receive_answer(), Card)
 
-    def measure(self, run: dict[str, Any], *, fresh: bool = False) -> dict[str, Any]:
+    def measure(self, run: messages.Run, *, fresh: bool = False) -> Profile:
         """Measure the device for a run's network; see `edge_agent.device.profiling`. Takes seconds
         unless the timings are cached. The process continues after an error.
 
         fresh: ignore cached timings.
         """
-        return self._request({"do": "measure", "run": run, "fresh": fresh})
+        request = {"do": "measure", "run": msgspec.to_builtins(run), "fresh": fresh}
+        return msgspec.convert(self._request(request), Profile)
 
-    def look(self) -> dict[str, Any]:
-        """Return the device's `edge_agent.device.profiling.DeviceFacts` and its labels."""
-        return self._request({"do": "look"})
+    def describe(self) -> Profile:
+        """Return the device's profile without timings."""
+        return msgspec.convert(self._request({"do": "describe"}), Profile)
 
-    def calibrate(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Time the small submodels of a family; order and answer as in
-        `edge_agent.join.calibration`. The process continues after an error.
+    def calibrate(self, order: Order) -> Calibrated:
+        """Time the small submodels of a family; see `edge_agent.join.calibration`. The process
+        continues after an error.
         """
-        return self._request({"do": "calibrate", "order": order})
+        request = {"do": "calibrate", "order": msgspec.to_builtins(order)}
+        return msgspec.convert(self._request(request), Calibrated)
 
     def rehearse(self, task: Task, weights: Path, result: Path) -> None:
         """Perform one task and wait for it. Raises EspalierError if it fails."""
@@ -183,12 +222,12 @@ class Worker:
         if "failed" in answer:
             raise EspalierError(answer["failed"])
 
-    def _request(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, message: dict[str, Any]) -> Any:
         with contextlib.suppress(OSError):  # the process is dead; waiting for the answer says why
             self._channel.send(message)
         return self._receive_answer()
 
-    def _receive_answer(self) -> dict[str, Any]:
+    def _receive_answer(self) -> Any:
         try:
             answer = self._channel.receive()
             while "number" in answer:  # of a cancelled task
@@ -204,7 +243,7 @@ class Worker:
             raise EspalierError(f"the training process ended: {reason}") from error
         if "error" in answer:
             raise ERRORS[answer["error"]](*answer["arguments"])
-        return answer
+        return answer["answer"]
 
     # ---- tasks -----------------------------------------------------------------------------------
 

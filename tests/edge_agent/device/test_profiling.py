@@ -37,11 +37,11 @@ def test_a_deeper_network_takes_longer() -> None:
 
 def test_profile_times_requested_submodels_and_sets_threads() -> None:
     card = Run("r", "fedfa", "preresnet", NETWORK, (SMALL, LARGE), 32, "s")
-    found = measure_profile(card, DATA, Limits(cpus=1.5, memory=4 * 10**9), PYTORCH)
+    found = measure_profile("a", card, DATA, Limits(cpus=1.5, memory=4 * 10**9), PYTORCH)
     assert [(t.submodel, t.batch) for t in found.timings] == [(SMALL, 32), (LARGE, 32)]
     assert torch.get_num_threads() in (1, 2)
-    assert 0 < found.seen.cpus <= 1.5
-    assert 0 < found.seen.memory < 4 * 10**9
+    assert 0 < found.cpus <= 1.5
+    assert 0 < found.memory < 4 * 10**9
     assert (found.data.examples, found.data.outputs) == (len(DATA.x), 10)
 
 
@@ -57,4 +57,4 @@ def test_data_that_do_not_fit_the_network_are_refused_before_a_training_step(
     data = Dataset("odd", x, y, x[:0], y[:0], largest_class + 1)
     card = Run("r", "fedfa", "preresnet", NETWORK, (SMALL,), 32, "s")
     with pytest.raises(DataError, match=said):
-        measure_profile(card, data, Limits(), PYTORCH)
+        measure_profile("a", card, data, Limits(), PYTORCH)

@@ -13,14 +13,13 @@ from edge_agent.device.disturbances import Load
 from edge_agent.device.limits import Limits
 from edge_agent.join import calibration
 from edge_agent.join.calibration import (
-    Order,
     build_network,
     calibrate,
     draw_examples,
     export_graphs,
     select_probes,
 )
-from edge_agent.join.training_worker import Job
+from edge_agent.join.training_worker import Job, Order
 from federated.data import catalogue
 from federated.errors import ConfigError, Unknown
 from models.families.catalogue import FAMILIES
@@ -66,23 +65,24 @@ def test_step_times_are_cached(counted: list[str]) -> None:
         submodel.name
         for submodel in select_probes(build_network("lenet", draw_examples("lenet", 8)))
     ]
-    assert (first.family, first.threads, first.taken) == ("lenet", 1, len(counted))
-    assert [(t.batch, t.seconds) for t in first.timings] == [
-        (8, 0.01 * t.submodel.width) for t in first.timings
+    timed = first.calibration
+    assert (timed.family, timed.threads, first.taken) == ("lenet", 1, len(counted))
+    assert [(t.batch, t.seconds) for t in timed.timings] == [
+        (8, 0.01 * t.submodel.width) for t in timed.timings
     ]
     counted.clear()
     again = calibrate(JOB, None, Order("lenet", "torch", 8, threads=1), PYTORCH)
-    assert (counted, again.taken, again.timings) == ([], 0, first.timings)
+    assert (counted, again.taken, again.calibration.timings) == ([], 0, timed.timings)
     calibrate(JOB, None, Order("lenet", "torch", 16, threads=1), PYTORCH)
     calibrate(JOB, None, Order("lenet", "torch", 8, threads=2), PYTORCH)
     calibrate(JOB, None, Order("lenet", "torch", 8, threads=1, fresh=True), PYTORCH)
-    assert len(counted) == 3 * len(first.timings), "another batch, other threads, and fresh=True"
+    assert len(counted) == 3 * len(timed.timings), "another batch, other threads, and fresh=True"
 
 
 def test_the_networks_inputs_follow_the_devices_own_data(counted: list[str]) -> None:
     data = catalogue.load_device("digits", name="a", shard="0/8", partition="iid")
     found = calibrate(JOB, data, Order("mlp", "torch", 8, threads=1), PYTORCH)
-    assert {timing.submodel.network.inputs for timing in found.timings} == {(1, 8, 8)}
+    assert {timing.submodel.network.inputs for timing in found.calibration.timings} == {(1, 8, 8)}
     with pytest.raises(ConfigError, match=r"resnet1d: cannot take examples of shape \(1, 8, 8\)"):
         calibrate(JOB, data, Order("resnet1d", "torch", 8), PYTORCH)
 
@@ -95,7 +95,7 @@ def test_submodels_that_exceed_the_memory_are_skipped_unless_all_do(
     needed = [PYTORCH.training_memory(submodel, 8) for submodel in select_probes(made)]
     monkeypatch.setattr(profiling, "available_memory", lambda limits: needed[0])
     found = calibrate(JOB, None, Order("mobilenet", "torch", 8, threads=1), PYTORCH)
-    assert [timing.submodel for timing in found.timings] == [
+    assert [timing.submodel for timing in found.calibration.timings] == [
         s for s, bytes_ in zip(select_probes(made), needed, strict=True) if bytes_ <= needed[0]
     ]
     monkeypatch.setattr(profiling, "available_memory", lambda limits: min(needed) - 1)
@@ -119,8 +119,8 @@ def test_a_submodel_whose_step_runs_out_of_memory_is_skipped(
 
     monkeypatch.setattr(profiling, "time_step", step)
     found = calibrate(JOB, None, Order("lenet", "torch", 8, threads=1), PYTORCH)
-    assert found.timings
-    assert all(timing.submodel.width < 0.3 for timing in found.timings)
+    assert found.calibration.timings
+    assert all(timing.submodel.width < 0.3 for timing in found.calibration.timings)
 
 
 def test_an_unknown_model_is_rejected(counted: list[str]) -> None:
@@ -145,19 +145,23 @@ def test_graphs_are_timed_after_their_export(
     monkeypatch.setattr(calibration, "SECONDS", 0.05)
     order = Order("lenet", "onnx", 8)
     asked = calibrate(JOB, None, order, PYTORCH)
-    assert (asked.missing, asked.timings, asked.dtype) == (
+    assert (asked.missing, asked.calibration.timings, asked.dtype) == (
         select_probes(build_network("lenet", draw_examples("lenet", 8))),
         (),
         "uint8",
     )
     files = export_graphs(asked.missing, asked.dtype, tmp_path)
     found = calibrate(JOB, None, Order("lenet", "onnx", 8, files=files), PYTORCH)
-    assert [(timing.submodel, timing.batch) for timing in found.timings] == [
+    assert [(timing.submodel, timing.batch) for timing in found.calibration.timings] == [
         (submodel, 1) for submodel in asked.missing
     ]
-    assert all(0 < timing.seconds < 1 for timing in found.timings)
+    assert all(0 < timing.seconds < 1 for timing in found.calibration.timings)
     known = calibrate(JOB, None, order, PYTORCH)
-    assert (known.missing, known.timings, known.taken) == ((), found.timings, 0)
+    assert (known.missing, known.calibration.timings, known.taken) == (
+        (),
+        found.calibration.timings,
+        0,
+    )
 
 
 def test_a_new_version_of_a_library_invalidates_the_cache(

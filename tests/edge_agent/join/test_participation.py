@@ -50,7 +50,7 @@ class Device:
         self.link, self.listener = MemoryLink(broker, "a"), MemoryLink(broker, "coordinator")
         self.listener.subscribe(topics.profile("r", "a"))
         equipment = Equipment(
-            lambda card: measure_device(self.worker, card, self.link, "a", say_nothing),
+            lambda card: measure_device(self.worker, card, self.link, say_nothing),
             self.worker,
             Spool(folder),
         )

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,6 +15,7 @@ from click.testing import CliRunner, Result
 from coordinator.broker import local as brokers
 from edge_agent.cli.main import main
 from edge_agent.join import profile_command
+from edge_agent.join.training_worker import Calibrated, Order, Worker
 from federated.device.profile_file import read, select_profile
 from federated.errors import MissingExtra
 
@@ -101,11 +101,10 @@ def test_the_sheet_has_the_devices_facts_and_timings(tmp_path: Path, broker: str
 def test_a_runtime_that_is_not_installed_is_skipped_unless_it_was_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def lacking(worker: Any, order: dict[str, Any]) -> dict[str, Any]:
-        if order["runtime"] == "onnx":
+    def lacking(worker: Worker, order: Order) -> Calibrated:
+        if order.runtime == "onnx":
             raise MissingExtra("an export to ONNX", "export", "onnxscript")
-        answer: dict[str, Any] = worker.calibrate(order)
-        return answer
+        return worker.calibrate(order)
 
     monkeypatch.setattr(profile_command, "_calibrate", lacking)
     done = run("--family", "mlp", "--batch", "8", "--threads", "1")

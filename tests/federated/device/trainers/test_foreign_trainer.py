@@ -18,7 +18,7 @@ from edge_agent.device.limits import Limits
 from edge_agent.join.training_worker import Job, Worker
 from federated.device.trainers.catalogue import TRAINERS, open_trainer
 from federated.errors import ConfigError, MissingExtra, Unknown
-from federated.task import Profile, Recipe, Task
+from federated.task import Recipe, Task
 from federated.wire import tensors
 from federated.wire.codecs.catalogue import codec
 from federated.wire.codecs.codec import decode_update
@@ -152,9 +152,7 @@ def test_an_agent_without_pytorch_measures_itself_and_trains(tmp_path: Path) -> 
     try:
         worker.load()
         card = Run("r", "fedavg", "mlp", MLP, (WHOLE,), 8, "s")
-        found = worker.measure(msgspec.to_builtins(card), fresh=True)
-        facts = {**found, "agent": "a", "uplink": 1.0, "chunk": 1024}
-        profile = msgspec.convert(facts, Profile)
+        profile = worker.measure(card, fresh=True)
         assert (profile.runtime, profile.capabilities) == ("adding 1.0", ("clip",))
         assert [timing.submodel for timing in profile.timings] == [WHOLE]
         given, result = parameters(WHOLE), tmp_path / "result"
