@@ -22,8 +22,8 @@ import msgspec
 from edge_agent.bench import report as bench_report
 from edge_agent.bench import terminal_table
 from edge_agent.bench.process import run_plans
-from edge_agent.bench.report import Report, Row, take_fingerprint
-from edge_agent.bench.row_process import STEP_SECONDS, Measurement, Plan
+from edge_agent.bench.report import Report, Row, take_fingerprint, to_ms
+from edge_agent.bench.row_process import STEP_SECONDS, Plan
 from edge_agent.bench.target import (
     INT8,
     Target,
@@ -34,7 +34,6 @@ from edge_agent.bench.target import (
     resolve_runtimes,
     select_submodels,
 )
-from edge_agent.device.disturbances import BUSY
 from edge_agent.device.limits import Limits
 from export.latency import SECONDS
 from federated.errors import ConfigError, UsageError, explain_os_errors
@@ -257,43 +256,24 @@ def _calibrate(
         )
         for target in probes
     ]
-    answers = run_plans(plans, request.limits)
-    if why := next((answer.error for answer in answers if answer.error), ""):
+    rows = run_plans(plans, request.limits)
+    if why := next((row.error for row in rows if row.error), ""):
         say(f"no predictions for {runtime}, threads {threads}: {why}")
         return ProbeTimings()
-    done = [
-        (target.submodel, answer.measured)
-        for target, answer in zip(probes, answers, strict=True)
-        if target.submodel and answer.measured
-    ]
-    inference = tuple(Timing(submodel, 1, found.latency.p50) for submodel, found in done)
+    timed = [(target.submodel, row) for target, row in zip(probes, rows, strict=True)]
     return ProbeTimings(
-        inference,
+        tuple(Timing(one, 1, row.p50_ms / 1000) for one, row in timed if one and row.p50_ms),
         tuple(
-            Timing(submodel, request.batch, found.step.least)
-            for submodel, found in done
-            if found.step
+            Timing(one, request.batch, row.step_least_ms / 1000)
+            for one, row in timed
+            if one and row.step_least_ms
         ),
     )
 
 
 def _plan(request: Request, target: Target, runtime: str, threads: int) -> Plan:
-    torch = runtime == "torch"
-    return Plan(
-        engine="torch" if torch else "onnx",
-        file=str(target.files[runtime]),
-        provider=request.provider,
-        threads=threads,
-        submodel=target.submodel if torch else None,
-        batch=request.batch if torch else 0,
-        seconds=SUSTAINED if request.sustained else SECONDS,
-        step_seconds=STEP_SECONDS,
-    )
-
-
-def _row(request: Request, target: Target, runtime: str, threads: int, timed: ProbeTimings) -> Row:
-    plan = _plan(request, target, runtime, threads)
-    (answer,) = run_plans([plan], request.limits)
+    file, torch = target.files[runtime], runtime == "torch"
+    trains = torch and request.batch > 0
     row = Row(
         network=target.network,
         submodel=target.name,
@@ -303,20 +283,24 @@ def _row(request: Request, target: Target, runtime: str, threads: int, timed: Pr
         parameters=target.parameters,
         macs=target.macs,
         training_macs=target.training_macs,
-        file_bytes=Path(plan.file).stat().st_size,
-        predicted_ms=_ms(predict(timed.inference, target.submodel, 1, training=False)),
-        error=answer.error,
+        file_bytes=file.stat().st_size,
+        batch=request.batch if trains else None,
+        predicted_bytes=target.memory if trains else None,
     )
-    if plan.batch:
-        row = replace(
-            row,
-            batch=plan.batch,
-            predicted_step_ms=_ms(
-                predict(timed.training, target.submodel, plan.batch, training=True)
-            ),
-            predicted_bytes=target.memory,
-        )
-    return row if answer.measured is None else _fill_row(row, plan, answer.measured)
+    seconds = SUSTAINED if request.sustained else SECONDS
+    submodel = target.submodel if torch else None
+    return Plan(row, str(file), submodel, seconds=seconds, step_seconds=STEP_SECONDS)
+
+
+def _row(request: Request, target: Target, runtime: str, threads: int, timed: ProbeTimings) -> Row:
+    (row,) = run_plans([_plan(request, target, runtime, threads)], request.limits)
+    row = replace(
+        row, predicted_ms=to_ms(predict(timed.inference, target.submodel, 1, training=False))
+    )
+    if row.batch is None:
+        return row
+    seconds = predict(timed.training, target.submodel, row.batch, training=True)
+    return replace(row, predicted_step_ms=to_ms(seconds))
 
 
 def predict(
@@ -330,39 +314,6 @@ def predict(
     from federated.training import prediction
 
     return prediction.predict(timings, submodel, batch, training=training)
-
-
-def _fill_row(row: Row, plan: Plan, found: Measurement) -> Row:
-    """Return the row with the measured values."""
-    took, step = found.latency, found.step
-    return replace(
-        row,
-        load_ms=_ms(found.load),
-        runs=took.runs,
-        seconds=plan.seconds,
-        least_ms=_ms(took.least),
-        p50_ms=_ms(took.p50),
-        p90_ms=_ms(took.p90),
-        p95_ms=_ms(took.p95),
-        p99_ms=_ms(took.p99),
-        step_least_ms=_ms(step.least if step else None),
-        step_median_ms=_ms(step.median if step else None),
-        base_bytes=found.memory.base,
-        peak_bytes=found.memory.peak,
-        training_peak_bytes=found.memory.training,
-        joules=found.joules,
-        celsius_before=found.before.celsius,
-        celsius_after=found.after.celsius,
-        mhz_before=found.before.mhz,
-        mhz_after=found.after.mhz,
-        throttled=found.throttled,
-        busy=round(found.busy, 3),
-        loaded=found.busy >= BUSY,
-    )
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 6)
 
 
 def _print(report: Report, old: Report | None, request: Request, form: str, say: Say) -> bool:

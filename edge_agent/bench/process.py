@@ -7,22 +7,24 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
-from edge_agent.bench.row_process import Answer, Plan
+from edge_agent.bench.report import Row
+from edge_agent.bench.row_process import Plan
 from edge_agent.device.limits import Limits, ProcessLimiter
 
 __all__ = ["run_plans"]
 
 
-def run_plans(plans: Sequence[Plan], limits: Limits) -> list[Answer]:
-    """Run plans with the same number of threads in one fresh process under limits, and return an
-    answer for each. If the process ends early, the missing answers say why.
+def run_plans(plans: Sequence[Plan], limits: Limits) -> list[Row]:
+    """Run plans with the same number of threads in one fresh process under limits, and return a
+    row for each. If the process ends early, the missing rows say why.
 
     KeyboardInterrupt also ends the process.
     """
-    threads = str(plans[0].threads)
+    threads = str(plans[0].row.threads)
     # Passive, as in the agent's training process: waiting threads must sleep.
     environment = {
         **os.environ,
@@ -46,11 +48,9 @@ def run_plans(plans: Sequence[Plan], limits: Limits) -> list[Answer]:
             process.kill()
             process.wait()
             cage.close()
-    answers = [
-        msgspec.json.decode(line, type=Answer) for line in out.splitlines() if line.endswith("}")
-    ]
-    why = Answer(error=_describe_exit(process.returncode, err, limits))
-    return answers + [why] * (len(plans) - len(answers))
+    rows = [msgspec.json.decode(line, type=Row) for line in out.splitlines() if line.endswith("}")]
+    why = _describe_exit(process.returncode, err, limits)
+    return rows + [replace(plan.row, error=why) for plan in plans[len(rows) :]]
 
 
 def _describe_exit(code: int, err: str, limits: Limits) -> str:

@@ -33,6 +33,7 @@ __all__ = [
     "differences",
     "read",
     "take_fingerprint",
+    "to_ms",
     "write",
 ]
 
@@ -181,6 +182,11 @@ class Ratio:
     @property
     def worst(self) -> float:
         return max(self.p90 or 0.0, self.step or 0.0)
+
+
+def to_ms(seconds: float | None) -> float | None:
+    """Return the milliseconds of a row's field."""
+    return None if seconds is None else round(seconds * 1000, 6)
 
 
 def take_fingerprint(limits: Limits) -> Fingerprint:

@@ -16,35 +16,25 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
 
-from edge_agent.device.disturbances import Heat, Load, read_heat, throttled_between
+from edge_agent.bench.report import Row, to_ms
+from edge_agent.device.disturbances import BUSY, Load, read_heat, throttled_between
 from edge_agent.device.energy import Meter
 from edge_agent.device.limits import end_with_parent
 from export import latency as latencies
-from export.latency import Latency, measure_latency
+from export.latency import measure_latency
 from federated.runtime.compiler_import import defer_compiler
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "STEP_SECONDS",
-    "Answer",
-    "Engine",
-    "Measurement",
-    "Memory",
-    "Plan",
-    "Step",
-    "main",
-    "measure_row",
-]
+__all__ = ["STEP_SECONDS", "Plan", "main", "measure_row"]
 
-Engine = Literal["torch", "onnx"]
 
 STEPS = 10  # minimum number of timed training steps
 STEP_SECONDS = 3.0  # minimum duration of the training measurement
@@ -53,87 +43,22 @@ STEP_WARM_UP = 2  # steps before the measurement
 
 @dataclass(frozen=True)
 class Plan:
-    """One measurement to make.
+    """One row to measure.
 
-    engine: the runtime
+    row: what is known of the row before the measurement; `batch` None for no training
     file: weights as `federated.wire.tensors` writes them, or an ONNX graph
-    provider: short name of the execution provider
-    threads: number of threads
     submodel: submodel of the weights
-    batch: examples of a training step, 0 for no training
     runs: minimum number of inferences
     seconds: minimum duration of inference
     step_seconds: minimum duration of training
     """
 
-    engine: Engine
+    row: Row
     file: str
-    provider: str = "cpu"
-    threads: int = 1
     submodel: Submodel | None = None
-    batch: int = 0
     runs: int = latencies.RUNS
     seconds: float = latencies.SECONDS
     step_seconds: float = STEP_SECONDS
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Resident bytes of the process.
-
-    base: with the runtime loaded
-    peak: peak up to the first answers
-    training: peak up to the end of training
-    """
-
-    base: int
-    peak: int
-    training: int | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """Seconds of a training step.
-
-    least: the fastest
-    median: the median
-    """
-
-    least: float
-    median: float
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Results of a plan.
-
-    load: seconds to load the file
-    latency: latency of one inference
-    memory: memory of the process
-    before, after: sensors before and after inference
-    busy: fraction of the processors that others used, in inference or training, whichever is higher
-    throttled: whether the device throttled in either; None if unknown
-    step: training step, if measured
-    joules: energy of one inference
-    """
-
-    load: float
-    latency: Latency
-    memory: Memory
-    before: Heat
-    after: Heat
-    busy: float
-    throttled: bool | None = None
-    step: Step | None = None
-    joules: float | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Result of a plan: the measurement, or why it failed."""
-
-    measured: Measurement | None = None
-    error: str = ""
 
 
 def main() -> None:
@@ -144,36 +69,37 @@ def main() -> None:
     os.dup2(2, 1)
     for plan in msgspec.json.decode(sys.stdin.readline(), type=list[Plan]):
         try:
-            answer = Answer(measure_row(plan))
+            row = measure_row(plan)
         # a failed row reports its error, and the others continue
         except (Exception, SystemExit) as error:
-            answer = Answer(error=" ".join(f"{type(error).__name__}: {error}".split())[:300])
-        print(msgspec.json.encode(answer).decode(), file=out)
+            message = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            row = replace(plan.row, error=message)
+        print(msgspec.json.encode(row).decode(), file=out)
 
 
-def measure_row(plan: Plan) -> Measurement:
+def measure_row(plan: Plan) -> Row:
     """Measure inference of one example, then training. Raises the runtime's errors."""
-    return _measure_torch(plan) if plan.engine == "torch" else _measure_onnx(plan)
+    return _measure_torch(plan) if plan.row.runtime == "torch" else _measure_onnx(plan)
 
 
-def _measure_onnx(plan: Plan) -> Measurement:
+def _measure_onnx(plan: Plan) -> Row:
     from edge_agent.bench.onnx_graph import Graph, draw_inputs
 
     _reset_peak()
     base, start = resident_memory()[0], time.perf_counter()
-    graph = Graph(Path(plan.file), plan.provider, plan.threads)
+    graph = Graph(Path(plan.file), plan.row.provider, plan.row.threads)
     load, feed = time.perf_counter() - start, draw_inputs(graph)
     return _measure_inference(plan, base, load, lambda: graph.run(feed))
 
 
-def _measure_torch(plan: Plan) -> Measurement:
+def _measure_torch(plan: Plan) -> Row:
     import torch
 
     from edge_agent.bench.target import noise
     from models.families.catalogue import build  # noqa: F401 (part of the base)
 
     assert plan.submodel is not None
-    torch.set_num_threads(plan.threads)
+    torch.set_num_threads(plan.row.threads)
     _reset_peak()
     base, start = resident_memory()[0], time.perf_counter()
     net = _load_network(plan)
@@ -182,22 +108,10 @@ def _measure_torch(plan: Plan) -> Measurement:
 
     def call() -> None:
         with torch.inference_mode():
-            net(x.to(plan.provider)).cpu()  # .cpu() waits for the result, also on a GPU
+            net(x.to(plan.row.provider)).cpu()  # .cpu() waits for the result, also on a GPU
 
-    found = _measure_inference(plan, base, load, call)
-    if not plan.batch:
-        return found
-    _reset_peak()
-    others = Load()
-    step = _measure_training(plan, net)
-    memory = replace(found.memory, training=max(found.memory.peak, resident_memory()[1]))
-    busy, after = max(found.busy, others.share()), read_heat()
-    throttled = (
-        None
-        if found.throttled is None
-        else found.throttled or throttled_between(found.after, after)
-    )
-    return replace(found, step=step, memory=memory, busy=busy, throttled=throttled)
+    row = _measure_inference(plan, base, load, call)
+    return row if row.batch is None else _measure_training(plan, row, row.batch, net)
 
 
 def _load_network(plan: Plan) -> nn.Module:
@@ -212,7 +126,7 @@ def _load_network(plan: Plan) -> nn.Module:
     net.load_state_dict(
         {name: torch.from_numpy(value.copy()) for name, value in values.items()}, strict=False
     )
-    return net.to(plan.provider).eval()
+    return net.to(plan.row.provider).eval()
 
 
 def _reset_peak() -> None:
@@ -221,7 +135,7 @@ def _reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _measure_inference(plan: Plan, base: int, load: float, call: Callable[[], Any]) -> Measurement:
+def _measure_inference(plan: Plan, base: int, load: float, call: Callable[[], Any]) -> Row:
     """Measure latency, memory, sensors and energy.
 
     base: bytes resident before the load
@@ -235,37 +149,65 @@ def _measure_inference(plan: Plan, base: int, load: float, call: Callable[[], An
         found = measure_latency(call, warm_up=0, runs=plan.runs, seconds=plan.seconds)
     busy, after = others.share(), read_heat()
     silent = before.throttled is None and before.ever is None and before.events is None
-    return Measurement(
-        load=load,
-        latency=found,
-        memory=Memory(base, peak),
-        before=before,
-        after=after,
-        busy=busy,
-        throttled=None if silent else throttled_between(before, after),
+    return replace(
+        plan.row,
+        load_ms=to_ms(load),
+        runs=found.runs,
+        seconds=plan.seconds,
+        least_ms=to_ms(found.least),
+        p50_ms=to_ms(found.p50),
+        p90_ms=to_ms(found.p90),
+        p95_ms=to_ms(found.p95),
+        p99_ms=to_ms(found.p99),
+        base_bytes=base,
+        peak_bytes=peak,
         joules=None if meter.joules is None else meter.joules / found.runs,
+        celsius_before=before.celsius,
+        celsius_after=after.celsius,
+        mhz_before=before.mhz,
+        mhz_after=after.mhz,
+        throttled=None if silent else throttled_between(before, after),
+        busy=round(busy, 3),
+        loaded=busy >= BUSY,
     )
 
 
-def _measure_training(plan: Plan, net: nn.Module) -> Step:
-    """Time whole training steps (forward, backward, update) on noise."""
+def _measure_training(plan: Plan, row: Row, batch: int, net: nn.Module) -> Row:
+    """Add the measurements of training to those of inference."""
+    _reset_peak()
+    others, before = Load(), read_heat()
+    times = _time_steps(plan, batch, net)
+    busy, after = others.share(), read_heat()
+    hot, peak = throttled_between(before, after), max(row.peak_bytes or 0, resident_memory()[1])
+    return replace(
+        row,
+        step_least_ms=to_ms(min(times)),
+        step_median_ms=to_ms(statistics.median(times)),
+        training_peak_bytes=peak,
+        throttled=None if row.throttled is None else row.throttled or hot,
+        busy=max(row.busy or 0.0, round(busy, 3)),
+        loaded=row.loaded or busy >= BUSY,
+    )
+
+
+def _time_steps(plan: Plan, batch: int, net: nn.Module) -> list[float]:
+    """Return the seconds of whole training steps (forward, backward, update) on noise."""
     from edge_agent.bench.target import noise
     from federated.task import Recipe
     from federated.training.execution import TrainingSet
     from federated.training.loop import train
 
     assert plan.submodel is not None
-    x, y = noise(plan.submodel.network, plan.batch)
+    x, y = noise(plan.submodel.network, batch)
     # a learning rate of 0 keeps the weights: there is nothing to learn from noise
-    recipe, times, start = Recipe(batch=plan.batch, lr=0.0), list[float](), 0.0
+    recipe, times, start = Recipe(batch=batch, lr=0.0), list[float](), 0.0
     while len(times) < STEP_WARM_UP + STEPS or time.perf_counter() - start < plan.step_seconds:
         if len(times) == STEP_WARM_UP:
             start = time.perf_counter()
         before = time.perf_counter()
         train(net, plan.submodel, recipe, TrainingSet(x, y), seed=0)
         times.append(time.perf_counter() - before)
-    del times[:STEP_WARM_UP]
-    return Step(min(times), statistics.median(times))
+    return times[STEP_WARM_UP:]
 
 
 def resident_memory() -> tuple[int, int]:
