@@ -24,9 +24,9 @@ from export import onnx_export, variants, verify
 from export.quantize import quantize
 from export.verify import Array
 from federated.data.catalogue import load_central
-from federated.errors import ConfigError, ExportError
+from federated.errors import ExportError
 from federated.runtime.console import FORMAT, print_result, report_errors
-from federated.runtime.plugins import unknown
+from federated.runtime.plugins import explain_lookup
 from federated.task import Recipe
 from federated.training.loop import train
 from models.families.catalogue import KIND, build, full, network
@@ -210,12 +210,8 @@ def measure_accuracy(
     """
     whole = load_central(data, root)
     card = whole.card()
-    try:
+    with explain_lookup(KIND):
         made = network(model, card.inputs, card.outputs, card, card.target)
-    except LookupError as error:
-        raise unknown(KIND, error) from error
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     submodel = full(made)
     torch.manual_seed(0)
     net = build(submodel)

@@ -17,9 +17,8 @@ import numpy as np
 
 from benchmarks.step_process import Taken, ask
 from edge_agent.device.disturbances import BUSY, Load
-from federated.errors import ConfigError
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
-from federated.runtime.plugins import unknown
+from federated.runtime.plugins import explain_lookup
 from federated.task import Timing
 from federated.training.prediction import step_seconds
 from models.cost import cost
@@ -280,9 +279,5 @@ def command(seed: int, count: int, families: str, batch: int, form: str) -> None
 
 def find_network(name: str) -> Network:
     """Return a network for images. Unknown, ConfigError: there is none of this name."""
-    try:
+    with explain_lookup(KIND, "--families: {}"):
         return network(name, PICTURE, CLASSES, Moments((127.0,), (60.0,)))
-    except LookupError as error:
-        raise unknown(KIND, error) from None
-    except ValueError as error:
-        raise ConfigError(f"--families: {error}") from None

@@ -7,18 +7,16 @@ one thread, and trains once before it measures, since libraries load on the firs
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from edge_agent.bench.row_process import resident_memory
+from edge_agent.device.process_memory import read_memory, reset_peak
 from edge_agent.device.profiling import time_step
 from federated.data.dataset import Dataset
 from federated.device.trainers.catalogue import open_trainer
@@ -81,11 +79,10 @@ def main() -> None:
     )
     for submodel in order.submodels:
         data = examples(submodel.network.inputs, submodel.network.outputs, order.batch)
-        base = resident_memory()[0]
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # reset the peak (proc(5))
+        base, _ = read_memory()
+        reset_peak()
         seconds = time_step(submodel, order.batch, data, trainer)
-        print(msgspec.json.encode(Taken(seconds, base, resident_memory()[1])).decode(), flush=True)
+        print(msgspec.json.encode(Taken(seconds, base, read_memory()[1])).decode(), flush=True)
 
 
 def examples(inputs: tuple[int, ...], outputs: int, count: int) -> Dataset:

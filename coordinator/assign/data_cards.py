@@ -10,7 +10,7 @@ from statistics import median_low
 
 from coordinator.settings.config import Config
 from federated.errors import ConfigError
-from federated.runtime.plugins import unknown
+from federated.runtime.plugins import explain_lookup
 from federated.task import Card
 from models.families.catalogue import KIND
 from models.families.catalogue import network as network_named
@@ -103,7 +103,7 @@ def build_network(config: Config, cards: Sequence[Card]) -> Network:
     most = int(MAX_RATIO) * median_low(card.examples for card in cards)
     mean, std = pool_moments([(c.mean, c.std, min(c.examples, most)) for c in cards])
     shift, scale = pool_moments([(c.shift, c.scale, min(c.examples, most)) for c in cards])
-    try:
+    with explain_lookup(KIND):
         return network_named(
             config.model.name,
             shapes[0],
@@ -111,10 +111,6 @@ def build_network(config: Config, cards: Sequence[Card]) -> Network:
             Moments(mean, std, shift, scale),
             cards[0].target,
         )
-    except LookupError as error:
-        raise unknown(KIND, error) from error
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def pool_moments(

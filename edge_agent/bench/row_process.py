@@ -7,9 +7,7 @@ first plan loads its runtime, whose memory counts as the base.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import statistics
 import sys
 import time
@@ -19,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import psutil
 
 from edge_agent.bench.report import Row, to_ms
 from edge_agent.device.disturbances import BUSY, Load, read_heat, throttled_between
 from edge_agent.device.energy import Meter
 from edge_agent.device.limits import end_with_parent
+from edge_agent.device.process_memory import read_memory, reset_peak
 from export import latency as latencies
 from export.latency import measure_latency
 from federated.runtime.compiler_import import defer_compiler
@@ -85,8 +83,8 @@ def measure_row(plan: Plan) -> Row:
 def _measure_onnx(plan: Plan) -> Row:
     from edge_agent.bench.onnx_graph import Graph, draw_inputs
 
-    _reset_peak()
-    base, start = resident_memory()[0], time.perf_counter()
+    reset_peak()
+    base, start = read_memory()[0], time.perf_counter()
     graph = Graph(Path(plan.file), plan.row.provider, plan.row.threads)
     load, feed = time.perf_counter() - start, draw_inputs(graph)
     return _measure_inference(plan, base, load, lambda: graph.run(feed))
@@ -100,8 +98,8 @@ def _measure_torch(plan: Plan) -> Row:
 
     assert plan.submodel is not None
     torch.set_num_threads(plan.row.threads)
-    _reset_peak()
-    base, start = resident_memory()[0], time.perf_counter()
+    reset_peak()
+    base, start = read_memory()[0], time.perf_counter()
     net = _load_network(plan)
     load = time.perf_counter() - start
     x = torch.from_numpy(noise(plan.submodel.network, 1)[0])
@@ -129,12 +127,6 @@ def _load_network(plan: Plan) -> nn.Module:
     return net.to(plan.row.provider).eval()
 
 
-def _reset_peak() -> None:
-    """Reset the peak memory (proc(5)), to exclude the memory of imports."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
 def _measure_inference(plan: Plan, base: int, load: float, call: Callable[[], Any]) -> Row:
     """Measure latency, memory, sensors and energy.
 
@@ -143,7 +135,7 @@ def _measure_inference(plan: Plan, base: int, load: float, call: Callable[[], An
     for _ in range(latencies.WARM_UP):
         call()
     # before the measurement: a minute of short calls stores millions of times in memory
-    peak = resident_memory()[1]
+    peak = read_memory()[1]
     others, before = Load(), read_heat()
     with Meter() as meter:
         found = measure_latency(call, warm_up=0, runs=plan.runs, seconds=plan.seconds)
@@ -174,11 +166,11 @@ def _measure_inference(plan: Plan, base: int, load: float, call: Callable[[], An
 
 def _measure_training(plan: Plan, row: Row, batch: int, net: nn.Module) -> Row:
     """Add the measurements of training to those of inference."""
-    _reset_peak()
+    reset_peak()
     others, before = Load(), read_heat()
     times = _time_steps(plan, batch, net)
     busy, after = others.share(), read_heat()
-    hot, peak = throttled_between(before, after), max(row.peak_bytes or 0, resident_memory()[1])
+    hot, peak = throttled_between(before, after), max(row.peak_bytes or 0, read_memory()[1])
     return replace(
         row,
         step_least_ms=to_ms(min(times)),
@@ -208,15 +200,6 @@ def _time_steps(plan: Plan, batch: int, net: nn.Module) -> list[float]:
         train(net, plan.submodel, recipe, TrainingSet(x, y), seed=0)
         times.append(time.perf_counter() - before)
     return times[STEP_WARM_UP:]
-
-
-def resident_memory() -> tuple[int, int]:
-    """Return the current and peak resident bytes of this process. `ru_maxrss` would include the
-    parent's peak.
-    """
-    now = psutil.Process().memory_info().rss
-    found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return now, max(now, int(found[1]) * 1024) if found else now
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ this module does not import torch.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import platform
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from export.bundle import Kind
-from federated.errors import ConfigError, ExportError, Unknown, UsageError
-from federated.runtime.plugins import unknown
+from federated.errors import ExportError, Unknown, UsageError
+from federated.runtime.plugins import explain_lookup
 from models.submodel import Network, Submodel
 
 __all__ = [
@@ -73,20 +74,14 @@ def find_network(model: str, inputs: Sequence[int], outputs: int) -> Network:
     """
     from models.families.catalogue import KIND, network
 
-    try:
+    message = "--model: {}; set the input shape and the classes with --inputs and --classes"
+    with explain_lookup(KIND, message):
         try:
             return network(model, inputs, outputs)
-        except ValueError as error:
-            try:
+        except ValueError:
+            with contextlib.suppress(ValueError):
                 return network(model, inputs, outputs, target="token")
-            except ValueError:
-                raise error from None
-    except LookupError as error:
-        raise unknown(KIND, error) from None
-    except ValueError as error:
-        raise ConfigError(
-            f"--model: {error}; set the input shape and the classes with --inputs and --classes"
-        ) from error
+            raise
 
 
 def select_submodels(
@@ -95,12 +90,10 @@ def select_submodels(
     """Return the submodels of every width and depth whose names match a pattern, smallest first;
     without depths, full depth. Raises ConfigError, Unknown.
     """
-    from models.families.catalogue import full, menu
+    from models.families.catalogue import KIND, full, menu
 
-    try:
+    with explain_lookup(KIND):
         able = menu(network, widths, depths or (max(map(len, full(network).mask), default=1),))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     for pattern in patterns:
         if not fnmatch.filter([s.name for s in able], pattern):
             raise Unknown("submodel", pattern, [s.name for s in able])

@@ -20,8 +20,7 @@ from export.latency import measure_latency
 from federated.data.dataset import Dataset
 from federated.device.profile_file import Calibration
 from federated.device.trainers.trainer import Trainer
-from federated.errors import ConfigError
-from federated.runtime.plugins import unknown
+from federated.runtime.plugins import explain_lookup, report_failure
 from federated.task import Timing
 from models.families.catalogue import KIND, build, network, probes
 from models.submodel import Network, Submodel, Target
@@ -69,14 +68,8 @@ def select_probes(net: Network) -> tuple[Submodel, ...]:
 def build_network(model: str, data: Dataset) -> Network:
     """Return the network that a name means for these data. Raises Unknown, ConfigError."""
     card = data.card()
-    try:
+    with report_failure("model", model), explain_lookup(KIND):
         return network(model, card.inputs, card.outputs, card, card.target)
-    except LookupError as error:
-        raise unknown(KIND, error) from None
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    except Exception as error:  # any error of the user's own function
-        raise ConfigError(f"{model}: {type(error).__name__}: {error}") from error
 
 
 def draw_examples(model: str, examples: int) -> Dataset:

@@ -4,7 +4,7 @@ what the device's owner named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from edge_agent.join.training_worker import Job
@@ -41,8 +41,9 @@ def check_run(job: Job, card: Mapping[str, Any]) -> None:
     """
     check_allowed(job, card)
     # a setting may name networks, as recipfl's `models` does
-    for name in find_texts(card.get("settings", {})):
-        check_family(job, name)
+    for value in walk(card.get("settings", {})):
+        if isinstance(value, str):
+            check_family(job, value)
     if job.trainer != DEFAULT:
         return
     network, menu = card.get("network"), card.get("menu")
@@ -69,15 +70,18 @@ def check_allowed(job: Job, message: Any) -> None:
     message: a run or a task as plain values; a menu and a recipe's options name networks too.
     Raises Refused.
     """
-    inner: tuple[Any, ...] = ()
-    if isinstance(message, dict):
-        inner = tuple(message.values())
-        if isinstance(family := message.get("family"), str):
+    for value in walk(message):
+        if isinstance(value, Mapping) and isinstance(family := value.get("family"), str):
             check_family(job, family)
-    elif isinstance(message, list | tuple):
-        inner = tuple(message)
-    for value in inner:
-        check_allowed(job, value)
+
+
+def walk(value: Any) -> Iterator[Any]:
+    """Yield a plain value and all values inside it."""
+    yield value
+    inner = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping | list | tuple):
+        for one in inner:
+            yield from walk(one)
 
 
 def check_installed(family: str) -> None:
@@ -102,13 +106,3 @@ def remedy(flag: str, name: str) -> str:
     if ":" in name:
         return f"join with --{flag} {name} if you trust that code"
     return "install the package that adds it"
-
-
-def find_texts(value: Any) -> tuple[str, ...]:
-    """Return all texts in nested plain values."""
-    if isinstance(value, str):
-        return (value,)
-    inner = value.values() if isinstance(value, Mapping) else value
-    if not isinstance(value, Mapping | list | tuple):
-        return ()
-    return tuple(text for one in inner for text in find_texts(one))

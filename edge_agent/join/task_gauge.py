@@ -4,18 +4,16 @@ import torch.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from edge_agent.device.process_memory import SELF, read_memory, reset_peak
 from federated.device.trainers.trainer import Accelerator
 
 __all__ = ["TaskGauge"]
-
-PROCESS = Path("/proc/self")
 
 
 class TaskGauge:
@@ -30,7 +28,7 @@ class TaskGauge:
         self,
         accelerator: Accelerator | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        process: Path = PROCESS,
+        process: Path = SELF,
     ) -> None:
         self.accelerator, self.clock, self.process = accelerator, clock, process
         self._base = sys.maxsize  # bytes of the process without a task: the least at any task start
@@ -45,10 +43,9 @@ class TaskGauge:
             self.accelerator.reset_peak()
             self._base = self._earlier_peak = 0
             return
-        with contextlib.suppress(OSError):
-            (self.process / "clear_refs").write_text("5")  # resets the peak, see proc(5)
-        self._base = min(self._base, self._read_bytes("VmRSS"))
-        self._earlier_peak = self._read_bytes("VmHWM")
+        reset_peak(self.process)
+        resident, self._earlier_peak = read_memory(self.process)
+        self._base = min(self._base, resident)
 
     def before_step(self) -> bool:
         """Start the measurement of a step. Always returns False, so that it can end a `stop`
@@ -79,15 +76,5 @@ class TaskGauge:
         """Return the peak in bytes; 0 if an earlier peak was higher and could not be reset."""
         if self.accelerator is not None:
             return self.accelerator.peak()
-        peak = self._read_bytes("VmHWM")
+        _, peak = read_memory(self.process)
         return peak - self._base if peak > self._earlier_peak else 0
-
-    def _read_bytes(self, field: str) -> int:
-        """Read a size from the process's status; 0 if it is missing."""
-        try:
-            lines = (self.process / "status").read_text().splitlines()
-        except OSError:
-            return 0
-        return next(
-            (int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0
-        )

@@ -10,7 +10,7 @@ from typing import TypeVar
 from federated.errors import ConfigError, EspalierError, Unknown
 from models.extensions import Kind, lookup
 
-__all__ = ["check_declares", "find", "report_failure", "unknown"]
+__all__ = ["check_declares", "explain_lookup", "find", "report_failure", "unknown"]
 
 T = TypeVar("T")
 
@@ -21,12 +21,23 @@ def find(kind: Kind, name: str, known: Mapping[str, T]) -> T:
     known: the built-in ones. Raises Unknown, with the nearest name; ConfigError for one that cannot
     be imported or is not of this kind.
     """
-    try:
+    with explain_lookup(kind):
         return lookup(kind, name, known)
+
+
+@contextmanager
+def explain_lookup(kind: Kind, message: str = "{}") -> Iterator[None]:
+    """Raise Unknown for the LookupError of an unknown name, and ConfigError for the ValueError of
+    one that does not fit.
+
+    message: text of the ConfigError, with {} in place of the ValueError's text
+    """
+    try:
+        yield
     except LookupError as error:
         raise unknown(kind, error) from error
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(message.format(error)) from error
 
 
 def unknown(kind: Kind, error: LookupError) -> Unknown:

@@ -5,7 +5,7 @@ A family is a key of FAMILIES, an entry point of the group `espalier.families`, 
 
 `models` does not use the project's errors: an unknown model raises `LookupError(name, known
 names)`, and a model that cannot be built raises `ValueError`. Callers turn them into `Unknown`
-(`federated.runtime.plugins.unknown`) and `ConfigError`.
+and `ConfigError` (`federated.runtime.plugins.explain_lookup`).
 """
 
 from __future__ import annotations

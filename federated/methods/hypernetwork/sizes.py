@@ -14,7 +14,7 @@ from federated.methods.common.exit_submodels import sort_menu
 from federated.methods.common.inactive_mechanisms import one_size
 from federated.methods.fedavg import propose_sizes
 from federated.methods.hypernetwork.graph import read_graph
-from federated.runtime.plugins import unknown
+from federated.runtime.plugins import explain_lookup
 from models.cost import cost
 from models.families import catalogue
 from models.families.catalogue import KIND, full, parameters
@@ -39,17 +39,13 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
             f"recipfl: expected hidden as a multiple of 4, cap of at least 1, and dropout of at "
             f"least 0 and below 1, found {found}"
         )
-    try:
+    with explain_lookup(KIND):
         if settings["models"]:
             menu = other_networks(network, settings["models"])
         elif settings["shrink"] == "depth":
             menu = split_sections(network)
         else:
             menu = propose_sizes(network, settings)
-    except LookupError as error:
-        raise unknown(KIND, error) from error
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     for submodel in menu:
         try:
             read_graph(submodel)

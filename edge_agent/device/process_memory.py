@@ -1,0 +1,30 @@
+"""The resident memory of a process and its peak, as the kernel counts them (proc(5)). Does not
+import torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from edge_agent.device.sysfs import text
+
+__all__ = ["SELF", "read_memory", "reset_peak"]
+
+SELF = Path("/proc/self")
+
+
+def read_memory(process: Path = SELF) -> tuple[int, int]:
+    """Return the resident bytes of a process now and at their peak; 0 for what is not reported.
+    `ru_maxrss` would include the parent's peak.
+    """
+    sizes = re.findall(r"^(VmRSS|VmHWM):\s*(\d+) kB$", text(process / "status"), re.MULTILINE)
+    found = {name: int(size) * 1024 for name, size in sizes}
+    return found.get("VmRSS", 0), found.get("VmHWM", 0)
+
+
+def reset_peak(process: Path = SELF) -> None:
+    """Set the peak to the present memory, if the system allows it."""
+    with contextlib.suppress(OSError):
+        (process / "clear_refs").write_text("5")
