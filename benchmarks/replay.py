@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from federated.methods.catalogue import method as method_named
 from federated.task import Task, Update
 from models.submodel import Submodel
 
-__all__ = ["Make", "ReplayResult", "replay"]
+__all__ = ["Make", "ReplayResult", "read_durations", "replay"]
 
 Array = NDArray[Any]
 Make = Callable[[Task, Mapping[str, Array]], Update]
@@ -108,6 +108,16 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
             foreign,
             all(torch.equal(value, last.tensors[home]) for home, value in state.tensors.items()),
         )
+
+
+def read_durations(runs: Path, name: str) -> list[float]:
+    """Return the seconds of each finished round; empty if there is no such run yet."""
+    with (
+        suppress(StoreError),
+        closing(Store.open(runs, name, read_only=True)) as store,
+    ):
+        return [seconds for _, seconds, *_ in store.history()]
+    return []
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ import psutil
 from benchmarks.output_files import make_folder
 from benchmarks.raw.raw_agent import Raw
 from benchmarks.raw.raw_fleet import RawFleet
-from benchmarks.replay import replay
+from benchmarks.replay import read_durations, replay
 from coordinator.broker import local as brokers
 from coordinator.simulate.demo_fleet import Running, process, python_command
 from coordinator.store.store import Store
-from federated.errors import ConfigError, FleetError, StoreError
+from federated.errors import ConfigError, FleetError
 from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 
 __all__ = [
@@ -298,7 +298,7 @@ def measure_rounds(
         sampled = time.monotonic()
         try:
             usage.sample()
-            if len(done := read_durations(folder)) > len(peaks):
+            if len(done := read_durations(folder, RUN)) > len(peaks):
                 progressed = time.monotonic()
                 peaks += [usage.take()] * (len(done) - len(peaks))
                 say(
@@ -315,16 +315,6 @@ def measure_rounds(
     if coordinator.popen.wait() != 0:
         raise FleetError(f"the coordinator failed; the end of its log:\n{coordinator.tail()}")
     return peaks
-
-
-def read_durations(folder: Path) -> list[float]:
-    """Return the seconds of each finished round."""
-    try:
-        store = Store.open(folder, RUN, read_only=True)
-    except StoreError:
-        return []
-    with closing(store):
-        return [seconds for _, seconds, *_ in store.history()]
 
 
 def read_turns(

@@ -5,14 +5,13 @@ here to compare the bits.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from numpy.typing import NDArray
 
 from benchmarks.faults.real_parts import Process, small_disk
-from benchmarks.faults.trial import RUN, Trial, strike_later
+from benchmarks.faults.trial import RUN, Trial, fill_later, strike_later
 from coordinator.simulate.demo_fleet import python_command
 from federated.data import catalogue
 from federated.data.dataset import Dataset
@@ -101,20 +100,4 @@ def fill_agent_disk(trial: Trial) -> None:
     space = trial.stack.enter_context(
         small_disk(trial.folder / "spool" / trial.rng.choice(NAMES), DISK)
     )
-    left, until = trial.rng.randrange(300_000), 0.0
-
-    def strike() -> None:
-        nonlocal until
-        space.fill(left)
-        trial.strike()
-        until = time.monotonic() + 2.0
-
-    strike_later(trial, strike, trial.rng.uniform(0, 1.0))
-
-    def each() -> None:
-        nonlocal until
-        if until and time.monotonic() >= until:
-            until = 0.0
-            space.empty()
-
-    trial.each_turn.append(each)
+    fill_later(trial, space, 1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from benchmarks.faults.power import (
 from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.real_agents import fill_agent_disk, kill_agent
 from benchmarks.faults.real_parts import link, small_disk
-from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, strike_later
+from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, fill_later, strike_later
 
 __all__ = ["MOSQUITTO_ONLY", "SCENARIOS", "Scenario", "why_impossible"]
 
@@ -63,21 +62,13 @@ def kill_broker(*, persistent: bool) -> Scenario:
     def prepare(trial: Trial) -> None:
         trial.persistent, trial.how = persistent, replace(trial.how, delay=PACE)
         away = trial.rng.uniform(0, 1.0)
-        back = {"due": 0.0}
 
         def strike() -> None:
             trial.broker.kill()
             trial.strike()
-            back["due"] = time.monotonic() + away
+            trial.call_later(away, trial.broker.start)
 
         strike_later(trial, strike, trial.rng.uniform(0, LASTING))
-
-        def each() -> None:
-            if back["due"] and time.monotonic() >= back["due"]:
-                back["due"] = 0.0
-                trial.broker.start()
-
-        trial.each_turn.append(each)
 
     return prepare
 
@@ -197,22 +188,7 @@ def slow_link(trial: Trial) -> None:
 def fill_disk(trial: Trial) -> None:
     """Fill the disk of the coordinator's runs for two seconds, except for up to 300 kB."""
     trial.how = replace(trial.how, delay=PACE)
-    space = trial.stack.enter_context(small_disk(trial.runs, 48 << 20))
-    left, state = trial.rng.randrange(300_000), {"due": 0.0}
-
-    def strike() -> None:
-        space.fill(left)
-        trial.strike()
-        state["due"] = time.monotonic() + 2.0
-
-    strike_later(trial, strike, trial.rng.uniform(0, LASTING))
-
-    def each() -> None:
-        if state["due"] and time.monotonic() >= state["due"]:
-            state["due"] = 0.0
-            space.empty()
-
-    trial.each_turn.append(each)
+    fill_later(trial, trial.stack.enter_context(small_disk(trial.runs, 48 << 20)), LASTING)
 
 
 FOLDS = ROUNDS * len(AGENTS)

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.faults.certificates import Doors
-from benchmarks.faults.real_parts import Broker, Process
+from benchmarks.faults.real_parts import Broker, Process, Space
 from benchmarks.raw.raw_agent import Raw
 from benchmarks.raw.raw_fleet import RawFleet
 from benchmarks.raw.updates import Array
-from benchmarks.replay import Make, ReplayResult, raw, replay
+from benchmarks.replay import Make, ReplayResult, raw, read_durations, replay
 from benchmarks.scale import setting_flags
+from coordinator.observe.records import Entry
 from coordinator.simulate.demo_fleet import python_command
 from coordinator.store.store import Store
 from federated.errors import EspalierError, StoreError
@@ -36,6 +37,7 @@ __all__ = [
     "Trial",
     "conduct",
     "coordinator_arguments",
+    "fill_later",
     "run_trial",
     "strike_later",
 ]
@@ -122,6 +124,7 @@ class Trial:
         instead of raw ones
     after_begin: called once all parts are started
     each_turn: called at every turn, to break things
+    planned: called once, these seconds after the first task
     before_life: called before each restart of the coordinator
     intruded: what attackers achieved that they may not
     """
@@ -144,6 +147,7 @@ class Trial:
     rounds: int = ROUNDS
     after_begin: list[Callable[[], None]] = field(default_factory=list)
     each_turn: list[Callable[[], None]] = field(default_factory=list)
+    planned: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
     before_life: list[Callable[[], None]] = field(default_factory=list)
     real: Make | None = None
     runs: Path = field(init=False)
@@ -155,6 +159,7 @@ class Trial:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)  # noqa: S311  # repeatable, not secret
         self.runs = self.folder / "runs"
+        self._due: list[tuple[float, Callable[[], object]]] = []
 
     # ---- parts -----------------------------------------------------------------------------------
 
@@ -221,6 +226,21 @@ class Trial:
             module, *more = self.launcher or ("coordinator.cli",)
             self.coordinator.start(python_command(module, *more, *arguments))
 
+    def call_later(self, seconds: float, function: Callable[[], object]) -> None:
+        """Call a function once, in this many seconds."""
+        self._due.append((time.monotonic() + seconds, function))
+
+    def _call_due(self) -> None:
+        if self.planned and self.round:
+            for seconds, function in self.planned:
+                self.call_later(seconds, function)
+            self.planned.clear()
+        now, waiting = time.monotonic(), self._due
+        self._due = [(due, function) for due, function in waiting if due > now]
+        for due, function in waiting:
+            if due <= now:
+                function()
+
     def strike(self) -> None:
         """Record a fault at the present time."""
         self.struck.append(time.monotonic())
@@ -249,6 +269,7 @@ class Trial:
         if self.accepted > self.progress:
             self.progress = self.accepted
             self._heal()
+        self._call_due()
         for function in self.each_turn:
             function()
         ended = self.coordinator.exit_code
@@ -269,12 +290,7 @@ class Trial:
 
     def read_durations(self) -> list[float]:
         """Return the seconds of the finished rounds."""
-        with (
-            contextlib.suppress(StoreError),
-            closing(Store.open(self.runs, RUN, read_only=True)) as store,
-        ):
-            return [seconds for _, seconds, *_ in store.history()]
-        return []
+        return read_durations(self.runs, RUN)
 
     def judge(self, name: str) -> Outcome:
         """Return the outcome."""
@@ -290,7 +306,12 @@ class Trial:
             found = replay(
                 self.runs,
                 RUN,
-                *((self.lives, self.make_update) if self.real is None else (0, self.real)),
+                # all attempts of a task: one per coordinator of the run so far
+                *(
+                    (self.coordinator.lives, self.make_update)
+                    if self.real is None
+                    else (0, self.real)
+                ),
             )
         folded = {(number, agent) for number, agents in found.folded.items() for agent in agents}
         asked = {(number, agent) for number in range(1, self.rounds + 1) for agent in self.names}
@@ -316,11 +337,6 @@ class Trial:
             why if self.struck else f"no fault happened; {why}",
         )
 
-    @property
-    def lives(self) -> int:
-        """Most attempts of a task: the number of coordinators of the run so far."""
-        return self.coordinator.lives
-
     def make_update(self, task: Task, weights: Mapping[str, Array]) -> Update:
         """Return the update that a raw agent must have sent."""
         update = raw(task, weights)
@@ -333,44 +349,43 @@ class Trial:
         """Return tasks whose devices reported that they could not do them, so that no update could
         be lost.
         """
-        store = Store.open(self.runs, RUN, read_only=True)
-        try:
-            return {
-                (n, e.agent)
-                for n in range(1, self.rounds + 1)
-                for e in store.entries(n)
-                if e.outcome.startswith("paused:") and os.strerror(errno.ENOSPC) in e.outcome
-            }
-        finally:
-            store.close()
+        full = os.strerror(errno.ENOSPC)
+        return {
+            (number, one.agent)
+            for number, one in self.entries()
+            if one.outcome.startswith("paused:") and full in one.outcome
+        }
 
     def outcomes(self) -> str:
         """Return the recorded outcomes of updates that were not folded."""
-        store = Store.open(self.runs, RUN, read_only=True)
-        try:
-            return "; ".join(
-                f"{n} {e.agent} {e.outcome}"
-                for n in range(1, self.rounds + 1)
-                for e in store.entries(n)
-                if e.outcome != "folded"
-            )
-        finally:
-            store.close()
+        return "; ".join(
+            f"{number} {one.agent} {one.outcome}"
+            for number, one in self.entries()
+            if one.outcome != "folded"
+        )
+
+    def entries(self) -> list[tuple[int, Entry]]:
+        """Return the recorded tasks, each with its round."""
+        with closing(Store.open(self.runs, RUN, read_only=True)) as store:
+            rounds = range(1, self.rounds + 1)
+            return [(number, one) for number in rounds for one in store.entries(number)]
 
 
 def strike_later(trial: Trial, strike: Callable[[], object], seconds: float) -> None:
     """Break something once, this many seconds after the first task."""
-    due, done = 0.0, False
+    trial.planned.append((seconds, strike))
 
-    def each() -> None:
-        nonlocal due, done
-        if not due:
-            due = time.monotonic() + seconds if trial.round else 0.0
-        elif not done and time.monotonic() >= due:
-            done = True
-            strike()
 
-    trial.each_turn.append(each)
+def fill_later(trial: Trial, space: Space, latest: float) -> None:
+    """Fill a disk for two seconds, except for up to 300 kB."""
+    left = trial.rng.randrange(300_000)
+
+    def strike() -> None:
+        space.fill(left)
+        trial.strike()
+        trial.call_later(2.0, space.empty)
+
+    strike_later(trial, strike, trial.rng.uniform(0, latest))
 
 
 def run_trial(

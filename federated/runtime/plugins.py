@@ -10,7 +10,7 @@ from typing import TypeVar
 from federated.errors import ConfigError, EspalierError, Unknown
 from models.extensions import Kind, lookup
 
-__all__ = ["check_declares", "explain_lookup", "find", "report_failure", "unknown"]
+__all__ = ["check_declares", "explain_lookup", "find", "report_failure"]
 
 T = TypeVar("T")
 
@@ -35,15 +35,11 @@ def explain_lookup(kind: Kind, message: str = "{}") -> Iterator[None]:
     try:
         yield
     except LookupError as error:
-        raise unknown(kind, error) from error
+        name, known = error.args
+        own = f"name one of your own as {kind.own}"
+        raise Unknown(kind.noun, name, known, own) from error
     except ValueError as error:
         raise ConfigError(message.format(error)) from error
-
-
-def unknown(kind: Kind, error: LookupError) -> Unknown:
-    """Return the project's error for an unknown name."""
-    name, known = error.args
-    return Unknown(kind.noun, name, known, f"name one of your own as {kind.own}")
 
 
 @contextmanager
