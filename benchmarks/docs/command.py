@@ -15,6 +15,7 @@ from benchmarks.docs.catalogue_tables import (
     list_readers,
     list_rules,
 )
+from benchmarks.docs.live_view import record_live_view
 from benchmarks.docs.message_tables import list_capabilities, list_messages, list_names
 from benchmarks.docs.setting_tables import list_settings
 from federated.errors import ConfigError
@@ -67,7 +68,10 @@ def find_outdated() -> dict[Path, str]:
 
 @click.command("docs")
 @click.option("--check", is_flag=True, help="Write nothing; fail if a page is out of date")
-def command(check: bool) -> None:
+@click.option(
+    "--picture", is_flag=True, help="Also record docs/live_view.svg; this takes about two minutes"
+)
+def command(check: bool, picture: bool) -> None:
     """Update the generated tables of the documentation, one per catalogue."""
     with report_errors("python -m benchmarks docs", "train", "interrupted"):
         outdated = find_outdated()
@@ -77,3 +81,5 @@ def command(check: bool) -> None:
         for path, text in outdated.items():
             path.write_text(text)
             click.echo(f"wrote {path.relative_to(ROOT)}")
+        if picture:
+            record_live_view(ROOT / "docs" / "live_view.svg")

@@ -35,7 +35,16 @@ from federated.errors import (
 from federated.runtime.console import Say
 from federated.runtime.units import format_count
 
-__all__ = ["DEVICES", "Device", "run_demo"]
+__all__ = [
+    "DEVICES",
+    "Device",
+    "agent_command",
+    "process",
+    "process_environment",
+    "python_command",
+    "run_demo",
+    "wait_for_words",
+]
 
 
 @dataclass(frozen=True)
