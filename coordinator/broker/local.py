@@ -45,13 +45,13 @@ MQTT_3_1_1 = 4  # the protocol's number on the wire
 ACL_FILE = "rights.acl"
 TAIL = 20  # lines of the broker's log to show
 
-# Runs the command and ends it when standard input closes. SIGHUP, which makes a broker reload its
-# files, is forwarded. The pipe is read in the background, so that the end of the broker is noticed
-# as well; a signal interrupts `wait`, so the loop checks that the broker has really ended.
-GUARD = """exec 3<&0; "$@" </dev/null 3<&- & broker=$!
-trap 'kill -HUP "$broker"' HUP
-{ trap - HUP; cat <&3 >/dev/null; kill "$broker" 2>/dev/null; } &
-while wait "$broker"; status=$?; kill -0 "$broker" 2>/dev/null; do :; done; exit $status"""
+# Runs the command and ends it when standard input closes. The pipe is read in the background, so
+# that the end of the broker is noticed as well. SIGHUP goes to the whole process group (see
+# `reload`): all of it ignores the signal, except for a broker that handles it.
+GUARD = """trap '' HUP; exec 3<&0; "$@" </dev/null 3<&- & broker=$!
+{ cat <&3 >/dev/null; kill "$broker" 2>/dev/null; } &
+wait "$broker"
+"""
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,10 @@ class Broker:
             nothing.
         """
         files.write(self.log.parent / ACL_FILE, mosquitto.format_acl(COORDINATOR, barred).encode())
+        # Not through a trap of the shell: a shell that starts with SIGHUP ignored, as under nohup,
+        # cannot set one.
         with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGHUP)
+            os.killpg(self._process.pid, signal.SIGHUP)
 
     def disconnect(self, names: Collection[str]) -> None:
         """Disconnect the clients with these names, which may not reconnect: without mosquitto's

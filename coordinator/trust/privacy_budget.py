@@ -71,7 +71,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
             low = middle
         else:
             high = middle
-    return high * (1 + ROUNDING)
+    high *= 1 + ROUNDING
+    while log_delta(high, mu) > wanted:  # neighbouring numbers may round in different directions
+        high *= 1 + ROUNDING
+    return high
 
 
 def log_delta(epsilon: float, mu: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import socket
 import ssl
 import stat
@@ -228,7 +229,12 @@ def test_tls_needs_only_the_flag_and_a_token(tmp_path: Path) -> None:
 @pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
-def test_a_broker_certificate_with_a_new_name_is_used_without_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hangup", [signal.SIG_DFL, signal.SIG_IGN], ids=["plain", "nohup"])
+def test_a_broker_certificate_with_a_new_name_is_used_without_a_restart(
+    tmp_path: Path, hangup: signal.Handlers, request: pytest.FixtureRequest
+) -> None:
+    before = signal.signal(signal.SIGHUP, hangup)  # the broker inherits it
+    request.addfinalizer(lambda: signal.signal(signal.SIGHUP, before))
     with opened(tmp_path) as (gate, _):
         address = parse_address(gate.address)
 

@@ -140,7 +140,7 @@ def test_a_fit_loses_no_more_than_that_of_scipy(seed):
         )
 
     found = optimize.least_squares(residuals, np.zeros(3), xtol=1e-12, ftol=1e-14, gtol=1e-12)
-    assert loss <= found.cost * (1 + 1e-9)
+    assert loss <= found.cost * (1 + 1e-9) + 1e-24  # where both fit exactly, rounding is left
     assert np.log(prices / scaled) == pytest.approx(found.x, abs=1e-4)
 
 
