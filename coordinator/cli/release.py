@@ -45,7 +45,8 @@ __all__ = ["release"]
     "--wait",
     type=float,
     metavar="SECONDS",
-    help="time to wait for reports of agents  [default: 60 with --canary, else 0]",
+    help="time to wait for reports of agents  [default: 60 with --canary, 15 with "
+    "--promote, else 0]",
 )
 @click.option(
     "--force",

@@ -10,6 +10,7 @@ from federated.training.tallies import Tallies, Tally, add, metrics
 from models.submodel import Submodel
 
 __all__ = [
+    "VIEWS",
     "Found",
     "find_main_view",
     "format_metric",
@@ -26,6 +27,13 @@ __all__ = [
 
 Found = Sequence[tuple[Submodel, str, Tallies]]
 """Submodel, agent, and that agent's tallies by view."""
+
+VIEWS = {
+    "central": "on the coordinator's own held-out data",
+    "devices": "on the devices' held-out data, all devices together",
+    "labels": "as `devices`, among the classes that a device has",
+}
+"""Meaning of each view, for people."""
 
 
 def make_score(submodel: Submodel, view: str, tally: Tally, agent: str = "") -> Score:

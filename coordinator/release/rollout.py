@@ -43,6 +43,7 @@ from federated.wire.links.catalogue import open_link
 __all__ = ["CANARY_WAIT", "ReleaseRequest", "Rollout", "release_run"]
 
 CANARY_WAIT = 60.0  # seconds for the agents of a canary to report
+PROMOTION_WAIT = 15.0  # seconds for all agents to report after a promotion
 POLL = 0.2  # seconds that one wait for a message lasts
 
 
@@ -120,14 +121,14 @@ class Rollout:
         if request.rollback:
             return self._roll_back()
         if request.promote and request.share is None:
-            return self._promote(request.force)
+            return self._promote(request)
         self._release(request)
         if request.share is not None:
             self._await(
                 self._archive.read().agents, CANARY_WAIT if request.wait is None else request.wait
             )
             if request.promote:
-                return self._decide(request.force)
+                return self._decide(request)
         elif request.wait:
             self._await(tuple(sorted({*self.seen.servings, *self._trained})), request.wait)
         return report(self._collect_reports(), self.seen, self._say)
@@ -202,23 +203,25 @@ class Rollout:
         known = sorted(self.seen.servings) or sorted(self._trained)
         return known, canary.draw_agents(share, version, known, self._trained)
 
-    def _promote(self, force: bool) -> dict[str, Any]:
+    def _promote(self, request: ReleaseRequest) -> dict[str, Any]:
         history = self._collect_reports()
         releases.promote(history, "")  # raises ExportError without a canary
         verdict = self._judge(history)
-        if not verdict.good and not force:
+        if not verdict.good and not request.force:
             listed = "".join(f"\n  - {reason}" for reason in verdict.reasons)
             raise ExportError(
                 f"version {history.canary} is not promoted (use --force to promote it anyway, "
                 f"or --rollback to withdraw it):{listed}"
             )
-        return self._settle(history.canary, verdict, promote=True)
+        wait = PROMOTION_WAIT if request.wait is None else request.wait
+        return self._settle(history.canary, verdict, wait, promote=True)
 
-    def _decide(self, force: bool) -> dict[str, Any]:
+    def _decide(self, request: ReleaseRequest) -> dict[str, Any]:
         """Promote a canary or roll it back, depending on its agents' reports."""
         history = self._collect_reports()
         verdict = self._judge(history)
-        return self._settle(history.canary, verdict, promote=verdict.good or force)
+        promote = verdict.good or request.force
+        return self._settle(history.canary, verdict, PROMOTION_WAIT, promote=promote)
 
     def _roll_back(self) -> dict[str, Any]:
         with self._archive.lock():
@@ -228,7 +231,10 @@ class Rollout:
         self._say(f"rolled back version {name}; agents serve {then or 'what they had before'}")
         return report(self._archive.read(), self.seen, self._say)
 
-    def _settle(self, name: str, verdict: canary.Verdict, *, promote: bool) -> dict[str, Any]:
+    def _settle(
+        self, name: str, verdict: canary.Verdict, wait: float, *, promote: bool
+    ) -> dict[str, Any]:
+        """Promote a canary and wait for the reports of all agents, or roll it back."""
         with self._archive.lock():
             history = self._archive.read()
             if history.canary != name:
@@ -240,7 +246,9 @@ class Rollout:
         self._say(f"version {name} is {'promoted to all agents' if promote else 'rolled back'}")
         for reason in verdict.reasons if promote else ():
             self._say(f"ignored: {reason}")
-        result = report(self._archive.read(), self.seen, self._say)
+        if promote:
+            self._await(tuple(sorted(self.seen.servings)), wait)
+        result = report(self._collect_reports(), self.seen, self._say)
         result["verdict"] = msgspec.to_builtins(verdict)
         if not promote:
             result["error"] = f"version {name} was rolled back: {'; '.join(verdict.reasons)}"

@@ -51,8 +51,8 @@ def simulate(
     """Run an experiment once per seed, and write results and plots below `out`; return the
     results of all seeds as plain values.
 
-    Raises ConfigError, DataError and Unknown before the first round; StoreError if a run exists and
-    `resume` is not set.
+    Raises ConfigError, DataError and Unknown before the first round; StoreError if a run or
+    results in the default folder exist and `resume` is not set.
     """
     config = sources.load()
     name = config.name or (sources.file.stem if sources.file else "simulation")
@@ -65,6 +65,11 @@ def simulate(
         )
     names = {seed: f"{name}-seed{seed}" for seed in seeds}
     check_settings(config, names, () if resume else list_runs(runs))
+    if out is None and not resume and (folder / "summary.json").exists():
+        raise StoreError(
+            f"{folder} has the results of another experiment named '{name}': choose another name "
+            "(--set name=NAME) or another folder (--out)"
+        )
     devices = device_names(settings.agents)
     for pattern in config.assign.submodels:  # it may be meant for a fleet with the same file
         if not filter_names(devices, pattern):

@@ -13,7 +13,12 @@ from rich.table import Table
 
 from coordinator.observe.now_file import STATES, TASKS, Now, read_now
 from coordinator.observe.records import Score
-from coordinator.observe.score_summary import format_metric, name_headline_metrics, select_overall
+from coordinator.observe.score_summary import (
+    VIEWS,
+    format_metric,
+    name_headline_metrics,
+    select_overall,
+)
 from coordinator.settings.config import Config, read_tables
 from coordinator.store import control, run_lock
 from coordinator.store.run_folders import find_current_run
@@ -222,7 +227,7 @@ def describe_scores(made: dict[str, Any]) -> list[str]:
     scores = [msgspec.convert(score, Score) for score in made["scores"]["values"]]
     head = f"after round {made['scores']['round']}"
     return [
-        f"{head}: {title} ({scores[0].view}) "
+        f"{head}: {title} {VIEWS[scores[0].view]}: "
         + ", ".join(f"{score.label} {format_metric(score.metrics, key)}" for score in scores)
         for key, title in name_headline_metrics(scores).items()
     ]

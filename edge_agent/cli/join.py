@@ -160,6 +160,8 @@ def join(
         from edge_agent.join.participation import JoinRequest
         from edge_agent.join.participation import join as take_part
 
+        if name is None:
+            say(f"no --name: this agent is called '{job.name}', after this machine")
         if not options["data"]:
             say(
                 "no --data: training on a shard of the built-in handwritten digits, selected by "

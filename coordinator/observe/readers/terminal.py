@@ -16,6 +16,7 @@ from rich.text import Text
 from coordinator.observe import events
 from coordinator.observe.records import RoundRecord, Score
 from coordinator.observe.score_summary import (
+    VIEWS,
     find_main_view,
     format_metric,
     name_headline_metrics,
@@ -177,6 +178,10 @@ def render_scores(scores: Sequence[Score]) -> Table:
         box=None,
         pad_edge=False,
         header_style="dim",
+        caption="; ".join(
+            f"{view}: {VIEWS[view]}"
+            for view in dict.fromkeys(v for _, _, v in columns if v in VIEWS)
+        ),
     )
     by_key = {(s.submodel, s.view): s.metrics for s in scores}
     for name, label in {s.submodel: s.label for s in scores}.items():
@@ -199,6 +204,7 @@ def render_agents(rows: Sequence[tuple[str, str, str, int, int]], scores: Sequen
         "MACs",
         f"{title} ({view})",
         title="submodels of the agents",
+        caption=f"{view}: {VIEWS[view]}" if found else None,
     )
     for agent, submodel, scored, parameters, macs in rows:
         score = found.get(scored)

@@ -168,6 +168,8 @@ def test_a_canary_goes_to_a_share_and_is_promoted(fleet: Fleet) -> None:
     ) - set(tried["agents"])
     promoted = fleet.follow(promote=True)
     assert (promoted["stable"], promoted["previous"], promoted["canary"]) == (name, old, "")
+    serving = {row["agent"]: row["version"] for row in promoted["reports"]}
+    assert serving == dict.fromkeys(TRAINED, name), "it waits until all agents have it"
     eventually(lambda: all(device.version == name for device in fleet.devices.values()))
     assert fleet.versions() == {name, old}
 

@@ -78,6 +78,16 @@ def run(
     )
 
 
+def test_results_of_another_experiment_are_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results" / "small").mkdir(parents=True)
+    (tmp_path / "results" / "small" / "summary.json").write_text("{}")
+    with pytest.raises(StoreError, match=r"results/small has the results .*--set name=NAME"):
+        simulate(ConfigSources(experiment(tmp_path)), tmp_path / "runs", None, say=print)
+
+
 def weights(folder: Path, seed: int = 0, rounds: int = 2) -> dict[str, torch.Tensor]:
     return load_file(folder / "runs" / f"small-seed{seed}" / f"round-{rounds:06d}.safetensors")
 

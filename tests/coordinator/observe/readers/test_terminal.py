@@ -74,6 +74,7 @@ def test_a_view_that_a_submodel_lacks_is_a_dash() -> None:
     ]
     assert words[1:3] == [["w1", "-0.250", "-", "48,123", "-"], ["w0.5", "-", "0.750", "-", "2"]]
     assert "R2 (central)" in capture.get()
+    assert "on the coordinator's own held-out data" in capture.get()
     assert "accuracy" not in capture.get()
 
 
