@@ -39,7 +39,7 @@ def find_commands(page: Path) -> list[list[str]]:
     """Return the commands of `coordinator` and `edge-agent` in a page, each as words: those in code
     blocks, and those between backticks that have more than a name.
     """
-    text = page.read_text()
+    text = page.read_text().replace("\\\n", " ")  # a backslash continues a command
     lines = re.findall(r"^ {4,}(.+)$", text, re.MULTILINE) + re.findall(
         r"`((?:coordinator|edge-agent) [^`]+)`", text
     )
