@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -26,6 +27,7 @@ ROUNDS = 10  # the attack of an agent lasts for all of them
 DEADLINE = 4.0
 DRIP = 1.0  # seconds between two chunks of an agent that drips
 BURST = 50  # messages of a flood per turn
+PATIENCE = 30.0  # seconds: limit of a round during a flood, whose agents answer unless suspended
 
 Scenario = Callable[[Trial], None]
 
@@ -152,16 +154,23 @@ def drip(trial: Trial) -> None:
 
 
 def flood(make: Callable[[RawAgent, int], tuple[str, bytes]]) -> Scenario:
-    """Publish as many messages as the broker takes."""
+    """Publish as many messages as the broker takes, from the first task of the run on."""
 
     def prepare(trial: Trial) -> None:
         add_attacker(trial)
+        # the agent is suspended, and the run must go on without it
+        trial.settings |= {"fleet.deadline": PATIENCE, "fleet.min_agents": len(trial.names)}
         trial.doors = trial.doors or Doors(trial.folder / "pki")  # only such a broker can stop it
         count = 0
+
+        def wait() -> None:
+            trial.fleet.sockets[LIAR].due = math.inf
 
         def publish() -> None:
             nonlocal count
             one = trial.fleet.sockets[LIAR]
+            if math.isinf(one.due) and trial.round:
+                one.due = 0.0
             if not one.client.is_connected() or one.client.want_write():
                 return
             for _ in range(BURST):
@@ -169,6 +178,7 @@ def flood(make: Callable[[RawAgent, int], tuple[str, bytes]]) -> Scenario:
                 topic, payload = make(one.agent, count)
                 one.client.publish(topic, payload, qos=0)
 
+        trial.after_begin.append(wait)
         trial.each_turn.append(publish)
 
     return prepare

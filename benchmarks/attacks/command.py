@@ -20,6 +20,7 @@ import msgspec
 
 from benchmarks.attacks.agents import ATTACKERS
 from benchmarks.attacks.machine_faults import DAMAGE
+from benchmarks.attacks.process_faults import PROCESS_FAULTS
 from benchmarks.attacks.strangers import STRANGERS, behind_tls
 from benchmarks.faults.scenarios import SCENARIOS, Scenario, why_impossible
 from benchmarks.faults.trial import Outcome, Trial, conduct
@@ -28,20 +29,27 @@ from federated.errors import ConfigError, Unknown
 from federated.runtime.console import FORMAT, report_errors, speaker
 
 __all__ = [
+    "CALM",
+    "CALM_TLS",
     "CATALOGUE",
     "Result",
     "Summary",
     "command",
     "draw_pairs",
     "has_failed",
+    "list_jobs",
     "may_combine",
     "run_attack",
     "summarise",
+    "summarise_all",
 ]
 
 DELAY = 0.3  # seconds of an honest training, so that a round takes a realistic time
 CALM, CALM_TLS = "undisturbed", "undisturbed, TLS"
-BASELINES = 5  # undisturbed runs to compare with
+EVERY = 10  # runs between two undisturbed ones, because the speed of a machine changes
+NEAREST = 4  # undisturbed runs around a run, to compare it with
+SLOWED = 2.0  # most seconds of an honest round beside one of HOLDING, relative to undisturbed ones
+HOLDING = ("claims 1e-12 seconds a step", "mute", "mute every second round", "drips")
 
 
 def do_nothing(trial: Trial) -> None:
@@ -51,9 +59,9 @@ def do_nothing(trial: Trial) -> None:
 
 
 CATALOGUE: Mapping[str, Scenario] = MappingProxyType(
-    {**ATTACKERS, **STRANGERS, **DAMAGE, **SCENARIOS}
+    {**ATTACKERS, **STRANGERS, **DAMAGE, **PROCESS_FAULTS, **SCENARIOS}
 )
-TLS = STRANGERS.keys() | {name for name in ATTACKERS if name.startswith("flood")}
+TLS = {*STRANGERS, "enrolment killed", *(name for name in ATTACKERS if name.startswith("flood"))}
 CALMS: Mapping[str, Scenario] = MappingProxyType({CALM: do_nothing, CALM_TLS: behind_tls})
 # these control the coordinator's start, its files or its network in ways that exclude each other
 EXCLUSIVE = (
@@ -63,16 +71,21 @@ EXCLUSIVE = (
         if name.startswith(("rot", "coordinator", "clock", "two", "power"))
     ),
     "1 MB/s and 300 ms",
+    "agent pauses past its keepalive",
     "agent process killed",
     "disk of an agent full",
     "disk full",
     "descriptors exhausted",
+    "memory exhausted",
+    "export killed",
+    "release killed",
 )
 # these need a broker of their own, which a coordinator with TLS starts itself
 NEED_BROKER = (
     *(name for name in CATALOGUE if name.startswith(("broker", "one-way", "two"))),
     *("upload cut", "download cut", "1 MB/s and 300 ms", "slow subscriber"),
     *("agent process killed", "disk of an agent full", "power cut of an agent"),
+    *("agent pauses past its keepalive", "export killed", "release killed"),
     "broker drops retained messages",
 )
 
@@ -101,7 +114,8 @@ class Summary:
     lost, doubled: honest updates in no model, or in a model twice
     equal: runs whose model equals, bit for bit, that of an undisturbed run with the same updates
     intruded: what attackers achieved that they may not
-    honest_ratio: median seconds of an honest round over those of undisturbed runs
+    honest_ratio: median seconds of an honest round over those of undisturbed runs shortly before
+        and after
     why: failure and seed of each run that failed
     """
 
@@ -154,10 +168,9 @@ def draw_pairs(count: int, seed: int) -> list[str]:
     return pairs
 
 
-def summarise(name: str, results: Sequence[Result], calm: float) -> Summary:
-    """Return the summary of a scenario's runs. calm: seconds of an undisturbed round."""
+def summarise(name: str, results: Sequence[Result], ratios: Sequence[float]) -> Summary:
+    """Return the summary of a scenario's runs. ratios: seconds of a round over undisturbed ones."""
     outcomes = [one.outcome for one in results]
-    rounds = [one.round_s for one in results if one.round_s]
     return Summary(
         name,
         sum(outcome.injected > 0 for outcome in outcomes),
@@ -166,14 +179,17 @@ def summarise(name: str, results: Sequence[Result], calm: float) -> Summary:
         sum(outcome.doubled for outcome in outcomes),
         sum(outcome.equal for outcome in outcomes),
         sum(one.intruded for one in results),
-        round(statistics.median(rounds) / calm, 2) if rounds and calm else 0.0,
+        round(statistics.median(ratios), 2) if ratios else 0.0,
         tuple(f"seed {outcome.seed}: {outcome.why}" for outcome in outcomes if outcome.why),
     )
 
 
 def has_failed(summary: Summary) -> bool:
-    """Return whether a run lost, doubled or admitted something, or differs."""
+    """Return whether a run lost, doubled or admitted something, or differs, or whether an agent
+    held up the others.
+    """
     wrong = summary.lost or summary.doubled or summary.intruded
+    wrong = wrong or (summary.name in HOLDING and summary.honest_ratio > SLOWED)
     return bool(wrong) or min(summary.survived, summary.equal) < summary.injected
 
 
@@ -223,11 +239,21 @@ def choose(names: Sequence[str]) -> list[str]:
 
 
 def list_jobs(chosen: Sequence[str], times: int, pairs: int, seed: int) -> list[tuple[str, int]]:
-    """Return the name and seed of every run."""
-    singles = [name for name in chosen for _ in range(times)]
-    names = [*(name for name in CALMS for _ in range(BASELINES)), *singles]
-    names += draw_pairs(pairs, seed)
-    return [(name, zlib.crc32(f"{seed} {name} {at}".encode())) for at, name in enumerate(names)]
+    """Return the name and seed of every run, with undisturbed ones in between."""
+    names = [*(name for _ in range(times) for name in chosen), *draw_pairs(pairs, seed)]
+    calms = sorted({find_calm(name) for name in names})
+    mixed = [
+        name for at in range(0, len(names), EVERY) for name in (*calms, *names[at : at + EVERY])
+    ]
+    return [
+        (name, zlib.crc32(f"{seed} {name} {at}".encode()))
+        for at, name in enumerate([*mixed, *calms])
+    ]
+
+
+def find_calm(name: str) -> str:
+    """Return the undisturbed scenario to compare with."""
+    return CALM_TLS if name == CALM_TLS or TLS & set(name.split(" + ")) else CALM
 
 
 @click.command("attacks")
@@ -289,7 +315,7 @@ def command(
                     f"{len(results):4} of {len(jobs)}  {result.name}, "
                     f"{result.outcome.seconds:.0f} s{why}"
                 )
-        found = summarise_all(results)
+        found = summarise_all(jobs, results)
         for line in lines(found):
             say(line)
         if form == "json":
@@ -299,17 +325,34 @@ def command(
             sys.exit(1)
 
 
-def summarise_all(results: Sequence[Result]) -> list[Summary]:
-    """Return the summary of each scenario, compared with undisturbed runs of the same kind."""
-    calm = {
-        name: statistics.median([one.round_s for one in results if one.name == name] or [0.0])
-        for name in CALMS
-    }
+def summarise_all(jobs: Sequence[tuple[str, int]], results: Sequence[Result]) -> list[Summary]:
+    """Return the summary of each scenario. jobs: name and seed of every run, in order."""
+    places = {job: at for at, job in enumerate(jobs)}
+    calms: dict[str, dict[int, float]] = {name: {} for name in CALMS}
+    for one in results:
+        if one.name in CALMS and one.round_s:
+            calms[one.name][places[one.name, one.outcome.seed]] = one.round_s
+    found = dict[str, list[Result]]()
+    for one in results:
+        found.setdefault(one.name, []).append(one)
     return [
         summarise(
             name,
-            [one for one in results if one.name == name],
-            calm[CALM_TLS if TLS & set(name.split(" + ")) else CALM],
+            same,
+            [
+                one.round_s / calm
+                for one in same
+                if one.round_s
+                and (calm := find_pace(calms[find_calm(name)], places[name, one.outcome.seed]))
+            ],
         )
-        for name in dict.fromkeys(one.name for one in results)
+        for name, same in found.items()
     ]
+
+
+def find_pace(calms: Mapping[int, float], place: int) -> float:
+    """Return the median seconds of the undisturbed rounds nearest to a run; 0 if there are none.
+    calms: place of a run in the campaign -> seconds.
+    """
+    nearest = sorted(calms, key=lambda at: abs(at - place))[:NEAREST]
+    return statistics.median(map(calms.__getitem__, nearest)) if nearest else 0.0

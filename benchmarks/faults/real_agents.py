@@ -5,7 +5,7 @@ here to compare the bits.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -43,8 +43,13 @@ def train(task: Task, weights: Mapping[str, NDArray[Any]]) -> Update:
     return perform(open_trainer("pytorch"), task, weights, data(task.agent))[0]
 
 
-def use_real_agents(trial: Trial) -> dict[str, Process]:
-    """Make the trial start real agents. Return them; they exist once it has begun."""
+def use_real_agents(
+    trial: Trial, launcher: Sequence[str] = ("edge_agent.cli",)
+) -> dict[str, Process]:
+    """Make the trial start real agents. Return them; they exist once it has begun.
+
+    launcher: module and arguments that start an agent
+    """
     trial.names, trial.real, trial.settings = NAMES, train, SETTINGS
     agents: dict[str, Process] = {}
 
@@ -52,13 +57,15 @@ def use_real_agents(trial: Trial) -> dict[str, Process]:
         for name in NAMES:
             agents[name] = Process(name, trial.folder)
             trial.stack.callback(agents[name].kill)
-            start_agent(trial, agents[name])
+            start_agent(trial, agents[name], launcher)
 
     trial.after_begin.append(begin)
     return agents
 
 
-def start_agent(trial: Trial, agent: Process) -> None:
+def start_agent(
+    trial: Trial, agent: Process, launcher: Sequence[str] = ("edge_agent.cli",)
+) -> None:
     shard = [
         "--data",
         "digits",
@@ -77,7 +84,7 @@ def start_agent(trial: Trial, agent: Process) -> None:
         "--spool",
         str(trial.folder / "spool" / agent.name),
     ]
-    agent.start(python_command("edge_agent.cli", "join", *where, "--wait", "120", *shard))
+    agent.start(python_command(*launcher, "join", *where, "--wait", "120", *shard))
 
 
 def kill_agent(trial: Trial) -> None:

@@ -126,6 +126,7 @@ class Trial:
     each_turn: called at every turn, to break things
     planned: called once, these seconds after the first task
     before_life: called before each restart of the coordinator
+    at_end: called once the run is over; each returns what went wrong, or an empty text
     intruded: what attackers achieved that they may not
     """
 
@@ -149,6 +150,7 @@ class Trial:
     each_turn: list[Callable[[], None]] = field(default_factory=list)
     planned: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
     before_life: list[Callable[[], None]] = field(default_factory=list)
+    at_end: list[Callable[[], str]] = field(default_factory=list)
     real: Make | None = None
     runs: Path = field(init=False)
     struck: list[float] = field(default_factory=list)
@@ -319,6 +321,8 @@ class Trial:
             asked -= self.refused_tasks()
         if survived and asked - folded:
             why = f"in no model: {sorted(asked - folded)}; {self.outcomes()}"
+        if survived and (wrong := "; ".join(filter(None, (check() for check in self.at_end)))):
+            survived, why = False, wrong
         if survived and not (asked - folded) and (found.foreign or not found.equal):
             why = (
                 f"{found.foreign} updates differ from those sent, the model is "

@@ -28,6 +28,7 @@ from coordinator.settings.services import Broker as Wanted
 from federated.errors import ConfigError, EspalierError
 from federated.runtime.console import Say
 from federated.wire.address import PORTS, add_credentials, format_url, get_scheme, parse_address
+from federated.wire.link import Link
 
 if TYPE_CHECKING:
     from coordinator.access.authority import Authority
@@ -54,18 +55,26 @@ class BrokerAccess:
     address: of the broker, with the coordinator's credentials.
     barred: agents whose certificates were all revoked; their messages must be ignored.
     suspended: agents that flooded the coordinator -> end of their suspension, monotonic seconds.
+    link: the coordinator's link; agents that fill it are suspended.
     """
 
     address: str
     barred: frozenset[str] = frozenset()
     suspended: dict[str, float] = field(default_factory=dict)
+    link: Link | None = None
 
     def suspend(self, name: str) -> None:
         """Take an agent's rights away for SUSPENSION seconds, if the broker was started here."""
         self.suspended[name] = time.monotonic() + SUSPENSION
 
     def list_suspended(self) -> frozenset[str]:
-        """Return the agents that have no rights at present."""
+        """Return the agents that have no rights at present.
+
+        Any thread may ask. The one that folds may wait for the broker, which a flood keeps busy
+        until its sender is suspended.
+        """
+        for name in self.link.take_flooders() if self.link is not None else ():
+            self.suspend(name)
         now = time.monotonic()
         return frozenset(name for name, until in list(self.suspended.items()) if now < until)
 

@@ -32,7 +32,7 @@ from coordinator.trust.acceptance import check_profile
 from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
 from federated.task import Key, Profile, Work
 from federated.wire import envelope, messages, topics
-from federated.wire.link import FLOODED, LINK_FLOODED, LINK_UP, Delivery, Link
+from federated.wire.link import LINK_UP, Delivery, Link
 
 __all__ = ["Fleet", "Intake"]
 
@@ -40,6 +40,7 @@ POLL = 0.5  # seconds between ticks
 # seconds with heartbeats of an agent but without its profile or status until they are requested
 ANNOUNCEMENT_PATIENCE = 10.0
 REVOKED = "its certificate was revoked"
+SUSPENDED = "it flooded the coordinator"
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,9 @@ class Fleet:
             self.endpoint, self.inbox, intake.rules, publish, clock, intake.journal
         )
         self._control: Control | None = None
-        self._gate = BrokerAccess("")
+        self._gate = BrokerAccess("", link=link)
         self._eligibility: Eligibility | None = None
-        self._barred: frozenset[str] = frozenset()
+        self._barred = dict.fromkeys((REVOKED, SUSPENDED), frozenset[str]())
         self._ticked = self._filled = -math.inf
         self._guard = FloodGuard()
         self._leadership = Leadership(self.endpoint, clock)
@@ -143,6 +144,7 @@ class Fleet:
     def follow(self, control: Control | None = None, gate: BrokerAccess | None = None) -> None:
         """Check at every turn what people request and which agents are revoked."""
         self._control, self._gate = control, gate or self._gate
+        self._gate.link = self.link
 
     def admit(self, eligibility: Eligibility) -> None:
         """Let only eligible agents take part from now on, and check those that are here."""
@@ -184,9 +186,7 @@ class Fleet:
         if self._control is not None:
             self._control.look()
         self.publish(LoopTurned())
-        if (barred := self._gate.barred) is not self._barred:
-            self.driver.handle(on.AgentsBarred(self.clock(), barred, REVOKED))
-            self._barred = self._barred if self.driver.stalled else barred
+        self._bar_agents()
         delivery = self.link.receive(timeout)
         if delivery is not None:
             try:
@@ -204,6 +204,19 @@ class Fleet:
         if self.inbox.full and now - self._filled >= RELIEF_PAUSE:
             self._filled = now
             self.driver.handle(on.SpoolFilled(now))
+
+    def _bar_agents(self) -> None:
+        """Shut out agents that were revoked or suspended, so that no round waits for them."""
+        revoked = self._gate.barred
+        suspended = self._gate.list_suspended() - revoked
+        for reason, agents in ((REVOKED, revoked), (SUSPENDED, suspended)):
+            if agents != self._barred[reason]:
+                self.driver.handle(on.AgentsBarred(self.clock(), agents, reason))
+                if not self.driver.stalled:
+                    self._barred[reason] = agents
+
+    def _is_barred(self, name: str) -> bool:
+        return any(name in agents for agents in self._barred.values())
 
     def _may_tick(self, now: float, delivery: Delivery | None) -> bool:
         """Return whether a tick is due and everything that had arrived by then is handled.
@@ -232,14 +245,11 @@ class Fleet:
     def _handle(self, delivery: Delivery) -> None:
         if delivery.topic == LINK_UP:
             self._leadership.restore_link()
-        if delivery.topic == LINK_FLOODED:
-            self._count_dropped(delivery.payload.decode(), FLOODED)
-            return
         where = topics.parse(delivery.topic)
         if where is not None and where.kind == "run":
             self._leadership.take_card(delivery)
             return
-        if where is None or not where.agent or not delivery.payload or where.agent in self._barred:
+        if where is None or not where.agent or not delivery.payload or self._is_barred(where.agent):
             return
         name, now = where.agent, self.clock()
         if not self._is_admitted(where, name, now):
@@ -286,9 +296,9 @@ class Fleet:
             case _:
                 return self._guard.admit(name, now)
 
-    def _count_dropped(self, name: str, count: int = 1) -> None:
-        """Count dropped messages, and suspend an agent whose messages are too many."""
-        if name not in self._barred and self._guard.count_dropped(name, self.clock(), count):
+    def _count_dropped(self, name: str) -> None:
+        """Count a dropped message, and suspend an agent whose messages are too many."""
+        if not self._is_barred(name) and self._guard.count_dropped(name, self.clock()):
             self._gate.suspend(name)
             reason = f"dropped thousands of messages of '{name}': stop it, or revoke it"
             self.publish(Rejected("flood", name, reason, name))

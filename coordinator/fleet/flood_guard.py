@@ -12,7 +12,7 @@ __all__ = ["REFUSALS_AT_ONCE", "FloodGuard"]
 BEATS, BEATS_AT_ONCE = 20.0, 200.0
 # messages per second and agent that are invalid or unrequested, and how many may come at once.
 # Agents send such messages after a restart or a lost answer, some for each task.
-USELESS, USELESS_AT_ONCE = 50.0, 500.0
+USELESS, USELESS_AT_ONCE = 10.0, 200.0
 # answers to invalid messages per second and agent, and how many may be sent at once: each waits for
 # the broker, which a flood keeps busy
 REFUSALS, REFUSALS_AT_ONCE = 1.0, 20.0
@@ -77,13 +77,13 @@ class FloodGuard:
         bucket.tokens -= 1.0
         return 0.0 <= bucket.tokens < 1.0
 
-    def count_dropped(self, agent: str, now: float, count: int = 1) -> bool:
-        """Count dropped messages. Return whether they are so many that the broker should stop
+    def count_dropped(self, agent: str, now: float) -> bool:
+        """Count a dropped message. Return whether they are so many that the broker should stop
         them; the count then starts again.
         """
         bucket = self._dropped.setdefault(agent, Bucket(DROPPED_AT_ONCE, now))
         bucket.refill(now, DROPPED, DROPPED_AT_ONCE)
-        bucket.tokens -= count
+        bucket.tokens -= 1.0
         if bucket.tokens >= 0.0:
             return False
         del self._dropped[agent]

@@ -144,8 +144,8 @@ def record_heartbeat(r: Round, e: on.AgentBeat, out: list[Action]) -> Round:
 
 
 def revoke(r: Round, e: on.AgentsBarred, out: list[Action]) -> Round:
-    """Shut out the agents with revoked certificates, and drop their updates that are not folded
-    yet. Readmit agents that enrolled again.
+    """Shut out the agents that are revoked or suspended, and drop their updates that are not folded
+    yet. Readmit others that were shut out for the same reason.
     """
     for agent in list(r.agents.values()):
         if agent.name not in e.agents:

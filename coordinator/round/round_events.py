@@ -103,7 +103,7 @@ class AgentBeat(Timed, frozen=True):
 
 
 class AgentsBarred(Timed, frozen=True):
-    """The set of agents with revoked certificates changed."""
+    """The set of agents that are shut out for a reason, such as a revoked certificate, changed."""
 
     agents: frozenset[str]
     reason: str

@@ -16,7 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Acceptor", "Connection", "Limits", "RateLimiter", "listen", "raise_descriptor_limit"]
+__all__ = [
+    "Acceptor",
+    "Connection",
+    "Limits",
+    "RateLimiter",
+    "find_client",
+    "listen",
+    "raise_descriptor_limit",
+]
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -31,6 +32,7 @@ from federated.runtime.connection_limits import (
     Connection,
     Limits,
     RateLimiter,
+    find_client,
     listen,
 )
 
@@ -39,6 +41,7 @@ __all__ = ["CERTIFICATE", "BodyReader", "Limits", "WebServer"]
 CERTIFICATE = "espalier.certificate"  # in a request's scope: the client's (DER), or None
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 LARGE = 1 << 20  # bytes: memory of this size is returned to the system when it is free
+SHARE = 0.75  # of the memory for bodies that one address may use, so that others are answered
 DRAIN_TIMEOUT = 10.0  # seconds to read the rest of a request that is already answered
 DRAIN_BYTES = 16 << 20
 BODY = (b"content-length", b"transfer-encoding")  # headers of a request with a body
@@ -218,7 +221,7 @@ class BodyReader:
         body to arrive.
         """
         self._largest, self._total, self._timeout = largest, total, timeout
-        self._reserved = 0
+        self._reserved = Counter[str]()  # bytes by address
         return_free_memory()
 
     @contextlib.asynccontextmanager
@@ -229,13 +232,15 @@ class BodyReader:
         declared = request.headers.get("content-length", "0")
         size = int(declared) if declared.isdecimal() else 0
         self._check(size, declared)
-        body, reserved = bytearray(), self._reserve(size)
+        client = "" if request.client is None else find_client(request.client.host)
+        body, reserved = bytearray(), self._reserve(client, size)
         try:
             try:
                 with anyio.fail_after(self._timeout):
                     async for part in request.stream():
                         self._check(len(body) + len(part), "more")
-                        reserved += self._reserve(max(0, len(body) + len(part) - reserved))
+                        more = max(0, len(body) + len(part) - reserved)
+                        reserved += self._reserve(client, more)
                         body += part
             except TimeoutError as error:
                 raise HTTPException(
@@ -245,18 +250,22 @@ class BodyReader:
                 raise HTTPException(400, "the client disconnected") from error
             yield body
         finally:
-            self._reserved -= reserved
+            self._reserved[client] -= reserved
+            self._reserved += Counter()  # forgets addresses without bodies
 
     def _check(self, size: int, found: str) -> None:
         if size > self._largest:
             raise HTTPException(413, f"expected at most {self._largest} bytes, found {found}")
 
-    def _reserve(self, size: int) -> int:
-        if self._reserved + size > self._total:
+    def _reserve(self, client: str, size: int) -> int:
+        own, most = self._reserved[client] + size, max(self._largest, SHARE * self._total)
+        if self._reserved.total() + size > self._total or own > most:
             raise HTTPException(
-                503, f"requests of {self._reserved} bytes are in progress", {"Retry-After": "1"}
+                503,
+                f"requests of {self._reserved.total()} bytes are in progress",
+                {"Retry-After": "1"},
             )
-        self._reserved += size
+        self._reserved[client] += size
         return size
 
 

@@ -14,7 +14,6 @@ __all__ = [
     "CHUNK",
     "FLOODED",
     "LINK_DOWN",
-    "LINK_FLOODED",
     "LINK_UP",
     "OVERHEAD",
     "PROBES",
@@ -29,14 +28,14 @@ __all__ = [
 
 LINK_UP = "$link/up"
 LINK_DOWN = "$link/down"
-LINK_FLOODED = "$link/flooded"
-FLOODED = 1000  # rejected deliveries of one sender that an event of the link reports
+# rejected deliveries of one sender that make it a flooder
+FLOODED = 5000
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """A message, or an event of the link itself: LINK_DOWN with the reason as payload, LINK_UP
-    after a reconnection, or LINK_FLOODED with the name of a sender after FLOODED rejected messages.
+    """A message, or an event of the link itself: LINK_DOWN with the reason as payload, or LINK_UP
+    after a reconnection.
 
     retained: whether the broker had retained the message.
     """
@@ -67,7 +66,7 @@ class DeliveryQueue:
         self._queue: deque[Delivery] = deque()
         self._share, self._find_sender = share, find_sender
         self._waiting = Counter[str]()  # number of deliveries in the queue, by sender
-        self._rejected = Counter[str]()  # since the last report, by sender
+        self._rejected = Counter[str]()  # since its queue was empty, by sender
         self._changed = threading.Condition()
         self._deliveries, self._size = deliveries, size
         self._held = 0
@@ -84,7 +83,7 @@ class DeliveryQueue:
         sender = self._find_sender(delivery.topic)
         with self._changed:
             if sender and self._waiting[sender] >= self._share and not force:
-                self._report(sender)
+                self._rejected[sender] += 1
                 return False
             room = force or self._changed.wait_for(
                 lambda: self._closed or self._has_room(len(delivery.payload)), timeout
@@ -108,17 +107,18 @@ class DeliveryQueue:
             if sender := self._find_sender(delivery.topic):
                 self._waiting[sender] -= 1
                 if not self._waiting[sender]:
-                    del self._waiting[sender]
+                    del self._waiting[sender], self._rejected[sender]
             self._held -= len(delivery.payload)
             self._changed.notify_all()
             return delivery
 
-    def _report(self, sender: str) -> None:
-        """Count a rejected delivery, and add an event after FLOODED of them."""
-        self._rejected[sender] += 1
-        if self._rejected[sender] >= FLOODED:
-            del self._rejected[sender]
-            self._append(Delivery(LINK_FLOODED, sender.encode()))
+    def take_flooders(self) -> frozenset[str]:
+        """Return the senders with FLOODED rejected deliveries, whose count then starts again."""
+        with self._changed:
+            found = frozenset(name for name, count in self._rejected.items() if count >= FLOODED)
+            for name in found:
+                del self._rejected[name]
+        return found
 
     def _append(self, delivery: Delivery) -> None:
         self._queue.append(delivery)
@@ -170,6 +170,11 @@ class Link(Protocol):
     @property
     def backlog(self) -> int:
         """Number of deliveries that wait for `receive`."""
+
+    def take_flooders(self) -> frozenset[str]:
+        """Return the senders that fill their share of the queue and go on, once each time. Any
+        thread may ask, also while another one waits in `publish`.
+        """
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         """Send a message, or queue it while the link is down. Raises LinkError if it is too large,

@@ -112,6 +112,9 @@ class TcpLink:
     def backlog(self) -> int:
         return len(self._deliveries)
 
+    def take_flooders(self) -> frozenset[str]:
+        return self._deliveries.take_flooders()
+
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         if len(payload) > self.max_payload:
             raise LinkError(f"{topic}: the hub accepts {self.max_payload} bytes: lower wire.chunk")

@@ -189,6 +189,9 @@ class MemoryLink:
     def backlog(self) -> int:
         return len(self._deliveries)
 
+    def take_flooders(self) -> frozenset[str]:
+        return self._deliveries.take_flooders()
+
     def receive(self, timeout: float) -> Delivery | None:
         delivery = self._deliveries.get(timeout)
         if delivery is None:

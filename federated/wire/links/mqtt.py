@@ -173,6 +173,9 @@ class MqttLink:
     def backlog(self) -> int:
         return len(self._deliveries)
 
+    def take_flooders(self) -> frozenset[str]:
+        return self._deliveries.take_flooders()
+
     def receive(self, timeout: float) -> Delivery | None:
         delivery = self._deliveries.get(timeout)
         if delivery is None:

@@ -9,12 +9,13 @@ import pytest
 
 from coordinator.access.broker_access import BrokerAccess
 from coordinator.fleet import driver
-from coordinator.fleet.fleet import Fleet, Intake
+from coordinator.fleet.fleet import SUSPENDED, Fleet, Intake
 from coordinator.fleet.flood_guard import REFUSALS_AT_ONCE
 from coordinator.observe.events import Event, Rejected
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal
 from federated.wire import messages, topics
+from federated.wire.link import FLOODED, Delivery, DeliveryQueue
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import CARD
 from tests.support.clock import Clock
@@ -144,6 +145,36 @@ def test_an_agent_that_floods_is_suspended(
         peers["a"].link.publish(topics.chunk(topics.upload("r", "a", f"t{number}"), 0), b"noise")
         fleet.turn(0)
     assert gate.list_suspended() == {"a"}
+    fleet.turn(0)
+    assert [agent.name for agent in fleet.ready()] == ["b"]
+    assert fleet.agents["a"].absence == f"refused: {SUSPENDED}", "no round waits for it"
+    peers["a"].beat()
+    listen(fleet)
+    assert not fleet.agents["a"].online, "its messages are not even decoded"
+    gate.suspended.clear()
+    peers["a"].beat()
+    listen(fleet)
+    assert fleet.agents["a"].online
+    assert not fleet.agents["a"].refused
+
+
+def test_an_agent_that_floods_is_suspended_while_the_fleet_waits_for_the_broker(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock
+) -> None:
+    """A message of the coordinator waits until the broker has delivered the flood before it."""
+    link = MemoryLink(memory, "coordinator")
+    link._deliveries = DeliveryQueue(share=10, find_sender=topics.find_sender)
+    fleet, gate = Fleet(link, CARD, tmp_path, clock=clock), BrokerAccess("")
+    fleet.follow(gate=gate)
+    fleet.endpoint.announce()
+    for name in "ab":
+        Peer(memory, name)
+    listen(fleet)
+    for _ in range(FLOODED + 10):
+        link._deliveries.put(Delivery(topics.say("r", "a"), b"noise"))
+    assert gate.list_suspended() == {"a"}, "as the thread asks that watches the broker"
+    listen(fleet)
+    assert [agent.name for agent in fleet.ready()] == ["b"]
 
 
 def test_few_invalid_messages_are_answered(fleet: Fleet, memory: MemoryBroker) -> None:

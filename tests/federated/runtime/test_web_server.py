@@ -11,13 +11,15 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+import anyio
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from federated.runtime import connection_limits
 from federated.runtime.connection_limits import RateLimiter, find_client
-from federated.runtime.web_server import CERTIFICATE, Limits, WebServer
+from federated.runtime.web_server import CERTIFICATE, BodyReader, Limits, WebServer
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 Start = Callable[[Limits], WebServer]
@@ -204,6 +206,34 @@ def test_a_rate_limiter_forgets_the_client_that_was_away_longest(
 )
 def test_a_network_of_ipv6_counts_as_one_client(host: str, client: str) -> None:
     assert find_client(host) == client
+
+
+def make_request(host: str, size: int) -> Request:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": bytes(size)}
+
+    headers = [(b"content-length", str(size).encode())]
+    return Request({"type": "http", "client": (host, 1), "headers": headers}, receive)
+
+
+def test_bodies_of_one_address_leave_memory_for_others() -> None:
+    bodies = BodyReader(largest=10, total=16, timeout=5.0)
+    ours, others = "192.0.2.1", "192.0.2.2"
+
+    async def read() -> None:
+        async with bodies.read(make_request(ours, 10)):
+            with pytest.raises(HTTPException, match="503"):
+                async with bodies.read(make_request(ours, 3)):
+                    pass
+            async with bodies.read(make_request(others, 6)) as body:
+                assert len(body) == 6
+                with pytest.raises(HTTPException, match="503"):
+                    async with bodies.read(make_request(others, 1)):
+                        pass
+        async with bodies.read(make_request(ours, 10)) as body:
+            assert len(body) == 10
+
+    anyio.run(read)
 
 
 def test_an_address_in_use_is_an_error_of_the_system(start: Start) -> None:

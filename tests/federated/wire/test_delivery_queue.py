@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from federated.wire.link import FLOODED, LINK_FLOODED, LINK_UP, Delivery, DeliveryQueue
+from federated.wire.link import FLOODED, LINK_UP, Delivery, DeliveryQueue
 from federated.wire.topics import find_sender, run, status
 
 
@@ -61,11 +61,23 @@ def test_a_flood_of_one_sender_leaves_room_for_others() -> None:
     assert queue.put(Delivery(flood, b"")), "its share is free again"
 
 
-def test_a_flood_is_reported_with_its_sender() -> None:
+def test_a_sender_that_goes_on_after_its_share_is_full_is_a_flooder() -> None:
     queue = DeliveryQueue(share=1, find_sender=find_sender)
-    for _ in range(2 * FLOODED + 1):
-        queue.put(Delivery(status("r", "flood"), b""))
-    assert queue.get(0) == Delivery(status("r", "flood"), b"")
-    assert [queue.get(0) for _ in range(2)] == [Delivery(LINK_FLOODED, b"flood")] * 2
-    assert queue.get(0) is None
-    assert queue.put(Delivery("a", bytes(60 << 20))), "events hold no bytes of the queue"
+    flood = Delivery(status("r", "flood"), b"")
+    queue.put(flood)
+    for _ in range(FLOODED - 1):
+        queue.put(flood)
+    assert queue.take_flooders() == frozenset()
+    queue.put(flood)
+    assert queue.take_flooders() == {"flood"}
+    assert queue.take_flooders() == frozenset(), "the count starts again"
+
+
+def test_a_sender_is_no_flooder_if_its_messages_were_handled_in_between() -> None:
+    queue = DeliveryQueue(share=1, find_sender=find_sender)
+    busy = Delivery(status("r", "busy"), b"")
+    for _ in range(2):
+        for _ in range(FLOODED):
+            queue.put(busy)
+        assert queue.get(0) == busy
+    assert queue.take_flooders() == frozenset()
