@@ -34,7 +34,7 @@ STARVED = 2.0  # seconds without more memory
 ROOM = 4 << 20  # bytes that are left
 KILLS = 3  # of the enrolment server
 ENROLLED = 30.0  # seconds for a device to enrol in spite of them
-FINISHED = 60.0  # seconds for a killed command to finish when it is repeated
+FINISHED = 120.0  # seconds for a killed command to finish when it is repeated
 
 Scenario = Callable[[Trial], None]
 
