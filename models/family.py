@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from models.submodel import Objective, Submodel, Target
 
-__all__ = ["Address", "Family", "Tensors", "Torchvision", "check_mask", "parse_address"]
+__all__ = ["Address", "Family", "Pieces", "Tensors", "Torchvision", "check_mask", "parse_address"]
 
 Address = tuple[int, int, str]
 """Position of a tensor: its section, its block's index in the largest network, and its name within
@@ -19,6 +19,11 @@ the block.
 """
 
 Tensors = Mapping[str, Tensor]
+
+Pieces = Mapping[str, tuple[tuple[tuple[int, int], ...], ...]]
+"""Tensor -> per axis, (start, stop) of each run of entries of the largest network that a submodel
+keeps, in order.
+"""
 
 
 class Preset(Protocol):
@@ -60,13 +65,18 @@ def last_linear(submodel: Submodel) -> frozenset[str]:
     return frozenset({"linear.weight", "linear.bias"})
 
 
+def no_pieces(submodel: Submodel) -> Pieces:
+    """Return the pieces of a family whose tensors are leading corners."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Family:
     """A kind of network that scales in width and depth.
 
     build: make the module of a submodel, initialised from torch's current random state. Each of its
-        tensors must be the leading corner of the largest network's tensor of the same name; blocks
-        are named `sections.SECTION.BLOCK`.
+        tensors must be the leading corner of the largest network's tensor of the same name, or
+        consist of the `pieces`; blocks are named `sections.SECTION.BLOCK`.
     presets: the sizes by name
     default: the preset used when none is named
     inputs: number of axes of one example (3: channels, height, width); 0 accepts any
@@ -74,6 +84,7 @@ class Family:
     features: extensions that a method may request: "scaler" (HeteroFL), "steps" (NeFL), "exits"
         (DepthFL), ...
     objective: objective of a preset for data of a target; ValueError if it cannot learn them
+    pieces: kept entries of the tensors of a submodel that are no leading corners, per axis
     address: section, block and rest of a tensor's name, None outside the sections; used for
         grafting
     torchvision: names and conversion of torchvision's weights, or None
@@ -87,6 +98,7 @@ class Family:
     labelled: Callable[[Submodel], frozenset[str]] = last_linear
     features: frozenset[str] = frozenset({"scaler"})
     objective: Callable[[str, Target], Objective] = plain_objective
+    pieces: Callable[[Submodel], Pieces] = no_pieces
     address: Callable[[str], Address | None] = parse_address
     torchvision: Torchvision | None = None
     help: str = ""

@@ -8,6 +8,7 @@ to a box of the largest network's. A home is a key of the coordinator's flat dic
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from models.families.catalogue import address, shapes, statistics
+from models.families.catalogue import address, pieces, shapes, statistics
 from models.submodel import Submodel
 
 __all__ = [
@@ -45,6 +46,7 @@ class Row:
     home: name of the global tensor
     there: rectangle within it
     shape: shape of the whole home
+    partial: whether other rows hold the rest of the local tensor
     """
 
     local: str
@@ -52,6 +54,7 @@ class Row:
     home: str
     there: Where
     shape: tuple[int, ...]
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,19 +81,35 @@ def corners(
     local: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Plan:
     """Return the plan in which every tensor of a submodel is the leading corner of the home of the
-    same name.
+    same name, or consists of the pieces that its family names.
 
     whole: shape of every home
     local: shapes of the submodel's tensors; its parameters by default
     ValueError: a tensor has no home, or does not fit into it.
     """
+    split = pieces(submodel)
     return Plan(
         submodel,
         tuple(
-            row(name, shape, whole)
+            piece
             for name, shape in (shapes(submodel) if local is None else local).items()
+            for piece in cut_row(row(name, shape, whole), split.get(name, ()))
         ),
     )
+
+
+def cut_row(row: Row, kept: tuple[Where, ...]) -> Iterator[Row]:
+    """Yield a row of corners as rows of pieces. kept: (start, stop) of each piece, per axis."""
+    if not kept:
+        yield row
+        return
+    axes = []
+    for runs in kept:
+        ends = list(itertools.accumulate(stop - start for start, stop in runs))
+        axes.append([((b - (run[1] - run[0]), b), run) for b, run in zip(ends, runs, strict=True)])
+    for several in itertools.product(*axes):
+        here, there = zip(*several, strict=True)
+        yield replace(row, here=here, there=there, partial=True)
 
 
 def row(name: str, shape: tuple[int, ...], whole: Mapping[str, tuple[int, ...]]) -> Row:

@@ -157,9 +157,10 @@ def place(state: State, submodel: Submodel) -> Plan:
 
 def move_to_group(row: Row, group: str) -> Row:
     """Return the row with a home that belongs to one group. Until it is written, reading it returns
-    the corner.
+    the corner. The home of a tensor in pieces has the shape of the whole.
     """
-    return replace(row, home=f"{row.home}@{group}", shape=tuple(stop for _, stop in row.here))
+    shape = row.shape if row.partial else tuple(stop for _, stop in row.here)
+    return replace(row, home=f"{row.home}@{group}", shape=shape)
 
 
 def dispatch(state: State, plan: Plan) -> dict[str, Tensor]:

@@ -22,10 +22,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods import fedavg
 from federated.methods.heterofl import heterofl
-from models.families.catalogue import shapes, statistics
+from models.families.catalogue import pieces, shapes, statistics
 from models.slicing import Plan, Row
 from models.submodel import Submodel
 
@@ -56,9 +57,9 @@ def roll_row(row: Row, wide: tuple[int, ...], unit: tuple[int, ...], turn: int) 
         arcs(k, c, turn * u % c) if k < c else arcs(k, k, 0)
         for k, c, u in zip(kept, wide, unit, strict=True)
     ]
-    for pieces in itertools.product(*axes):
+    for several in itertools.product(*axes):
         yield replace(
-            row, here=tuple(here for here, _ in pieces), there=tuple(there for _, there in pieces)
+            row, here=tuple(here for here, _ in several), there=tuple(there for _, there in several)
         )
 
 
@@ -85,6 +86,11 @@ def place(state: State, submodel: Submodel) -> Plan:
 
 def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
     """Yield a reason if no width is below 1. A single narrow size rolls as well."""
+    if any(map(pieces, menu)):
+        raise ConfigError(
+            f"method fedrolex cannot use {menu[0].network.family}, whose channels are concatenated "
+            "or form heads: use another method"
+        )
     if all(submodel.width == 1 for submodel in menu):
         yield (
             f"widths {list(settings['widths'])} keep every channel, so the window does not roll: "

@@ -36,12 +36,13 @@ from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated.engine.accounting import Pass
+from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods import fedavg
 from federated.task import Recipe
 from federated.training import objective
 from federated.training.hooks import Hooks, Session
-from models.families.catalogue import build, normalising, shapes, statistics
+from models.families.catalogue import build, normalising, pieces, shapes, statistics
 from models.layers.batch_norm import set_norm
 from models.slicing import Plan, as_slices, corner
 from models.submodel import Network, Submodel
@@ -200,6 +201,11 @@ def distillation_loss(network: Network, out: Tensor, teacher: Tensor) -> Tensor:
 
 
 def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    if any(map(pieces, menu)):
+        raise ConfigError(
+            f"method fjord cannot use {menu[0].network.family}, whose channels are concatenated "
+            "or form heads: use another method"
+        )
     if not any(narrower(submodel, settings["widths"]) for submodel in menu):
         yield (
             f"widths {list(settings['widths'])} leave no narrower width to draw: set "

@@ -31,7 +31,7 @@ from models.families.resnet1d import RESNET1D
 from models.families.transformer import TRANSFORMER
 from models.families.vgg import VGG
 from models.families.vit import VIT
-from models.family import Address, Family
+from models.family import Address, Family, Pieces
 from models.layers.basic import project, scale
 from models.layers.batch_norm import NORMS
 from models.own.user_network import own
@@ -52,6 +52,7 @@ __all__ = [
     "network",
     "normalising",
     "parameters",
+    "pieces",
     "probes",
     "rehearsal",
     "shapes",
@@ -380,6 +381,12 @@ def normalising(submodel: Submodel) -> frozenset[str]:
 def address(made: Network, name: str) -> Address | None:
     """Return section, block and rest of a tensor's name, or None outside the sections."""
     return family(made).address(name)
+
+
+@lru_cache(maxsize=1024)
+def pieces(submodel: Submodel) -> Pieces:
+    """Return the kept entries of the tensors of a submodel that are no leading corners."""
+    return family(submodel.network).pieces(submodel)
 
 
 def menu(

@@ -3,13 +3,15 @@ and their size at a width.
 
 A label says that an axis is channel-major: `channels` of its group, each with `positions` adjacent
 entries (of a flattened image, for example). The leading k channels are then the leading k *
-positions entries, so every narrow tensor is a leading corner.
+positions entries. Where channels of several groups are adjacent on one axis (concatenations, the
+heads of attention, fused queries, keys and values), their group is a compound, and each of its
+segments keeps its own leading part.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +19,20 @@ from torch import Tensor, nn
 
 from models.submodel import scale_count
 
-__all__ = ["Axis", "Groups", "Label", "Labels", "length"]
+__all__ = ["Axis", "Groups", "Label", "Labels", "Span", "length", "spans"]
 
 Label = tuple[int, int]
 """Number of a group, and positions per channel."""
 
 Labels = tuple[Label | None, ...]
 """One label per axis of a tensor; None for an axis that never scales."""
+
+
+Segment = tuple[Label | None, int]
+"""Part of a compound axis: its label, None if it never scales, and its entries at width 1."""
+
+Span = tuple[int, int]
+"""(start, stop) of kept entries on the whole axis."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +42,13 @@ class Axis:
     channels: channels at width 1
     positions: entries per channel
     multiple: divisor of every kept number of channels
+    segments: of a compound axis, each an axis, or the entries of one that never scales
     """
 
     channels: int
     positions: int
     multiple: int
+    segments: tuple[Axis | int, ...] = ()
 
 
 def length(axis: Axis | int, width: float) -> int:
@@ -46,8 +57,27 @@ def length(axis: Axis | int, width: float) -> int:
     """
     if isinstance(axis, int):
         return axis
+    if axis.segments:
+        return sum(length(one, width) for one in axis.segments) * axis.positions
     channels = scale_count(width, axis.channels)
     return (axis.channels if channels % axis.multiple else channels) * axis.positions
+
+
+def spans(axis: Axis | int, width: float) -> tuple[Span, ...]:
+    """Return the kept entries of an axis: its leading ones, or those of each of its segments."""
+    if isinstance(axis, int) or not axis.segments:
+        return ((0, length(axis, width)),)
+    found: list[Span] = []
+    start = 0
+    for one in axis.segments:
+        for a, b in spans(one, width):
+            a, b = ((start + n) * axis.positions for n in (a, b))
+            if found and found[-1][1] == a:
+                found[-1] = found[-1][0], b
+            else:
+                found.append((a, b))
+        start += length(one, 1.0)
+    return tuple(found)
 
 
 @dataclass
@@ -57,6 +87,7 @@ class Groups:
     parents: parent of each group
     channels: channels of each group
     multiples: divisor of the kept channels of each root
+    segments: of each root that is a compound
     whole: groups that cannot scale
     obstacles: operations that prevent scaling, in order
     place: the operation being read
@@ -68,6 +99,7 @@ class Groups:
     parents: list[int] = field(default_factory=list)
     channels: list[int] = field(default_factory=list)
     multiples: list[int] = field(default_factory=list)
+    segments: dict[int, tuple[Segment, ...]] = field(default_factory=dict)
     whole: set[int] = field(default_factory=set)
     obstacles: list[str] = field(default_factory=list)
     place: str = ""
@@ -97,6 +129,40 @@ class Groups:
             self.whole.add(root)
             if blame:
                 self.obstacles.append(self.place)
+            self.freeze((one for one, _ in self.segments.get(root, ())), blame=False)
+
+    def compose(self, segments: Sequence[Segment]) -> Label | None:
+        """Return the label of an axis of adjacent segments."""
+        if all(label is None for label, _ in segments):
+            return None
+        made = self.new(sum(entries for _, entries in segments))
+        assert made is not None
+        self.segments[made[0]] = tuple(segments)
+        return made
+
+    def divide_axis(self, label: Label | None, parts: int) -> Label | None:
+        """Return the label of each of the equal parts of an axis; if the axis cannot be divided so,
+        it stays whole.
+        """
+        if label is None:
+            return None
+        root, total = self.root(label[0]), self.channels[label[0]]
+        known = self.segments.get(root)
+        if label[1] != 1 or total % parts or root in self.whole:
+            self.freeze((label,))
+            return None
+        if known is None:
+            inner = self.new(total // parts)
+            if inner is not None and self.multiples[root] == 1:
+                self.segments[root] = ((inner, total // parts),) * parts
+                return inner
+        elif len(known) % parts == 0:
+            step = len(known) // parts
+            runs = [known[i : i + step] for i in range(0, len(known), step)]
+            if all(run == runs[0] for run in runs) and runs[0][0][0] is not None:
+                return runs[0][0][0] if step == 1 else self.compose(runs[0])
+        self.freeze((label,))
+        return None
 
     def join(self, one: Label | None, other: Label | None) -> Label | None:
         """Return the label of an axis that belongs to both groups; if the two differ in layout,
@@ -111,16 +177,46 @@ class Groups:
             self.freeze((one, other))
             return None
         first, second = self.root(one[0]), self.root(other[0])
+        if first == second:
+            return one
+        if second in self.segments and first not in self.segments:
+            first, second = second, first
+        if first in self.segments and not self.join_compound(first, second):
+            self.freeze((one, other))
+            return None
         self.parents[second] = first
         self.multiples[first] = math.lcm(self.multiples[first], self.multiples[second])
         if self.whole & {first, second}:
             self.whole.add(first)
         return one
 
+    def join_compound(self, first: int, second: int) -> bool:
+        """Join a compound with another group: segment by segment, if that is a compound, too.
+        Return False if they cannot be joined.
+        """
+        if second in self.inside(first) or first in self.inside(second):
+            return False
+        if second not in self.segments:
+            return self.multiples[second] == 1
+        pairs = list(zip(self.segments[first], self.segments[second], strict=False))
+        if [n for _, n in self.segments[first]] != [n for _, n in self.segments[second]]:
+            return False
+        for (one, _), (other, _) in pairs:
+            self.join(one, other)
+        return True
+
+    def inside(self, root: int) -> set[int]:
+        """Return the roots of all segments of a group, at any depth."""
+        found = {self.root(one[0]) for one, _ in self.segments.get(root, ()) if one is not None}
+        return found.union(*map(self.inside, found))
+
     def divide(self, label: Label | None, parts: int) -> None:
         """Require that the kept entries of an axis divide into `parts`."""
         if label is not None:
             root = self.root(label[0])
+            if root in self.segments:
+                self.freeze((label,))
+                return
             self.multiples[root] = math.lcm(
                 self.multiples[root], parts // math.gcd(parts, label[1])
             )
@@ -153,7 +249,10 @@ class Groups:
         """Return the axis of a label, or None if it stays whole."""
         if label is None or (root := self.root(label[0])) in self.whole:
             return None
-        return Axis(self.channels[root], label[1], self.multiples[root])
+        segments = tuple(self.axis(one) or n for one, n in self.segments.get(root, ()))
+        if segments and all(isinstance(one, int) for one in segments):
+            return None
+        return Axis(self.channels[root], label[1], self.multiples[root], segments)
 
     def axes(self, labels: Labels, whole: Iterable[Any]) -> tuple[Axis | int, ...]:
         """Return the axes of a tensor or field of these lengths at width 1."""

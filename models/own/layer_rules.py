@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 
 from models.own.channels import Groups, Labels
-from models.own.operation_rules import Shape, Value, regroup, spatial
+from models.own.operation_rules import RUNTIME, Shape, Value, regroup, spatial
 
 __all__ = ["layer_rule"]
 
@@ -95,7 +95,7 @@ def spatial_layer(groups: Groups, layer: nn.Module, x: Value, shape: Shape) -> L
 
 
 def flatten(groups: Groups, layer: nn.Flatten, x: Value, shape: Shape) -> Labels:
-    return regroup(groups, x, shape, [True] * len(shape))
+    return regroup(groups, x, shape, [RUNTIME] * len(shape))
 
 
 LAYERS: dict[type[nn.Module], LayerRule] = {

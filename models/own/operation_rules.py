@@ -18,11 +18,16 @@ from models.own.channels import Groups, Label, Labels
 
 __all__ = [
     "RUNTIME",
+    "SEVERAL",
+    "Field",
     "Shape",
+    "Size",
     "Value",
     "elementwise",
     "operation_rule",
+    "read_size",
     "regroup",
+    "release",
     "spatial",
     "values",
 ]
@@ -41,6 +46,23 @@ class Value:
 
     shape: Shape
     labels: Labels
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size that the forward pass reads from a shape: the length of an axis with this label,
+    divided by `parts`. parts: 0 after other arithmetic.
+    """
+
+    label: Label
+    parts: int = 1
+
+
+class Field(int):
+    """A whole number that a layer of the user's keeps as an attribute, which can follow a width."""
+
+    layer: Any
+    name: str
 
 
 OperationRule = Callable[[Groups, Sequence[Any], Mapping[str, Any], Shape], Labels | None]
@@ -107,11 +129,11 @@ def reshape(
     x, sizes = args[0], as_sequence(args[1:])
     if len(sizes) != len(shape):
         return None
-    return regroup(groups, x, shape, [size is RUNTIME or size == -1 for size in sizes])
+    return regroup(groups, x, shape, sizes)
 
 
 def flatten(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape) -> Labels:
-    return regroup(groups, args[0], shape, [True] * len(shape))
+    return regroup(groups, args[0], shape, [RUNTIME] * len(shape))
 
 
 def as_sequence(args: Sequence[Any]) -> Sequence[Any]:
@@ -119,19 +141,64 @@ def as_sequence(args: Sequence[Any]) -> Sequence[Any]:
     return args[0] if args and isinstance(args[0], Sequence) else args
 
 
-def regroup(groups: Groups, x: Value, shape: Shape, free: Sequence[bool]) -> Labels:
-    """Merge or split axes in row-major order. Among merged axes only the first may be channels, so
-    that the result stays channel-major.
+def regroup(groups: Groups, x: Value, shape: Shape, sizes: Sequence[Any]) -> Labels:
+    """Merge or split axes in row-major order. Of merged axes only one may be channels: the first,
+    so that the result stays channel-major, or the last, as the heads of attention have. Of the axes
+    that channels are split into, only the last gets channels, if its size follows the width.
     """
     out: list[Label | None] = [None] * len(shape)
     for before, after in segments(x.shape, shape):
         labels = [x.labels[axis] for axis in before]
-        first = labels[0] if labels else None
-        if len(after) == 1 and first is not None and not any(labels[1:]) and free[after[0]]:
-            out[after[0]] = first[0], first[1] * math.prod(x.shape[axis] for axis in before[1:])
+        last, size = after[-1], sizes[after[-1]]
+        if not any(labels):
+            release(groups, size)
+        elif len(after) == 1 and labels[0] is not None and not any(labels[1:]):
+            first, more = labels[0], math.prod(x.shape[axis] for axis in before[1:])
+            out[last] = follow(groups, size, (first[0], first[1] * more))
+        elif len(after) == 1 and not any(labels[:-1]):
+            parts = math.prod(x.shape[axis] for axis in before[:-1])
+            made = groups.compose([(labels[-1], x.shape[before[-1]])] * parts)
+            out[last] = follow(groups, size, made)
+        elif len(before) == 1:
+            parts = math.prod(shape[axis] for axis in after[:-1])
+            inner = groups.divide_axis(labels[0], parts)
+            out[last] = follow(groups, size, inner, whole=labels[0], parts=parts)
         else:
             groups.freeze(labels)
+            release(groups, size)
     return tuple(out)
+
+
+def follow(
+    groups: Groups, size: Any, label: Label | None, *, whole: Label | None = None, parts: int = 1
+) -> Label | None:
+    """Return the label of an axis whose size the forward pass gives: it stays whole if that size
+    does not follow the width. whole: of the axis that was divided into `parts`.
+    """
+    if label is None:
+        release(groups, size)
+    elif isinstance(size, Size):
+        if whole is not None and size.parts == parts:
+            groups.join(whole, size.label)
+        elif size.parts == 1:
+            label = groups.join(size.label, label)
+        else:
+            groups.freeze((label, size.label))
+    elif isinstance(size, Field):
+        known = groups.fields.get((size.layer, size.name))
+        groups.note(size.layer, **{size.name: label})
+        if known is not None:
+            label = groups.join(known, label)  # type: ignore[arg-type]
+    elif size is not RUNTIME and size != -1:
+        groups.freeze((label,))
+    else:
+        return label
+    return None if label is None or groups.root(label[0]) in groups.whole else label
+
+
+def release(groups: Groups, *sizes: Any) -> None:
+    """Keep the axes whole whose lengths an operation needs at full size."""
+    groups.freeze(size.label for size in sizes if isinstance(size, Size))
 
 
 def segments(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
@@ -199,15 +266,96 @@ def getitem(
 def concatenate(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels | None:
-    """Concatenate along any axis but channels, which would start in the middle."""
+    """Concatenate along any axis; concatenated channels are segments of one axis."""
     axis = kwargs.get("dim", args[1] if len(args) > 1 else 0)
     if type(axis) is not int:
         return None
-    parts = values(args[0])
-    groups.freeze(x.labels[axis] for x in parts)
-    found = [reduce(groups.join, labels) for labels in zip(*(x.labels for x in parts), strict=True)]
-    found[axis] = None
-    return tuple(found)
+    parts = values(args[0], kwargs)
+    axis %= len(shape)
+    return tuple(
+        groups.compose([(x.labels[axis], x.shape[axis]) for x in parts])
+        if i == axis
+        else reduce(groups.join, (x.labels[i] for x in parts))
+        for i in range(len(shape))
+    )
+
+
+def matmul(
+    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
+) -> Labels | None:
+    """Label the product of two batches of matrices: the axis that is summed over is one group."""
+    found = values(args, kwargs)
+    if len(found) != 2 or min(len(x.shape) for x in found) < 2:
+        return None
+    one, other = found
+    groups.join(one.labels[-1], other.labels[-2])
+    batch = elementwise(
+        groups,
+        [Value(x.shape[:-2], x.labels[:-2]) for x in found],
+        {},
+        shape[:-2],
+    )
+    return (*batch, one.labels[-2], other.labels[-1])
+
+
+def attention(
+    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
+) -> Labels | None:
+    """Label scaled dot-product attention: queries and keys have the same channels."""
+    found = values(args[:3], kwargs)
+    if len(found) < 3 or values(args[3:]) or len(found) > 3:
+        return None
+    query, key, value = found
+    groups.join(query.labels[-1], key.labels[-1])
+    return (*query.labels[:-1], value.labels[-1])
+
+
+def split_axis(
+    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Sequence[Shape]
+) -> tuple[Labels, ...] | None:
+    """Label the results of chunk, and of split with a size that follows the width."""
+    x, *rest = args
+    axis = kwargs.get("dim", rest[1] if len(rest) > 1 else 0)
+    size = kwargs.get("chunks", rest[0] if rest else RUNTIME)
+    if type(axis) is not int or len({shape[axis] for shape in shapes}) > 1:
+        return None
+    label = x.labels[axis]
+    inner = groups.divide_axis(label, len(shapes))
+    if inner is not None and (isinstance(size, Field | Size) or size != len(shapes)):
+        inner = follow(groups, size, inner)
+    axis %= len(x.shape)
+    return ((*x.labels[:axis], inner, *x.labels[axis + 1 :]),) * len(shapes)
+
+
+def unbind(
+    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Sequence[Shape]
+) -> tuple[Labels, ...] | None:
+    x, *rest = args
+    axis = kwargs.get("dim", rest[0] if rest else 0)
+    if type(axis) is not int or x.labels[axis] is not None:
+        return None
+    axis %= len(x.shape)
+    return ((*x.labels[:axis], *x.labels[axis + 1 :]),) * len(shapes)
+
+
+def read_size(name: str, args: Sequence[Any], result: Any) -> Any:
+    """Return a value of the forward pass that is no tensor: a size with the axis that it was read
+    from, a tuple of them, or RUNTIME.
+    """
+    x = args[0] if args else None
+    if isinstance(x, Value) and name in {"getattr", "size"} and isinstance(result, tuple):
+        return tuple(map(make_size, x.labels))
+    if isinstance(x, Value) and name == "size" and len(args) == 2 and type(args[1]) is int:
+        return make_size(x.labels[args[1]])
+    if isinstance(x, tuple) and name == "getitem" and isinstance(args[1], int | slice):
+        return x[args[1]]
+    if isinstance(x, Size) and name == "floordiv" and isinstance(args[1], int):
+        return Size(x.label, x.parts * args[1])
+    return RUNTIME
+
+
+def make_size(label: Label | None) -> Any:
+    return RUNTIME if label is None else Size(label)
 
 
 def pad(
@@ -242,9 +390,18 @@ OPERATIONS: dict[str, OperationRule] = {
     **dict.fromkeys(("cat", "concat", "concatenate"), concatenate),
     **dict.fromkeys(("swapaxes", "transpose"), transpose),
     "getitem": getitem,
+    "matmul": matmul,
     "pad": pad,
     "permute": permute,
+    "scaled_dot_product_attention": attention,
 }
+
+SEVERAL: dict[str, Callable[..., tuple[Labels, ...] | None]] = {
+    "chunk": split_axis,
+    "split": split_axis,
+    "unbind": unbind,
+}
+"""Rules for operations with several results; they get the shapes of all."""
 
 
 def operation_rule(name: str) -> OperationRule | None:

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from models.layers.basic import Linear, Norm, Scaler
-from models.own.channels import Axis, Groups, length
+from models.own.channels import Axis, Groups, length, spans
 from models.own.operation_rules import Value
 from models.own.tracing import Call, label_tensors, named_tensors, trace
 
@@ -102,9 +103,7 @@ def cut(
     shared: dict[int, Tensor] = {}  # a tensor shared under two names stays shared
     for name, tensor in list(named_tensors(net)):
         if name in structure.axes:
-            corner = tensor.detach()[
-                tuple(slice(length(axis, width)) for axis in structure.axes[name])
-            ].clone()
+            corner = take(tensor.detach(), structure.axes[name], width)
             smaller = (
                 nn.Parameter(corner, tensor.requires_grad)
                 if isinstance(tensor, nn.Parameter)
@@ -122,6 +121,15 @@ def cut(
                 else length(axis, width),
             )
     return net
+
+
+def take(tensor: Tensor, axes: Sequence[Axis | int], width: float) -> Tensor:
+    """Return a copy of the entries of a tensor that a width keeps."""
+    for index, axis in enumerate(axes):
+        kept = spans(axis, width)
+        pieces = [tensor.narrow(index, start, stop - start) for start, stop in kept]
+        tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces, index)
+    return tensor.clone()
 
 
 def put(net: nn.Module, name: str, value: nn.Module | Tensor) -> None:

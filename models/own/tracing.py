@@ -13,7 +13,17 @@ from torch.fx.node import map_aggregate
 
 from models.own.channels import Groups, Labels
 from models.own.layer_rules import layer_rule
-from models.own.operation_rules import RUNTIME, Value, elementwise, operation_rule, values
+from models.own.operation_rules import (
+    RUNTIME,
+    SEVERAL,
+    Field,
+    Value,
+    elementwise,
+    operation_rule,
+    read_size,
+    release,
+    values,
+)
 
 __all__ = ["Call", "label_tensors", "named_tensors", "trace"]
 
@@ -56,7 +66,22 @@ class Tracer(fx.Tracer):
 def trace(net: nn.Module) -> tuple[fx.Graph, dict[str, list[Call]]]:
     """Return the graph of a network, and the calls of each module by name."""
     tracer = Tracer()
+    mark_fields(net)
     return tracer.trace(net), tracer.calls
+
+
+def mark_fields(net: nn.Module) -> None:
+    """Make whole numbers that modules of other packages keep as attributes recognisable where the
+    forward pass uses them as sizes.
+    """
+    for module in net.modules():
+        if type(module).__module__.startswith("torch.nn."):
+            continue
+        for name, value in vars(module).items():
+            if type(value) is int and value > 1:
+                marked = Field(value)
+                marked.layer, marked.name = module, name
+                vars(module)[name] = marked
 
 
 def label_tensors(
@@ -68,7 +93,7 @@ def label_tensors(
     interpreter = fx.Interpreter(net, garbage_collect_values=False, graph=graph)
     with torch.no_grad():
         interpreter.run(example)
-    names, found = dict(named_tensors(net)).keys(), dict[fx.Node, Value]()
+    names, found = dict(named_tensors(net)).keys(), dict[fx.Node, Any]()
     for node in graph.nodes:
         result = interpreter.env[node]
         args, kwargs = map_aggregate(
@@ -80,13 +105,32 @@ def label_tensors(
         elif isinstance(result, Tensor) and node.op == "get_attr":
             own = groups.own(result) if node.target in names else (None,) * result.ndim
             found[node] = Value(tuple(result.shape), own)
+        elif name_of(node) == "getitem" and isinstance(args[0], tuple):
+            found[node] = args[0][args[1]] if isinstance(args[1], int | slice) else RUNTIME
         elif isinstance(result, Tensor):
             found[node] = Value(
                 tuple(result.shape), labels_of(net, node, args, kwargs, tuple(result.shape), groups)
             )
         elif any(isinstance(leaf, Tensor) for leaf in leaves(result)):
-            unknown(net, node, args, kwargs, groups)
-    return found
+            found[node] = several(net, node, args, kwargs, result, groups)
+        else:
+            found[node] = read_size(name_of(node) or str(node.target), args, result)
+    return {node: value for node, value in found.items() if isinstance(value, Value)}
+
+
+def several(
+    net: nn.Module, node: fx.Node, args: Any, kwargs: Any, result: Any, groups: Groups
+) -> Any:
+    """Return the values of an operation with several results; without a rule, freeze its inputs."""
+    groups.place, rule = describe_node(net, node), SEVERAL.get(name_of(node))
+    if rule is None or not all(isinstance(one, Tensor) for one in result):
+        unknown(net, node, args, kwargs, groups)
+        return RUNTIME
+    shapes = [tuple(one.shape) for one in result]
+    labels = rule(groups, args, kwargs, shapes)
+    if labels is None:
+        labels = tuple(unknown(net, node, args, kwargs, groups, len(shape)) for shape in shapes)
+    return tuple(map(Value, shapes, labels))
 
 
 def leaves(result: Any) -> Iterator[Any]:
@@ -130,6 +174,7 @@ def unknown(
     """Freeze all inputs of an operation without a rule, and the tensors of its layer."""
     groups.place = describe_node(net, node)
     groups.freeze(label for x in values(args, kwargs) for label in x.labels)
+    release(groups, *leaves((args, kwargs)))
     if node.op == "call_module":
         layer = net.get_submodule(str(node.target))
         if tensors := list(layer.parameters()):

@@ -11,9 +11,11 @@ the raw data, to [N, outputs]: logits, or standardised values. It takes no argum
   values included; inputs and outputs keep all. Supported are linear layers, convolutions (also
   transposed and depthwise ones), batch, instance, group, layer and RMS norm, PReLU, activations,
   dropout, pooling, padding, elementwise operations, means over axes, and flatten, view, reshape and
-  permute that keep channels whole. Channels that go into anything else (attention, recurrent
-  layers, concatenation of channels, chunks, sizes written as literal numbers) stay whole, as do
-  those of a group norm at a width at which its groups do not divide. The forward pass must not
+  permute. Where channels are concatenated, cut into equal chunks, or divided into the heads of
+  attention, each part keeps its own leading channels. Sizes must be read from a shape, be -1, or be
+  an attribute of the layer. Channels that go into anything else (recurrent layers,
+  `nn.MultiheadAttention`, sizes written as literal numbers) stay whole, as do those of a group norm
+  at a width at which its groups do not divide. The forward pass must not
   branch on its input. A device builds the whole network before it cuts it, so it needs memory for
   that.
 - Depth: a block is a module of a class of the user's own (not a bare layer or an `nn.Sequential`).
@@ -44,8 +46,9 @@ from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from models.extensions import import_member, list_required
-from models.family import Address, Family, check_mask, parse_address
+from models.family import Address, Family, Pieces, check_mask, parse_address
 from models.layers.basic import Standardise
+from models.own.channels import spans
 from models.own.structure import Structure, add_scalers, cut, find_structure, first_line
 from models.submodel import Network, Submodel
 
@@ -81,6 +84,7 @@ def own(network: Network) -> Family:
         default="",
         inputs=0,
         labelled=labelled_tensors,
+        pieces=find_pieces,
         address=lambda name: address(network, name),
     )
 
@@ -226,6 +230,17 @@ def add_standardise(net: nn.Module, network: Network) -> nn.Module:
             standardise=Standardise(network.mean, network.std, len(network.inputs)), net=net
         )
     )
+
+
+def find_pieces(submodel: Submodel) -> Pieces:
+    """Return the kept entries of the tensors with an axis of several runs."""
+    if submodel.width == 1 or scales_itself(submodel.network):
+        return {}
+    kept = {
+        f"net.{name}": tuple(spans(axis, submodel.width) for axis in axes)
+        for name, axes in analyse(submodel.network).axes.items()
+    }
+    return {name: axes for name, axes in kept.items() if any(len(runs) > 1 for runs in axes)}
 
 
 def labelled_tensors(submodel: Submodel) -> frozenset[str]:
