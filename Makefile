@@ -1,4 +1,4 @@
-# Targets: demo, docs, test, test-all, lint. They need only Python 3.11 or newer and install everything into
+# Targets: demo, docs, test, test-all, lint, web. They need only Python 3.11 or newer and install everything into
 # .venv, which `make clean` removes.
 #   PYTHON=python3.12                   use another Python
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: clean demo docs help lint test test-all
+.PHONY: clean demo docs help lint test test-all web
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make test-all  Run all tests"
 	@echo "make lint      Run ruff, mypy and bandit"
 	@echo "make docs      Build the documentation site in build/docs"
+	@echo "make web       Build the web page and install it in .venv; needs Node 20 or newer"
 	@echo "make clean     Remove .venv and caches"
 
 demo: $(VENV)/installed
@@ -56,8 +57,12 @@ docs: $(VENV)/installed-dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" sphinx-build -nW --keep-going -q docs build/docs
 	@echo "open build/docs/index.html"
 
+web: $(VENV)/installed-dev
+	cd coordinator/web/page && npm ci --no-audit --no-fund && npm run check && npm run build
+	$(PIP) install -c constraints.txt -e coordinator/web/page playwright
+
 clean:
-	rm -rf $(VENV) $(VENV)-base $(VENV)-tools dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf $(VENV) $(VENV)-base $(VENV)-tools coordinator/web/page/node_modules dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info build
 
 # These files mark completed steps. A step that failed, such as an interrupted download, runs again.
 $(VENV)/created:

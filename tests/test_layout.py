@@ -74,6 +74,7 @@ ROOMS = {
         "release",
         "simulate",
         "views",
+        "web",
         "cli",
     ),
 }
@@ -91,6 +92,7 @@ TORCH_FREE = (
     "coordinator.views.run_log",
     "coordinator.views.run_plots",
     "coordinator.views.run_status",
+    "coordinator.web.run_pages",
     "espalier",
     "edge_agent",
     "edge_agent.bench.measure",

@@ -92,6 +92,10 @@ COMMANDS = {
         "coordinator.cli.stop:stop",
         "Stop RUN after its current round.",
     ),
+    "web": LazyCommand(
+        "coordinator.cli.web:web",
+        "Show all runs on a web page, and control them.",
+    ),
 }
 
 

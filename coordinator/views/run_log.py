@@ -23,10 +23,11 @@ __all__ = [
     "match_events",
     "read_events",
     "read_recent_errors",
+    "read_recent_events",
 ]
 
 POLL = 0.5  # seconds between two reads of a log that is followed
-TAIL = 256 << 10  # bytes at the end of a log that are searched for recent errors
+TAIL = 256 << 10  # bytes at the end of a log that hold its recent events
 MAX_NAMED = 10  # agents that an error names
 
 Only = Callable[[dict[str, Any]], bool]
@@ -102,20 +103,21 @@ def explain_missing(folder: Path, agent: str | None = None, number: int | None =
     return ""
 
 
-def read_recent_errors(folder: Path, count: int) -> list[dict[str, Any]]:
-    """Return the last warnings and errors of a run, the latest last; none without a log."""
+def read_recent_events(folder: Path) -> list[dict[str, Any]]:
+    """Return the events at the end of a run's log, the latest last; none without a log."""
     try:
         with (folder / EVENTS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    found = [
-        event
-        for line in lines
-        if (event := parse_event(line)) and event.get("level") in ("WARNING", "ERROR", "CRITICAL")
-    ]
-    return found[-count:]
+    return [event for line in lines if (event := parse_event(line))]
+
+
+def read_recent_errors(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Return the last warnings and errors of a run, the latest last; none without a log."""
+    levels = ("WARNING", "ERROR", "CRITICAL")
+    return [event for event in read_recent_events(folder) if event.get("level") in levels][-count:]
 
 
 def format_event(event: dict[str, Any]) -> str:

@@ -1,0 +1,41 @@
+"""The command `coordinator web`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from coordinator.cli.options import RUNS, print_errors
+
+__all__ = ["web"]
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option(
+    "--listen",
+    "address",
+    default="127.0.0.1:8600",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="address of the page; beyond this machine it needs a certificate",
+)
+@click.option("--certificate", type=FILE, metavar="FILE", help="certificate for HTTPS")
+@click.option("--key", type=FILE, metavar="FILE", help="key of the certificate")
+@click.option(
+    "--token-file",
+    type=FILE,
+    metavar="FILE",
+    help="token to sign in with; created if missing  [default: RUNS/web-token]",
+)
+@RUNS
+def web(
+    address: str, certificate: Path | None, key: Path | None, token_file: Path | None, runs: Path
+) -> None:
+    """Show all runs on a web page, and control them."""
+    with print_errors("web"):
+        from coordinator.web.serve import Listen, serve_page
+
+        serve_page(runs, Listen(address, certificate, key, token_file), click.echo)

@@ -1,0 +1,1 @@
+"""The built web page of Espalier: static files that `coordinator web` serves."""

@@ -1,0 +1,191 @@
+/** Requests to the server, and the records that it answers with (see `run_pages.py`). */
+
+export interface RunRow {
+  run: string;
+  state: string;
+  error?: string;
+  method?: string;
+  model?: string;
+  data?: string;
+  rounds_done?: number;
+  rounds?: number;
+  accuracy?: number | null;
+  worst_accuracy?: number | null;
+  updated?: string;
+}
+
+export interface Score {
+  round: number;
+  submodel: string;
+  view: string;
+  accuracy: number;
+  loss: number | null;
+  examples: number;
+  trained_updates: number | null;
+}
+
+export interface Member {
+  agent: string;
+  state: string;
+  submodel: string;
+  task: string;
+  loss: number | null;
+  reason: string;
+}
+
+export interface Now {
+  phase: string;
+  round: number;
+  rounds: number;
+  wanted: number;
+  reason: string;
+  epsilon: number | null;
+  members: Member[];
+  agents: Record<string, number>;
+  tasks: Record<string, number>;
+  receiving: number;
+  waiting: number;
+  queued: number;
+  spool_files: number;
+  spool_bytes: number;
+}
+
+export interface LogEvent {
+  time: string;
+  level: string;
+  message: string;
+  agent?: string | null;
+  round?: number | null;
+}
+
+export interface Status {
+  error?: string;
+  run: string;
+  method: string;
+  model: string;
+  data: string;
+  state: string;
+  rounds_done: number;
+  rounds: number;
+  eta: number | null;
+  scores: { round: number; values: Score[] };
+  bytes_up: number;
+  bytes_down: number;
+  wishes: { paused: boolean; stop: string; heard: boolean } | null;
+  silent: number | null;
+  now: Now | null;
+  errors: LogEvent[];
+}
+
+export interface Agent {
+  agent: string;
+  round: number;
+  state: string;
+  submodel: string;
+  reason: string;
+  predicted: { step: number; seconds: number; memory: number };
+  measured: null | {
+    round: number;
+    submodel: string;
+    outcome: string;
+    step: number | null;
+    seconds: number | null;
+    memory: number | null;
+  };
+  profile: null | {
+    labels: string[];
+    host: string;
+    system: string;
+    cpus: number;
+    memory: number;
+    uplink: number;
+    runtime: string;
+    examples: number;
+    board: { kind: string; model: string };
+  };
+}
+
+export interface Rounds {
+  rounds: { round: number; seconds: number; bytes_up: number; bytes_down: number }[];
+  scores: Score[];
+}
+
+export interface Task {
+  round: number;
+  agent: string;
+  submodel: string;
+  outcome: string;
+  task: number;
+  samples: number;
+  seconds: number;
+  step: number;
+  peak: number;
+  loss: number | null;
+  position: number;
+}
+
+export interface Network {
+  name: string;
+  submodels: { name: string; width: number; depths: number[]; updates: number | null }[];
+}
+
+export interface Setting {
+  key: string;
+  value: unknown;
+  default: unknown;
+  description: string;
+}
+
+/** An answer of the server that is not what was asked for. */
+export class Refusal extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+async function request<T>(path: string, body?: Record<string, string>): Promise<T> {
+  let response: Response;
+  try {
+    response = await fetch(
+      path,
+      body && {
+        method: "POST",
+        headers: { "Content-Type": "application/json" },
+        body: JSON.stringify(body),
+      },
+    );
+  } catch {
+    throw new Refusal(0, "The server does not answer. Is `coordinator web` still running?");
+  }
+  const found: unknown = await response.json().catch(() => ({}));
+  if (!response.ok) {
+    const why = (found as { error?: string }).error ?? response.statusText;
+    throw new Refusal(response.status, why);
+  }
+  return found as T;
+}
+
+const at = (run: string) => `/api/runs/${encodeURIComponent(run)}`;
+
+export const signIn = (token: string) => request<object>("/api/sign-in", { token });
+export const signOut = () => request<object>("/api/sign-out", {});
+export const listRuns = () => request<RunRow[]>("/api/runs");
+export const readPart = <T>(run: string, part: string) => request<T>(`${at(run)}/${part}`);
+export const sendRequest = (run: string, command: string, token: string) =>
+  request<{ asked: string }>(`${at(run)}/request`, { command, token });
+
+/** Call `receive` with each new status of a run, until the returned function is called. */
+export function followRun(
+  run: string,
+  receive: (status: Status) => void,
+  lose: (lost: boolean) => void,
+): () => void {
+  const source = new EventSource(`${at(run)}/stream`);
+  source.onopen = () => lose(false);
+  source.onmessage = (event) => receive(JSON.parse(event.data as string) as Status);
+  source.onerror = () => lose(true);
+  return () => source.close();
+}

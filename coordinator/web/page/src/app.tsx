@@ -1,0 +1,182 @@
+/** The page: sign-in, the address after `#`, and the view that it names. */
+import type { ComponentChildren } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { followRun, listRuns, readPart, Refusal, type RunRow, signIn, signOut, type Status } from "./api";
+import { Control } from "./control";
+import { Devices } from "./devices";
+import { Log } from "./log";
+import { NetworkView } from "./network";
+import { Overview } from "./overview";
+import { RoundsView } from "./rounds";
+import { Runs } from "./runs";
+import { Settings } from "./settings";
+
+const VIEWS = {
+  overview: "Overview",
+  devices: "Devices",
+  rounds: "Rounds",
+  network: "Network",
+  log: "Log",
+  settings: "Settings",
+} as const;
+type View = keyof typeof VIEWS;
+
+function readAddress(): { run: string; view: View; compared: string[] } {
+  const [path = "", query = ""] = location.hash.slice(1).split("?");
+  const [, run = "", view = ""] = path.split("/").map(decodeURIComponent);
+  const compared = new URLSearchParams(query).getAll("run");
+  return { run, view: view in VIEWS ? (view as View) : "overview", compared };
+}
+
+export const linkTo = (run: string, view: string = "overview") =>
+  `#/${encodeURIComponent(run)}/${view}`;
+
+export function App() {
+  const [address, setAddress] = useState(readAddress());
+  const [runs, setRuns] = useState<RunRow[] | null>(null);
+  const [problem, setProblem] = useState<Refusal | null>(null);
+  const load = () =>
+    listRuns().then(
+      (found) => {
+        setRuns(found);
+        setProblem(null);
+      },
+      (error: Refusal) => setProblem(error),
+    );
+  useEffect(() => {
+    const follow = () => setAddress(readAddress());
+    addEventListener("hashchange", follow);
+    return () => removeEventListener("hashchange", follow);
+  }, []);
+  useEffect(() => {
+    void load();
+    if (address.run) return;
+    const timer = setInterval(load, 5000);
+    return () => clearInterval(timer);
+  }, [address.run]);
+
+  if (problem?.status === 401) return <SignIn done={load} />;
+  return (
+    <>
+      <header class="bar">
+        <a href="#/" class="home">
+          Espalier
+        </a>
+        <h1 class="crumb">{address.run || "Runs"}</h1>
+        <button type="button" onClick={() => signOut().finally(load)}>
+          Sign out
+        </button>
+      </header>
+      {problem && <p role="alert" class="alert">{problem.message}</p>}
+      <main>
+        {runs &&
+          (address.run ? (
+            <Run key={address.run} run={address.run} view={address.view} lost={load} />
+          ) : (
+            <Runs runs={runs} compared={address.compared} />
+          ))}
+      </main>
+    </>
+  );
+}
+
+function SignIn({ done }: { done: () => void }) {
+  const [token, setToken] = useState("");
+  const [problem, setProblem] = useState("");
+  const submit = (event: Event) => {
+    event.preventDefault();
+    signIn(token).then(done, (error: Refusal) => setProblem(error.message));
+  };
+  return (
+    <main class="sign-in">
+      <h1>Sign in to Espalier</h1>
+      <form onSubmit={submit} class="card">
+        <label for="token">Token</label>
+        <input
+          id="token"
+          type="password"
+          autocomplete="off"
+          required
+          value={token}
+          onInput={(event) => setToken(event.currentTarget.value)}
+        />
+        <button type="submit">Sign in</button>
+        <p class="quiet">
+          <code>coordinator web</code> prints the name of the file that holds the token.
+        </p>
+        {problem && <p role="alert" class="alert">{problem}</p>}
+      </form>
+    </main>
+  );
+}
+
+/** A part of a run, read again when `version` changes. */
+export function usePart<T>(run: string, part: string, version: unknown): [T | null, string] {
+  const [found, setFound] = useState<T | null>(null);
+  const [problem, setProblem] = useState("");
+  useEffect(() => {
+    let current = true;
+    readPart<T>(run, part).then(
+      (value) => {
+        if (!current) return;
+        setFound(value);
+        setProblem("");
+      },
+      (error: Refusal) => current && setProblem(error.message),
+    );
+    return () => {
+      current = false;
+    };
+  }, [run, part, version]);
+  return [found, problem];
+}
+
+/** A view of a part: an error, a wait, or what `children` makes of it. */
+export function Part<T>(props: {
+  run: string;
+  part: string;
+  version: unknown;
+  children: (found: T) => ComponentChildren;
+}) {
+  const [found, problem] = usePart<T>(props.run, props.part, props.version);
+  if (problem) return <p role="alert" class="alert">{problem}</p>;
+  return found === null ? <p class="quiet">Loading…</p> : <>{props.children(found)}</>;
+}
+
+function Run({ run, view, lost }: { run: string; view: View; lost: () => void }) {
+  const [status, setStatus] = useState<Status | null>(null);
+  const [away, setAway] = useState(false);
+  useEffect(
+    () =>
+      followRun(run, setStatus, (isAway) => {
+        setAway(isAway);
+        if (isAway) lost();
+      }),
+    [run],
+  );
+  if (!status) return <p class="quiet">{away ? "The server does not answer." : "Loading…"}</p>;
+  if (status.error) return <p role="alert" class="alert">{status.error}</p>;
+  return (
+    <>
+      {away && (
+        <p role="alert" class="alert">
+          The server does not answer: the numbers below are old. The page reconnects by itself.
+        </p>
+      )}
+      <nav aria-label="Views">
+        {Object.entries(VIEWS).map(([key, title]) => (
+          <a key={key} href={linkTo(run, key)} aria-current={key === view ? "page" : undefined}>
+            {title}
+          </a>
+        ))}
+      </nav>
+      {view === "overview" && <Control status={status} />}
+      {view === "overview" && <Overview status={status} />}
+      {view === "devices" && <Devices status={status} />}
+      {view === "rounds" && <RoundsView status={status} />}
+      {view === "network" && <NetworkView status={status} />}
+      {view === "log" && <Log status={status} />}
+      {view === "settings" && <Settings status={status} />}
+    </>
+  );
+}

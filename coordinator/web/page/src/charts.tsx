@@ -1,0 +1,216 @@
+/** Charts as SVG. Series differ in colour, dashes and a label, so that no chart needs colour. */
+import { scaleLinear } from "d3-scale";
+import { useEffect, useRef, useState } from "preact/hooks";
+
+export interface Series {
+  name: string;
+  points: [number, number][];
+}
+
+const HEIGHT = 240;
+const EDGE = { top: 12, bottom: 28, left: 62 };
+const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
+const COLOURS = 8;
+
+/** Neighbouring series differ in their dashes, and all of the first 32 in colour and dashes. */
+const dash = (index: number) => DASHES[(index + Math.floor(index / COLOURS)) % DASHES.length];
+
+/** The width of an element, which follows the window. */
+function useWidth() {
+  const ref = useRef<HTMLDivElement>(null);
+  const [width, setWidth] = useState(600);
+  useEffect(() => {
+    const place = ref.current;
+    if (!place) return;
+    const observer = new ResizeObserver(() => setWidth(place.clientWidth));
+    observer.observe(place);
+    return () => observer.disconnect();
+  }, []);
+  return { ref, width: Math.max(width, 240) };
+}
+
+function Axes(props: {
+  x: ReturnType<typeof scaleLinear<number, number>>;
+  y: ReturnType<typeof scaleLinear<number, number>>;
+  right: number;
+  show: (value: number) => string;
+}) {
+  const { x, y, right, show } = props;
+  const whole = x.ticks(6).filter((tick) => Number.isInteger(tick));
+  return (
+    <g class="axes">
+      {y.ticks(5).map((tick) => (
+        <g key={tick}>
+          <line x1={EDGE.left} x2={right} y1={y(tick)} y2={y(tick)} />
+          <text x={EDGE.left - 6} y={y(tick) + 4} text-anchor="end">
+            {show(tick)}
+          </text>
+        </g>
+      ))}
+      {whole.map((tick) => (
+        <text key={tick} x={x(tick)} y={HEIGHT - 8} text-anchor="middle">
+          {tick}
+        </text>
+      ))}
+    </g>
+  );
+}
+
+/** Lines over rounds, labelled at their ends, or in a legend where there is no room. */
+export function Lines(props: {
+  label: string;
+  series: Series[];
+  show: (value: number) => string;
+  most?: number;
+}) {
+  const { label, series, show, most } = props;
+  const { ref, width } = useWidth();
+  const all = series.flatMap((one) => one.points);
+  const rounds = all.map(([round]) => round);
+  const [first, last] = [Math.min(...rounds), Math.max(...rounds)];
+  const right = width - 12;
+  const x = scaleLinear([first, Math.max(last, first + 1)], [EDGE.left, right]);
+  const top = most ?? (Math.max(...all.map(([, value]) => value)) || 1);
+  const y = scaleLinear([0, top], [HEIGHT - EDGE.bottom, EDGE.top]);
+  return (
+    <div ref={ref}>
+      <svg width={width} height={HEIGHT} role="img" aria-label={label}>
+        <Axes x={x} y={y} right={right} show={show} />
+        {series.map((one, index) => (
+          <g key={one.name} class={`series c${index % COLOURS}`}>
+            <polyline
+              points={one.points.map(([round, value]) => `${x(round)},${y(value)}`).join(" ")}
+              stroke-dasharray={dash(index)}
+            />
+            {one.points.map(([round, value]) => (
+              <circle key={round} cx={x(round)} cy={y(value)} r={one.points.length > 60 ? 0 : 3}>
+                <title>{`${one.name}, round ${round}: ${show(value)}`}</title>
+              </circle>
+            ))}
+          </g>
+        ))}
+      </svg>
+      <Legend names={series.map((one) => one.name)} />
+    </div>
+  );
+}
+
+export function Legend({ names }: { names: string[] }) {
+  return (
+    <ul class="legend">
+      {names.map((name, index) => (
+        <li key={name} class={`c${index % COLOURS}`}>
+          <svg width="22" height="10" aria-hidden="true">
+            <line
+              x1="0"
+              x2="22"
+              y1="5"
+              y2="5"
+              stroke-dasharray={dash(index)}
+            />
+          </svg>
+          {name}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+/** Which submodel each device trained in each round. A cross marks an update that did not count. */
+export function Assignment(props: {
+  label: string;
+  names: string[];
+  rows: { agent: string; cells: Map<number, { submodel: string; folded: boolean }> }[];
+  rounds: number[];
+}) {
+  const { label, names, rows, rounds } = props;
+  const { ref, width } = useWidth();
+  const left = 130;
+  const step = Math.max(8, Math.min(28, (width - left - 8) / Math.max(rounds.length, 1)));
+  const shown = rounds.slice(-Math.floor((width - left - 8) / step));
+  const height = rows.length * 20 + 24;
+  return (
+    <div ref={ref}>
+      <svg width={width} height={height} role="img" aria-label={label}>
+        {rows.map((row, line) => (
+          <g key={row.agent}>
+            <text x={left - 8} y={line * 20 + 14} text-anchor="end">
+              {row.agent.length > 17 ? `${row.agent.slice(0, 16)}…` : row.agent}
+              <title>{row.agent}</title>
+            </text>
+            {shown.map((round, column) => {
+              const cell = row.cells.get(round);
+              if (!cell) return null;
+              const index = names.indexOf(cell.submodel);
+              const [x, y] = [left + column * step, line * 20 + 1];
+              return (
+                <g key={round} class={`cell c${Math.max(index, 0) % COLOURS}`}>
+                  <rect x={x} y={y} width={step - 2} height={17} />
+                  {step >= 18 && (
+                    <text x={x + (step - 2) / 2} y={y + 13} text-anchor="middle">
+                      {index + 1}
+                    </text>
+                  )}
+                  {!cell.folded && (
+                    <path d={`M${x} ${y} l${step - 2} 17 m0 -17 l${2 - step} 17`} />
+                  )}
+                  <title>
+                    {`${row.agent}, round ${round}: ${cell.submodel}` +
+                      (cell.folded ? "" : ", its update did not count")}
+                  </title>
+                </g>
+              );
+            })}
+          </g>
+        ))}
+        <text class="axes" x={left} y={height - 4}>{`round ${shown[0]} to ${shown.at(-1)}`}</text>
+      </svg>
+      <ul class="legend">
+        {names.map((name, index) => (
+          <li key={name} class={`c${index % COLOURS}`}>
+            <span class="key">{index + 1}</span>
+            {name}
+          </li>
+        ))}
+      </ul>
+    </div>
+  );
+}
+
+/** The network as nested corners: a rectangle per submodel, as wide as its channels and as high as
+ * its blocks. */
+export function Corners(props: {
+  label: string;
+  submodels: { name: string; width: number; depth: number; updates: number | null }[];
+}) {
+  const { ref, width } = useWidth();
+  const deepest = Math.max(...props.submodels.map((one) => one.depth), 1);
+  const size = Math.min(width - 16, 420);
+  const largest = [...props.submodels].sort((a, b) => b.width * b.depth - a.width * a.depth);
+  const most = Math.max(...props.submodels.map((one) => one.updates ?? 0), 1);
+  return (
+    <div ref={ref}>
+      <svg width={size + 2} height={size * 0.6 + 2} role="img" aria-label={props.label}>
+        {largest.map((one) => {
+          const [w, h] = [one.width * size, (one.depth / deepest) * size * 0.6];
+          return (
+            <g key={one.name} class="corner">
+              <rect
+                x={1}
+                y={1}
+                width={w}
+                height={h}
+                fill-opacity={0.06 + 0.5 * ((one.updates ?? 0) / most)}
+              >
+                <title>{`${one.name}: trained by ${one.updates ?? "an unknown number of"} updates`}</title>
+              </rect>
+              <text x={w - 4} y={h - 5} text-anchor="end">
+                {`${w > 250 ? `${one.name}: ` : ""}${one.updates ?? "?"}`}
+              </text>
+            </g>
+          );
+        })}
+      </svg>
+    </div>
+  );
+}

@@ -1,0 +1,90 @@
+/** Each device: what it measured, which submodel it has and why, and how that changed. */
+import { Part } from "./app";
+import type { Agent, Network, Status, Task } from "./api";
+import { Assignment } from "./charts";
+import { Figure } from "./figure";
+import { bytes, seconds } from "./format";
+
+export function Devices({ status }: { status: Status }) {
+  const version = `${status.rounds_done} ${status.now?.round} ${status.now?.members.length}`;
+  return (
+    <>
+      <Part<{ agents: Agent[] }> run={status.run} part="agents" version={version}>
+        {({ agents }) => <AgentTable agents={agents} />}
+      </Part>
+      <Part<Network> run={status.run} part="network" version={0}>
+        {(network) => (
+          <Part<Task[]> run={status.run} part="tasks" version={status.rounds_done}>
+            {(tasks) => <History tasks={tasks} names={network.submodels.map((one) => one.name)} />}
+          </Part>
+        )}
+      </Part>
+    </>
+  );
+}
+
+function AgentTable({ agents }: { agents: Agent[] }) {
+  const head = [
+    ...["agent", "device", "processors", "memory", "uplink", "examples", "state", "submodel"],
+    ...["step: predicted", "step: measured", "round: predicted", "round: measured"],
+  ];
+  const rows = agents.map(({ profile, predicted, measured, ...one }) => [
+    one.agent,
+    profile ? profile.board.model || profile.board.kind : "–",
+    profile ? profile.cpus : null,
+    profile ? bytes(profile.memory) : "–",
+    profile?.uplink ? `${bytes(profile.uplink)}/s` : "–",
+    profile ? profile.examples : null,
+    one.state,
+    one.submodel || "–",
+    seconds(predicted.step),
+    seconds(measured?.step),
+    seconds(predicted.seconds),
+    seconds(measured?.seconds),
+  ]);
+  return (
+    <>
+      <Figure title="Devices" numbers={{ head, rows }} />
+      <Figure
+        title="Why each device has its submodel"
+        numbers={{
+          head: ["agent", "submodel", "reason"],
+          rows: agents.map((one) => [one.agent, one.submodel || "–", one.reason]),
+        }}
+      />
+    </>
+  );
+}
+
+function History({ tasks, names }: { tasks: Task[]; names: string[] }) {
+  const agents = [...new Set(tasks.map((one) => one.agent))].sort();
+  const rows = agents.map((agent) => {
+    const cells = new Map<number, { submodel: string; folded: boolean }>();
+    for (const one of tasks) {
+      if (one.agent !== agent) continue;
+      const round = one.task || one.round;
+      const before = cells.get(round)?.folded ?? false;
+      cells.set(round, { submodel: one.submodel, folded: before || one.outcome === "folded" });
+    }
+    return { agent, cells };
+  });
+  const rounds = [...new Set(tasks.map((one) => one.task || one.round))].sort((a, b) => a - b);
+  const used = new Set(tasks.map((one) => one.submodel));
+  return (
+    <Figure
+      title="Submodel of each device by round"
+      note="A cross marks an update that did not count."
+      numbers={{
+        head: ["agent", "round", "submodel", "outcome"],
+        rows: tasks.map((one) => [one.agent, one.task || one.round, one.submodel, one.outcome]),
+      }}
+    >
+      <Assignment
+        label="Submodel of each device by round"
+        names={[...names.filter((name) => used.has(name)), ...[...used].filter((n) => !names.includes(n))]}
+        rows={rows}
+        rounds={rounds}
+      />
+    </Figure>
+  );
+}

@@ -1,0 +1,282 @@
+"""The server of the web page (Starlette and uvicorn, the extra `web`).
+
+    GET  /                          the page
+    POST /api/sign-in, /api/sign-out
+    GET  /api/runs                  every run
+    GET  /api/runs/RUN/PART         a part of a run (see `run_pages.PARTS`)
+    GET  /api/runs/RUN/stream       the run's status whenever it changes, as server-sent events
+    POST /api/runs/RUN/request      a request to the coordinator: pause, resume, stop or stop now
+
+All but the page's files require a sign-in, and a request requires the token once more.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import anyio
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from coordinator.store import control
+from coordinator.store.run_folders import list_runs
+from coordinator.views.run_list import describe_runs
+from coordinator.web.run_pages import PARTS, describe_part
+from coordinator.web.sign_in import COOKIE, LIFETIME, SignIn
+from federated.errors import ConfigError, EspalierError, explain_os_errors
+from federated.runtime.listen_address import ListenAddress
+from federated.runtime.web_server import BodyReader, Limits, WebServer
+
+__all__ = ["PageServer", "Site", "make_application"]
+
+LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")
+POLL = 1.0  # seconds between two looks at a run's folder, as often as its coordinator writes it
+KEEP_ALIVE = 15  # looks without a change until a stream sends an empty line
+READERS = 4  # threads that read runs' folders
+MAX_STREAMS = 100  # open pages
+MAX_BODY, MAX_BODIES, BODY_TIMEOUT = 10_000, 1_000_000, 10.0
+LIMITS = Limits(
+    connections=400, farewell=3.0, idle=30.0, per_address=200, rate=100.0, requests=50.0
+)
+SIGN_IN_DELAY = 0.5  # seconds that a wrong token takes, so that guesses are slow
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a page server shows.
+
+    runs: folder of the runs.
+    files: folder of the built page.
+    token: that people sign in with.
+    hosts: accepted names of this server; empty: any (then a browser must use HTTPS).
+    """
+
+    runs: Path
+    files: Path
+    token: str
+    hosts: Sequence[str] = LOCAL
+
+
+class PageServer:
+    """Serve the page in a thread until closed."""
+
+    def __init__(
+        self, site: Site, address: ListenAddress, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Start listening. Raises ConfigError."""
+        self._pages = Pages(site.runs)
+        app = make_application(site, self._pages, secure=tls is not None)
+        with explain_os_errors(ConfigError, f"--listen {address.host}:{address.port}"):
+            self._server = WebServer(app, (address.host, address.port), LIMITS, tls=tls)
+        host, port = self._server.host, self._server.port
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    @property
+    def alive(self) -> bool:
+        return self._server.alive
+
+    def close(self) -> None:
+        self._pages.closing = True
+        self._server.close()
+
+
+def make_application(site: Site, pages: Pages, *, secure: bool = False) -> Starlette:
+    """Return the web application. secure: it is served with HTTPS."""
+    sign_in = SignIn(site.token)
+    bodies = BodyReader(MAX_BODY, MAX_BODIES, BODY_TIMEOUT)
+
+    async def begin(request: Request) -> Response:
+        async with bodies.read(request) as body:
+            await check_token(sign_in, body)
+        response = answer({})
+        response.set_cookie(
+            COOKIE, sign_in.begin(), LIFETIME, httponly=True, samesite="strict", secure=secure
+        )
+        return response
+
+    async def end(request: Request) -> Response:
+        sign_in.end(request)
+        response = answer({})
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=secure)
+        return response
+
+    async def send(request: Request) -> Response:
+        async with bodies.read(request) as body:
+            given = await check_token(sign_in, body)
+        return answer(await pages.send(request.path_params["run"], str(given.get("command"))))
+
+    def guard(endpoint: Callable[[Request], Awaitable[Response]]) -> Any:
+        async def call(request: Request) -> Response:
+            if not sign_in.knows(request):
+                raise HTTPException(401, "sign in with the token of this server")
+            return await endpoint(request)
+
+        return call
+
+    return Starlette(
+        routes=[
+            Route("/api/sign-in", begin, methods=["POST"]),
+            Route("/api/sign-out", end, methods=["POST"]),
+            Route("/api/runs", guard(pages.list)),
+            Route("/api/runs/{run}/request", guard(send), methods=["POST"]),
+            Route("/api/runs/{run}/stream", guard(pages.stream)),
+            Route("/api/runs/{run}/{part}", guard(pages.show)),
+            Mount("/", StaticFiles(directory=site.files, html=True)),
+        ],
+        middleware=[
+            *(
+                [Middleware(TrustedHostMiddleware, allowed_hosts=list(site.hosts))]
+                if site.hosts
+                else []
+            ),
+            Middleware(ProtectPages),
+        ],
+        exception_handlers={
+            HTTPException: explain_failure,
+            EspalierError: explain_failure,
+            Exception: explain_failure,
+        },
+    )
+
+
+class ProtectPages:
+    """Middleware that sets the security headers and refuses changes from pages of other origins."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        request = Request(scope)
+        site = request.headers.get("sec-fetch-site", "same-origin")
+        origin = request.headers.get("origin")
+        foreign = origin is not None and origin.partition("://")[2] != request.headers.get("host")
+        if request.method != "GET" and (foreign or site not in ("same-origin", "none")):
+            refusal = answer({"error": "refused: the request comes from another site"}, 403)
+            await refusal(scope, receive, send_protected)
+        else:
+            await self._app(scope, receive, send_protected)
+
+
+class Pages:
+    """The runs' folders, read by a few threads.
+
+    closing: streams end, because the server closes.
+    """
+
+    def __init__(self, runs: Path) -> None:
+        self._runs, self._streams, self.closing = runs, 0, False
+        self._limiter = anyio.CapacityLimiter(READERS)
+
+    async def list(self, request: Request) -> Response:
+        return answer(await self._call(describe_runs, self._runs))
+
+    async def show(self, request: Request) -> Response:
+        run, part = request.path_params["run"], request.path_params["part"]
+        if part not in PARTS:
+            raise HTTPException(404, f"a run has no '{part[:40]}'; it has {', '.join(PARTS)}")
+        await self._check(run)
+        return answer(await self._call(describe_part, self._runs, run, part))
+
+    async def send(self, run: str, command: str) -> dict[str, Any]:
+        """Send a request to a run's coordinator."""
+        known = get_args(control.Command)
+        if command not in known:
+            raise HTTPException(422, f"command: expected one of {', '.join(known)}")
+        await self._check(run)
+        await self._call(control.send_request, self._runs / run, command)
+        return {"run": run, "asked": command}
+
+    async def stream(self, request: Request) -> Response:
+        """Send the run's status when it changes, until the page is closed."""
+        run = request.path_params["run"]
+        await self._check(run)
+        if self._streams >= MAX_STREAMS:
+            raise HTTPException(503, f"{MAX_STREAMS} pages are open; close one and reload")
+        return StreamingResponse(self._follow(run), media_type="text/event-stream")
+
+    async def _follow(self, run: str) -> AsyncIterator[bytes]:
+        self._streams += 1
+        last, quiet = b"", 0
+        try:
+            while not self.closing:
+                try:
+                    made = msgspec.json.encode(
+                        await self._call(describe_part, self._runs, run, "status")
+                    )
+                except EspalierError as error:
+                    made = msgspec.json.encode({"error": str(error)})
+                if made != last:
+                    last, quiet = made, 0
+                    yield b"data: " + made + b"\n\n"
+                elif (quiet := quiet + 1) % KEEP_ALIVE == 0:
+                    yield b": no change\n\n"
+                await anyio.sleep(POLL)
+        finally:
+            self._streams -= 1
+
+    async def _check(self, run: str) -> None:
+        """Check that there is such a run, which also keeps a name from leading elsewhere."""
+        if run not in await self._call(list_runs, self._runs):
+            raise HTTPException(404, f"no run '{run[:80]}' in {self._runs}")
+
+    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await anyio.to_thread.run_sync(function, *arguments, limiter=self._limiter)
+
+
+async def check_token(sign_in: SignIn, body: bytearray) -> dict[str, Any]:
+    """Return the fields of a body, a JSON object, if its `token` is right. Raises HTTPException."""
+    try:
+        given = msgspec.json.decode(body, type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise HTTPException(422, f"expected a JSON object of texts: {error}") from error
+    if not sign_in.has_token(given.get("token", "")):
+        await anyio.sleep(SIGN_IN_DELAY)
+        raise HTTPException(403, "wrong token; it is in the file that the server's output names")
+    return given
+
+
+async def explain_failure(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        return answer({"error": error.detail}, error.status_code)
+    if isinstance(error, EspalierError):
+        return answer({"error": str(error)}, 409)
+    return answer({"error": f"{type(error).__name__}: {str(error)[:300]}"}, 500)
+
+
+def answer(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

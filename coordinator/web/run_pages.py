@@ -1,0 +1,115 @@
+"""What the web page shows of one run, as plain values for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from coordinator.observe.records import Entry
+from coordinator.settings.config import Config, describe_key, to_json
+from coordinator.store.run_records import open_records
+from coordinator.store.training_counts import count_run
+from coordinator.views import agent_table, run_log, run_status
+from coordinator.views.run_plots import list_scores
+
+__all__ = ["PARTS", "describe_part"]
+
+MAX_ROUNDS = 60  # rounds whose tasks the page shows, the latest ones
+MAX_EVENTS = 400  # events of the log that the page shows, the latest ones
+
+
+def describe_part(runs: Path, run: str, part: str) -> Any:
+    """Return one part of a run, a key of PARTS. Raises StoreError, KeyError."""
+    return PARTS[part](runs, run)
+
+
+def describe_rounds(runs: Path, run: str) -> dict[str, Any]:
+    """Return every finished round, and the scores after it."""
+    with closing(open_records(runs, run)) as records:
+        names = ("round", "seconds", "bytes_up", "bytes_down")
+        return {
+            "rounds": [dict(zip(names, row, strict=True)) for row in records.history()],
+            "scores": list_scores(records),
+        }
+
+
+def describe_tasks(runs: Path, run: str) -> list[dict[str, Any]]:
+    """Return the tasks of the latest rounds."""
+    with closing(open_records(runs, run)) as records:
+        done = records.rounds_done
+        return [
+            {"round": number, **describe_task(entry)}
+            for number in range(max(1, done - MAX_ROUNDS + 1), done + 1)
+            for entry in records.entries(number)
+        ]
+
+
+def describe_task(entry: Entry) -> dict[str, Any]:
+    fields = ("agent", "submodel", "outcome", "task", "samples", "seconds", "step", "peak", "loss")
+    return {name: getattr(entry, name) for name in (*fields, "position")}
+
+
+def describe_network(runs: Path, run: str) -> dict[str, Any]:
+    """Return the run's submodels, smallest first, and how often each was trained."""
+    with closing(open_records(runs, run)) as records:
+        facts, trained = records.read_facts(), count_run(records).trained
+        return {
+            "name": f"{facts.network.family} {facts.network.preset}" if facts.network else "",
+            "submodels": [
+                {
+                    "name": submodel.name,
+                    "width": submodel.width,
+                    "depths": [sum(section) for section in submodel.mask],
+                    "updates": trained[submodel.name].updates if submodel.name in trained else None,
+                }
+                for submodel in facts.menu
+            ],
+        }
+
+
+def describe_settings(runs: Path, run: str) -> list[dict[str, Any]]:
+    """Return each setting of the configuration, its default and its description, and the given
+    settings of the method, which have no default here.
+    """
+    with closing(open_records(runs, run)) as records:
+        config = run_status.read_config(records)
+    return [*list_settings(to_json(config)), *list_method_settings(config)]
+
+
+def list_settings(tree: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for table, values in tree.items():
+        if table in ("method", "train"):
+            continue
+        keys = [f"{table}.{key}" for key in values] if isinstance(values, dict) else [table]
+        for key in keys:
+            description, default = describe_key(key)
+            value = values[key.partition(".")[2]] if isinstance(values, dict) else values
+            default = list(default) if isinstance(default, tuple) else default
+            yield {"key": key, "value": value, "default": default, "description": description}
+
+
+def list_method_settings(config: Config) -> Iterator[dict[str, Any]]:
+    for table in ("method", "train"):
+        for key, value in getattr(config, table).items():
+            yield {"key": f"{table}.{key}", "value": value, "default": None, "description": ""}
+
+
+def read_log(runs: Path, run: str) -> list[dict[str, Any]]:
+    """Return the latest events, the newest first; none if the run has no log."""
+    fields = ("time", "level", "message", "agent", "round")
+    found = run_log.read_recent_events(runs / run)[-MAX_EVENTS:]
+    return [{name: event.get(name) for name in fields} for event in reversed(found)]
+
+
+PARTS: Mapping[str, Callable[[Path, str], Any]] = {
+    "agents": lambda runs, run: agent_table.describe_agents(run, runs),
+    "log": read_log,
+    "network": describe_network,
+    "rounds": describe_rounds,
+    "settings": describe_settings,
+    "status": lambda runs, run: run_status.describe_status(run, runs),
+    "tasks": describe_tasks,
+}
+"""Functions that return a part of a run, by name: runs' folder, run's name -> plain values."""

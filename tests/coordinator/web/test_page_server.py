@@ -1,0 +1,272 @@
+"""The page's server shows what the commands print, only to people who signed in, and passes their
+requests on to the coordinator.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from coordinator.cli.main import main
+from coordinator.store.control import read_requests
+from coordinator.store.store import Store
+from federated.runtime.listen_address import parse_listen_address
+from tests.support.federation import RUN, Member, digits, federate
+
+pytest.importorskip("uvicorn")
+
+from coordinator.web.page_server import HEADERS, PageServer, Site
+from coordinator.web.run_pages import PARTS
+
+TOKEN = "a-token-for-these-tests"
+SETTINGS = {
+    "method.name": "fedavg",
+    "method.widths": [0.25],
+    "train.steps": 1,
+    "rounds": 2,
+    "fleet.min_agents": 2,
+    "evaluate.every": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run of two agents."""
+    folder = tmp_path_factory.mktemp("fleet")
+    federate(folder, [Member(f"a{i}", digits(i, 2)) for i in range(2)], SETTINGS)
+    return folder / "runs"
+
+
+@pytest.fixture
+def server(runs: Path, tmp_path: Path) -> Iterator[PageServer]:
+    (tmp_path / "index.html").write_text("<!doctype html>the page")
+    site = Site(runs, tmp_path, TOKEN)
+    with closing(PageServer(site, parse_listen_address("0", "--listen", "8600"))) as made:
+        yield made
+
+
+class Browser:
+    """Requests with what a browser adds to them."""
+
+    def __init__(self, server: PageServer) -> None:
+        self._address = server.url.partition("://")[2]
+        self.headers: dict[str, str] = {}
+
+    def call(
+        self, path: str, body: object = None, headers: Mapping[str, str] = {}
+    ) -> tuple[int, Any, http.client.HTTPMessage]:
+        with closing(http.client.HTTPConnection(self._address, timeout=30)) as link:
+            data = None if body is None else json.dumps(body)
+            method = "GET" if body is None else "POST"
+            link.request(method, path, data, {**self.headers, **headers})
+            response = link.getresponse()
+            text = response.read().decode()
+            kind = response.headers["content-type"] or ""
+            return response.status, json.loads(text) if "json" in kind else text, response.headers
+
+    def sign_in(self) -> None:
+        status, _, headers = self.call("/api/sign-in", {"token": TOKEN})
+        assert status == 200
+        self.headers["Cookie"] = headers["set-cookie"].partition(";")[0]
+
+
+@pytest.fixture
+def browser(server: PageServer) -> Browser:
+    made = Browser(server)
+    made.sign_in()
+    return made
+
+
+def print_json(runs: Path, *arguments: str) -> Any:
+    result = CliRunner().invoke(main, [*arguments, "--runs", str(runs), "--format", "json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def test_the_numbers_are_those_of_the_commands(browser: Browser, runs: Path) -> None:
+    assert browser.call("/api/runs")[1] == print_json(runs, "runs")
+    assert browser.call(f"/api/runs/{RUN}/status")[1] == print_json(runs, "status", RUN)
+    assert browser.call(f"/api/runs/{RUN}/agents")[1] == print_json(runs, "devices", RUN)
+
+
+def test_a_finished_run_has_every_part(browser: Browser) -> None:
+    found = {part: browser.call(f"/api/runs/{RUN}/{part}") for part in PARTS}
+    assert {status for status, *_ in found.values()} == {200}
+    made = {part: value for part, (_, value, _) in found.items()}
+    assert [one["round"] for one in made["rounds"]["rounds"]] == [1, 2]
+    assert {score["round"] for score in made["rounds"]["scores"]} == {1, 2}
+    tasks = [(one["round"], one["agent"], one["outcome"]) for one in made["tasks"]]
+    assert tasks == [(n, agent, "folded") for n in (1, 2) for agent in ("a0", "a1")]
+    (submodel,) = made["network"]["submodels"]
+    assert (submodel["width"], submodel["updates"]) == (0.25, 4)
+    settings = {one["key"]: one for one in made["settings"]}
+    assert settings["rounds"]["value"] == 2
+    assert settings["rounds"]["default"] == 20
+    assert settings["method.widths"]["value"] == [0.25]
+    assert any("round 2" in event["message"] for event in made["log"])
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/runs", f"/api/runs/{RUN}/status", f"/api/runs/{RUN}/stream"]
+)
+def test_without_a_sign_in_nothing_of_a_run_is_shown(server: PageServer, path: str) -> None:
+    stranger = Browser(server)
+    assert stranger.call(path)[0] == 401
+    assert stranger.call(path, headers={"Cookie": "espalier-session=guessed"})[0] == 401
+    assert stranger.call(path, headers={"Authorization": "Bearer guessed"})[0] == 401
+    assert stranger.call("/")[:2] == (200, "<!doctype html>the page")
+
+
+def test_a_wrong_token_is_refused_and_a_right_one_gives_a_strict_cookie(server: PageServer) -> None:
+    stranger = Browser(server)
+    assert stranger.call("/api/sign-in", {"token": "wrong"})[0] == 403
+    cookie = stranger.call("/api/sign-in", {"token": TOKEN})[2]["set-cookie"]
+    assert TOKEN not in cookie
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} < set(cookie.split("; "))
+
+
+def test_a_signed_out_browser_sees_nothing(browser: Browser) -> None:
+    assert browser.call("/api/runs")[0] == 200
+    assert browser.call("/api/sign-out", {})[0] == 200
+    assert browser.call("/api/runs")[0] == 401
+
+
+def test_every_answer_forbids_frames_foreign_scripts_and_referrers(browser: Browser) -> None:
+    for path in ("/", "/missing", "/api/runs", "/api/runs/none/status"):
+        headers = browser.call(path)[2]
+        assert {name: headers[name] for name in HEADERS} == HEADERS
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}],
+)
+def test_pages_of_other_sites_change_nothing(browser: Browser, headers: dict[str, str]) -> None:
+    body = {"token": TOKEN, "command": "pause"}
+    assert browser.call(f"/api/runs/{RUN}/request", body, headers)[0] == 403
+    assert browser.call("/api/sign-in", {"token": TOKEN}, headers)[0] == 403
+
+
+def test_another_name_of_the_server_is_refused(browser: Browser) -> None:
+    assert browser.call("/", headers={"Host": "evil.example"})[0] == 400
+
+
+@pytest.mark.parametrize("run", ["none", "..", "%2e%2e", "..%2f..%2fetc", "%00", "a" * 500])
+def test_a_name_that_is_no_run_is_refused(browser: Browser, run: str) -> None:
+    assert browser.call(f"/api/runs/{run}/status")[0] == 404
+    assert browser.call(f"/api/runs/{run}/stream")[0] == 404
+
+
+def test_an_unknown_part_lists_the_known_ones(browser: Browser) -> None:
+    status, made, _ = browser.call(f"/api/runs/{RUN}/nonsense")
+    assert (status, "status" in made["error"]) == (404, True)
+
+
+def test_a_request_needs_the_token_again_and_reaches_the_coordinator(
+    browser: Browser, runs: Path
+) -> None:
+    path = f"/api/runs/{RUN}/request"
+    with closing(Store.open(runs, RUN)):  # as a coordinator does
+        assert browser.call(path, {"command": "pause"})[0] == 403
+        assert browser.call(path, {"command": "pause", "token": "wrong"})[0] == 403
+        assert browser.call(path, {"command": "explode", "token": TOKEN})[0] == 422
+        assert not read_requests(runs / RUN).paused
+        status, made, _ = browser.call(path, {"command": "pause", "token": TOKEN})
+        assert (status, made) == (200, {"run": RUN, "asked": "pause"})
+        assert read_requests(runs / RUN).paused
+        assert browser.call(path, {"command": "resume", "token": TOKEN})[0] == 200
+        assert not read_requests(runs / RUN).paused
+
+
+def test_a_request_to_a_finished_run_says_that_it_does_not_run(browser: Browser) -> None:
+    body = {"command": "stop", "token": TOKEN}
+    status, made, _ = browser.call(f"/api/runs/{RUN}/request", body)
+    assert (status, "is not running" in made["error"]) == (409, True)
+
+
+@pytest.mark.parametrize("body", [[], "text", {"token": 7}, {"token": TOKEN, "command": None}])
+def test_a_malformed_request_is_refused(browser: Browser, body: object) -> None:
+    assert browser.call(f"/api/runs/{RUN}/request", body)[0] == 422
+
+
+def test_the_stream_sends_the_status_and_then_its_changes(server: PageServer, runs: Path) -> None:
+    signed = {"Authorization": f"Bearer {TOKEN}"}
+    address = server.url.partition("://")[2]
+    with closing(http.client.HTTPConnection(address, timeout=30)) as link:
+        link.request("GET", f"/api/runs/{RUN}/stream", headers=signed)
+        response = link.getresponse()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert json.loads(read_event(response))["state"] == "over"
+        with closing(Store.open(runs, RUN)):
+            assert json.loads(read_event(response))["state"] == "running"
+
+
+def read_event(response: http.client.HTTPResponse) -> bytes:
+    while not (line := response.readline()).startswith(b"data: "):
+        assert line
+    return line.removeprefix(b"data: ")
+
+
+def test_names_of_devices_and_messages_arrive_as_data_not_as_markup(browser: Browser) -> None:
+    """The page builds its elements from text; the server never writes HTML."""
+    for part in PARTS:
+        headers = browser.call(f"/api/runs/{RUN}/{part}")[2]
+        assert headers["content-type"] == "application/json"
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_with_a_certificate_the_page_is_served_with_https(
+    runs: Path, tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    (tmp_path / "index.html").write_text("the page")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    address = parse_listen_address("127.0.0.1:0", "--listen", "8600")
+    with closing(PageServer(Site(runs, tmp_path, TOKEN, ()), address, context)) as server:
+        assert server.url.startswith("https://")
+        trust = ssl.create_default_context(cafile=certificate[0])
+        trust.check_hostname = False
+        target = server.url.partition("://")[2]
+        with closing(http.client.HTTPSConnection(target, context=trust, timeout=30)) as link:
+            link.request("POST", "/api/sign-in", json.dumps({"token": TOKEN}))
+            assert "Secure" in link.getresponse().headers["set-cookie"]
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A self-signed certificate and its key."""
+    from datetime import UTC, datetime, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    paths = tmp_path / "cert.pem", tmp_path / "key.pem"
+    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form = serialization.PrivateFormat.PKCS8
+    nothing = serialization.NoEncryption()
+    paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, form, nothing))
+    os.chmod(paths[1], 0o600)  # noqa: PTH101
+    return paths
