@@ -1,6 +1,6 @@
-"""Count what a submodel costs: parameters, multiply-adds, activations and memory; and find the
-layers that may have parallel branches. Everything runs on the meta device, without values, except
-for a network whose forward pass depends on values.
+"""Count what a submodel costs: parameters, multiply-adds and memory; and find the layers that may
+have parallel branches. Everything runs on the meta device, without values, except for a network
+whose forward pass depends on values.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models.families.catalogue import parameters, rehearsal
 from models.layers.branches import Branch, Linears, available_branches, output_features, spatial
+from models.layers.exits import run_exits
 from models.pass_work import work
 from models.shape_cache import ShapeCache
 from models.submodel import Submodel
@@ -123,7 +124,6 @@ class Cost:
         deepest exit
     forward_macs: multiply-adds per example of a training step's forward pass, to every exit
     training_macs: the same with the backward pass
-    activations: floats kept for the backward pass, per example
     bytes: size of the parameters as float32
     """
 
@@ -133,7 +133,6 @@ class Cost:
     macs: int
     forward_macs: int
     training_macs: int
-    activations: int
     bytes: int
 
     @property
@@ -155,7 +154,7 @@ class Cost:
 def cost(submodel: Submodel, batch: int = 1) -> Cost:
     """Return the cost of a submodel for training steps of `batch` examples."""
     own = parameters(submodel)
-    macs, forward, training, saved = count_macs(submodel.plain)
+    macs, forward, training = count_macs(submodel.plain)
     _, more_macs, more_training = count_branches(submodel)
     return Cost(
         submodel,
@@ -164,7 +163,6 @@ def cost(submodel: Submodel, batch: int = 1) -> Cost:
         macs + more_macs,
         forward + more_macs,
         training + more_training,
-        saved,
         own * 4,
     )
 
@@ -187,18 +185,17 @@ def count_branches(submodel: Submodel) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=1024)
-def count_macs(submodel: Submodel) -> tuple[int, int, int, int]:
+def count_macs(submodel: Submodel) -> tuple[int, int, int]:
     """Return, per example, the multiply-adds of inference, of training's forward pass and of all of
-    training, and the floats saved for backward.
+    training.
     """
     net, x = rehearsal(submodel, BATCH)
     net.train()
-    exits = any(name.startswith("exits") for name in submodel.features)
     with ShapeCache(), counter() as training:
-        outs, sizes = run_forward(net, x, exits=exits)
+        outs = run_exits(net, submodel, x)
         inference = forward = training.get_total_flops()
         torch.autograd.backward([out.sum() for out in outs])
-    if exits:  # inference skips the shallow exits
+    if len(outs) > 1:  # inference skips the shallow exits
         with ShapeCache(), counter() as deepest, torch.no_grad():
             net(x)
         inference = deepest.get_total_flops()
@@ -206,7 +203,6 @@ def count_macs(submodel: Submodel) -> tuple[int, int, int, int]:
         inference // 2 // BATCH,
         forward // 2 // BATCH,
         training.get_total_flops() // 2 // BATCH,
-        sum(sizes) // BATCH,
     )
 
 
@@ -230,23 +226,3 @@ def backward_flops(grad: Shape, x: Shape, weight: Shape, *rest: Any, out_shape: 
         * math.prod(weight[1:])
         * (int(needed[0]) + int(needed[1]))
     )
-
-
-def run_forward(net: nn.Module, x: Tensor, *, exits: bool) -> tuple[list[Tensor], list[int]]:
-    """Return the outputs of a forward pass, and the floats of each storage saved for backward,
-    parameters left out.
-    """
-    skipped = {p.untyped_storage()._cdata for p in net.parameters()}
-    # holds the tensors, so that no storage is freed and its address reused
-    kept: dict[int, Tensor] = {}
-
-    def pack(value: Tensor) -> Tensor:
-        key = value.untyped_storage()._cdata
-        if key not in skipped:
-            kept.setdefault(key, value)
-        return value
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-        # `exits` is a method, unknown to Module's type
-        outs = net.exits(x) if exits else [net(x)]  # type: ignore[operator]
-    return outs, [value.untyped_storage().nbytes() // 4 for value in kept.values()]

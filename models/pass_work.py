@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.families.catalogue import rehearsal
+from models.layers.exits import run_exits
 from models.shape_cache import ShapeCache
 from models.submodel import Objective, Submodel
 
@@ -67,11 +68,9 @@ def work(submodel: Submodel, batch: int, *, training: bool = True) -> Work:
     """
     net, x = rehearsal(submodel, max(2, batch) if training else batch)
     net.train(training)
-    exits = any(f.startswith("exits") for f in submodel.features)
     log = OperationLog([*net.parameters(), *net.buffers(), x])
     with FlashAttention(), ShapeCache(), log, nullcontext() if training else torch.no_grad():
-        # `exits` is a method, unknown to Module's type
-        outs = net.exits(x) if exits and training else [net(x)]  # type: ignore[operator]
+        outs = run_exits(net, submodel, x) if training else [net(x)]
         if training:
             torch.stack([loss(out, submodel.network.objective) for out in outs]).mean().backward()  # type: ignore[no-untyped-call]
     return Work(tuple(log.macs), log.moved, log.calls, log.most, log.span)

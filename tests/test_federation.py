@@ -61,7 +61,9 @@ def test_unequal_agents_learn_one_model(tmp_path: Path) -> None:
     assert {"waiting: 0 of 3 agents", "waiting: 1 of 3 agents", "waiting: 2 of 3 agents"} & set(
         done.lines
     )
-    assert all(m.participant is not None and m.participant.over == "the run is over" for m in fleet)
+    assert all(
+        m.participant is not None and m.participant.state.over == "the run is over" for m in fleet
+    )
 
 
 def test_the_same_run_twice_gives_the_same_bits(tmp_path: Path) -> None:
@@ -249,7 +251,7 @@ def test_data_of_another_shape_are_refused_at_join(tmp_path: Path) -> None:
     ):
         federate(tmp_path, [odd, Member("a1", digits(1, 2))], {"fleet.wait": 3.0})
     assert odd.participant is not None
-    assert odd.participant.refused
+    assert odd.participant.state.refused
 
 
 def test_no_agent_can_hold_the_smallest_submodel(tmp_path: Path) -> None:
@@ -339,8 +341,8 @@ def test_one_agent_with_other_data_does_not_keep_the_others_from_starting(tmp_pa
     assert set(assigned) == {"a1", "a2"}
     assert assigned["a1"].network.inputs == (1, 8, 8)
     assert fleet[0].participant is not None
-    assert fleet[0].participant.refused
-    assert "this run needs examples of shape (1, 8, 8)" in fleet[0].participant.over
+    assert fleet[0].participant.state.refused
+    assert "this run needs examples of shape (1, 8, 8)" in fleet[0].participant.state.over
 
 
 def test_a_network_of_ones_own_is_scaled_and_trained(tmp_path: Path) -> None:

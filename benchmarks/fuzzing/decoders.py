@@ -221,7 +221,7 @@ def listen_as(role: str) -> Callable[[bytes], object]:
 
     def feed(data: bytes) -> None:
         nonlocal count
-        if count % 64 == 0 or (role == "agent" and state and state[0].participant.over):
+        if count % 64 == 0 or (role == "agent" and state and state[0].participant.state.over):
             state[:] = [Listener(role, folder)]
         count += 1
         state[0].hear(data)

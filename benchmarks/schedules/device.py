@@ -93,7 +93,7 @@ class Device:
         """Fail if the agent does not offer an unanswered update again."""
         agent, link, now = self._participant, self._link, self.world.now
         silenced = link is None or link.cut_off or now < self.process.paused
-        if agent is None or silenced or not sending(agent.value):
+        if agent is None or silenced or not sending(agent.state):
             self._said = now
         elif now - self._said > SILENT and not self.character:
             self.fail(f"silent: {self.name} did not offer its update again for {SILENT:.0f} s")
@@ -138,13 +138,13 @@ class Device:
             return
         while participant.turn(0.0) and self._link.backlog:
             pass
-        if not participant.over:
+        if not participant.state.over:
             return
         participant.leave()
-        if participant.refused and self.character != "namesake":
+        if participant.state.refused and self.character != "namesake":
             self.world.after(RESTART, self.begin)
         else:
-            self.over = participant.over
+            self.over = participant.state.over
         self.close()
 
     def _find(self, link: Cable) -> messages.Run | None:

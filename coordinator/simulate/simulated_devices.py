@@ -175,8 +175,8 @@ class Devices:
         for index in devices:
             if index in self._present and not serve_device(*self._present[index]):
                 gone, _ = self._present.pop(index)
-                if gone.refused:
-                    raise FleetError(f"the run cannot use {gone.name}: {gone.over}")
+                if gone.state.refused:
+                    raise FleetError(f"the run cannot use {gone.state.name}: {gone.state.over}")
 
     def _make_participant(
         self, run: messages.Run, index: int, survey: dict[str, Any], spool: Spool
@@ -243,6 +243,6 @@ def serve_device(participant: Participant, link: MemoryLink) -> bool:
     """Handle all that is due at a device. Return False once it has left the run."""
     while participant.turn(0.0) and link.backlog:
         pass
-    if participant.over:
+    if participant.state.over:
         participant.leave()
-    return not participant.over
+    return not participant.state.over

@@ -23,6 +23,7 @@ from edge_agent.device.conditions import Conditions
 from edge_agent.device.drift import Watch
 from edge_agent.device.limits import available_cpus, memory_limit
 from edge_agent.join.training_worker import Job, Worker
+from federated.device.agent_state import activity
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import LIMIT, Spool
 from federated.errors import (
@@ -220,8 +221,9 @@ def _open_spool(request: JoinRequest, run: messages.Run, stack: ExitStack, say: 
 
 def _status_line(participant: Participant) -> str:
     """Describe the agent in one line for the service manager."""
-    activity = participant.paused or participant.state
-    return f"run {participant.run.run}: {activity}, {format_count(participant.finished, 'update')}"
+    now = participant.state
+    doing = now.paused or activity(now)
+    return f"run {now.card.run}: {doing}, {format_count(now.finished, 'update')}"
 
 
 def current_limits(worker: Worker) -> tuple[float, float]:
@@ -239,18 +241,19 @@ def remeasure(participant: Participant, worker: Worker, watch: Watch, say: Say) 
     """Measure the device again between two tasks if its measurements are outdated, and publish the
     new profile.
     """
-    if not (reason := watch.look()) or participant.state != "idle" or participant.paused:
+    before = participant.state
+    if not (reason := watch.look()) or activity(before) != "idle" or before.paused:
         return
     say(f"measuring again: {reason}")
     try:
-        measured = worker.measure(participant.run, fresh=watch.fresh)
+        measured = worker.measure(before.card, fresh=watch.fresh)
     except EspalierError as error:  # the agent continues with the old profile
         log.error("could not measure again: %s", error)
         worker.poll()  # replaces the training process if measuring killed it
     else:
-        old = participant.profile
+        old = before.profile
         participant.update_profile(replace(measured, uplink=old.uplink, chunk=old.chunk))
-        say(describe_profile(participant.profile))
+        say(describe_profile(participant.state.profile))
     watch.reset()
 
 
@@ -296,17 +299,18 @@ def take_part(
 ) -> JoinResult:
     """Join, take turns until the run ends or `stop` is set, and leave."""
     participant.join()
-    say(f"joined run '{participant.run.run}' as {participant.name}")
-    state, paused, jumps = "", "", JumpDetector()
+    say(f"joined run '{participant.state.card.run}' as {participant.state.name}")
+    doing, paused, jumps = "", "", JumpDetector()
     try:
         while not stop.is_set() and participant.turn(0.05):
-            if participant.state != state:
-                state = participant.state
-                log.info("%s: %s", participant.name, state)
+            now = participant.state
+            if activity(now) != doing:
+                doing = activity(now)
+                log.info("%s: %s", now.name, doing)
             if jump := jumps.check():
                 log.warning("%s", jump)
-            if participant.paused != paused:
-                paused = participant.paused
+            if now.paused != paused:
+                paused = now.paused
                 say(f"pausing: {paused}" if paused else "resuming")
             after_turn()
     finally:
@@ -314,7 +318,5 @@ def take_part(
             participant.leave()
         except LinkError as error:
             log.info("could not report that this agent leaves: %s", error)
-    reason = participant.over or "stopped"
-    return JoinResult(
-        participant.name, participant.run.run, participant.finished, reason, participant.refused
-    )
+    end = participant.state
+    return JoinResult(end.name, end.card.run, end.finished, end.over or "stopped", end.refused)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from federated.device import agent_actions as do
 from federated.device import agent_events as on
-from federated.device.agent_state import AgentState, OpenTask, active, activity
+from federated.device.agent_state import AgentState, OpenTask, active
 from federated.device.agent_step import step
 from federated.device.spool import Spool
 from federated.device.task_runner import Outcome, TaskRunner
@@ -57,9 +57,9 @@ class Equipment:
 
 
 class Participant:
-    """One agent in one run: call `join`, then `turn` until `over`, then `leave`.
+    """One agent in one run: call `join`, then `turn` until it returns False, then `leave`.
 
-    value: its state, which only `handle` changes.
+    state: of the agent; only `handle` changes it.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Participant:
         self._epoch = 0  # the highest of the run's coordinators
         tasks = tuple(OpenTask(task, stage="sending") for task in self._uploads.resume(run))
         now, paused, profile = equipment.clock(), equipment.pause(), equipment.measure(run)
-        self.value = AgentState(run, name, session, profile, paused=paused, looked=now, tasks=tasks)
+        self.state = AgentState(run, name, session, profile, paused=paused, looked=now, tasks=tasks)
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class Participant:
         """Subscribe to the agent's topics, and publish its profile and its status, both
         retained.
         """
-        for pattern in topics.agent_patterns(self.run.run, self.name):
+        for pattern in topics.agent_patterns(self.state.card.run, self.state.name):
             self.link.subscribe(pattern)
         self.handle(on.Started(self.equipment.clock()))
 
@@ -96,7 +96,7 @@ class Participant:
             except WireError as error:
                 log.warning("refused a message on %s: %s", delivery.topic, str(error))
         self._advance(self.equipment.clock())
-        return not self.over
+        return not self.state.over
 
     def leave(self) -> None:
         """Stop working and sign off. If the link is down, the last will signs off. After the end of
@@ -107,45 +107,6 @@ class Participant:
     def update_profile(self, profile: Profile) -> None:
         """Publish a new profile, after the device measured itself again."""
         self.handle(on.ProfileMeasured(self.equipment.clock(), profile))
-
-    # ---- properties ------------------------------------------------------------------------------
-
-    @property
-    def run(self) -> messages.Run:
-        return self.value.card
-
-    @property
-    def name(self) -> str:
-        return self.value.name
-
-    @property
-    def profile(self) -> Profile:
-        return self.value.profile
-
-    @property
-    def state(self) -> str:
-        """The agent's activity, in one word."""
-        return activity(self.value)
-
-    @property
-    def paused(self) -> str:
-        """Reason why the agent accepts no task now; empty if it does."""
-        return self.value.paused
-
-    @property
-    def finished(self) -> int:
-        """Number of trainings whose updates the coordinator accepted."""
-        return self.value.finished
-
-    @property
-    def over(self) -> str:
-        """Reason why the agent's part in the run has ended; empty until then."""
-        return self.value.over
-
-    @property
-    def refused(self) -> bool:
-        """True if the coordinator rejected the agent."""
-        return self.value.refused
 
     # ---- events ----------------------------------------------------------------------------------
 
@@ -158,7 +119,7 @@ class Participant:
             return  # called from an action of the first one, whose loop handles this event
         try:
             while self._events:
-                self.value, actions = step(self.value, self._events[0])
+                self.state, actions = step(self.state, self._events[0])
                 for action in actions:
                     self._do(action)
                 self._events.popleft()
@@ -186,7 +147,7 @@ class Participant:
                 self._download(delivery.topic, message, now)
             case messages.Grant() as grant:
                 self._uploads.take_grant(grant, now)
-            case messages.Status() as status if status.agent == self.name:
+            case messages.Status() as status if status.agent == self.state.name:
                 self.handle(on.StatusHeard(now, status, delivery.retained))
             case messages.Refusal(reason, about) if about != messages.JOINING:
                 log.warning("the coordinator refused a message (%s): %s", about, reason)
@@ -202,10 +163,11 @@ class Participant:
         """
         match message:
             case Task() as task:
-                if (task.run, task.agent) != (self.run.run, self.name):
+                run, name = self.state.card.run, self.state.name
+                if (task.run, task.agent) != (run, name):
                     raise Refused(
-                        f"expected a task for {self.name} in {self.run.run}, found one for "
-                        f"{task.agent} in {task.run}"
+                        f"expected a task for {name} in {run}, found one for {task.agent} in "
+                        f"{task.run}"
                     )
                 return on.TaskCame(now, task)
             case messages.Receipt(transfer, accepted, reason):
@@ -236,14 +198,14 @@ class Participant:
 
     def _advance(self, now: float) -> None:
         """Check the task runner and the transfers, then handle the passing of time."""
-        one = active(self.value)
+        one = active(self.state)
         if (
             one is not None
             and one.stage == "training"
             and (outcome := self.equipment.runner.poll()) is not None
         ):
             self.handle(self._store_outcome(outcome, now))
-        if self.value.online:
+        if self.state.online:
             self._downloads.tick(now)
             for task in self._uploads.check_stalls(now):
                 self.handle(on.UploadStalled(now, task))
@@ -254,7 +216,7 @@ class Participant:
         failure: str | None = outcome.reason
         if outcome.path is not None:
             try:
-                self._uploads.add(outcome.task, outcome.path, self.run)
+                self._uploads.add(outcome.task, outcome.path, self.state.card)
                 failure = None
             except (OSError, ValueError) as error:
                 failure = f"cannot read its update: {error}"
@@ -268,7 +230,7 @@ class Participant:
             case do.Tell(message):
                 self._publish(message)
             case do.AskStatus():
-                self.link.subscribe(topics.status(self.run.run, self.name))
+                self.link.subscribe(topics.status(self.state.card.run, self.state.name))
             case do.Fetch(task):
                 if self._downloads.fetch(task, now):
                     self.handle(on.WeightsCame(now, task.digest))
@@ -293,7 +255,7 @@ class Participant:
                 if self.equipment.spool.excess():
                     self.handle(on.SpoolOverfull(now))
             case do.Measure():
-                self.handle(on.ProfileMeasured(now, self.equipment.measure(self.run)))
+                self.handle(on.ProfileMeasured(now, self.equipment.measure(self.state.card)))
             case do.Look():
                 self.handle(on.PauseSeen(now, self.equipment.pause()))
             case do.Erase():
@@ -309,7 +271,7 @@ class Participant:
     def _publish(
         self, message: messages.Failure | messages.Heartbeat | messages.Status | Profile
     ) -> None:
-        run, name, payload = self.run.run, self.name, envelope.encode(message)
+        run, name, payload = self.state.card.run, self.state.name, envelope.encode(message)
         match message:
             case Profile():
                 self.link.publish(topics.profile(run, name), payload, retain=True)
@@ -324,7 +286,7 @@ class Participant:
         if self.equipment.spool.lasting:
             self.equipment.spool.clear()
         for topic in (topics.profile, topics.status):
-            self.link.publish(topic(self.run.run, self.name), b"", retain=True)
+            self.link.publish(topic(self.state.card.run, self.state.name), b"", retain=True)
 
 
 def log_fields(task: Task, event: str) -> dict[str, object]:

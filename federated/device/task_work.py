@@ -7,9 +7,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from federated.capabilities import describe_missing, list_required
 from federated.device.trainers.trainer import LoadedNetwork, Shapes, Start, TensorShapes, Trainer
@@ -24,24 +23,6 @@ from federated.wire.codecs.catalogue import codec
 from federated.wire.codecs.codec import encode_update
 
 __all__ = ["carry_out", "perform"]
-
-
-@dataclass(frozen=True)
-class _Result:
-    """The result of a task.
-
-    tensors: of the update, by local name.
-    samples: number of examples.
-    notes: of the update.
-    steps: number of optimiser steps.
-    memory: arrays that the device keeps.
-    """
-
-    tensors: Mapping[str, Array]
-    samples: int
-    notes: dict[str, Any]
-    steps: int = 0
-    memory: Mapping[str, Array] = field(default_factory=dict)
 
 
 def carry_out(
@@ -92,18 +73,7 @@ def perform(
     kept, shapes = kept or {}, trainer.shapes(task.submodel)
     own = _starting_weights(task, tensors, kept, shapes)
     start = Start(task.submodel, task.recipe, own, _seed(task), task.round, tensors, kept)
-    with trainer.load(start) as network:
-        if task.work == "train":
-            result = _train(network, task, data, shapes, execution)
-        elif task.work == "calibrate":
-            found, batches = network.calibrate(data.x, execution.stop)
-            result = _Result(found, len(data.y), {"batches": batches})
-        else:
-            labels = data.labels if task.submodel.network.objective == "class" else ()
-            held = TrainingSet(data.x_held, data.y_held, labels)
-            tallies = network.evaluate(held, task.recipe, execution.stop)
-            result = _Result({}, len(data.y_held), {"tallies": tallies})
-    made = Update(
+    update = Update(
         task.run,
         task.round,
         task.attempt,
@@ -111,18 +81,32 @@ def perform(
         task.work,
         task.submodel,
         task.version,
-        result.samples,
-        result.steps,
-        result.tensors,
-        result.notes,
+        samples=len(data.y),
+        steps=0,
     )
-    return made, result.memory
+    with trainer.load(start) as network:
+        if task.work == "train":
+            return _train(network, task, update, data, shapes, execution)
+        if task.work == "calibrate":
+            found, batches = network.calibrate(data.x, execution.stop)
+            return replace(update, tensors=found, notes={"batches": batches}), {}
+        labels = data.labels if task.submodel.network.objective == "class" else ()
+        held = TrainingSet(data.x_held, data.y_held, labels)
+        tallies = network.evaluate(held, task.recipe, execution.stop)
+        return replace(update, samples=len(data.y_held), notes={"tallies": tallies}), {}
 
 
 def _train(
-    network: LoadedNetwork, task: Task, data: Examples, shapes: Shapes, execution: Execution
-) -> _Result:
-    """Train as the task's recipe says, with scores before and after if it requires them."""
+    network: LoadedNetwork,
+    task: Task,
+    update: Update,
+    data: Examples,
+    shapes: Shapes,
+    execution: Execution,
+) -> tuple[Update, Mapping[str, Array]]:
+    """Train as the task's recipe says, with scores before and after if it requires them. Return the
+    update with its results, and what the device is to keep.
+    """
     recipe = task.recipe
     tallies = _name_tally("before", _own_scores(network, task, data, shapes, execution))
     done = network.train(data, execution)
@@ -134,7 +118,8 @@ def _train(
         notes["tallies"] = tallies
     if recipe.labels:
         notes["labels"] = list(data.labels)
-    return _Result({**out, **done.sent}, len(data.y), notes, done.steps, {**done.memory, **own})
+    update = replace(update, steps=done.steps, tensors={**out, **done.sent}, notes=notes)
+    return update, {**done.memory, **own}
 
 
 def _own_scores(

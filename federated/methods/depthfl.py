@@ -45,6 +45,7 @@ from federated.task import Recipe, Update
 from federated.training import objective
 from federated.training.hooks import Hooks, Session
 from models.families.catalogue import initial
+from models.layers.exits import run_exits
 from models.slicing import Plan, as_slices, is_statistic, read_home
 from models.submodel import Network, Submodel
 
@@ -129,7 +130,7 @@ def distillation_recipe(state: State, submodel: Submodel) -> Recipe:
 
 def mutual_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     """Return the sum over exits of their own losses and the distillation from the others."""
-    outs = objective.run_exits(session.net, session.submodel, x)
+    outs = run_exits(session.net, session.submodel, x)
     labels = session.labels if session.recipe.masked else None
     own = [objective.masked_loss(session.submodel.network, out, truth, labels) for out in outs]
     weight = float(session.recipe.options["weight"]) / max(1, len(outs) - 1)

@@ -40,6 +40,7 @@ from federated.methods.fedavg import fedavg, recipe
 from federated.task import Recipe
 from federated.training import objective
 from federated.training.hooks import Hooks, Session
+from models.layers.exits import run_exits
 from models.submodel import Network, Submodel
 
 __all__ = ["scalefl", "weighted_loss"]
@@ -88,7 +89,7 @@ def weighted_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     """Return the mean over exits, the j-th with weight j. All but the last include the distillation
     from the last one.
     """
-    outs = objective.run_exits(session.net, session.submodel, x)
+    outs = run_exits(session.net, session.submodel, x)
     labels = session.labels if session.recipe.masked else None
     gamma = session.recipe.options["gamma"]
     losses = [objective.masked_loss(session.submodel.network, out, truth, labels) for out in outs]

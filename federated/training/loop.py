@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,10 +23,10 @@ from federated.training.execution import Array, Diverged, Step, Stopped, Trainin
 from federated.training.hooks import Hooks, Session
 from federated.training.variates import Correction
 from models.layers.batch_norm import set_norm
+from models.layers.exits import run_exits
 from models.submodel import Submodel
 
 __all__ = [
-    "TrainingResult",
     "batch_bounds",
     "batches",
     "check_examples",
@@ -42,18 +41,6 @@ __all__ = [
 torch.backends.cudnn.deterministic = True  # otherwise some GPU convolutions add in any order
 
 OPTIMISERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """Result of a training.
-
-    loss: mean over the examples of the last pass
-    steps: of the optimiser
-    """
-
-    loss: float
-    steps: int
 
 
 def open_session(
@@ -76,12 +63,11 @@ def train(
     data: TrainingData,
     *,
     seed: int,
-    on_step: Step | None = None,
-) -> TrainingResult:
-    """Train in place, without hooks, on the device of `net`. DataError: there are no examples.
-    Diverged: the loss is not finite.
+) -> float:
+    """Train in place, without hooks, on the device of `net`. Return as `descend` does. DataError:
+    there are no examples. Diverged: the loss is not finite.
     """
-    return descend(open_session(net, submodel, recipe, data, seed=seed), on_step=on_step)
+    return descend(open_session(net, submodel, recipe, data, seed=seed))
 
 
 def descend(
@@ -90,8 +76,9 @@ def descend(
     *,
     on_step: Step | None = None,
     stop: Callable[[], bool] | None = None,
-) -> TrainingResult:
-    """Take all steps of a session. Stopped: `stop` returned True. Diverged: the loss is not finite.
+) -> float:
+    """Take all steps of a session. Return the loss: its mean over the examples of the last pass.
+    Stopped: `stop` returned True. Diverged: the loss is not finite.
     Hooks can raise anything.
     """
     hooks, recipe, session.stop = hooks or Hooks(""), session.recipe, stop
@@ -133,7 +120,7 @@ def descend(
     correction.close(session)
     if hooks.close is not None:
         hooks.close(session)
-    return TrainingResult(loss, session.step)
+    return loss
 
 
 def make_optimiser(session: Session) -> torch.optim.Optimizer:
@@ -161,7 +148,7 @@ def batches(session: Session) -> Iterator[tuple[Tensor, Tensor]]:
 
 def plain_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     """Return the recipe's own loss of a batch: the mean over exits, if there are several."""
-    outs = objective.run_exits(session.net, session.submodel, x)
+    outs = run_exits(session.net, session.submodel, x)
     losses = [
         objective.masked_loss(
             session.submodel.network, out, truth, session.labels if session.recipe.masked else None

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated.training.tallies import fields
-from models.submodel import Network, Submodel
+from models.submodel import Network
 
-__all__ = ["loss", "mask_logits", "masked_loss", "prepare_batch", "run_exits", "tally"]
+__all__ = ["loss", "mask_logits", "masked_loss", "prepare_batch", "tally"]
 
 
 def prepare_batch(
@@ -32,14 +32,6 @@ def prepare_batch(
     if network.objective == "value" and network.shift:
         return x, (y - y.new_tensor(network.shift)) / y.new_tensor(network.scale)
     return x, y
-
-
-def run_exits(net: nn.Module, submodel: Submodel, x: Tensor) -> list[Tensor]:
-    """Return the output of each exit, the shallowest first, or the one output of a network without
-    exits.
-    """
-    exits = any(name.startswith("exits") for name in submodel.features)
-    return net.exits(x) if exits else [net(x)]  # type: ignore[operator]
 
 
 def mask_logits(logits: Tensor, labels: Collection[int]) -> Tensor:

@@ -13,6 +13,7 @@ from federated.training.execution import Array, Stopped, TrainingData
 from federated.training.loop import check_examples, shuffle, to_device
 from federated.training.tallies import Tallies, add
 from models.layers.batch_norm import calibrate as measure
+from models.layers.exits import run_exits
 from models.submodel import Submodel
 
 __all__ = ["calibrate", "evaluate"]
@@ -48,10 +49,11 @@ def evaluate(
 ) -> Tallies:
     """Return the tallies of raw examples in evaluation mode, by view; empty without examples.
 
-    "all": with all classes "exit0" and on: of each exit, if there are several "ensemble": the mean
-    of the exits' logits (DepthFL, Kim et al., ICLR 2023) "labels": with the logits of classes that
-    the data lack set to 0, if the data have labels (HeteroFL's
-        local accuracy)
+    all: the last exit, with all classes
+    exit0, exit1, ...: each exit, if there are several
+    ensemble: the mean of the exits' logits, if there are several (DepthFL, Kim et al., ICLR 2023)
+    labels: with the logits of classes that the data lack set to 0, if the data have labels
+        (HeteroFL's local accuracy)
     """
     net.eval()
     device = next(net.parameters()).device
@@ -65,7 +67,7 @@ def evaluate(
             # every submodel and device hides the same tokens
             hiding = torch.Generator().manual_seed(start)
             shown, truth = objective.prepare_batch(network, recipe.hide, x, y, hiding)
-            outs = objective.run_exits(net, submodel, shown)
+            outs = run_exits(net, submodel, shown)
             views = {"all": outs[-1]}
             if len(outs) > 1:
                 views |= {

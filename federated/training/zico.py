@@ -26,6 +26,7 @@ from federated.training.loop import shuffle, to_device
 from models.cost import cost
 from models.families.catalogue import build
 from models.layers.batch_norm import NORMS
+from models.layers.exits import run_exits
 from models.submodel import Submodel
 
 __all__ = ["score", "survey", "zico"]
@@ -61,9 +62,7 @@ def score(submodel: Submodel, batches: Sequence[Batch], seed: int) -> float:
         weights = layers(net)
         found = []
         for x, truth in batches:
-            loss = objective.loss(
-                submodel.network, objective.run_exits(net, submodel, x)[-1], truth
-            )
+            loss = objective.loss(submodel.network, run_exits(net, submodel, x)[-1], truth)
             found.append(
                 torch.autograd.grad(
                     loss, list(weights.values()), allow_unused=True, materialize_grads=True

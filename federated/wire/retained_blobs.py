@@ -20,14 +20,13 @@ from pathlib import Path
 from federated.errors import Refused
 from federated.runtime import files
 from federated.wire import envelope, messages, topics
-from federated.wire.chunks import slices
+from federated.wire.chunks import WINDOW, slices
 from federated.wire.link import Link
 from federated.wire.partial_file import PART, PartialFile
 
 __all__ = ["Download", "RetainedBlob", "publish", "withdraw"]
 
 PATIENCE = 5.0  # seconds without a new chunk before the missing ones are requested again
-WINDOW = 16  # largest number of chunks requested at a time
 
 
 def publish(link: Link, base: str, manifest: messages.Manifest, data: memoryview) -> None:

@@ -84,15 +84,10 @@ def layout(
 
 
 def decode(
-    buffer: bytes | bytearray | memoryview, *, limit: int | None = None
+    buffer: bytes | bytearray | memoryview,
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return meta and read-only views of the tensors of a blob. Raises Malformed.
-
-    limit: largest acceptable size of the blob, bytes.
-    """
+    """Return meta and read-only views of the tensors of a blob. Raises Malformed."""
     view = memoryview(buffer).cast("B").toreadonly()
-    if limit is not None and len(view) > limit:
-        raise Malformed(f"tensors: expected at most {limit} bytes, found {len(view)}")
     length = _length(view[: PREFIX.size], len(view))
     meta, entries = _header(view[PREFIX.size : PREFIX.size + length])
     return meta, _views(view[min(_align(PREFIX.size + length), len(view)) :], entries)

@@ -24,6 +24,7 @@ __all__ = ["REVOKED", "explain", "find_refusal", "make_context", "make_private_n
 HOSTNAMES = (62, 64)
 TIMES = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 STRETCHING = 20_000  # rounds of PBKDF2, as in the password file
+TIMEOUT = 5.0  # seconds to connect
 ALERT = 1.5  # seconds to wait after the handshake for an alert about a certificate
 
 REVOKED = (
@@ -143,11 +144,11 @@ def explain(address: Address, error: ssl.SSLError) -> str:
     return "this port does not use TLS: use mqtt://, or the port for TLS"
 
 
-def find_refusal(address: Address, timeout: float = 5.0) -> str:
+def find_refusal(address: Address) -> str:
     """Return why a broker's TLS rejects this client; empty if it does not, or does not answer."""
     try:
         with (
-            socket.create_connection((address.host, address.port), timeout) as plain,
+            socket.create_connection((address.host, address.port), TIMEOUT) as plain,
             make_context(address).wrap_socket(plain, server_hostname=address.host) as secure,
         ):
             secure.settimeout(ALERT)
@@ -165,7 +166,7 @@ def _list_names(address: Address) -> str:
     trusting.check_hostname = False
     try:
         with (
-            socket.create_connection((address.host, address.port), 5.0) as plain,
+            socket.create_connection((address.host, address.port), TIMEOUT) as plain,
             trusting.wrap_socket(plain, server_hostname=address.host) as secure,
         ):
             shown = secure.getpeercert() or {}

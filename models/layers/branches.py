@@ -13,9 +13,8 @@ and always computes what the single layer with W computes. Stride, groups and di
 layer's and change nothing; a norm follows the sum. The branches are trained through W: the chain
 rule gives each branch its part of W's gradient, as running them in parallel would, at the cost of
 one layer. After a step of plain gradient descent W has moved by G * gradient, where G counts the
-branches at each position of the kernel (Lemma 2). A norm within a branch merges with its running
-statistics (`fuse_batch_norm`). In training it would divide by those of the batch, so the expansion
-would change the output and the branch would not be linear; therefore no branch has a norm here.
+branches at each position of the kernel (Lemma 2). No branch has a norm: in training it would divide
+by the statistics of the batch, so the expansion would change the output.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ __all__ = [
     "Init",
     "Linears",
     "available_branches",
-    "fuse_batch_norm",
     "join",
     "merge",
     "originals",
@@ -201,18 +199,6 @@ def draw(
                 value.normal_(generator=generator).mul_(spread)
             made.append(value.to(weight))
     return made
-
-
-def fuse_batch_norm(
-    kernel: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Return kernel and bias of a convolution without bias merged with the batch norm after it,
-    which normalises with running statistics (DBB, transform I).
-
-    F' = F gamma / sqrt(var + eps),  b' = beta - mean gamma / sqrt(var + eps), per output channel
-    """
-    level = gamma / torch.sqrt(var + eps)
-    return kernel * level.reshape(-1, *[1] * (kernel.dim() - 1)), beta - mean * level
 
 
 # ---- on modules ----------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ __all__ = [
     "features_at",
     "labelled_tensors",
     "levels",
+    "run_exits",
 ]
 
 SHARES = (30 / 54, 38 / 54, 46 / 54)  # positions as fractions of the blocks of ScaleFL's ResNet110
@@ -209,6 +210,15 @@ def early_exits(
             left = widths[bisect_left(ends, place) :]
             heads[str(index)] = EXITS[exit_kind(submodel.features)](left, submodel.network.outputs)
     return Exits(heads, answers)
+
+
+def run_exits(net: nn.Module, submodel: Submodel, x: Tensor) -> list[Tensor]:
+    """Return the output of each exit, the shallowest first, or the one output of a network without
+    exits.
+    """
+    exits = any(name.startswith("exits") for name in submodel.features)
+    # `exits` is a module, unknown to Module's type
+    return net.exits(x) if exits else [net(x)]  # type: ignore[operator]
 
 
 def labelled_tensors(submodel: Submodel) -> frozenset[str]:

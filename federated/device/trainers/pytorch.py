@@ -130,7 +130,7 @@ class PyTorchNetwork:
         if recipe.hook or recipe.variate:
             session.received = to_tensors(start.received, self.device)
         session.memory = to_tensors(start.memory, self.device)
-        done = descend(
+        loss = descend(
             session,
             hooks(recipe.hook) if recipe.hook else None,
             on_step=execution.on_step,
@@ -143,8 +143,8 @@ class PyTorchNetwork:
         trained = {name: state[name].clone() for name in dict.fromkeys((*names, *recipe.keep))}
         return TrainingResult(
             to_arrays(trained),
-            done.loss,
-            done.steps,
+            loss,
+            session.step,
             to_arrays(session.sent),
             to_arrays(session.memory),
             session.notes,

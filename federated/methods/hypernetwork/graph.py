@@ -19,8 +19,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from federated.training.objective import run_exits
 from models.families.catalogue import find_labelled, normalising, rehearsal, shapes
+from models.layers.exits import run_exits
 from models.submodel import Submodel
 
 __all__ = ["FAR", "OPERATIONS", "Graph", "Role", "Slot", "read_graph", "scale_factor"]

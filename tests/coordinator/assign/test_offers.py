@@ -32,7 +32,7 @@ def law(submodel: Submodel, speed: float = 1.0) -> float:
     """
     what = cost(submodel, 32)
     return (
-        what.macs * 32 * 2e-11 + what.activations * 32 * 1e-9 + 6e-4 * sum(map(sum, submodel.mask))
+        what.macs * 32 * 2e-11 + what.memory * 1e-10 + 6e-4 * sum(map(sum, submodel.mask))
     ) / speed
 
 

@@ -56,9 +56,9 @@ def test_an_agent_without_the_codec_is_not_asked(tmp_path: Path) -> None:
     given = {**FEDAVG, "wire.codec": "fp16", "fleet.min_agents": 2}
     federate(tmp_path, [*members, lacking], given)
     assert lacking.participant is not None
-    assert lacking.participant.refused
+    assert lacking.participant.state.refused
     assert "the codec 'fp16', which this device lacks (available: raw)" in str(
-        lacking.participant.over
+        lacking.participant.state.over
     )
     with closing(Store.open(tmp_path / "runs", "test", read_only=True)) as store:
         assert {entry.agent for entry in store.entries(1)} == {"a0", "a1"}

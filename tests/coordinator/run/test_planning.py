@@ -116,7 +116,7 @@ def test_an_agent_with_slower_steps_than_measured_moves_down(tmp_path: Path) -> 
         if update.work != "train":
             return update
         assert fleet[0].participant is not None
-        predicted = step_seconds(fleet[0].participant.profile.timings, update.submodel, 32)
+        predicted = step_seconds(fleet[0].participant.state.profile.timings, update.submodel, 32)
         step = predicted * (4 if update.round >= 3 else 1)
         return replace(
             update,

@@ -67,7 +67,7 @@ class Device:
             if delivery.topic == topics.profile("r", "a"):
                 known = envelope.decode(delivery.payload)
         assert known is None or isinstance(known, Profile)
-        return known or self.participant.profile
+        return known or self.participant.state.profile
 
 
 @pytest.fixture
@@ -138,11 +138,11 @@ def test_the_training_process_survives_a_failed_measurement(
     strange = replace(
         CARD, calibration=(replace(SMALL, network=replace(NETWORK, family="os:system")),)
     )
-    device.participant.value = changed(device.participant.value, card=strange)
+    device.participant.state = changed(device.participant.state, card=strange)
     device.heat = Heat(85.0, 600.0, True, True, 1)
     assert device.later() == before
     assert device.said == ["measuring again: the processor is throttled"]
-    device.participant.value = changed(device.participant.value, card=CARD)
+    device.participant.state = changed(device.participant.state, card=CARD)
     os.sched_setaffinity(pid, sorted(os.sched_getaffinity(0))[:1])
     assert device.later().cpus == 1
     assert device.worker.pid == pid, "the process was not replaced"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from federated.device.agent_state import activity
 from federated.device.spool import Spool
 from federated.wire import messages
 from tests.support.clerk import Agent, task
@@ -31,7 +32,7 @@ def test_weights_are_downloaded_once_and_tasks_run_in_order(agent: Agent) -> Non
     assert [said.work for said in agent.turn() if isinstance(said, messages.Offer)] == ["train"]
     assert agent.hand.begun == [first, second]
     assert agent.fetched == fetched
-    assert agent.participant.state == "evaluate"
+    assert activity(agent.participant.state) == "evaluate"
 
 
 def test_weights_that_are_published_elsewhere_meanwhile_are_fetched_from_there(
@@ -40,7 +41,7 @@ def test_weights_that_are_published_elsewhere_meanwhile_are_fetched_from_there(
     """A coordinator that resumed the round may ask for the same task with another slot."""
     old, new = replace(task(), slot="elsewhere"), task()
     agent.ask(old)
-    assert agent.participant.state == "download"
+    assert activity(agent.participant.state) == "download"
     agent.ask(new)
     assert agent.hand.begun == [new]
 
@@ -54,7 +55,7 @@ def test_a_task_is_dropped_at_its_deadline_unless_it_was_repeated(agent: Agent) 
     assert agent.hand.task == task()
     agent.clock.now = 101.0
     agent.turn()
-    assert agent.participant.state == "idle"
+    assert activity(agent.participant.state) == "idle"
     assert agent.hand.task is None
     agent.ask(task())
     assert agent.hand.begun == [task(), task()], "it is nothing that is under way"
@@ -115,4 +116,4 @@ def test_a_full_disk_first_removes_weights_and_then_fails_the_task(
         == f"no room for its weights (4000 bytes) in {tmp_path}: No space left on device"
     )
     assert list(tmp_path.iterdir()) == []
-    assert agent.participant.state == "idle"
+    assert activity(agent.participant.state) == "idle"

@@ -170,7 +170,7 @@ def test_an_agent_stays_if_its_broker_restored_an_unknown_earlier_status(
     broker.retained[topics.status(RUN, AGENT)] = envelope.encode(here("two-lives-ago"))
     link.restore()
     turned([agent], 0.05)
-    assert agent.over == ""
+    assert agent.state.over == ""
     assert broker.retained[topics.status(RUN, AGENT)] == envelope.encode(here("m"))
 
 
@@ -185,7 +185,7 @@ def test_an_agent_that_only_lost_its_connection_stays(tmp_path: Path) -> None:
         turned([agent], 0.02)
         link.restore()
         turned([agent], 0.05)
-    assert agent.over == ""
+    assert agent.state.over == ""
 
 
 @pytest.fixture(params=BOTH)
@@ -218,15 +218,15 @@ def test_over_a_real_broker_one_of_two_namesakes_leaves_within_seconds(
             stack.enter_context(contextlib.closing(linked(broker.address, newer))), tmp_path, newer
         )
         turned([first, second], 10.0)
-        assert (first.refused, second.over) == (True, "")
+        assert (first.state.refused, second.state.over) == (True, "")
         assert (
-            first.over
+            first.state.over
             == f"another agent joined under the name '{AGENT}': give each its own (--name)"
         )
         first.leave()
         first.link.close()
         turned([second], 5.0)
-        assert second.over == ""
+        assert second.state.over == ""
 
 
 @pytest.mark.beside
@@ -243,10 +243,10 @@ def test_over_a_real_broker_no_agent_leaves_after_a_lost_connection_or_a_device_
         turned([agent], 0.3)
         proxy.mend()
         turned([agent], 4.0)
-        assert agent.over == ""
+        assert agent.state.over == ""
         assert link._client.is_connected()
         # what was before hangs, and never says another word
         again = stack.enter_context(contextlib.closing(linked(broker.address, "after")))
         reborn = joined(again, tmp_path, "after")
         turned([reborn], 1.0)
-        assert reborn.over == ""
+        assert reborn.state.over == ""

@@ -12,6 +12,7 @@ import pytest
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.store.store import Store
+from federated.device.agent_state import activity
 from federated.device.transfers import Uploads
 from federated.task import Profile, Task, Timing, Update
 from federated.wire import envelope, messages, topics
@@ -64,7 +65,10 @@ def test_a_paused_agent_is_not_asked_until_it_may_work_again(
         if update.work == "train" and update.round in (2, 3):
             why["now"] = "on battery" if update.round == 2 else ""
             eventually(
-                lambda: resting.participant is not None and resting.participant.paused == why["now"]
+                lambda: (
+                    resting.participant is not None
+                    and resting.participant.state.paused == why["now"]
+                )
             )
         return update
 
@@ -97,7 +101,9 @@ def test_a_paused_agent_declines_a_task_with_the_reason(
     def pause_in_round_1(update: Update) -> Update:
         if update.work == "train" and update.round == 1:
             why["now"] = "72 C, not below 70 C"
-            eventually(lambda: member.participant is not None and bool(member.participant.paused))
+            eventually(
+                lambda: member.participant is not None and bool(member.participant.state.paused)
+            )
         return update
 
     members = [Member("a0", digits(0, 2), change=pause_in_round_1), member]
@@ -112,7 +118,7 @@ def test_the_coordinator_uses_a_device_s_new_measurements(tmp_path: Path) -> Non
     def slow_down(update: Update) -> Update:
         if update.work == "train" and update.round == 1:
             assert member.participant is not None
-            old = member.participant.profile
+            old = member.participant.state.profile
             member.participant.update_profile(
                 replace(
                     old,
@@ -158,7 +164,7 @@ def test_a_changed_run_drops_all_tasks(tmp_path: Path) -> None:
     card(agent, replace(CARD, session="s2", batch=16))
     assert agent.turn() == []
     assert len(agent.measured) == 2
-    assert agent.participant.state == "idle"
+    assert activity(agent.participant.state) == "idle"
     assert not list(tmp_path.glob("*.update"))
 
 
@@ -203,7 +209,7 @@ def test_a_killed_agent_offers_its_update_again_without_repeating_work(tmp_path:
     second.clerk.receipt(task(), "round 1 awaits no such update")
     second.turn()
     assert not list(tmp_path.glob("*.update")) + list(tmp_path.glob("*.task"))
-    assert second.participant.state == "idle"
+    assert activity(second.participant.state) == "idle"
 
 
 def test_a_stopped_agent_leaves_its_updates_and_the_end_of_a_run_leaves_nothing(
@@ -231,7 +237,7 @@ def test_a_finished_update_survives_its_deadline_and_a_task_does_not(tmp_path: P
     agent.clock.now = 10_000.0
     agent.turn()
     assert agent.hand.task is None
-    assert agent.participant.state == "send"
+    assert activity(agent.participant.state) == "send"
 
 
 def test_nothing_is_sent_while_the_link_is_down_and_everything_afterwards(tmp_path: Path) -> None:
@@ -290,7 +296,7 @@ def test_the_older_of_two_namesakes_leaves_and_keeps_its_update(
     agent.clerk.statuses.clear()
     agent.clerk.link.publish(topics.status(HAND_RUN, AGENT), other)
     agent.turn()
-    assert agent.participant.refused != before
+    assert agent.participant.state.refused != before
     if before:
         assert agent.clerk.statuses[-1] == messages.Status(AGENT, "s1", True), (
             "the other hears of it"
@@ -298,7 +304,7 @@ def test_the_older_of_two_namesakes_leaves_and_keeps_its_update(
     else:
         assert (
             "another agent joined under the name 'a': give each its own (--name)"
-            in agent.participant.over
+            in agent.participant.state.over
         )
     agent.participant.leave()
     agent.spool.close()
@@ -338,8 +344,8 @@ def test_an_answered_update_is_removed_from_memory_and_disk(tmp_path: Path, reas
         agent.clerk.receipt(task(), reason)
         assert agent.turn() == []
     assert {path.suffix for path in tmp_path.iterdir()} == {".weights"}
-    assert agent.participant.finished == (not reason)
-    assert agent.participant.state == "idle"
+    assert agent.participant.state.finished == (not reason)
+    assert activity(agent.participant.state) == "idle"
 
 
 def test_updates_finished_while_the_link_is_down_are_offered_in_order(
@@ -366,7 +372,7 @@ def test_a_goodbye_without_a_reason_ends_an_agent(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
     agent.clerk.tell(messages.Goodbye(""))
     agent.turn()
-    assert agent.participant.over
+    assert agent.participant.state.over
 
 
 def test_an_update_that_cannot_be_read_is_a_failure_with_the_reason(tmp_path: Path) -> None:
@@ -378,7 +384,7 @@ def test_an_update_that_cannot_be_read_is_a_failure_with_the_reason(tmp_path: Pa
     (failure,) = agent.turn()
     assert isinstance(failure, messages.Failure)
     assert "cannot read its update" in failure.reason
-    assert agent.participant.state == "idle"
+    assert activity(agent.participant.state) == "idle"
 
 
 def test_a_task_dropped_just_after_its_end_leaves_no_update(tmp_path: Path) -> None:
@@ -403,12 +409,12 @@ def test_an_agent_follows_the_latest_coordinator_alone(tmp_path: Path) -> None:
     agent.clerk.receipt(task())
     agent.clerk.tell(messages.Goodbye("over"))
     agent.turn()
-    assert not agent.participant.over
-    assert agent.participant.finished == 0
-    assert [one.task.round for one in agent.participant.value.tasks] == [offer.round]
+    assert not agent.participant.state.over
+    assert agent.participant.state.finished == 0
+    assert [one.task.round for one in agent.participant.state.tasks] == [offer.round]
     agent.clerk.epoch = 6
     agent.clerk.receipt(task())
     agent.turn()
-    assert agent.participant.finished == 1
+    assert agent.participant.state.finished == 1
     agent.participant.leave()
     agent.spool.close()

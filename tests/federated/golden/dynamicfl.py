@@ -1,4 +1,4 @@
-"""DynamicFL's branches: expansion, merging, one step of training, and the fusion of a norm."""
+"""DynamicFL's branches: expansion, merging and one step of training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from torch import nn
 
 from models.layers.branches import (
     Branch,
-    fuse_batch_norm,
     join,
     merge,
     originals,
@@ -34,11 +33,6 @@ def check_dynamicfl_branch(toy):
         merge([Branch("kernel", ((2,),))], floats(q["common"]), [floats(q["redundant"])]),
         q["expected_common"],
     )
-    q = g["bn_fusion"]
-    norm = [floats([q[key]]) for key in ("gamma", "beta", "mean", "var")]
-    weight, bias = fuse_batch_norm(kernel, *norm, q["eps"])
-    close(weight[0, 0, 1, 1], q["expected_kernel_center"])
-    close(bias, [q["expected_bias"]])
 
 
 def step_layer(kernel, points, q):

@@ -38,8 +38,8 @@ def session_of(submodel=WHOLE, memory=None, **given):
 
 def train_session(**given):
     session = session_of(**given)
-    done = descend(session, method("moon").hooks)
-    return session, done
+    loss = descend(session, method("moon").hooks)
+    return session, loss
 
 
 def test_the_projection_is_an_mlp_before_the_last_linear_that_scales_with_the_width():
@@ -79,9 +79,9 @@ def test_the_first_participation_is_fedavgs():
     """Without an earlier network there is no contrastive loss, so the bits equal those without a
     hook.
     """
-    session, done = train_session(epochs=2)
+    session, loss = train_session(epochs=2)
     plain = session_of(epochs=2)
-    assert done.loss == descend(plain).loss
+    assert loss == descend(plain)
     assert all(
         torch.equal(a, b)
         for a, b in zip(session.net.parameters(), plain.net.parameters(), strict=True)
@@ -93,9 +93,7 @@ def test_from_the_second_round_on_the_loss_is_the_plain_one_and_mu_times_the_con
     first, _ = train_session(norm=norm, epochs=3)
     session = session_of(memory=first.memory, norm=norm, mu=2.5, temperature=0.25)
     losses = []
-    done = descend(
-        session, method("moon").hooks, on_step=lambda step, of, loss: losses.append(loss)
-    )
+    descend(session, method("moon").hooks, on_step=lambda step, of, loss: losses.append(loss))
     x, y = torch.from_numpy(X), torch.from_numpy(Y)
     fresh = session_of(norm=norm).net.train()
     before = first.net.train(norm == "static")
@@ -106,7 +104,7 @@ def test_from_the_second_round_on_the_loss_is_the_plain_one_and_mu_times_the_con
     )
     expected = torch.nn.functional.cross_entropy(out, y) + 2.5 * contrast(z, *views, 0.25)
     assert losses[0] == pytest.approx(expected.item(), rel=1e-5)
-    assert done.steps == len(losses) == 1
+    assert session.step == len(losses) == 1
 
 
 def test_only_the_network_in_training_moves():

@@ -6,10 +6,9 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
-from federated.training.objective import loss, mask_logits, prepare_batch, run_exits, tally
-from models.submodel import Network, Submodel
+from federated.training.objective import loss, mask_logits, prepare_batch, tally
+from models.submodel import Network
 
 CLASSES = Network("n", "", (1,), 3)
 VALUES = Network("n", "", (1,), 2, objective="value", shift=(10.0, 0.0), scale=(2.0, 1.0))
@@ -90,18 +89,3 @@ def test_a_tally_of_tokens_counts_places():
     )
     assert (found["count"], found["right"]) == ([8], [8])  # of equal logits the first is taken
     assert "hits" not in found
-
-
-def test_exits_answer_in_their_order():
-    class Two(nn.Module):
-        def forward(self, x):
-            return x + 2
-
-        def exits(self, x):
-            return [x + 1, x + 2]
-
-    submodel = Submodel(CLASSES, 1.0, (), ("exits",))
-    assert [float(out) for out in run_exits(Two(), submodel, torch.zeros(1))] == [1, 2]
-    assert [float(out) for out in run_exits(Two(), Submodel(CLASSES, 1.0, ()), torch.zeros(1))] == [
-        2
-    ]

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.families.catalogue import build, find_labelled, full, network, normalising, shapes
-from models.layers.exits import Attentive, Exits, exit_places, levels
+from models.layers.exits import Attentive, Exits, exit_places, levels, run_exits
 from models.slicing import corners
 from models.submodel import Submodel
 from tests.support.counts import count_network, read_published_counts
@@ -268,3 +269,17 @@ def test_labelled_tensors_of_exits_have_the_classes_first(model):
     for level in leveled(model, "exits", 0.5):
         assert {shapes(level)[name][0] for name in find_labelled(level)} == {10}
         assert len(find_labelled(level)) == 2 * len(exit_places(level))
+
+
+def test_exits_answer_in_their_order():
+    class Two(nn.Module):
+        def forward(self, x):
+            return x + 2
+
+        def exits(self, x):
+            return [x + 1, x + 2]
+
+    plain = network("resnet-small", DIGITS, 10)
+    submodel = Submodel(plain, 1.0, (), ("exits",))
+    assert [float(out) for out in run_exits(Two(), submodel, torch.zeros(1))] == [1, 2]
+    assert [float(out) for out in run_exits(Two(), Submodel(plain, 1.0, ()), torch.zeros(1))] == [2]

@@ -75,9 +75,9 @@ def test_a_trainer_without_a_needed_capability_is_refused_at_join(tmp_path: Path
     given = {**FEDAVG, "method.name": "moon", "fleet.min_agents": 2}
     federate(tmp_path, [*members, lacking], given)
     assert lacking.participant is not None
-    assert lacking.participant.refused
-    assert "hook:moon" in lacking.participant.over
-    assert "adding 1.0" in lacking.participant.over
+    assert lacking.participant.state.refused
+    assert "hook:moon" in lacking.participant.state.over
+    assert "adding 1.0" in lacking.participant.state.over
     store = Store.open(tmp_path / "runs", "test", read_only=True)
     assert {entry.agent for entry in store.entries(1)} == {"a0", "a1"}
     store.close()
