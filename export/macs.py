@@ -59,12 +59,12 @@ def count(path: Path) -> Count:
             f"{path}: cannot be counted: {' '.join(str(error).split())[:300]}"
         ) from error
     weights = {
-        origin(name, model.graph) for node in products for name in node.input[:2]
+        find_origin(name, model.graph) for node in products for name in node.input[:2]
     } & stored.keys()
     return Count(sum(stored.values()), sum(stored[name] for name in weights), macs)
 
 
-def origin(name: str, graph: Any) -> str:
+def find_origin(name: str, graph: Any) -> str:
     """Return the value that another is a view of."""
     makers = {
         output: node for node in graph.node if node.op_type in VIEWS for output in node.output
@@ -74,28 +74,28 @@ def origin(name: str, graph: Any) -> str:
     return name
 
 
-def convolution(node: Any, shapes: Mapping[str, Shape]) -> int:
+def count_convolution(node: Any, shapes: Mapping[str, Shape]) -> int:
     """Count weight [O, I/groups, *kernel]: each output number is a sum over one filter."""
     return math.prod(shapes[node.output[0]]) * math.prod(shapes[node.input[1]][1:])
 
 
-def transposed_convolution(node: Any, shapes: Mapping[str, Shape]) -> int:
+def count_transposed(node: Any, shapes: Mapping[str, Shape]) -> int:
     """Count weight [I, O/groups, *kernel]: each input number is multiplied with one filter."""
     return math.prod(shapes[node.input[0]]) * math.prod(shapes[node.input[1]][1:])
 
 
-def product(node: Any, shapes: Mapping[str, Shape]) -> int:
+def count_product(node: Any, shapes: Mapping[str, Shape]) -> int:
     """Count matrices [..., M, K] and [..., K, N]."""
     return math.prod(shapes[node.output[0]]) * shapes[node.input[0]][-1]
 
 
-def gemm(node: Any, shapes: Mapping[str, Shape]) -> int:
+def count_gemm(node: Any, shapes: Mapping[str, Shape]) -> int:
     """Count matrices [M, K] and [K, N], the first possibly transposed, without the addition."""
     turned = any(a.name == "transA" and a.i for a in node.attribute)
     return math.prod(shapes[node.output[0]]) * shapes[node.input[0]][0 if turned else 1]
 
 
-def einsum(node: Any, shapes: Mapping[str, Shape]) -> int:
+def count_einsum(node: Any, shapes: Mapping[str, Shape]) -> int:
     """Count one multiply-add per combination of all indices."""
     equation = next(a.s.decode() for a in node.attribute if a.name == "equation")
     terms = equation.replace(" ", "").partition("->")[0].split(",")
@@ -108,11 +108,11 @@ def einsum(node: Any, shapes: Mapping[str, Shape]) -> int:
 
 
 MACS: dict[str, Callable[[Any, Mapping[str, Shape]], int]] = {
-    "Conv": convolution,
-    "ConvTranspose": transposed_convolution,
-    "Einsum": einsum,
-    "Gemm": gemm,
-    "MatMul": product,
+    "Conv": count_convolution,
+    "ConvTranspose": count_transposed,
+    "Einsum": count_einsum,
+    "Gemm": count_gemm,
+    "MatMul": count_product,
 }
 
 

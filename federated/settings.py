@@ -76,52 +76,52 @@ def validate(
     Raises ConfigError with the key, the expected and the found value; for an unknown key, with the
     nearest known ones.
     """
-    for path, number in numbers(tree):
+    for path, number in list_floats(tree):
         if not math.isfinite(number):
             raise ConfigError(f"{where}: {path}: expected a finite number, found {number}")
     try:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {explain(str(error), kind, tree, hint)}") from error
+        raise ConfigError(f"{where}: {explain_error(str(error), kind, tree, hint)}") from error
 
 
-def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+def list_floats(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
     """Yield every float in plain values with its path, such as `fleet.deadline` or `widths[0]`."""
     if isinstance(value, float):
         yield path, value
     elif isinstance(value, Mapping):
         for key, one in value.items():
-            yield from numbers(one, f"{path}.{key}" if path else str(key))
+            yield from list_floats(one, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for index, one in enumerate(value):
-            yield from numbers(one, f"{path}[{index}]")
+            yield from list_floats(one, f"{path}[{index}]")
 
 
-def explain(
+def explain_error(
     error: str, kind: type[Record], tree: Mapping[str, Any], hint: Callable[[str], str]
 ) -> str:
     """Return a validation error of msgspec as `path: expected ..., found ...`."""
     what, _, path = error.replace("`", "").partition(" - at $")
-    expected, found, place = descend(kind, tree, path)
+    expected, found, place = follow_path(kind, tree, path)
     start = f"{place}: " if place else ""
     if unknown := re.fullmatch(r"Object contains unknown field (.+)", what):
         known = Unknown("key", unknown[1], expected.__struct_fields__)
         return f"{start}{known}{hint(unknown[1])}"
-    return f"{start}expected {in_words(expected)}, found {spell(found)}"
+    return f"{start}expected {describe_type(expected)}, found {spell_value(found)}"
 
 
-def spell(value: Any) -> str:
+def spell_value(value: Any) -> str:
     """Return a value as a configuration spells it."""
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def descend(kind: Any, value: Any, path: str) -> tuple[Any, Any, str]:
+def follow_path(kind: Any, value: Any, path: str) -> tuple[Any, Any, str]:
     """Return the type and the value at a path such as `.assign.submodels[...]` or `.widths[0]`, and
     the path to show. msgspec writes `...` for the key of a dict: the first with an invalid value.
     """
     place = ""
     for key in re.findall(r"[^.\[\]]+|\.\.\.", path):
-        members = alternatives(kind)
+        members = list_alternatives(kind)
         if key == "...":
             kind = get_args(members[0])[1]
             key, value = next(item for item in value.items() if not is_valid(item[1], kind))
@@ -144,19 +144,19 @@ def is_valid(value: Any, kind: Any) -> bool:
     return True
 
 
-def alternatives(kind: Any) -> list[Any]:
+def list_alternatives(kind: Any) -> list[Any]:
     """Return the types of a union, or the type itself, without descriptions and None."""
     if get_origin(kind) is Annotated:
-        return alternatives(get_args(kind)[0])
+        return list_alternatives(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return [one for part in get_args(kind) for one in alternatives(part)]
+        return [one for part in get_args(kind) for one in list_alternatives(part)]
     return [] if kind is NoneType else [kind]
 
 
-def in_words(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """Return a type and its bounds in words, such as "a whole number of at least 1"."""
     if get_origin(kind) in (Union, UnionType):
-        parts = [in_words(part) for part in get_args(kind) if part is not NoneType]
+        parts = [describe_type(part) for part in get_args(kind) if part is not NoneType]
         return " or ".join(dict.fromkeys(parts))
     if get_origin(kind) is Annotated:
         inner, *notes = get_args(kind)
@@ -166,13 +166,13 @@ def in_words(kind: Any) -> str:
             for name in BOUNDS
             if (bound := getattr(note, name)) is not None
         }
-        return f"{in_words(inner)}{bounds_in_words(limits)}"
+        return f"{describe_type(inner)}{describe_bounds(limits)}"
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     return NAMES.get(get_origin(kind) or kind, "a table")
 
 
-def bounds_in_words(limits: Mapping[str, float]) -> str:
+def describe_bounds(limits: Mapping[str, float]) -> str:
     """Return limits, by their names in `BOUNDS`, in words."""
     plain = {
         name: f"{bound:g}" if isinstance(bound, float) else str(bound)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.families.catalogue import parameters, rehearsal
-from models.layers.branches import Branch, Linears, available_branches, output_features, spatial
+from models.layers.branches import Branch, Linears, available_branches, is_spatial, output_features
 from models.layers.exits import run_exits
 from models.pass_work import work
 from models.shape_cache import ShapeCache
@@ -60,7 +60,7 @@ def branchable_layers(
             layer.register_forward_hook(partial(record_call, found, name), with_kwargs=True)
         with torch.enable_grad():
             net(x)
-    chosen = {name: row for name, row in found.items() if spatial(row[0])} or found
+    chosen = {name: row for name, row in found.items() if is_spatial(row[0])} or found
     made = {
         name: BranchableLayer(
             available_branches(layer, most, linear=linear, rank=rank), places, passes
@@ -191,12 +191,12 @@ def count_macs(submodel: Submodel) -> tuple[int, int, int]:
     """
     net, x = rehearsal(submodel, BATCH)
     net.train()
-    with ShapeCache(), counter() as training:
+    with ShapeCache(), count_flops() as training:
         outs = run_exits(net, submodel, x)
         inference = forward = training.get_total_flops()
         torch.autograd.backward([out.sum() for out in outs])
     if len(outs) > 1:  # inference skips the shallow exits
-        with ShapeCache(), counter() as deepest, torch.no_grad():
+        with ShapeCache(), count_flops() as deepest, torch.no_grad():
             net(x)
         inference = deepest.get_total_flops()
     return (
@@ -206,7 +206,7 @@ def count_macs(submodel: Submodel) -> tuple[int, int, int]:
     )
 
 
-def counter() -> FlopCounterMode:
+def count_flops() -> FlopCounterMode:
     return FlopCounterMode(
         display=False, custom_mapping={torch.ops.aten.convolution_backward: backward_flops}
     )

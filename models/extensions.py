@@ -38,8 +38,8 @@ NAMED: dict[str, dict[str, Any]] = {}
 class Kind:
     """One extension point.
 
-    noun: what messages call a member, such as "robust rule".
-    group: the entry points that other packages add members by, such as "espalier.rules".
+    noun: name of a member in messages, such as "robust rule".
+    group: entry points with which other packages add members, such as "espalier.rules".
     member: the type that each member is an instance of; None: each is a function.
     """
 

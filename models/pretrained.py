@@ -44,8 +44,8 @@ def load(source: str, network: Network, base: Tensors) -> tuple[dict[str, Tensor
             f"torchvision's {torchvision_name(network)}",
         )
     else:
-        found, origin = read(Path(source)), f"a checkpoint of {title(network)}"
-        if torchvision_name(network) and not is_own(found, base):
+        found, origin = read(Path(source)), f"a checkpoint of {format_name(network)}"
+        if torchvision_name(network) and not is_checkpoint(found, base):
             found, origin = (
                 convert(source, network, found, base),
                 f"torchvision's {torchvision_name(network)}",
@@ -53,7 +53,7 @@ def load(source: str, network: Network, base: Tensors) -> tuple[dict[str, Tensor
     return fit(source, origin, network, found, base)
 
 
-def title(network: Network) -> str:
+def format_name(network: Network) -> str:
     return f"{network.family}-{network.preset}" if network.preset else network.family
 
 
@@ -63,7 +63,7 @@ def torchvision_name(network: Network) -> str:
     return known.names.get(network.preset, "") if known else ""
 
 
-def is_own(found: Tensors, base: Tensors) -> bool:
+def is_checkpoint(found: Tensors, base: Tensors) -> bool:
     """Return True if a file uses this project's tensor names; torchvision's share at most the
     classifier's.
     """
@@ -111,13 +111,13 @@ def download(source: str, network: Network) -> dict[str, Tensor]:
             for preset in known.torchvision.names
         )
         raise ValueError(
-            f"{source}: torchvision has no weights for {title(network)}; it has weights for "
+            f"{source}: torchvision has no weights for {format_name(network)}; it has weights for "
             f"{', '.join(able)}"
         )
     known = import_torchvision("models").get_model_weights(name)
     if entry not in known.__members__:
         raise ValueError(
-            f"{source}: expected one of {', '.join(known.__members__)} for {title(network)}"
+            f"{source}: expected one of {', '.join(known.__members__)} for {format_name(network)}"
         )
     try:
         loaded = known[entry].get_state_dict(
@@ -161,7 +161,7 @@ def convert(source: str, network: Network, found: Tensors, base: Tensors) -> dic
         )
         expected = f"no tensor {first} of shape {list(base[first].shape)}"
         raise ValueError(
-            f"weights {source}: match neither {title(network)} ({expected}) nor torchvision's "
+            f"weights {source}: match neither {format_name(network)} ({expected}) nor torchvision's "
             f"{torchvision_name(network)} ({why})"
         ) from error
 
@@ -186,16 +186,16 @@ def fit(
     if missing := [name for name in plain if name not in found and name not in head]:
         raise ValueError(
             f"weights {source}: no tensor {missing[0]}; expected "
-            f"{list(plain[missing[0]])} for {title(network)}"
+            f"{list(plain[missing[0]])} for {format_name(network)}"
         )
     if many := [
         name
         for name in found
-        if name not in base and name not in optional(network) and not {"/", "@"} & set(name)
+        if name not in base and name not in list_optional(network) and not {"/", "@"} & set(name)
     ]:
         raise ValueError(
             f"weights {source}: tensor {many[0]} of shape {list(found[many[0]].shape)} "
-            f"does not belong to {title(network)}"
+            f"does not belong to {format_name(network)}"
         )
     taken = {
         name: found[name].to(value.dtype)
@@ -223,7 +223,7 @@ def fresh_head(network: Network, found: Tensors, base: Tensors) -> frozenset[str
     return head if any(f[:1] != b[:1] and f[1:] == b[1:] for f, b in shaped) else frozenset()
 
 
-def optional(network: Network) -> set[str]:
+def list_optional(network: Network) -> set[str]:
     """Return the tensors that features of the family add; a checkpoint may have them even if this
     run does not use them.
     """

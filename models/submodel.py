@@ -1,4 +1,4 @@
-"""Torch-free records that name a network and a part of it; both travel in every task.
+"""Torch-free records that name a network and a part of it; every task contains both.
 
 A `Network` names the largest network of a run. A `Submodel` names one part of it by a kept width
 and a mask of blocks. Every tensor of a submodel is the leading corner of the network's tensor with

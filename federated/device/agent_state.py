@@ -121,9 +121,9 @@ class AgentState(Struct, frozen=True):
     now: time of the last event, in the agent's seconds.
     online: whether the agent has joined and the link is up.
     paused: why it accepts no task now; empty if it does.
-    looked: when it last checked whether it may work.
-    repeated: when it last repeated its profile and status because the coordinator lacked them, and
-        how often it did.
+    looked: time at which it last checked whether it may work.
+    repeated: time at which it last repeated its profile and status because the coordinator lacked
+        them, and the number of repetitions.
     said: the `paused` of its last status; None if it must publish its profile and status.
     tasks: the open tasks, in order of arrival.
     failures: of failed tasks, the oldest first; sent again if the task arrives again.

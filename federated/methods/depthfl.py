@@ -27,7 +27,7 @@ the plain mean. Neither noise nor late updates are allowed, since h would never 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -61,12 +61,42 @@ TRAINING = {  # the authors' values for CIFAR-100
     "momentum": 0.0,
     "decay": 1e-3,
 }
+CHOICES: Mapping[str, Setting] = {
+    "depths": Setting(
+        (),
+        "sections that a submodel keeps, with an exit after each; empty: one submodel "
+        "per number of sections",
+        each=int,
+    ),
+    "solver": Setting(
+        "feddyn",
+        "server optimisation: feddyn corrects the mean with the state of devices and "
+        "coordinator, fedavg does not",
+        ("feddyn", "fedavg"),
+    ),
+    "alpha": Setting(
+        0.1, "weight of FedDyn's regularisation towards the received weights", least=0
+    ),
+    "distillation": Setting(
+        1.0, "weight of the distillation between exits after the ramp; 0: none", least=0
+    ),
+    "exit": Setting(
+        "attention",
+        "exits: the authors' (attention), or a convolution and a linear layer (adapter)",
+        tuple(EXITS),
+    ),
+    "ramp": Setting(
+        0.3,
+        "round in which the weight of the distillation reaches its maximum; 0: constant from "
+        "the first round; the authors use 300",
+        least=0,
+        schedule=True,
+    ),
+}
 MEMORY = (
     "FedDyn accumulates all updates in its state h, so late updates, noise and attacks affect all "
     "later rounds"
 )
-
-
 FEDDYN = "FedDyn corrects the mean by all updates so far"
 
 
@@ -187,42 +217,6 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
     yield from one_size(menu, settings)
 
 
-def choices() -> dict[str, Setting]:
-    """Return the settings that differ from FedAvg's."""
-    return {
-        "depths": Setting(
-            (),
-            "sections that a submodel keeps, with an exit after each; empty: one submodel "
-            "per number of sections",
-            each=int,
-        ),
-        "solver": Setting(
-            "feddyn",
-            "server optimisation: feddyn corrects the mean with the state of devices and "
-            "coordinator, fedavg does not",
-            ("feddyn", "fedavg"),
-        ),
-        "alpha": Setting(
-            0.1, "weight of FedDyn's regularisation towards the received weights", least=0
-        ),
-        "distillation": Setting(
-            1.0, "weight of the distillation between exits after the ramp; 0: none", least=0
-        ),
-        "exit": Setting(
-            "attention",
-            "exits: the authors' (attention), or a convolution and a linear layer (adapter)",
-            tuple(EXITS),
-        ),
-        "ramp": Setting(
-            0.3,
-            "round in which the weight of the distillation reaches its maximum; 0: constant from "
-            "the first round; the authors use 300",
-            least=0,
-            schedule=True,
-        ),
-    }
-
-
 def depthfl() -> Method:
     fedavg = base.fedavg()
     return replace(
@@ -232,7 +226,7 @@ def depthfl() -> Method:
         "other",
         paper="Kim, Yu, Kim and Moon, DepthFL, ICLR 2023 (not on arXiv); Acar et al., FedDyn "
         "(arXiv 2111.04263)",
-        settings=vary(fedavg.settings, weighting="uniform", sharing=None, **TRAINING, **choices()),
+        settings=vary(fedavg.settings, weighting="uniform", sharing=None, **TRAINING, **CHOICES),
         features=FEATURES,
         forbids=dict.fromkeys(MODES, MEMORY),
         menu=propose,

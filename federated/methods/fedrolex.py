@@ -38,7 +38,7 @@ Arc = tuple[tuple[int, int], tuple[int, int]]
 """(start, stop) of one axis in the local tensor and in its home."""
 
 
-def arcs(kept: int, channels: int, start: int) -> tuple[Arc, ...]:
+def cut_window(kept: int, channels: int, start: int) -> tuple[Arc, ...]:
     """Return the window of `kept` channels from `start`, in two pieces if it wraps around."""
     first = min(kept, channels - start)
     whole = ((0, first), (start, start + first))
@@ -54,7 +54,7 @@ def roll_row(row: Row, wide: tuple[int, ...], unit: tuple[int, ...], turn: int) 
     """
     kept = tuple(stop for _, stop in row.here)
     axes = [
-        arcs(k, c, turn * u % c) if k < c else arcs(k, k, 0)
+        cut_window(k, c, turn * u % c) if k < c else cut_window(k, k, 0)
         for k, c, u in zip(kept, wide, unit, strict=True)
     ]
     for several in itertools.product(*axes):

@@ -140,10 +140,6 @@ class NestedNetwork:
         set_norm(net, session.recipe.norm)
         return cls(net.to(session.device).train(), frozenset(own), prefix)
 
-    def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of this width alone."""
-        return [p for name, p in self.net.named_parameters() if name in self.own]
-
     def answer(self, session: Session, x: Tensor) -> Tensor:
         """Return the outputs for a batch."""
         wide = dict(session.net.named_parameters())
@@ -162,7 +158,9 @@ def open_widths(session: Session) -> None:
         for small in narrower(session.submodel, session.recipe.options["widths"])
     ]
     session.own = nested
-    session.parameters += [p for one in nested for p in one.parameters()]
+    session.parameters += [
+        p for one in nested for name, p in one.net.named_parameters() if name in one.own
+    ]
 
 
 def close_widths(session: Session) -> None:

@@ -49,7 +49,7 @@ from models.families.catalogue import address, full, shapes, statistics
 from models.slicing import Plan, as_slices, corner, extract, is_statistic, read_home
 from models.submodel import Network, Submodel, scale_count
 
-__all__ = ["inclusivefl", "size_local"]
+__all__ = ["find_own_tensors", "inclusivefl"]
 
 THIRDS = (1 / 3, 2 / 3, 1.0)  # fractions of the blocks, like BERT's 4, 8 and 12 of 12
 MOMENTUM = "m/"
@@ -77,12 +77,12 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
 
 
 @lru_cache(maxsize=1024)
-def size_local(submodel: Submodel) -> frozenset[str]:
+def find_own_tensors(submodel: Submodel) -> frozenset[str]:
     """Return the names of the tensors that belong to a size: its top layers and head; none for the
     whole network.
     """
     tops = {
-        (section, depth(submodel, section) - 1)
+        (section, count_blocks(submodel, section) - 1)
         for section, mask in enumerate(submodel.mask)
         if not all(mask)
     }
@@ -100,14 +100,14 @@ def size_local(submodel: Submodel) -> frozenset[str]:
     return frozenset(found)
 
 
-def depth(submodel: Submodel, section: int) -> int:
+def count_blocks(submodel: Submodel, section: int) -> int:
     """Return the number of blocks of a section up to the last kept one."""
     return max((index for index, keep in enumerate(submodel.mask[section], 1) if keep), default=0)
 
 
 def place(state: State, submodel: Submodel) -> Plan:
     """Return FedAvg's rows, with separate homes for what belongs to the size."""
-    plan, own = base.place(state, submodel), size_local(submodel)
+    plan, own = base.place(state, submodel), find_own_tensors(submodel)
     return replace(
         plan,
         rows=tuple(
@@ -140,7 +140,7 @@ def distillation_parts(state: State, plan: Plan, update: Update) -> Iterator[Par
     received = extract(state.tensors, plan)
     for section in range(len(plan.submodel.mask)):
         for size in smaller_sizes(state, plan.submodel, section):
-            top = depth(size, section)
+            top = count_blocks(size, section)
             for (where, block, rest), name in places.items():
                 target = places.get((section, top - 1, rest))
                 if (
@@ -165,13 +165,13 @@ def smaller_sizes(state: State, submodel: Submodel, section: int) -> list[Submod
     smallest that keeps more blocks there, with the same width.
     """
     menu = [size for size in state.menu if size.width == submodel.width]
-    return [
-        size
-        for size in menu
-        if not all(size.mask[section])
-        and submodel.plain
-        == next((larger for larger in menu if depth(larger, section) > depth(size, section)), None)
-    ]
+    found = []
+    for size in menu:
+        kept = count_blocks(size, section)
+        larger = (other for other in menu if count_blocks(other, section) > kept)
+        if not all(size.mask[section]) and next(larger, None) == submodel.plain:
+            found.append(size)
+    return found
 
 
 def finish(state: State, total: Total, rng: np.random.Generator) -> State:

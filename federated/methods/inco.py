@@ -60,12 +60,12 @@ from models.submodel import Network, Submodel
 
 __all__ = [
     "cross_step",
+    "find_references",
     "inco_avg",
     "inco_moon",
     "inco_nova",
     "inco_prox",
     "inco_scaffold",
-    "references",
 ]
 
 VARIANTS = ("code", "no_norm", "no_opt", "paper", "paper_cond", "unnormalised")
@@ -74,7 +74,7 @@ STEPS = 4  # from the smallest to the largest size
 LARGEST, STEEPEST, EPS = 0.1, 5.0, 1e-7  # limits of a step's entries and of t; avoids 0 / 0
 
 
-def references(network: Network) -> dict[str, str]:
+def find_references(network: Network) -> dict[str, str]:
     """Return the name of the reference layer of each layer with a cross-layer step."""
     whole, norms = shapes(full(network)), normalising(full(network))
     places = {place: name for name in whole if (place := address(network, name)) is not None}
@@ -134,15 +134,6 @@ def apply_cross_step(old: Tensor, new: Tensor, other: Tensor, one: Sum, variant:
     return out
 
 
-def check_references(network: Network) -> None:
-    """Raise ConfigError if no layer has a reference layer."""
-    if not references(network):
-        raise ConfigError(
-            f"model '{network.family}' has no two layers of equal shape in a section, which InCo "
-            "needs: use another model, such as preresnet, resnet or vit"
-        )
-
-
 def depths(network: Network) -> tuple[tuple[int, ...], ...]:
     """Return the blocks per section of five sizes, in equal steps from one block to all. A
     fractional number is rounded down in the first half of the sections and up in the others. For
@@ -160,7 +151,14 @@ def depths(network: Network) -> tuple[tuple[int, ...], ...]:
 
 
 def propose(network: Network, settings: Settings, *, base: Method) -> tuple[Submodel, ...]:
-    check_references(network)
+    """Return the base method's menu, by default with five depths. ConfigError: no layer has a
+    reference layer.
+    """
+    if not find_references(network):
+        raise ConfigError(
+            f"model '{network.family}' has no two layers of equal shape in a section, which InCo "
+            "needs: use another model, such as preresnet, resnet or vit"
+        )
     blocks = settings["depths"] or depths(network)
     return base.menu(network, msgspec.structs.replace(settings, depths=blocks))
 
@@ -175,7 +173,7 @@ def finish(state: State, total: Total, rng: np.random.Generator, *, base: Method
         home: apply_cross_step(
             old[home], new[home], new[other] - old[other], total.sums[home], variant
         )
-        for home, other in references(state.menu[0].network).items()
+        for home, other in find_references(state.menu[0].network).items()
         if home in total.sums and other in total.sums
     }
     return replace(after, tensors={**new, **taken})

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -46,18 +46,6 @@ FEATURES = ("projection",)
 PREVIOUS = "previous/"  # prefix in a device's memory: previous/SUBMODEL/NAME
 
 
-@dataclass(frozen=True)
-class References:
-    """Frozen networks that z is compared with.
-
-    received: with the received weights
-    previous: with the device's weights of the round before
-    """
-
-    received: nn.Module
-    previous: nn.Module
-
-
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor | None, temperature: float) -> Tensor:
     """Return l_con of representations [N, D], as mean over the batch; 0 without z_prev."""
     views = [z_glob] if z_prev is None else [z_glob, z_prev]
@@ -66,14 +54,16 @@ def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor | None, temperature: floa
 
 
 def load_previous(session: Session) -> None:
-    """Load the reference networks, if the device trained this submodel in its last round."""
+    """Load the reference networks, if the device trained this submodel in its last round: one with
+    the received weights, and one with the device's weights of that round.
+    """
     prefix = f"{PREVIOUS}{session.submodel.name}/"
     kept = {
         name.removeprefix(prefix): value
         for name, value in session.memory.items()
         if name.startswith(prefix)
     }
-    session.own = References(copy_frozen(session, {}), copy_frozen(session, kept)) if kept else None
+    session.own = (copy_frozen(session, {}), copy_frozen(session, kept)) if kept else None
 
 
 def copy_frozen(session: Session, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -106,7 +96,7 @@ def contrast_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     with torch.no_grad():
         z_glob, z_prev = (
             run_with_projection(net, lambda net=net: net(x))[1]  # type: ignore[misc]
-            for net in (session.own.received, session.own.previous)
+            for net in session.own
         )
     options = session.recipe.options
     return loss + float(options["mu"]) * contrast(z, z_glob, z_prev, float(options["temperature"]))

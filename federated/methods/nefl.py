@@ -94,6 +94,9 @@ SETTINGS: Mapping[str, Setting] = {
 
 
 def propose(network: Network, settings: Settings, *, scaling: str) -> tuple[Submodel, ...]:
+    """Return one submodel for each of the gammas, or of the widths with the depths. ConfigError:
+    the settings contradict each other, or no such submodel exists.
+    """
     gammas = tuple(settings["gammas"])
     if settings["depths"] and not settings["widths"]:
         raise ConfigError(
@@ -116,7 +119,7 @@ def propose(network: Network, settings: Settings, *, scaling: str) -> tuple[Subm
         raise ConfigError(str(error)) from error
 
 
-def inconsistent(settings: Settings, submodel: Submodel) -> frozenset[str]:
+def find_inconsistent(settings: Settings, submodel: Submodel) -> frozenset[str]:
     """Return the names of the tensors that belong to their submodel."""
     kind = settings["inconsistent"]
     if kind == "auto":
@@ -127,7 +130,7 @@ def inconsistent(settings: Settings, submodel: Submodel) -> frozenset[str]:
 
 def place(state: State, submodel: Submodel) -> Plan:
     """Return FedAvg's plan, with separate homes for what belongs to the submodel."""
-    plan, own = base.place(state, submodel), inconsistent(state.settings, submodel)
+    plan, own = base.place(state, submodel), find_inconsistent(state.settings, submodel)
     return replace(
         plan,
         rows=tuple(

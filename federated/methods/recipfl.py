@@ -187,7 +187,7 @@ def generate_weights(phi: Tensors, state: State, submodel: Submodel) -> dict[str
         torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         dropout = state.settings["dropout"] if submodel.owner else 0.0
         return hyper.generate(
-            phi, submodel, present, hyper.class_shares(told, submodel.network.outputs), dropout
+            phi, submodel, present, hyper.read_class_shares(told, submodel.network.outputs), dropout
         )
 
 

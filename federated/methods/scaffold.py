@@ -105,7 +105,7 @@ def finish(state: State, total: Total, rng: np.random.Generator) -> State:
     fraction of their holders that answered.
     """
     after, eta = base.finish(state, total, rng), float(state.settings["server_lr"])
-    new, present_now = dict(after.tensors), holders(state)
+    new, present_now = dict(after.tensors), count_holders(state)
     for home, one in total.sums.items():
         old = read_home(state.tensors, home, one.value.shape)
         if home.startswith(PREFIX):
@@ -119,7 +119,7 @@ def finish(state: State, total: Total, rng: np.random.Generator) -> State:
     return replace(after, tensors=new)
 
 
-def holders(state: State) -> Mapping[str, Cover]:
+def count_holders(state: State) -> Mapping[str, Cover]:
     """Return how many devices hold each rectangle of each home; a device counts once per
     coordinate. Without a record of earlier rounds, count the present fleet.
     """

@@ -38,8 +38,8 @@ class Session:
     round: of the coordinator
     step: steps taken so far
     received: all received tensors by local name; those that are not the network's have a "/" in it
-    memory: what this device kept from its earlier rounds of this run, by name; `close` may replace
-        it, and it never leaves the device
+    memory: tensors that this device kept from its earlier rounds of this run, by name; `close` may
+        replace them; they are never sent
     sent: tensors of the update, in addition to the network's or, by name, in their place
     notes: plain values of the update
     own: state of the method's hooks

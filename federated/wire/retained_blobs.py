@@ -62,8 +62,8 @@ class Download:
     Two processes that download the same blob into one folder never write one file: the first locks
     it, the other writes a file of its own.
 
-    progressed: when the last new chunk arrived.
-    digest_failures: times that all chunks were there and the digest was wrong.
+    progressed: time at which the last new chunk arrived.
+    digest_failures: number of complete transfers with a wrong digest.
     """
 
     def __init__(

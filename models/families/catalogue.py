@@ -95,14 +95,14 @@ def network(
     moments: DataMoments = UNSCALED,
     target: Target = "class",
 ) -> Network:
-    """The network that `model` names, for raw examples of shape `inputs` and `outputs` classes,
-    values or tokens.
+    """Return the network that `model` names, for raw examples of shape `inputs` and `outputs`
+    classes, values or tokens.
 
     model: a family ("preresnet": its default preset), a family and a preset ("preresnet-18",
         "module:attribute-18"), or "module:function" (see `models.own.user_network`).
-    moments: of the data, which the network is to normalise.
-    target: what the data give to learn.
-    LookupError(model, known names), ValueError: see the module.
+    moments: of the data, which the network normalises.
+    target: kind of label in the data.
+    LookupError(model, known names): unknown model. ValueError: it cannot be built.
     """
     name, preset = parse(model)
     mean, std, shift, scale = (
@@ -122,7 +122,7 @@ def network(
 
 def parse(model: str) -> tuple[str, str]:
     """Return the family and the preset of a name that the owner of this machine wrote.
-    LookupError(model, known names), ValueError: see the module.
+    LookupError(model, known names): unknown model. ValueError: it cannot be imported.
     """
     module, colon, attribute = model.rpartition(":")
     name, _, preset = attribute.partition("-")
@@ -327,7 +327,7 @@ def measure_shapes(
 
 
 def shapes(submodel: Submodel) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter of a submodel, by name: what travels."""
+    """Return the shapes of the parameters of a submodel, which are sent, by name."""
     return dict(measure_shapes(submodel)[0])
 
 
@@ -337,8 +337,8 @@ def parameters(submodel: Submodel) -> int:
 
 
 def statistics(submodel: Submodel) -> dict[str, tuple[int, ...]]:
-    """Shape of every running mean and variance of a submodel, by name: what travels as well under
-    `norm = "tracked"`.
+    """Return the shapes of the running means and variances of a submodel, by name. They are sent
+    only under `norm = "tracked"`.
     """
     return dict(measure_shapes(submodel)[1])
 

@@ -42,7 +42,7 @@ class Size:
 PRESETS: Mapping[str, Size] = {"5": Size((6, 16), (120, 84)), "5-scaled": Size((6, 3), (84,))}
 
 
-def remaining_side(side: int) -> int:
+def measure_side(side: int) -> int:
     """Return the side length after two blocks: 28 -> 24 -> 12 -> 8 -> 4."""
     return ((side - 4) // 2 - 4) // 2
 
@@ -77,7 +77,7 @@ class LeNet(nn.Module):
         self.sections = nn.ModuleList(
             [nn.Sequential(Block(channels, first)), nn.Sequential(Block(first, second))]
         )
-        self.hidden = stack(second, remaining_side(height) * remaining_side(width), hidden)
+        self.hidden = stack(second, measure_side(height) * measure_side(width), hidden)
         self.linear = nn.Linear(hidden[-1], network.outputs)
         nn.init.zeros_(self.linear.bias)
 

@@ -95,7 +95,7 @@ def convert(preset: str, tensors: Tensors) -> dict[str, Tensor]:
     return {name: value.reshape(axes.get(name, value.shape)) for name, value in found.items()}
 
 
-def grid(network: Network, patch: int) -> tuple[int, int]:
+def count_patches(network: Network, patch: int) -> tuple[int, int]:
     """Return the patches along height and width. ValueError: they do not fill the image."""
     _, height, width = network.inputs
     if height % patch or width % patch:
@@ -154,7 +154,7 @@ class ViT(nn.Module):
         super().__init__()
         network, size = submodel.network, PRESETS[submodel.network.preset]
         check_mask(submodel, size.depths, first=False)
-        tokens = 1 + math.prod(grid(network, size.patch))
+        tokens = 1 + math.prod(count_patches(network, size.patch))
         dim, hidden, features = (
             scale_count(submodel.width, n) for n in (size.dim, size.hidden, size.dim // size.heads)
         )

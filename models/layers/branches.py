@@ -34,11 +34,11 @@ __all__ = [
     "Init",
     "Linears",
     "available_branches",
+    "is_spatial",
     "join",
     "merge",
     "originals",
     "output_features",
-    "spatial",
     "split",
     "subtract_branches",
 ]
@@ -72,7 +72,7 @@ class Branch:
 # ---- which layers may have branches --------------------------------------------------------------
 
 
-def spatial(layer: nn.Module) -> bool:
+def is_spatial(layer: nn.Module) -> bool:
     """Return True if a layer is a convolution with overlapping windows. A kernel whose stride is
     its own size (patches, 1x1) is a linear layer of each window.
     """
@@ -92,10 +92,10 @@ def available_branches(
     """
     weight = layer.weight
     assert isinstance(weight, Tensor)
-    if not spatial(layer):
+    if not is_spatial(layer):
         low = linear == "low-rank" and weight.dim() > 1
         return (
-            Branch("low-rank", factors(layer, rank))
+            Branch("low-rank", list_factors(layer, rank))
             if low
             else Branch("kernel", (tuple(weight.shape),)),
         ) * most
@@ -112,7 +112,7 @@ def available_branches(
     )[:most]
 
 
-def factors(layer: nn.Module, rank: int) -> tuple[tuple[int, ...], ...]:
+def list_factors(layer: nn.Module, rank: int) -> tuple[tuple[int, ...], ...]:
     weight = layer.weight
     assert isinstance(weight, Tensor)
     outputs = output_features(layer)
@@ -132,7 +132,7 @@ def output_features(layer: nn.Module) -> int:
 # ---- arithmetic ----------------------------------------------------------------------------------
 
 
-def pad(value: Tensor, shape: Sequence[int]) -> Tensor:
+def pad_kernel(value: Tensor, shape: Sequence[int]) -> Tensor:
     """Pad a kernel with zeros up to a shape; if the padding is odd, the larger half comes after."""
     around: list[int] = []
     for small, large in zip(reversed(value.shape), reversed(shape), strict=True):
@@ -144,7 +144,7 @@ def expand(branch: Branch, values: Sequence[Tensor], shape: Sequence[int]) -> Te
     """Return a branch as a weight of the layer's shape."""
     match branch.kind:
         case "kernel":
-            return pad(values[0], shape)
+            return pad_kernel(values[0], shape)
         case "average":
             return values[0].expand(tuple(shape)) / math.prod(shape[2:])
         case "low-rank":
@@ -179,7 +179,7 @@ def subtract_branches(
     return weight if total is None else weight - total
 
 
-def draw(
+def draw_branches(
     branches: Sequence[Branch], weight: Tensor, init: Init, generator: torch.Generator
 ) -> list[Tensor]:
     """Draw new branches from N(0, 0.1 std(W)), or set them to zero.
@@ -217,7 +217,7 @@ class Sum(nn.Module):
         return merge(self.branches, origin, values)
 
     def right_inverse(self, weight: Tensor) -> list[Tensor]:
-        values = draw(self.branches, weight, self.init, self.generator)
+        values = draw_branches(self.branches, weight, self.init, self.generator)
         return [subtract_branches(self.branches, weight, values), *values]
 
 

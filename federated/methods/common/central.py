@@ -33,7 +33,7 @@ def central_norm(tensor: Tensor, scaling: str) -> float:
     rank -= sizes.size - top.size
     top.partition(rank)
     ties = int(np.count_nonzero(top[rank + 1 :] == top[rank]))
-    square = sure + energy(top[: rank + 1]) + ties * float(top[rank]) ** 2
+    square = sure + sum_squares(top[: rank + 1]) + ties * float(top[rank]) ** 2
     return (
         math.sqrt(square / (sizes.size - top.size + rank + 1 + ties))
         if scaling == "rms"
@@ -55,11 +55,11 @@ def split(sizes: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32], f
         if sizes.size - np.count_nonzero(upper) <= rank:
             top = sizes[upper]
             sizes[upper] = 0
-            return top, energy(sizes)
+            return top, sum_squares(sizes)
     return sizes, 0.0
 
 
-def energy(values: NDArray[np.float32]) -> float:
+def sum_squares(values: NDArray[np.float32]) -> float:
     """Return the sum of squares, in float32 per block and float64 over blocks, or in float64
     throughout if a block would overflow.
     """

@@ -7,7 +7,7 @@ f are logits and h the inputs of the classifier. The last term applies only if b
 number of features (poster, Strong-to-Weak Device Knowledge Transfer; the authors' code). For
 values, squared errors replace the cross-entropies. The teacher is the large network as just
 trained, in evaluation mode. Since running statistics are not sent, the device first measures the
-teacher's on its own data, which is what those of the authors' devices come from.
+teacher's on its own data, as the authors' devices do.
 """
 
 from __future__ import annotations

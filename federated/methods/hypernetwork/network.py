@@ -32,10 +32,10 @@ from models.submodel import Submodel
 __all__ = [
     "Hypernetwork",
     "Layout",
-    "class_shares",
     "generate",
     "head_key",
     "make_layout",
+    "read_class_shares",
     "read_layout",
 ]
 
@@ -234,7 +234,7 @@ def generate(
     return found
 
 
-def class_shares(told: object, classes: int) -> Tensor:
+def read_class_shares(told: object, classes: int) -> Tensor:
     """Return a device's fractions per class, [classes]; equal ones if it sent none, or invalid
     ones.
     """

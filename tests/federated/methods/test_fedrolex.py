@@ -12,7 +12,7 @@ import torch
 from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.fedrolex import arcs
+from federated.methods.fedrolex import cut_window
 from federated.task import Update
 from models.families.catalogue import build, initial, menu, network, shapes, statistics
 from models.slicing import corner
@@ -56,8 +56,8 @@ def draw_examples(net):
 
 def test_a_window_wraps_around():
     """3 of 5 from 3 on: 3, 4, then 0."""
-    assert arcs(3, 5, 3) == (((0, 2), (3, 5)), ((2, 3), (0, 1)))
-    assert arcs(3, 5, 2) == (((0, 3), (2, 5)),)
+    assert cut_window(3, 5, 3) == (((0, 2), (3, 5)), ((2, 3), (0, 1)))
+    assert cut_window(3, 5, 2) == (((0, 3), (2, 5)),)
 
 
 @pytest.mark.parametrize("direction", ["author", "paper"])

@@ -14,7 +14,7 @@ from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.inclusivefl import size_local
+from federated.methods.inclusivefl import find_own_tensors
 from federated.task import Update
 from models.families.catalogue import initial, menu, network, shapes, statistics
 from tests.support.federation import Member, digits, federate
@@ -114,7 +114,7 @@ def test_the_top_layer_of_each_shallower_section_and_the_head_are_a_sizes_own():
         for name in shapes(size)
         if name.startswith(("sections.0.0.", "sections.2.0.", "linear."))
     }
-    assert size_local(size) == own | {
+    assert find_own_tensors(size) == own | {
         name for name in statistics(size) if name.startswith(("sections.0.0.", "sections.2.0."))
     }
     assert {name.split(".")[0] for name in shapes(size).keys() - own} == {
@@ -126,7 +126,7 @@ def test_the_top_layer_of_each_shallower_section_and_the_head_are_a_sizes_own():
 
 def test_nothing_is_the_whole_networks_own():
     (whole,) = menu(NET, (1,), (2,))
-    assert size_local(whole) == set()
+    assert find_own_tensors(whole) == set()
     chosen = method("inclusivefl")
     state = chosen.start(initial(NET, 0), [whole], configure(chosen, {}))
     assert all(row.home == row.local for row in chosen.place(state, whole).rows)
@@ -143,9 +143,9 @@ def test_nothing_is_the_whole_networks_own():
 def test_the_head_is_what_follows_the_last_section(model, inputs, target, head):
     """The last norm too, and of a text no embedding, though each has a row per token."""
     size = menu(network(model, inputs, 12, target=target), (1,), (1,))[0]
-    assert {name.split(".")[0] for name in size_local(size)} == {"sections", *head}
+    assert {name.split(".")[0] for name in find_own_tensors(size)} == {"sections", *head}
     known = shapes(size).keys() | statistics(size).keys()
-    assert {name for name in known if name.split(".")[0] in head} <= size_local(size)
+    assert {name for name in known if name.split(".")[0] in head} <= find_own_tensors(size)
 
 
 # ---- sharing -------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_without_the_next_larger_size_nothing_is_distilled(stacks):
     alone = one_round(chosen, state, (stacks[1], -5.0, 1))
     assert alone.tensors.keys() == {
         *state.tensors,
-        *(f"{name}@w1-d2.2" for name in size_local(stacks[1])),
+        *(f"{name}@w1-d2.2" for name in find_own_tensors(stacks[1])),
     }
 
 

@@ -14,7 +14,7 @@ from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.inco import cross_step, references
+from federated.methods.inco import cross_step, find_references
 from federated.task import Update
 from models.families.catalogue import initial, network
 from tests.support.federation import Member, digits, federate
@@ -54,7 +54,7 @@ def play_round(name, moves, *, width=(1.0,), **given):
 
 
 def test_in_a_resnet_both_convolutions_of_later_blocks_take_up_the_first_blocks_second():
-    assert references(network("resnet-18-cifar", (3, 8, 8), 10)) == {
+    assert find_references(network("resnet-18-cifar", (3, 8, 8), 10)) == {
         f"sections.{s}.1.conv{c}.weight": f"sections.{s}.0.conv2.weight"
         for s in range(4)
         for c in (1, 2)
@@ -62,7 +62,7 @@ def test_in_a_resnet_both_convolutions_of_later_blocks_take_up_the_first_blocks_
 
 
 def test_a_bottleneck_refers_to_a_convolution_of_the_same_kind():
-    found = references(network("resnet-101", (3, 32, 32), 10))
+    found = find_references(network("resnet-101", (3, 32, 32), 10))
     assert found["sections.0.2.conv1.weight"] == "sections.0.1.conv1.weight"
     assert found["sections.0.2.conv2.weight"] == "sections.0.0.conv2.weight"
     assert found["sections.0.1.conv3.weight"] == "sections.0.0.conv3.weight"
@@ -70,14 +70,14 @@ def test_a_bottleneck_refers_to_a_convolution_of_the_same_kind():
 
 
 def test_in_a_transformer_the_second_norm_refers_to_the_first():
-    found = references(network("vit-micro", (1, 8, 8), 10))
+    found = find_references(network("vit-micro", (1, 8, 8), 10))
     assert found == {
         f"sections.0.{b}.norm2.weight": f"sections.0.{b}.norm1.weight" for b in range(3)
     }
 
 
 def test_a_weight_refers_to_the_same_name_and_shape_in_the_shallowest_block():
-    assert references(network("mlp", (6,), 3)) == {
+    assert find_references(network("mlp", (6,), 3)) == {
         "sections.0.1.linear.weight": "sections.0.0.linear.weight"
     }
 
@@ -180,7 +180,7 @@ def test_the_wrapper_changes_the_layers_that_it_should_and_no_other(name):
     }
     before, after = play_round(name, {0: move, 1: move})
     _, plain = play_round(bases[name], {0: move, 1: move}, weighting="uniform")
-    known = references(NET)
+    known = find_references(NET)
     assert after.keys() == plain.keys()
     assert {home for home in after if not torch.equal(after[home], plain[home])} == known.keys()
     for home, other in known.items():
@@ -207,7 +207,7 @@ def test_channels_that_no_device_of_the_round_has_stay(variant):
 
 def test_untrained_deep_layers_do_not_change():
     before, after = play_round("inco-avg", {0: move})
-    assert all(torch.equal(after[home], before[home]) for home in references(NET))
+    assert all(torch.equal(after[home], before[home]) for home in find_references(NET))
     assert not torch.equal(after["sections.0.0.conv2.weight"], before["sections.0.0.conv2.weight"])
 
 

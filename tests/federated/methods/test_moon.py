@@ -113,7 +113,7 @@ def test_only_the_network_in_training_moves():
     kept = {}
 
     def watch(step, of, loss):
-        for name, net in (("received", session.own.received), ("previous", session.own.previous)):
+        for name, net in zip(("received", "previous"), session.own, strict=True):
             state = {
                 key: value.clone()
                 for key, value in net.state_dict().items()

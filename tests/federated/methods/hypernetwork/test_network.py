@@ -13,9 +13,9 @@ from federated.methods.hypernetwork.network import (
     Encoder,
     Hypernetwork,
     Sweep,
-    class_shares,
     generate,
     make_layout,
+    read_class_shares,
     read_layout,
 )
 from models.families.catalogue import full, menu, network, shapes
@@ -47,7 +47,7 @@ def test_networks_of_any_form_are_made_whole(family):
     sizes = menu(net, (0.5, 1.0), (2,))
     phi = draw_parameters(sizes)
     for submodel in sizes:
-        found = generate_weights(submodel, phi, classes=class_shares(None, net.outputs))
+        found = generate_weights(submodel, phi, classes=read_class_shares(None, net.outputs))
         assert {name: tuple(value.shape) for name, value in found.items()} == shapes(submodel)
         assert all(bool(value.isfinite().all()) for value in found.values())
 
@@ -191,17 +191,17 @@ def test_the_encoder_takes_the_order_of_numbers_as_none():
     ],
 )
 def test_invalid_shares_of_classes_are_replaced_with_equal_shares(told):
-    torch.testing.assert_close(class_shares(told, 3), EVEN)
+    torch.testing.assert_close(read_class_shares(told, 3), EVEN)
 
 
 def test_valid_shares_of_classes_are_used_unchanged():
-    assert class_shares([0.25, 0.75, 0], 3).tolist() == [0.25, 0.75, 0.0]
+    assert read_class_shares([0.25, 0.75, 0], 3).tolist() == [0.25, 0.75, 0.0]
 
 
 def test_a_small_resnet_is_made_within_a_second():
     submodel = full(network("preresnet", (1, 8, 8), 10))
     phi = draw_parameters([submodel], hidden=32)
-    generate_weights(submodel, phi, classes=class_shares(None, 10))
+    generate_weights(submodel, phi, classes=read_class_shares(None, 10))
     start = time.process_time()
-    generate_weights(submodel, phi, classes=class_shares(None, 10))
+    generate_weights(submodel, phi, classes=read_class_shares(None, 10))
     assert time.process_time() - start < 1.0
