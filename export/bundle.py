@@ -240,7 +240,9 @@ def accurate_variants(entry: Entry) -> tuple[Variant, ...]:
     without labels, at most a point less agreement.
     """
     first = entry.variants[0]
-    return tuple(variant for variant in entry.variants if _accuracy_loss(first, variant) <= POINT)
+    return tuple(
+        variant for variant in entry.variants if _compare_accuracy(first, variant) <= POINT
+    )
 
 
 def read_check(folder: Path, bundle: Bundle) -> tuple[Array, dict[str, Array]]:
@@ -272,7 +274,7 @@ def _read_manifest_file(folder: Path) -> bytes:
         ) from error
 
 
-def _accuracy_loss(first: Variant, variant: Variant) -> float:
+def _compare_accuracy(first: Variant, variant: Variant) -> float:
     if variant is first:
         return 0.0
     known = first.accuracy is not None and variant.accuracy is not None

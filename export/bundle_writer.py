@@ -60,7 +60,7 @@ def write(
     ExportError: an export failed, or a file disagrees with its network. Also raises DataError and
         MissingExtra.
     """
-    network = _network(folder, contents)
+    network = _check_networks(folder, contents)
     part = folder / f".{os.getpid()}.part"  # within the folder, which may be a disk of its own
     try:
         part.mkdir(parents=True)
@@ -75,7 +75,7 @@ def _write_files(
     folder: Path, contents: Contents, network: Network, on_entry: Callable[[Entry], None] | None
 ) -> Bundle:
     """Write all files of a release into a new folder."""
-    examples, entries = _examples(contents), list[Entry]()
+    examples, entries = _split_examples(contents), list[Entry]()
     for submodel, net in contents.nets.items():
         origin = {"run": contents.run, "round": contents.round, "submodel": submodel.name}
         made = variants.write_entry(folder, submodel, net, origin, examples, int8=contents.int8)
@@ -108,7 +108,7 @@ def _write_files(
     return bundle
 
 
-def _network(folder: Path, contents: Contents) -> Network:
+def _check_networks(folder: Path, contents: Contents) -> Network:
     """Return one of the networks after checking that all have the same inputs and outputs."""
     found = {(s.network.inputs, s.network.objective, s.network.outputs) for s in contents.nets}
     if len(found) != 1:
@@ -119,7 +119,7 @@ def _network(folder: Path, contents: Contents) -> Network:
     return next(iter(contents.nets)).network
 
 
-def _examples(contents: Contents) -> variants.Examples:
+def _split_examples(contents: Contents) -> variants.Examples:
     """Split the examples into those for measuring and those for calibration."""
     if contents.calibration is None and contents.int8:
         return variants.split(contents.examples, contents.truth, contents.classes)

@@ -42,11 +42,11 @@ def count(path: Path) -> Count:
     onnx = _import_onnx()
     try:
         model = onnx.inliner.inline_local_functions(onnx.load(path))
-        shapes = _shapes(onnx, model)
+        shapes = _infer_shapes(onnx, model)
         stored = {
             value.name: math.prod(value.dims)
             for value in model.graph.initializer
-            if value.data_type in _floating(onnx)
+            if value.data_type in _list_floating(onnx)
         }
         products = [node for node in model.graph.node if node.op_type in MACS]
         macs = sum(MACS[node.op_type](node, shapes) for node in products)
@@ -119,7 +119,7 @@ MACS: dict[str, Callable[[Any, Mapping[str, Shape]], int]] = {
 VIEWS = ("Cast", "DequantizeLinear", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
-def _shapes(onnx: Any, model: Any) -> dict[str, Shape]:
+def _infer_shapes(onnx: Any, model: Any) -> dict[str, Shape]:
     """Return all known shapes, for a batch of 1."""
     del model.graph.value_info[:]  # recorded for a variable batch
     for value in model.graph.input:
@@ -135,7 +135,7 @@ def _shapes(onnx: Any, model: Any) -> dict[str, Shape]:
     return found
 
 
-def _floating(onnx: Any) -> tuple[int, ...]:
+def _list_floating(onnx: Any) -> tuple[int, ...]:
     return (
         onnx.TensorProto.FLOAT,
         onnx.TensorProto.FLOAT16,

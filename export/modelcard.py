@@ -26,17 +26,17 @@ SCORES = {
 def render_card(bundle: Bundle) -> str:
     """Return the model card of a release."""
     parts = [
-        _summary(bundle),
-        _inputs(bundle),
-        _variants(bundle),
-        _measurements(bundle),
-        _usage(bundle),
-        _files(bundle),
+        _render_summary(bundle),
+        _render_inputs(bundle),
+        _render_variants(bundle),
+        _render_measurements(bundle),
+        _render_usage(bundle),
+        _render_files(bundle),
     ]
     return "\n\n".join([f"# {bundle.run}, round {bundle.round}", *parts]) + "\n"
 
 
-def _summary(bundle: Bundle) -> str:
+def _render_summary(bundle: Bundle) -> str:
     says = ANSWERS[bundle.objective].format(outputs=bundle.outputs)
     several = (
         f"{len(bundle.submodels)} submodels of one network, each a part of the next larger ones"
@@ -50,14 +50,16 @@ def _summary(bundle: Bundle) -> str:
     ).rstrip()
 
 
-def _inputs(bundle: Bundle) -> str:
+def _render_inputs(bundle: Bundle) -> str:
     shape = ", ".join(map(str, bundle.inputs))
     lines = [
         f"Raw examples, {bundle.dtype} [batch, {shape}], as stored on the devices. The graphs "
         "include all preprocessing:"
     ]
     shown = {name: value for name, value in bundle.preprocessing.items() if name != "inside"}
-    lines += [f"- {name}: {_numbers(value)}" for name, value in shown.items()] or ["- nothing"]
+    lines += [f"- {name}: {_render_numbers(value)}" for name, value in shown.items()] or [
+        "- nothing"
+    ]
     if bundle.classes:
         lines += [
             "",
@@ -71,7 +73,7 @@ def _inputs(bundle: Bundle) -> str:
     return "\n".join(["## Inputs and answers", "", *lines])
 
 
-def _variants(bundle: Bundle) -> str:
+def _render_variants(bundle: Bundle) -> str:
     score = SCORES[bundle.objective] if bundle.labelled else "answers as in PyTorch"
     rows = [
         f"| submodel | parameters | MACs | graph | size | {score} | difference from fp32 | "
@@ -79,7 +81,7 @@ def _variants(bundle: Bundle) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for entry in bundle.submodels:
-        rows += [_row(bundle, entry, variant) for variant in entry.variants]
+        rows += [_render_row(bundle, entry, variant) for variant in entry.variants]
     absent = [
         f"- {entry.submodel} has no {why}" for entry in bundle.submodels for why in entry.absent
     ]
@@ -101,7 +103,7 @@ def _variants(bundle: Bundle) -> str:
     )
 
 
-def _row(bundle: Bundle, entry: Entry, variant: Variant) -> str:
+def _render_row(bundle: Bundle, entry: Entry, variant: Variant) -> str:
     first = entry.variants[0]
     scores = [
         v.accuracy if bundle.labelled and v.accuracy is not None else v.agreement
@@ -116,7 +118,7 @@ def _row(bundle: Bundle, entry: Entry, variant: Variant) -> str:
     )
 
 
-def _measurements(bundle: Bundle) -> str:
+def _render_measurements(bundle: Bundle) -> str:
     known = (
         "labelled examples"
         if bundle.labelled
@@ -138,7 +140,7 @@ def _measurements(bundle: Bundle) -> str:
     return "\n".join(["## Measurements and limits", "", *lines])
 
 
-def _usage(bundle: Bundle) -> str:
+def _render_usage(bundle: Bundle) -> str:
     submodel = recommended_entries(bundle)[-1].submodel
     return "\n".join(
         [
@@ -151,12 +153,12 @@ def _usage(bundle: Bundle) -> str:
     )
 
 
-def _files(bundle: Bundle) -> str:
+def _render_files(bundle: Bundle) -> str:
     rows = [f"{file.sha256}  {file.name}" for file in list_files(bundle)]
     return "\n".join(["## Files (sha256)", "", "```", *rows, "```"])
 
 
-def _numbers(value: object) -> str:
+def _render_numbers(value: object) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         shown = [f"{number:g}" for number in value[:8]]
         return ", ".join([*shown, f"... ({len(value)})"] if len(value) > 8 else shown)

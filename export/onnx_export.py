@@ -61,11 +61,11 @@ def export(
             f"{', '.join(missing)}"
         )
     onnx = _import_onnx()
-    still = _evaluation_copy(net, network)
-    model = _to_onnx(still, OUTPUTS[network.objective], torch.from_numpy(np.array(example)))
+    still = _copy_for_evaluation(net, network)
+    model = _convert_to_onnx(still, OUTPUTS[network.objective], torch.from_numpy(np.array(example)))
     _strip_local_paths(model)
     interface = describe_interface(network, example.dtype.name, classes)
-    found = {**metadata, **_properties(net, network, onnx), **interface}
+    found = {**metadata, **_make_properties(net, network, onnx), **interface}
     properties = {key: str(value) for key, value in found.items()}
     onnx.helper.set_model_props(model, properties)
     describe_graph(model.graph, properties)
@@ -83,7 +83,7 @@ def predict(net: nn.Module, network: Network, x: Array) -> Output:
     graph with; `net` is unchanged.
     """
     with torch.no_grad():
-        return _evaluation_copy(net, network)(torch.from_numpy(np.array(x))).numpy()  # type: ignore[no-any-return]
+        return _copy_for_evaluation(net, network)(torch.from_numpy(np.array(x))).numpy()  # type: ignore[no-any-return]
 
 
 def weights_digest(net: nn.Module) -> str:
@@ -114,7 +114,7 @@ class RawUnits(nn.Module):
         return self.net(x) * self.scale + self.shift  # type: ignore[no-any-return]
 
 
-def _evaluation_copy(net: nn.Module, network: Network) -> nn.Module:
+def _copy_for_evaluation(net: nn.Module, network: Network) -> nn.Module:
     """Return a copy in evaluation mode with the outputs that the graph must have."""
     still = copy.deepcopy(net).cpu().eval()
     return (
@@ -147,11 +147,11 @@ def _import_onnx() -> Any:
     return onnx
 
 
-def _to_onnx(net: nn.Module, output: str, example: Tensor) -> Any:
+def _convert_to_onnx(net: nn.Module, output: str, example: Tensor) -> Any:
     """Return the ONNX model proto with weights inside. The example has at least 2 rows, since
     the exporter would treat a batch of 1 as constant.
     """
-    with _quiet():
+    with _silence():
         try:
             program = torch.onnx.export(
                 net,
@@ -173,7 +173,7 @@ def _to_onnx(net: nn.Module, output: str, example: Tensor) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence() -> Iterator[None]:
     """Silence the exporter's progress output and its own deprecation warnings."""
     log = logging.getLogger("torch.onnx")
     level = log.level
@@ -202,7 +202,7 @@ def _strip_local_paths(model: Any) -> None:
         del value.metadata_props[:]
 
 
-def _properties(net: nn.Module, network: Network, onnx: Any) -> dict[str, str]:
+def _make_properties(net: nn.Module, network: Network, onnx: Any) -> dict[str, str]:
     units = {
         name: getattr(network, name)
         for name in ("mean", "std", "shift", "scale")

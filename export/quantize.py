@@ -39,9 +39,9 @@ def available_kinds(path: Path) -> tuple[Kind, ...]:
     """Return the int8 kinds that a graph supports; dynamic only with attention. Raises
     ExportError, MissingExtra.
     """
-    onnx, _ = _libraries()
+    onnx, _ = _import_libraries()
     static: tuple[Kind, ...] = ("int8-u8s8", "int8-s8s8")
-    return (*static, "int8-dynamic") if ATTENTION in _operators(onnx, path) else static
+    return (*static, "int8-dynamic") if ATTENTION in _list_operators(onnx, path) else static
 
 
 def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
@@ -59,8 +59,8 @@ def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
     if kind == "fp32":
         raise ExportError(f"{path}: expected a kind of int8 to quantise to, found '{kind}'")
     load(path).predict(examples[:1])  # checks the graph and the examples
-    onnx, _ = _libraries()
-    found = _operators(onnx, path)
+    onnx, _ = _import_libraries()
+    found = _list_operators(onnx, path)
     if kind == "int8-dynamic" and ATTENTION not in found:
         raise ExportError(f"{path}: {kind} slows down graphs without attention; use another kind")
     if not found & set(PRODUCTS) or not len(examples):
@@ -68,11 +68,9 @@ def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
             f"{path}: expected matrix products and examples to quantise, found "
             f"{'no products' if len(examples) else 'no examples'}"
         )
-    with tempfile.TemporaryDirectory(prefix="espalier-") as folder, _quiet():
+    with tempfile.TemporaryDirectory(prefix="espalier-") as folder, _silence():
         try:
-            made = _quantized_model(
-                path, kind, examples, Path(folder), attention=ATTENTION in found
-            )
+            made = _quantize_model(path, kind, examples, Path(folder), attention=ATTENTION in found)
             seen = 0 if kind == "int8-dynamic" else len(examples)
             _copy_properties(
                 onnx,
@@ -91,7 +89,7 @@ def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
     return out
 
 
-def _quantized_model(
+def _quantize_model(
     path: Path, kind: Kind, examples: Array, folder: Path, *, attention: bool
 ) -> Any:
     """Return the quantised graph.
@@ -99,7 +97,7 @@ def _quantized_model(
     folder: for temporary files
     attention: whether the graph has attention
     """
-    onnx, tools = _libraries()
+    onnx, tools = _import_libraries()
     prepared, out = folder / "prepared.onnx", folder / "made.onnx"
     # folds constants, such as a reshaped weight
     tools.shape_inference.quant_pre_process(path, prepared, skip_symbolic_shape=True)
@@ -114,7 +112,7 @@ def _quantized_model(
     else:
         activations = tools.QuantType.QUInt8 if kind == "int8-u8s8" else tools.QuantType.QInt8
         only = [*PRODUCTS, *TABLES] if attention else None
-        kept = _unit_nodes(onnx.load(prepared).graph)
+        kept = _find_unit_nodes(onnx.load(prepared).graph)
         tools.quantize_static(
             prepared,
             out,
@@ -127,7 +125,7 @@ def _quantized_model(
     return onnx.load(out)
 
 
-def _unit_nodes(graph: Any) -> list[str]:
+def _find_unit_nodes(graph: Any) -> list[str]:
     """Return the nodes that convert values to raw units at the end: a shared range for values of
     different units would leave the smallest without precision.
     """
@@ -181,7 +179,7 @@ def _copy_properties(onnx: Any, made: Any, path: Path, done: dict[str, object]) 
         new[0].doc_string = old[0].doc_string
 
 
-def _operators(onnx: Any, path: Path) -> set[str]:
+def _list_operators(onnx: Any, path: Path) -> set[str]:
     try:
         return {node.op_type for node in onnx.load(path).graph.node}
     except Exception as error:  # the parser's errors share no base class
@@ -190,7 +188,7 @@ def _operators(onnx: Any, path: Path) -> set[str]:
         ) from error
 
 
-def _libraries() -> tuple[Any, Any]:
+def _import_libraries() -> tuple[Any, Any]:
     with require_extra("quantisation", "export"):
         import onnx
         import onnx.checker
@@ -201,7 +199,7 @@ def _libraries() -> tuple[Any, Any]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence() -> Iterator[None]:
     """Silence the libraries' advice on the root logger and their own deprecation warnings."""
     before = logging.root.manager.disable
     with warnings.catch_warnings():

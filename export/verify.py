@@ -127,8 +127,8 @@ class Session:
                 f"{name}: expected an exported submodel, found {found} in its properties"
             )
         self.objective = self.metadata["objective"]
-        self.inputs, self.dtype = self._input()
-        self.outputs = self._output()
+        self.inputs, self.dtype = self._read_input()
+        self.outputs = self._read_output()
 
     def predict(self, x: Array) -> Output:
         """Return the outputs for raw examples [n, *inputs]: [n, outputs], for tokens [n,
@@ -139,13 +139,13 @@ class Session:
 
     def batches(self, x: Array) -> Iterator[Output]:
         """Yield the outputs in batches, for inputs too large to hold at once."""
-        self._fit(x)
+        self._check_fit(x)
         places = self.inputs[0] if self.objective in TOKENS else 1
         step = min(BATCH, max(1, NUMBERS // (self.outputs * places)))
         for start in range(0, len(x), step):
             yield self._session.run(None, {INPUT: x[start : start + step]})[0]
 
-    def _fit(self, x: Array) -> None:
+    def _check_fit(self, x: Array) -> None:
         if tuple(x.shape[1:]) != self.inputs or x.dtype != self.dtype or x.ndim == 0:
             raise DataError(
                 f"{self.name}: expected {self.dtype} of shape [n, "
@@ -157,8 +157,8 @@ class Session:
                 f"{self.outputs} for a hidden one, found {x.min()} to {x.max()}"
             )
 
-    def _input(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        found, types = self._session.get_inputs(), _types(self.objective)
+    def _read_input(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        found, types = self._session.get_inputs(), _list_types(self.objective)
         good = (
             len(found) == 1
             and found[0].name == INPUT
@@ -177,7 +177,7 @@ class Session:
             )
         return tuple(found[0].shape[1:]), types[found[0].type]
 
-    def _output(self) -> int:
+    def _read_output(self) -> int:
         found, name = self._session.get_outputs(), OUTPUTS[self.objective]
         places = list(self.inputs) if self.objective in TOKENS else []
         good = (
@@ -236,7 +236,7 @@ def reason(error: Exception) -> str:
     return f"not a valid ONNX file: {re.sub(r'/onnxruntime_src/.*?[)] (?=[A-Z])', '', text)[:300]}"
 
 
-def _types(objective: str) -> dict[str, np.dtype[Any]]:
+def _list_types(objective: str) -> dict[str, np.dtype[Any]]:
     return {
         name: dtype
         for name, dtype in TYPES.items()

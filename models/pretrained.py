@@ -161,8 +161,8 @@ def convert(source: str, network: Network, found: Tensors, base: Tensors) -> dic
         )
         expected = f"no tensor {first} of shape {list(base[first].shape)}"
         raise ValueError(
-            f"weights {source}: match neither {format_name(network)} ({expected}) nor torchvision's "
-            f"{torchvision_name(network)} ({why})"
+            f"weights {source}: match neither {format_name(network)} ({expected}) nor "
+            f"torchvision's {torchvision_name(network)} ({why})"
         ) from error
 
 

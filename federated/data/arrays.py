@@ -55,7 +55,7 @@ def read_npz(path: Path) -> Dataset:
         )
         raise DataError(f"data '{path}': expected an .npz file of plain arrays: {why}") from error
     # only the file name, since the card names its data: local folders never leave the device
-    return _from_file(path.name, found)
+    return _read_arrays(path.name, found)
 
 
 def call(spec: str, function: Callable[..., Any], root: Path) -> Dataset:
@@ -85,12 +85,12 @@ def dataset(name: str, given: Mapping[str, Any]) -> Dataset:
     target, outputs, users = (given.get(key) for key in ("target", "outputs", "users"))
     if target is None:
         target = "value" if np.issubdtype(np.asarray(given["y"]).dtype, np.floating) else "class"
-    examples = _examples(name, "x", given["x"], str(target))
-    truth = _truth(name, "y", given["y"], str(target))
+    examples = _read_examples(name, "x", given["x"], str(target))
+    truth = _read_labels(name, "y", given["y"], str(target))
     held, held_truth = examples[:0], truth[:0]
     if given.get("x_held") is not None:
-        held = _examples(name, "x_held", given["x_held"], str(target))
-        held_truth = _truth(name, "y_held", given["y_held"], str(target))
+        held = _read_examples(name, "x_held", given["x_held"], str(target))
+        held_truth = _read_labels(name, "y_held", given["y_held"], str(target))
     if outputs is None and target == "value":
         outputs = truth.shape[1] if truth.ndim > 1 else 1
     elif outputs is None:
@@ -101,11 +101,11 @@ def dataset(name: str, given: Mapping[str, Any]) -> Dataset:
             f"data '{name}': expected outputs as one whole number, found "
             f"{np.asarray(outputs).dtype} {list(np.shape(outputs))}"
         )
-    people = None if users is None else _whole(name, "users", users)
+    people = None if users is None else _to_int64(name, "users", users)
     return Dataset(name, examples, truth, held, held_truth, int(outputs), str(target), people)  # type: ignore[arg-type]
 
 
-def _from_file(name: str, arrays: Mapping[str, Any]) -> Dataset:
+def _read_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
     missing = [key for key in ("x", "y") if key not in arrays]
     if missing:
         raise DataError(
@@ -123,36 +123,36 @@ def _from_file(name: str, arrays: Mapping[str, Any]) -> Dataset:
     return dataset(name, given)
 
 
-def _examples(name: str, key: str, value: Any, target: str) -> Array:
+def _read_examples(name: str, key: str, value: Any, target: str) -> Array:
     if target == "token":
-        return _whole(name, key, value)
+        return _to_int64(name, key, value)
     array = np.atleast_1d(value)
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_) or np.iscomplexobj(
         array
     ):
         raise DataError(f"data '{name}': expected numbers in {key}, found {array.dtype}")
     if array.dtype != np.uint8:
-        array = _single(array)
+        array = _to_float32(array)
     return array[:, None] if array.ndim == 3 else array
 
 
-def _truth(name: str, key: str, value: Any, target: str) -> Labels | Values:
+def _read_labels(name: str, key: str, value: Any, target: str) -> Labels | Values:
     if target != "value":
-        return _whole(name, key, value)
+        return _to_int64(name, key, value)
     array = np.atleast_1d(value)
     if not np.issubdtype(array.dtype, np.integer) and not np.issubdtype(array.dtype, np.floating):
         raise DataError(f"data '{name}': expected numbers in {key}, found {array.dtype}")
-    return _single(array)
+    return _to_float32(array)
 
 
-def _single(array: Any) -> Values:
+def _to_float32(array: Any) -> Values:
     """Return float32 values. Too large ones become infinite, which a Dataset rejects."""
     with np.errstate(over="ignore"):
         single: Values = array.astype(np.float32, copy=False)
     return single
 
 
-def _whole(name: str, key: str, value: Any) -> Labels:
+def _to_int64(name: str, key: str, value: Any) -> Labels:
     array = np.atleast_1d(value)
     if not np.issubdtype(array.dtype, np.integer):
         raise DataError(f"data '{name}': expected whole numbers in {key}, found {array.dtype}")

@@ -108,7 +108,7 @@ def load(spec: str, root: Path | str | None = None) -> Dataset:
     if spec in DATASETS:
         return DATASETS[spec].load(Path(root) if root else data_root())
     if spec in known_names(KIND, {}):
-        return _foreign(spec, root)
+        return _load_foreign(spec, root)
     path = Path(spec)
     if path.is_dir():
         return _check_classes(read_folder(path))
@@ -119,16 +119,16 @@ def load(spec: str, root: Path | str | None = None) -> Dataset:
     if is_table(spec):
         return _check_classes(read_table(spec))
     if ":" in spec:
-        return _foreign(spec, root)
+        return _load_foreign(spec, root)
     if "/" in spec or os.sep in spec or path.exists():
         raise DataError(
             f"data '{spec}': expected an existing .npz or .csv file, an existing folder or .zip of "
             f"images, one of {', '.join(known_names(KIND, DATASETS))}, or module:function"
         )
-    return _foreign(spec, root)  # raises Unknown
+    return _load_foreign(spec, root)  # raises Unknown
 
 
-def _foreign(spec: str, root: Path | str | None) -> Dataset:
+def _load_foreign(spec: str, root: Path | str | None) -> Dataset:
     """Return the data of an installed package, or of `module:function`. Unknown, DataError: as in
     `load`.
     """

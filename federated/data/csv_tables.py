@@ -34,20 +34,20 @@ def read_table(spec: str) -> Dataset:
     """
     stem, _, column = spec.partition(".csv:")
     path = Path(f"{stem}.csv" if column else spec)
-    header, rows, lines = _cells(path)
+    header, rows, lines = _read_cells(path)
     name = path.name
     if column and header.count(column) != 1:
         raise DataError(f"data '{name}': expected one column '{column}', found {', '.join(header)}")
     at = header.index(column) if column else len(header) - 1
-    y, outputs, target, classes = _target(name, header[at], [row[at] for row in rows], lines)
+    y, outputs, target, classes = _read_target(name, header[at], [row[at] for row in rows], lines)
     others = [i for i in range(len(header)) if i != at]
     x = np.empty((len(rows), len(others)), np.float32)
     for place, i in enumerate(others):
-        x[:, place] = _numbers(name, header[i], [row[i] for row in rows], lines)
+        x[:, place] = _read_numbers(name, header[i], [row[i] for row in rows], lines)
     return Dataset(name, x, y, x[:0], y[:0], outputs, target, classes=classes)
 
 
-def _cells(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
+def _read_cells(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
     """Return header, cells, and the line of each row."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -77,7 +77,7 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
     return header, [row for row, _ in found], [line for _, line in found]
 
 
-def _target(
+def _read_target(
     name: str, column: str, cells: Sequence[str], lines: Sequence[int]
 ) -> tuple[Labels | Values, int, Target, tuple[str, ...]]:
     """Return the target column, the number of outputs, their kind, and the names of classes."""
@@ -92,7 +92,7 @@ def _target(
         y = np.array([int(cell) for cell in cells], np.int64)
         return y, max(2, int(y.max()) + 1), "class", ()
     if any(_is_number(cell, float) for cell in cells):
-        return _numbers(name, column, cells, lines)[:, None], 1, "value", ()
+        return _read_numbers(name, column, cells, lines)[:, None], 1, "value", ()
     texts, labels = np.unique([cell.strip() for cell in cells], return_inverse=True)
     if not texts[0]:
         raise DataError(
@@ -103,7 +103,7 @@ def _target(
     return labels.astype(np.int64), max(2, len(texts)), "class", names
 
 
-def _numbers(name: str, column: str, cells: Sequence[str], lines: Sequence[int]) -> Values:
+def _read_numbers(name: str, column: str, cells: Sequence[str], lines: Sequence[int]) -> Values:
     for cell, line in zip(cells, lines, strict=True):
         if not _is_number(cell, float) or not abs(float(cell)) <= LARGEST:
             raise DataError(

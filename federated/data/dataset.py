@@ -114,8 +114,8 @@ class Dataset:
         """Return sizes and per-channel moments (population standard deviation) of the training
         part, in raw units. It contains no example.
         """
-        mean, std = ((0.0,), (1.0,)) if self.target == "token" else _moments(self.x)
-        shift, scale = _moments(self.y) if self.target == "value" else ((), ())
+        mean, std = ((0.0,), (1.0,)) if self.target == "token" else _measure_moments(self.x)
+        shift, scale = _measure_moments(self.y) if self.target == "value" else ((), ())
         inputs = tuple(self.x.shape[1:])
         return Card(
             self.name,
@@ -183,7 +183,7 @@ def _check_range(name: str, key: str, array: Array, outputs: int) -> None:
 def _check_finite(name: str, key: str, array: Array) -> None:
     if array.dtype != np.float32:
         return
-    for start, block in _blocks(array):
+    for start, block in _cut_blocks(array):
         if not np.isfinite(block).all():
             example = start + int(
                 np.flatnonzero(~np.isfinite(block.reshape(len(block), -1)).all(axis=1))[0]
@@ -194,24 +194,26 @@ def _check_finite(name: str, key: str, array: Array) -> None:
             )
 
 
-def _blocks(x: Array) -> Iterator[tuple[int, Array]]:
+def _cut_blocks(x: Array) -> Iterator[tuple[int, Array]]:
     for start in range(0, len(x), BLOCK):
         yield start, x[start : start + BLOCK]
 
 
-def _moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _measure_moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation per channel (axis 1), in two passes so that a large mean
     costs no precision.
     """
     axes = (0, *range(2, x.ndim))
     count = x.size // x.shape[1]
-    mean = sum(b.sum(axis=axes, dtype=np.float64) for _, b in _blocks(x)) / count
+    mean = sum(b.sum(axis=axes, dtype=np.float64) for _, b in _cut_blocks(x)) / count
     centre = mean.reshape(-1, *[1] * (x.ndim - 2))
-    std = np.sqrt(sum(np.square(b - centre).sum(axis=axes) for _, b in _blocks(x)) / count)
-    return tuple(mean.tolist()), tuple(_spread(m, s) for m, s in zip(mean, std, strict=True))
+    std = np.sqrt(sum(np.square(b - centre).sum(axis=axes) for _, b in _cut_blocks(x)) / count)
+    return tuple(mean.tolist()), tuple(
+        _limit_deviation(m, s) for m, s in zip(mean, std, strict=True)
+    )
 
 
-def _spread(mean: float, std: float) -> float:
+def _limit_deviation(mean: float, std: float) -> float:
     """Return the standard deviation, or 1 for a constant channel: dividing by a tiny number would
     blow up the first example that differs. Channels in small units are not constant.
     """

@@ -80,14 +80,17 @@ def read_zip(path: Path) -> Dataset:
 
 def _read(name: str, files: Collection[Place], folders: Collection[Place], open_: Open) -> Dataset:
     files, folders = sorted(filter(_is_visible, files)), sorted(filter(_is_visible, folders))
-    found = [_classes(name, part, files, folders) for part in _parts(files)]
+    found = [_group_by_class(name, part, files, folders) for part in _find_parts(files)]
     if not any(found[0].values()):
         raise DataError(
             f"data '{name}': expected images as CLASS/FILE or train/CLASS/FILE, found none"
         )
     labels = {label: i for i, label in enumerate(sorted(set[str]().union(*found)))}
     places = [place for classes in found for inside in classes.values() for place in inside]
-    x, y = _pixels(name, places, open_), np.array([labels[place[-2]] for place in places], np.int64)
+    x, y = (
+        _read_pixels(name, places, open_),
+        np.array([labels[place[-2]] for place in places], np.int64),
+    )
     n = sum(map(len, found[0].values()))
     names = tuple(labels) if len(labels) > 1 else ()
     return Dataset(name, x[:n], y[:n], x[n:], y[n:], max(2, len(labels)), classes=names)
@@ -98,7 +101,7 @@ def _is_visible(place: Place) -> bool:
     return not any(part.startswith(".") or part == "__MACOSX" for part in place)
 
 
-def _parts(files: Collection[Place]) -> list[Place]:
+def _find_parts(files: Collection[Place]) -> list[Place]:
     """Return the paths of the class folders: below the single top folder, if any, the training part
     and the held-out part.
     """
@@ -112,7 +115,7 @@ def _parts(files: Collection[Place]) -> list[Place]:
         base = (*base, *tops)
 
 
-def _classes(
+def _group_by_class(
     name: str, part: Place, files: Collection[Place], folders: Collection[Place]
 ) -> dict[str, list[Place]]:
     """Return the files by class, both sorted."""
@@ -131,7 +134,7 @@ def _classes(
     return dict(sorted(classes.items()))
 
 
-def _pixels(name: str, places: Collection[Place], open_: Open) -> Pixels:
+def _read_pixels(name: str, places: Collection[Place], open_: Open) -> Pixels:
     """Return all images, [n, channels, height, width], in colour if one of them is."""
     x = np.empty((len(places), 0, 0, 0), np.uint8)
     for i, place in enumerate(places):

@@ -44,7 +44,7 @@ Partition = Callable[[Dataset, int, np.random.Generator], list[Indices]]
 DRAWN = 0.25  # fraction of the examples for an agent without a shard
 
 
-def _iid(argument: str) -> Partition:
+def _parse_iid(argument: str) -> Partition:
     if not argument:
         return lambda dataset, agents, rng: splits.equal(len(dataset.x), agents, rng)
     ratio = float(argument)
@@ -53,43 +53,43 @@ def _iid(argument: str) -> Partition:
     return lambda dataset, agents, rng: splits.unequal(strata(dataset)[0], agents, ratio, rng)
 
 
-def _dirichlet(argument: str) -> Partition:
+def _parse_dirichlet(argument: str) -> Partition:
     first, *rest = argument.split(":")
-    alpha = _alpha(first)
+    alpha = _parse_alpha(first)
     balanced = rest[-1:] == ["balanced"]
     minimum = int(rest.pop(0)) if rest[balanced:] else splits.LEAST
     if minimum < splits.LEAST or len(rest) != balanced:
         raise ValueError
     return lambda dataset, agents, rng: splits.dirichlet(
-        _classes_of(dataset), agents, alpha, rng, minimum, balanced=balanced
+        _read_classes(dataset), agents, alpha, rng, minimum, balanced=balanced
     )
 
 
-def _classes(argument: str) -> Partition:
+def _parse_classes(argument: str) -> Partition:
     share = argument.endswith("%")
     wanted = float(argument[:-1]) / 100 if share else int(argument)
     if not (0 < wanted <= 1 if share else wanted >= 1):
         raise ValueError
 
     def split(dataset: Dataset, agents: int, rng: np.random.Generator) -> list[Indices]:
-        y = _classes_of(dataset)
+        y = _read_classes(dataset)
         count = max(1, round(wanted * len(dataset.labels))) if share else int(wanted)
         return splits.classes_per_agent(y, agents, count, rng)
 
     return split
 
 
-def _strong_and_weak(argument: str) -> Partition:
+def _parse_skewed(argument: str) -> Partition:
     first, second = argument.split(":")
-    strong, alpha = int(first), _alpha(second)
+    strong, alpha = int(first), _parse_alpha(second)
     if strong < 1:
         raise ValueError
     return lambda dataset, agents, rng: splits.strong_and_weak(
-        _classes_of(dataset), agents, strong, alpha, rng
+        _read_classes(dataset), agents, strong, alpha, rng
     )
 
 
-def _users(argument: str) -> Partition:
+def _parse_users(argument: str) -> Partition:
     if argument:
         raise ValueError
 
@@ -104,7 +104,7 @@ def _users(argument: str) -> Partition:
     return split
 
 
-def _alpha(text: str) -> float:
+def _parse_alpha(text: str) -> float:
     """Return a concentration. ValueError: it is not above 0 and finite."""
     alpha = float(text)
     if not 0 < alpha < math.inf:
@@ -112,7 +112,7 @@ def _alpha(text: str) -> float:
     return alpha
 
 
-def _classes_of(dataset: Dataset) -> Labels:
+def _read_classes(dataset: Dataset) -> Labels:
     """Return the class of each example. DataError: the data have no classes."""
     if dataset.target != "class":
         fit = "iid, iid:0.5" + (" or users" if dataset.users is not None else "")
@@ -124,11 +124,11 @@ def _classes_of(dataset: Dataset) -> Labels:
 
 
 PARTITIONS: dict[str, tuple[Callable[[str], Partition], str]] = {
-    "classes": (_classes, "classes:2' or 'classes:20%"),
-    "dirichlet": (_dirichlet, "dirichlet:0.5' or 'dirichlet:0.5:10:balanced"),
-    "iid": (_iid, "iid' or 'iid:0.5"),
-    "skewed": (_strong_and_weak, "skewed:1:0.5"),
-    "users": (_users, "users"),
+    "classes": (_parse_classes, "classes:2' or 'classes:20%"),
+    "dirichlet": (_parse_dirichlet, "dirichlet:0.5' or 'dirichlet:0.5:10:balanced"),
+    "iid": (_parse_iid, "iid' or 'iid:0.5"),
+    "skewed": (_parse_skewed, "skewed:1:0.5"),
+    "users": (_parse_users, "users"),
 }
 
 
@@ -252,7 +252,7 @@ def save(path: Path, dataset: Dataset, parts: Sequence[Indices], partition: str,
     """
     record = {
         "data": dataset.name,
-        "digest": _digest(dataset),
+        "digest": _compute_digest(dataset),
         "partition": partition,
         "seed": seed,
         "agents": len(parts),
@@ -277,10 +277,10 @@ def read(path: Path, dataset: Dataset) -> list[Indices]:
             f"partition {path}: expected a file written by Espalier: "
             f"{type(error).__name__}: {error}"
         ) from error
-    if digest != _digest(dataset):
+    if digest != _compute_digest(dataset):
         raise DataError(
             f"partition {path}: expected a partition of {dataset.name} "
-            f"({_digest(dataset)[:12]}), found one of {name} ({str(digest)[:12]})"
+            f"({_compute_digest(dataset)[:12]}), found one of {name} ({str(digest)[:12]})"
         )
     if not sound:
         raise DataError(
@@ -290,7 +290,7 @@ def read(path: Path, dataset: Dataset) -> list[Indices]:
     return parts
 
 
-def _digest(dataset: Dataset) -> str:
+def _compute_digest(dataset: Dataset) -> str:
     """Return the digest of the training examples and labels, without the name: equal data under
     another path are equal.
     """

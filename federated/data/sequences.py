@@ -28,11 +28,11 @@ def wikitext_2(root: Path) -> Dataset:
     vocabulary. DataError: a file is missing or unusable.
     """
     known: dict[str, int] = {}
-    train, _, test = (_encode(_file(root / "wikitext-2", part), known) for part in PARTS)
-    return Dataset("wikitext-2", *_windows(train), *_windows(test), len(known), "token")
+    train, _, test = (_encode(_find_file(root / "wikitext-2", part), known) for part in PARTS)
+    return Dataset("wikitext-2", *_cut_windows(train), *_cut_windows(test), len(known), "token")
 
 
-def _file(folder: Path, part: str) -> Path:
+def _find_file(folder: Path, part: str) -> Path:
     names = (f"{part}.txt", f"wiki.{part}.tokens")
     for name in names:
         if (folder / name).is_file():
@@ -46,19 +46,21 @@ def _file(folder: Path, part: str) -> Path:
 def _encode(path: Path, known: dict[str, int]) -> Labels:
     """Return the tokens of a file; new words get the next number."""
     try:
-        return np.fromiter((known.setdefault(word, len(known)) for word in _words(path)), np.int64)
+        return np.fromiter(
+            (known.setdefault(word, len(known)) for word in _read_words(path)), np.int64
+        )
     except UnicodeDecodeError as error:
         raise DataError(f"wikitext-2: expected UTF-8 text in {path}: {error}") from error
 
 
-def _words(path: Path) -> Iterator[str]:
+def _read_words(path: Path) -> Iterator[str]:
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             yield from line.split()
             yield END
 
 
-def _windows(tokens: Labels) -> tuple[Labels, Labels]:
+def _cut_windows(tokens: Labels) -> tuple[Labels, Labels]:
     """Return windows [n, 64], and the same shifted by one token; drop the remainder."""
     n = max(0, len(tokens) - 1) // LENGTH
     return tokens[: n * LENGTH].reshape(n, LENGTH), tokens[1 : n * LENGTH + 1].reshape(n, LENGTH)

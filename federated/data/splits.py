@@ -118,7 +118,7 @@ def classes_per_agent(y: Labels, agents: int, classes: int, rng: np.random.Gener
             f"{what}: expected 1 to {len(present)} classes per agent, and "
             f"{len(present)} or more in all, found {classes} and {agents * classes}"
         )
-    holders = _holders(len(present), agents, classes, rng)
+    holders = _choose_holders(len(present), agents, classes, rng)
     parts: list[list[Indices]] = [[] for _ in range(agents)]
     for c, count, agents_of_c in zip(present, counts, holders, strict=True):
         if count < len(agents_of_c):
@@ -198,7 +198,9 @@ def _draw(y: Labels, agents: int, alpha: float, rng: np.random.Generator, balanc
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def _holders(present: int, agents: int, classes: int, rng: np.random.Generator) -> list[list[int]]:
+def _choose_holders(
+    present: int, agents: int, classes: int, rng: np.random.Generator
+) -> list[list[int]]:
     """Return the agents of each class: each agent takes the classes with the fewest holders so far,
     ties at random.
     """

@@ -40,7 +40,7 @@ def hold_out(kinds: Labels, fraction: float, rng: np.random.Generator) -> tuple[
             f"cannot hold out {fraction:.0%}: expected at least 2 examples, found {len(kinds)}"
         )
     present, counts = np.unique(kinds, return_counts=True)
-    shares = _shares(counts, fraction, rng)
+    shares = _count_held(counts, fraction, rng)
     held = np.sort(
         np.concatenate(
             [
@@ -52,7 +52,7 @@ def hold_out(kinds: Labels, fraction: float, rng: np.random.Generator) -> tuple[
     return np.setdiff1d(np.arange(len(kinds)), held, assume_unique=True), held
 
 
-def _shares(counts: Indices, fraction: float, rng: np.random.Generator) -> Indices:
+def _count_held(counts: Indices, fraction: float, rng: np.random.Generator) -> Indices:
     """Return the number of examples of each kind to hold out."""
     want = fraction * counts
     take: Indices = np.minimum(np.floor(want), counts - 1).astype(np.intp)

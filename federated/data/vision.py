@@ -84,8 +84,8 @@ def cinic10(root: Path) -> Dataset:
     """
     folder = root / "CINIC-10"
     if not _is_unpacked(folder):
-        utils = _torchvision("cinic10", "datasets.utils")
-        with _fetching("cinic10", root, root, "CINIC-10.tar.gz, or its folder CINIC-10,"):
+        utils = _import_torchvision("cinic10", "datasets.utils")
+        with _lock_download("cinic10", root, root, "CINIC-10.tar.gz, or its folder CINIC-10,"):
             if not _is_unpacked(folder):
                 utils.download_url(CINIC, str(root), "CINIC-10.tar.gz", CINIC_MD5)
                 _unpack(root / "CINIC-10.tar.gz", folder)
@@ -125,18 +125,18 @@ def _load(
     files: str,
     kinds: Sequence[Mapping[str, Any]] = BY_TRAIN,
 ) -> Dataset:
-    datasets = _torchvision(name, "datasets")
-    with _fetching(name, root, place, files), warnings.catch_warnings():
+    datasets = _import_torchvision(name, "datasets")
+    with _lock_download(name, root, place, files), warnings.catch_warnings():
         # numpy warns about pickles as old as CIFAR's
         warnings.filterwarnings("ignore", message=r"dtype\(\): align should be")
         parts = [getattr(datasets, loader)(str(root), download=True, **kind) for kind in kinds]
-    (x, y), (x_held, y_held) = (_arrays(part) for part in parts)
+    (x, y), (x_held, y_held) = (_read_arrays(part) for part in parts)
     classes = tuple(map(str, getattr(parts[0], "classes", range(10))))
     return Dataset(name, x, y, x_held, y_held, len(classes), classes=classes)
 
 
 @contextmanager
-def _fetching(name: str, root: Path, place: Path, files: str) -> Iterator[None]:
+def _lock_download(name: str, root: Path, place: Path, files: str) -> Iterator[None]:
     """Lock a data set while it is downloaded and unpacked, since agents of one machine start at
     once. On a read-only disk, only read existing files.
 
@@ -156,7 +156,7 @@ def _fetching(name: str, root: Path, place: Path, files: str) -> Iterator[None]:
         ) from error
 
 
-def _arrays(part: Any) -> tuple[Array, Labels]:
+def _read_arrays(part: Any) -> tuple[Array, Labels]:
     """Return channel-first arrays, from the arrays, tensors and axis orders of the loaders."""
     x = np.asarray(part.data)
     y = np.asarray(part.targets if hasattr(part, "targets") else part.labels)
@@ -164,6 +164,6 @@ def _arrays(part: Any) -> tuple[Array, Labels]:
     return np.ascontiguousarray(x), y.astype(np.int64, copy=False)
 
 
-def _torchvision(name: str, part: str) -> ModuleType:
+def _import_torchvision(name: str, part: str) -> ModuleType:
     with require_extra(f"the data set {name}", "train"):
         return import_torchvision(part)

@@ -39,7 +39,7 @@ def carry_out(
     Raises what `perform` raises, Unknown for a codec that is not installed, OSError.
     """
     kept = result.parent / device_memory.FOLDER
-    known = device_memory.read(kept, task.since, _variates(task, trainer))
+    known = device_memory.read(kept, task.since, _list_variates(task, trainer))
     received = blobs.decode(weights.read_bytes())[1]
     update, memory = perform(trainer, task, received, data, known, execution)
     if memory:
@@ -71,8 +71,8 @@ def perform(
     """
     _check_recipe(trainer, task)
     kept, shapes = kept or {}, trainer.shapes(task.submodel)
-    own = _starting_weights(task, tensors, kept, shapes)
-    start = Start(task.submodel, task.recipe, own, _seed(task), task.round, tensors, kept)
+    own = _choose_weights(task, tensors, kept, shapes)
+    start = Start(task.submodel, task.recipe, own, _make_seed(task), task.round, tensors, kept)
     update = Update(
         task.run,
         task.round,
@@ -108,11 +108,11 @@ def _train(
     update with its results, and what the device is to keep.
     """
     recipe = task.recipe
-    tallies = _name_tally("before", _own_scores(network, task, data, shapes, execution))
+    tallies = _name_tally("before", _score_own_data(network, task, data, shapes, execution))
     done = network.train(data, execution)
-    tallies |= _name_tally("after", _own_scores(network, task, data, shapes, execution))
+    tallies |= _name_tally("after", _score_own_data(network, task, data, shapes, execution))
     out = {name: value for name, value in done.tensors.items() if name not in recipe.keep}
-    own = {_own_home(task, name): done.tensors[name] for name in recipe.keep}
+    own = {_name_own(task, name): done.tensors[name] for name in recipe.keep}
     notes = {**done.notes, "loss": done.loss}
     if tallies:
         notes["tallies"] = tallies
@@ -122,7 +122,7 @@ def _train(
     return update, {**done.memory, **own}
 
 
-def _own_scores(
+def _score_own_data(
     network: LoadedNetwork, task: Task, data: Examples, shapes: Shapes, execution: Execution
 ) -> Tallies:
     """Return the network's tallies on the device's held-out examples, with static norms measured on
@@ -150,7 +150,7 @@ def _check_recipe(trainer: Trainer, task: Task) -> None:
         )
 
 
-def _variates(task: Task, trainer: Trainer) -> dict[str, tuple[int, ...]]:
+def _list_variates(task: Task, trainer: Trainer) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the variates that a task needs from the device's memory, by their names
     there.
     """
@@ -162,7 +162,7 @@ def _variates(task: Task, trainer: Trainer) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _required_shapes(task: Task, shapes: Shapes) -> TensorShapes:
+def _list_required(task: Task, shapes: Shapes) -> TensorShapes:
     """Return the shapes of the tensors that a task must come with: parameters, and running
     statistics if they are part of the weights or are needed to evaluate.
     """
@@ -172,7 +172,7 @@ def _required_shapes(task: Task, shapes: Shapes) -> TensorShapes:
     return {**shapes.parameters, **(shapes.statistics if with_statistics else {})}
 
 
-def _starting_weights(
+def _choose_weights(
     task: Task, tensors: Mapping[str, Array], kept: Mapping[str, Array], shapes: Shapes
 ) -> dict[str, Array]:
     """Return the network's own tensors: those received, and those that the device keeps. A tensor
@@ -182,7 +182,7 @@ def _starting_weights(
     """
     recipe, allowed = task.recipe, {**shapes.parameters, **shapes.statistics}
     own = {name: value for name, value in tensors.items() if "/" not in name}
-    wanted = _required_shapes(task, shapes).keys() - set(recipe.keep)
+    wanted = _list_required(task, shapes).keys() - set(recipe.keep)
     foreign = {
         name for name in tensors.keys() - own.keys() if not recipe.hook and not recipe.variate
     }
@@ -197,16 +197,16 @@ def _starting_weights(
                 f"tensor {name} of {task.submodel.name}: expected shape {allowed[name]}, found "
                 f"{tuple(value.shape)}"
             )
-    homes = {name: _own_home(task, name) for name in recipe.keep}
+    homes = {name: _name_own(task, name) for name in recipe.keep}
     return {name: kept[home] for name, home in homes.items() if home in kept} | own
 
 
-def _own_home(task: Task, name: str) -> str:
+def _name_own(task: Task, name: str) -> str:
     """Return the name, in a device's memory, of a tensor that the device keeps for a submodel."""
     return f"own/{task.submodel.plain.name}/{name}"
 
 
-def _seed(task: Task) -> int:
+def _make_seed(task: Task) -> int:
     """Return a seed below 2^63 from the recipe's seed, the round and the agent."""
     digest = hashlib.sha256(f"{task.recipe.seed}/{task.round}/{task.agent}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

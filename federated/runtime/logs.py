@@ -150,7 +150,7 @@ def configure(
         handler.close()
     _ours[:] = handlers
     for handler in handlers:
-        handler.setFormatter(_formatter(form))
+        handler.setFormatter(_make_formatter(form))
         root.addHandler(handler)
     root.setLevel(logging.INFO if verbose else logging.WARNING)
     for name in OURS:
@@ -196,7 +196,7 @@ def record_log(path: Path, about: dict[str, Any]) -> Iterator[None]:
 
     handler = RotatingHandler(path)
     handler.setLevel(logging.INFO)
-    handler.setFormatter(_formatter("json"))
+    handler.setFormatter(_make_formatter("json"))
     handler.addFilter(fill)
     root = logging.getLogger()
     levels = {name: logging.getLogger(name).level for name in OURS}
@@ -220,7 +220,7 @@ def _open(file: Path) -> RotatingHandler:
     return handler
 
 
-def _formatter(form: Form) -> logging.Formatter:
+def _make_formatter(form: Form) -> logging.Formatter:
     if form == "text":
         return TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     return FieldFormatter(

@@ -61,28 +61,28 @@ def parse_address(text: str) -> Address:
         text = f"mqtt://{text}"
     scheme, rest = text.split("://", 1)
     if scheme not in PORTS:
-        raise _error(text, f"the scheme '{scheme}' is neither mqtt nor mqtts")
+        raise _make_error(text, f"the scheme '{scheme}' is neither mqtt nor mqtts")
     if rest.split("?")[0].split("@")[-1].count(":") > 1 and "[" not in rest:
-        raise _error(text, "write an IPv6 address in brackets, as in [::1]:1883")
+        raise _make_error(text, "write an IPv6 address in brackets, as in [::1]:1883")
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise _error(
+        raise _make_error(
             text, f"the host or port is invalid; {QUOTED}" if "@" in rest else str(error)
         ) from None  # its text may contain a piece of the password
     if "#" in rest:
-        raise _error(text, f"'#' is not allowed; {QUOTED}")
+        raise _make_error(text, f"'#' is not allowed; {QUOTED}")
     if not host or port == 0:
-        raise _error(text, "the host is missing" if not host else "port 0 is invalid")
+        raise _make_error(text, "the host is missing" if not host else "port 0 is invalid")
     options = parse_qs(parts.query, keep_blank_values=True)
     if parts.path not in ("", "/") or options.keys() - set(FILES) or (options and scheme == "mqtt"):
-        raise _error(
+        raise _make_error(
             text, "after the port, only mqtts:// takes options: 'ca=FILE', 'cert=FILE', 'key=FILE'"
         )
     files = {name: found[0] for name, found in options.items()}
     if "key" in files and "cert" not in files:
-        raise _error(text, "key=FILE requires cert=FILE")
+        raise _make_error(text, "key=FILE requires cert=FILE")
     user, password = (
         None if part is None else unquote(part) for part in (parts.username, parts.password)
     )
@@ -113,6 +113,6 @@ def format_url(address: Address) -> str:
     return f"{scheme}://{user}{where}{f'?{urlencode(files)}' if files else ''}"
 
 
-def _error(text: str, why: str) -> UsageError:
+def _make_error(text: str, why: str) -> UsageError:
     shown = text if "@" not in text else f"{text.split('://')[0]}://...@{text.rsplit('@', 1)[1]}"
     return UsageError(f"broker address '{shown}': {why}; {EXPECTED}")

@@ -34,7 +34,7 @@ def split(data: memoryview | bytes | bytearray, chunk: int, transfer: str) -> Ma
 
 def slices(manifest: Manifest, data: memoryview | bytes | bytearray) -> Iterator[Chunk]:
     """Return all chunks in order."""
-    return (_slice(manifest, memoryview(data), index) for index in range(manifest.total))
+    return (_make_chunk(manifest, memoryview(data), index) for index in range(manifest.total))
 
 
 class Sender:
@@ -74,7 +74,7 @@ class Sender:
         the sender had to ask, or if the receiver lost chunks that it had. Raises Refused for a
         bitmap of another size.
         """
-        bits = _bits(have, self.manifest) if open else self._have
+        bits = _read_bitmap(have, self.manifest) if open else self._have
         gained, lost = bool((bits & ~self._have).any()), bool((self._have & ~bits).any())
         if self._asked or lost:
             self._sent = bits.copy()
@@ -96,7 +96,7 @@ class Sender:
         room = min(most, WINDOW - self.in_flight)
         for index in np.flatnonzero(~self._have & ~self._sent)[: max(0, room)]:
             self._sent[index] = True
-            yield _slice(self.manifest, self._data, int(index))
+            yield _make_chunk(self.manifest, self._data, int(index))
 
     def check_stall(self, now: float) -> bool:
         """Return whether to repeat the offer, which asks for the bitmap: after 5 s without
@@ -126,7 +126,10 @@ class Receiver:
         self._unacknowledged = 0  # chunks since the last acknowledgement
         self._first: float | None = None  # when the first of them arrived
         self._map, have = self._open()
-        self._buffer, self._have = memoryview(self._map)[: manifest.size], _bits(have, manifest)
+        self._buffer, self._have = (
+            memoryview(self._map)[: manifest.size],
+            _read_bitmap(have, manifest),
+        )
 
     def _open(self) -> tuple[mmap.mmap, bytes]:
         """Return the memory for the blob, and the bitmap of the chunks that it already holds."""
@@ -216,14 +219,14 @@ class Receiver:
         return start, length
 
 
-def _slice(manifest: Manifest, data: memoryview, index: int) -> Chunk:
+def _make_chunk(manifest: Manifest, data: memoryview, index: int) -> Chunk:
     part = data[index * manifest.chunk : (index + 1) * manifest.chunk]
     return Chunk(
         manifest.transfer, index, manifest.total, manifest.size, zlib.crc32(part), bytes(part)
     )
 
 
-def _bits(have: bytes, manifest: Manifest) -> NDArray[np.bool_]:
+def _read_bitmap(have: bytes, manifest: Manifest) -> NDArray[np.bool_]:
     """Decode a bitmap; an empty one means that no chunk is there."""
     if not have:
         return np.zeros(manifest.total, bool)

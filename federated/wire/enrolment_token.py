@@ -94,9 +94,9 @@ class Token:
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        secrets = f"{_letters(self.secret)}-{_letters(self.fingerprint)}"
+        secrets = f"{_to_letters(self.secret)}-{_to_letters(self.fingerprint)}"
         text = f"{self.name}@{host}:{self.port}/{VERSION}-{secrets}"
-        return f"{text}-{_letters(_check(text))}"
+        return f"{text}-{_to_letters(_compute_check(text))}"
 
 
 def parse_token(text: str) -> Token:
@@ -134,9 +134,9 @@ def parse_token(text: str) -> Token:
     return token
 
 
-def _letters(raw: bytes) -> str:
+def _to_letters(raw: bytes) -> str:
     return base64.b32encode(raw).decode().rstrip("=").lower()
 
 
-def _check(text: str) -> bytes:
+def _compute_check(text: str) -> bytes:
     return zlib.crc32(text.encode()).to_bytes(CHECK, "big")

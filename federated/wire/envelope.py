@@ -119,11 +119,11 @@ def encode(message: Message, epoch: int = 0) -> bytes:
     if epoch:
         parts["epoch"] = epoch
     if kind != "chunk":
-        parts["crc32"] = _sum(kind, epoch, packed)
+        parts["crc32"] = _compute_crc(kind, epoch, packed)
     return msgspec.msgpack.encode(parts)
 
 
-def _sum(kind: str, epoch: int, body: bytes | msgspec.Raw) -> int:
+def _compute_crc(kind: str, epoch: int, body: bytes | msgspec.Raw) -> int:
     return zlib.crc32(body, zlib.crc32(f"{kind} {epoch}".encode()))
 
 
@@ -139,20 +139,20 @@ def decode_with_epoch(payload: bytes | bytearray | memoryview) -> tuple[Message,
     envelope = _open(payload)
     if (v := _unpack(envelope.v)) != PROTOCOL or isinstance(v, bool):
         raise ProtocolMismatch(
-            f"the peer speaks protocol {_excerpt(v)}, this side {PROTOCOL}: install the "
+            f"the peer speaks protocol {_quote(v)}, this side {PROTOCOL}: install the "
             "same version on both"
         )
     kind = _unpack(envelope.kind)
     if not isinstance(kind, str) or kind not in MESSAGES:
         raise Malformed(
-            f"message: expected a kind among {', '.join(MESSAGES)}, found {_excerpt(kind)}"
+            f"message: expected a kind among {', '.join(MESSAGES)}, found {_quote(kind)}"
         )
     if kind != "chunk" and len(payload) > MAX_MESSAGE:
         raise Malformed(
             f"message '{kind}': expected at most {MAX_MESSAGE} bytes, found {len(payload)}"
         )
     stored = envelope.crc32
-    if stored is not None and stored != _sum(kind, envelope.epoch, envelope.body):
+    if stored is not None and stored != _compute_crc(kind, envelope.epoch, envelope.body):
         raise Malformed(f"message '{kind}' was damaged on its way: its crc32 does not match")
     message: Message
     try:
@@ -230,8 +230,8 @@ def _check(kind: str, message: Message) -> None:
             wrong = "versions named after their digests"
         case _:
             return
-    raise Malformed(f"message '{kind}': expected {wrong}, found {_excerpt(message)}")
+    raise Malformed(f"message '{kind}': expected {wrong}, found {_quote(message)}")
 
 
-def _excerpt(value: object) -> str:
+def _quote(value: object) -> str:
     return repr(value)[:120]

@@ -44,7 +44,7 @@ def encode(
         exist.
     Raises ValueError for an unsupported dtype, or more than 8 axes.
     """
-    arrays = {name: _numpy(value) for name, value in tensors.items()}
+    arrays = {name: _to_numpy(value) for name, value in tensors.items()}
     header, starts, size = layout(
         meta, {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
     )
@@ -88,9 +88,9 @@ def decode(
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return meta and read-only views of the tensors of a blob. Raises Malformed."""
     view = memoryview(buffer).cast("B").toreadonly()
-    length = _length(view[: PREFIX.size], len(view))
-    meta, entries = _header(view[PREFIX.size : PREFIX.size + length])
-    return meta, _views(view[min(_align(PREFIX.size + length), len(view)) :], entries)
+    length = _read_length(view[: PREFIX.size], len(view))
+    meta, entries = _read_header(view[PREFIX.size : PREFIX.size + length])
+    return meta, _make_views(view[min(_align(PREFIX.size + length), len(view)) :], entries)
 
 
 def locate(file: BinaryIO, after: int = 0) -> dict[str, tuple[str, tuple[int, ...], int]]:
@@ -100,12 +100,12 @@ def locate(file: BinaryIO, after: int = 0) -> dict[str, tuple[str, tuple[int, ..
     after: number of bytes in the file after the blob.
     """
     size = os.fstat(file.fileno()).st_size - after
-    length = _length(memoryview(file.read(PREFIX.size)), size)
-    _, entries = _header(memoryview(file.read(length)))
+    length = _read_length(memoryview(file.read(PREFIX.size)), size)
+    _, entries = _read_header(memoryview(file.read(length)))
     base = min(_align(PREFIX.size + length), size)
     return {
         name: (dtype, shape, base + start)
-        for name, dtype, shape, start, _ in _place(entries, size - base)
+        for name, dtype, shape, start, _ in _place_tensors(entries, size - base)
     }
 
 
@@ -135,7 +135,7 @@ def check(
             )
 
 
-def _numpy(value: Any) -> Array:
+def _to_numpy(value: Any) -> Array:
     """Return a value as a little-endian array."""
     array = (
         value
@@ -176,7 +176,7 @@ class _Header(msgspec.Struct):
 _HEADER = msgspec.msgpack.Decoder(_Header)
 
 
-def _header(raw: memoryview) -> tuple[dict[str, Any], list[Any]]:
+def _read_header(raw: memoryview) -> tuple[dict[str, Any], list[Any]]:
     try:
         _HEADER.decode(raw)
         header = msgpack.unpackb(raw, raw=False, strict_map_key=True, max_ext_len=0)
@@ -199,7 +199,7 @@ def _header(raw: memoryview) -> tuple[dict[str, Any], list[Any]]:
     return header["meta"], header["tensors"]
 
 
-def _length(head: memoryview, size: int) -> int:
+def _read_length(head: memoryview, size: int) -> int:
     """Return the bytes of the header of a blob of `size` bytes that starts with `head`."""
     if len(head) < PREFIX.size:
         raise Malformed(f"tensors: expected at least {PREFIX.size} bytes, found {len(head)}")
@@ -214,14 +214,16 @@ def _length(head: memoryview, size: int) -> int:
     return int(length)
 
 
-def _place(entries: list[Any], size: int) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
+def _place_tensors(
+    entries: list[Any], size: int
+) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
     """Yield the name, dtype, shape, start and end of each tensor in `size` bytes of data.
 
     Each must start at the aligned end of the previous one, so none overlap or lie outside.
     """
     names, end = set[str](), 0
     for entry in entries:
-        name, dtype, shape, start = _entry(entry)
+        name, dtype, shape, start = _read_entry(entry)
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if name in names or start != _align(end) or start + nbytes > size:
             raise Malformed(
@@ -235,9 +237,9 @@ def _place(entries: list[Any], size: int) -> Iterator[tuple[str, str, tuple[int,
         raise Malformed(f"tensors: expected {end} bytes of values, found {size}")
 
 
-def _views(data: memoryview, entries: list[Any]) -> dict[str, Array]:
+def _make_views(data: memoryview, entries: list[Any]) -> dict[str, Array]:
     views: dict[str, Array] = {}
-    for name, dtype, shape, start, end in _place(entries, len(data)):
+    for name, dtype, shape, start, end in _place_tensors(entries, len(data)):
         views[name] = np.frombuffer(data[start:end], np.dtype(dtype).newbyteorder("<")).reshape(
             shape
         )
@@ -250,7 +252,7 @@ def _views(data: memoryview, entries: list[Any]) -> dict[str, Array]:
     return views
 
 
-def _entry(entry: Any) -> tuple[str, str, tuple[int, ...], int]:
+def _read_entry(entry: Any) -> tuple[str, str, tuple[int, ...], int]:
     match entry:
         case [str() as name, str() as dtype, list() as shape, int() as start] if (
             dtype in DTYPES

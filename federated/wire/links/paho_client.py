@@ -167,7 +167,7 @@ def _dial(client: mqtt.Client, address: Address, protocol: int) -> None:
         KEEPALIVE,
         # The first connection discards what the broker queued for an earlier process.
         clean_start=mqtt.MQTT_CLEAN_START_FIRST_ONLY,
-        properties=_expiry(PacketTypes.CONNECT, EXPIRY),
+        properties=_make_expiry(PacketTypes.CONNECT, EXPIRY),
     )
 
 
@@ -261,7 +261,7 @@ def disconnect(client: mqtt.Client, protocol: int) -> None:
     network thread.
     """
     if protocol == mqtt.MQTTv5:
-        client.disconnect(properties=_expiry(PacketTypes.DISCONNECT, 0))
+        client.disconnect(properties=_make_expiry(PacketTypes.DISCONNECT, 0))
     else:
         client.disconnect()
     client.loop_stop()
@@ -359,7 +359,7 @@ def _draw_backoff(client: mqtt.Client) -> None:
     client.reconnect_delay_set(first, 60.0)  # type: ignore[arg-type]
 
 
-def _expiry(packet: int, seconds: int) -> Properties:
+def _make_expiry(packet: int, seconds: int) -> Properties:
     properties = Properties(packet)  # type: ignore[no-untyped-call]
     properties.SessionExpiryInterval = seconds
     return properties
