@@ -175,27 +175,27 @@ def round_up(count: int, lanes: int) -> int:
     return -(-int(count) // lanes) * lanes
 
 
-def convolution(args: tuple[Any, ...], out: Tensor, lanes: int) -> int:
+def count_convolution(args: tuple[Any, ...], out: Tensor, lanes: int) -> int:
     """Count a forward pass: each weight multiplies once at each position."""
     x, weight, transposed, groups = args[0], args[1], args[6], args[8]
-    return places(x if transposed else out) * weights(weight.shape, groups, lanes)
+    return count_places(x if transposed else out) * count_weights(weight.shape, groups, lanes)
 
 
-def convolution_backward(args: tuple[Any, ...], out: Any, lanes: int) -> int:
+def count_backward(args: tuple[Any, ...], out: Any, lanes: int) -> int:
     """Count a backward pass: as many as forward for each required gradient, of input and weight."""
     grad, x, weight, transposed, groups, needed = *args[:3], args[7], args[9], args[10]
     return (
         int(sum(needed[:2]))
-        * places(x if transposed else grad)
-        * weights(weight.shape, groups, lanes)
+        * count_places(x if transposed else grad)
+        * count_weights(weight.shape, groups, lanes)
     )
 
 
-def places(x: Tensor) -> int:
+def count_places(x: Tensor) -> int:
     return int(x.numel() // x.shape[1])
 
 
-def weights(shape: Shape, groups: int, lanes: int) -> int:
+def count_weights(shape: Shape, groups: int, lanes: int) -> int:
     """Count a convolution's weights in whole vectors.
 
     Grouped channels are not rounded up: grouped convolutions are limited by memory.
@@ -206,7 +206,7 @@ def weights(shape: Shape, groups: int, lanes: int) -> int:
     return math.prod((*channels, *shape[2:]))
 
 
-def product(args: tuple[Any, ...], out: Tensor, lanes: int) -> int:
+def count_product(args: tuple[Any, ...], out: Tensor, lanes: int) -> int:
     """Count the product of the last two arguments, [..., M, K] and [..., K, N], batched or not.
 
     Only K and N are rounded up to whole vectors.
@@ -216,7 +216,7 @@ def product(args: tuple[Any, ...], out: Tensor, lanes: int) -> int:
     return int(math.prod(several) * m) * round_up(k, lanes) * round_up(n, lanes)
 
 
-def attention(products: int, query: Tensor, key: Tensor, lanes: int) -> int:
+def count_attention(products: int, query: Tensor, key: Tensor, lanes: int) -> int:
     """Count `products` matrix products over queries and keys, [N, heads, T, features]."""
     return int(
         products * math.prod(query.shape[:3]) * key.shape[2] * round_up(query.shape[3], lanes)
@@ -224,10 +224,10 @@ def attention(products: int, query: Tensor, key: Tensor, lanes: int) -> int:
 
 
 FORMULAS: Mapping[Any, Callable[[tuple[Any, ...], Any, int], int]] = {
-    aten.convolution: convolution,
-    aten.convolution_backward: convolution_backward,
-    **dict.fromkeys((aten.mm, aten.addmm, aten.bmm, aten.baddbmm), product),
-    FLASH: lambda args, out, lanes: attention(2, args[0], args[1], lanes),
+    aten.convolution: count_convolution,
+    aten.convolution_backward: count_backward,
+    **dict.fromkeys((aten.mm, aten.addmm, aten.bmm, aten.baddbmm), count_product),
+    FLASH: lambda args, out, lanes: count_attention(2, args[0], args[1], lanes),
     # the backward pass computes the scores again
-    FLASH_BACKWARD: lambda args, out, lanes: attention(5, args[1], args[2], lanes),
+    FLASH_BACKWARD: lambda args, out, lanes: count_attention(5, args[1], args[2], lanes),
 }

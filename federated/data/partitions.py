@@ -46,11 +46,13 @@ DRAWN = 0.25  # fraction of the examples for an agent without a shard
 
 def _parse_iid(argument: str) -> Partition:
     if not argument:
-        return lambda dataset, agents, rng: splits.equal(len(dataset.x), agents, rng)
+        return lambda dataset, agents, rng: splits.split_equally(len(dataset.x), agents, rng)
     ratio = float(argument)
     if not 0 < ratio < 1:
         raise ValueError
-    return lambda dataset, agents, rng: splits.unequal(strata(dataset)[0], agents, ratio, rng)
+    return lambda dataset, agents, rng: splits.split_unequally(
+        strata(dataset)[0], agents, ratio, rng
+    )
 
 
 def _parse_dirichlet(argument: str) -> Partition:
@@ -60,7 +62,7 @@ def _parse_dirichlet(argument: str) -> Partition:
     minimum = int(rest.pop(0)) if rest[balanced:] else splits.LEAST
     if minimum < splits.LEAST or len(rest) != balanced:
         raise ValueError
-    return lambda dataset, agents, rng: splits.dirichlet(
+    return lambda dataset, agents, rng: splits.split_by_dirichlet(
         _read_classes(dataset), agents, alpha, rng, minimum, balanced=balanced
     )
 
@@ -74,7 +76,7 @@ def _parse_classes(argument: str) -> Partition:
     def split(dataset: Dataset, agents: int, rng: np.random.Generator) -> list[Indices]:
         y = _read_classes(dataset)
         count = max(1, round(wanted * len(dataset.labels))) if share else int(wanted)
-        return splits.classes_per_agent(y, agents, count, rng)
+        return splits.split_by_classes(y, agents, count, rng)
 
     return split
 
@@ -84,7 +86,7 @@ def _parse_skewed(argument: str) -> Partition:
     strong, alpha = int(first), _parse_alpha(second)
     if strong < 1:
         raise ValueError
-    return lambda dataset, agents, rng: splits.strong_and_weak(
+    return lambda dataset, agents, rng: splits.split_by_strength(
         _read_classes(dataset), agents, strong, alpha, rng
     )
 
@@ -99,7 +101,7 @@ def _parse_users(argument: str) -> Partition:
                 f"partition users: {dataset.name} does not name the person of each example; use "
                 "another partition"
             )
-        return splits.by_user(dataset.users, agents)
+        return splits.split_by_user(dataset.users, agents)
 
     return split
 

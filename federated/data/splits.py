@@ -11,12 +11,12 @@ from federated.errors import DataError
 
 __all__ = [
     "LEAST",
-    "by_user",
-    "classes_per_agent",
-    "dirichlet",
-    "equal",
-    "strong_and_weak",
-    "unequal",
+    "split_by_classes",
+    "split_by_dirichlet",
+    "split_by_strength",
+    "split_by_user",
+    "split_equally",
+    "split_unequally",
 ]
 
 LEAST = 2  # examples per agent: one to train on, one held out
@@ -25,7 +25,7 @@ DRAWS = 200  # attempts before a minimum counts as unreachable
 Split = list[Indices]
 
 
-def equal(n: int, agents: int, rng: np.random.Generator) -> Split:
+def split_equally(n: int, agents: int, rng: np.random.Generator) -> Split:
     """Return equal parts of a shuffle; sizes differ by at most 1. DataError: there are too few
     examples.
     """
@@ -33,7 +33,7 @@ def equal(n: int, agents: int, rng: np.random.Generator) -> Split:
     return [np.sort(part) for part in np.array_split(rng.permutation(n), agents)]
 
 
-def unequal(kinds: Labels, agents: int, ratio: float, rng: np.random.Generator) -> Split:
+def split_unequally(kinds: Labels, agents: int, ratio: float, rng: np.random.Generator) -> Split:
     """Return parts of sizes between `ratio` and 1 of the largest, each with about its share of
     every kind (FedFA's IID: n_min >= n_max / 2).
 
@@ -69,7 +69,7 @@ def unequal(kinds: Labels, agents: int, ratio: float, rng: np.random.Generator) 
     return parts
 
 
-def dirichlet(
+def split_by_dirichlet(
     y: Labels,
     agents: int,
     alpha: float,
@@ -104,7 +104,7 @@ def dirichlet(
     )
 
 
-def classes_per_agent(y: Labels, agents: int, classes: int, rng: np.random.Generator) -> Split:
+def split_by_classes(y: Labels, agents: int, classes: int, rng: np.random.Generator) -> Split:
     """Return parts with exactly `classes` classes each. The holders of a class share it equally,
     and classes have equally many holders (to 1).
 
@@ -133,7 +133,7 @@ def classes_per_agent(y: Labels, agents: int, classes: int, rng: np.random.Gener
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def by_user(users: Labels, agents: int) -> Split:
+def split_by_user(users: Labels, agents: int) -> Split:
     """Return one person per agent, in the order of their numbers. With fewer agents than people,
     the person with the most examples left goes to the agent with the fewest. DataError: there are
     more agents than people.
@@ -155,13 +155,13 @@ def by_user(users: Labels, agents: int) -> Split:
     return [np.flatnonzero(np.isin(users, mine)) for mine in theirs]
 
 
-def strong_and_weak(
+def split_by_strength(
     y: Labels, agents: int, strong: int, alpha: float, rng: np.random.Generator
 ) -> Split:
     """Return half of the examples, split equally, for the first `strong` agents, and the rest by
     Dirichlet(alpha) for the others (RecipFL).
 
-    DataError: no agents are left for the rest, or as in `equal` and `dirichlet`.
+    DataError: no agents are left for the rest, or as in `split_equally` and `split_by_dirichlet`.
     """
     if agents <= strong:
         raise DataError(
@@ -170,8 +170,11 @@ def strong_and_weak(
         )
     shuffled = rng.permutation(len(y))
     half, rest = shuffled[: len(y) // 2], np.sort(shuffled[len(y) // 2 :])
-    first = [np.sort(half[part]) for part in equal(len(half), strong, rng)]
-    return [*first, *(rest[part] for part in dirichlet(y[rest], agents - strong, alpha, rng))]
+    first = [np.sort(half[part]) for part in split_equally(len(half), strong, rng)]
+    return [
+        *first,
+        *(rest[part] for part in split_by_dirichlet(y[rest], agents - strong, alpha, rng)),
+    ]
 
 
 def _check_size(n: int, agents: int, minimum: int) -> None:

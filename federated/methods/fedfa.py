@@ -70,7 +70,7 @@ LEVELS = (
 WIDTHS = (0.5, 0.75, 1.0)
 
 
-def depths(network: Network) -> tuple[tuple[int, ...], ...]:
+def propose_depths(network: Network) -> tuple[tuple[int, ...], ...]:
     """Return two blocks per section (the first changes the channels and cannot be grafted), all of
     them, and halfway between, rounded up.
     """
@@ -81,7 +81,7 @@ def depths(network: Network) -> tuple[tuple[int, ...], ...]:
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
-    blocks = settings["depths"] or depths(network)
+    blocks = settings["depths"] or propose_depths(network)
     return propose_sizes(network, msgspec.structs.replace(settings, depths=blocks))
 
 

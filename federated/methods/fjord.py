@@ -52,12 +52,12 @@ __all__ = ["fjord"]
 WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 
-def narrower(submodel: Submodel, widths: Sequence[float]) -> list[Submodel]:
+def list_narrower(submodel: Submodel, widths: Sequence[float]) -> list[Submodel]:
     """Return the same blocks at each smaller width, narrowest first."""
     return [replace(submodel, width=p) for p in sorted(set(widths)) if p < submodel.width]
 
 
-def group_name(submodel: Submodel) -> str:
+def name_group(submodel: Submodel) -> str:
     """Return the name of a width's own homes."""
     return f"w{submodel.width:g}"
 
@@ -79,15 +79,15 @@ def place(state: State, submodel: Submodel) -> Plan:
     own = own_tensors(submodel, state.settings)
     plan = fedavg.place(state, submodel)
     rows = [
-        fedavg.move_to_group(row, group_name(submodel)) if row.local in own else row
+        fedavg.move_to_group(row, name_group(submodel)) if row.local in own else row
         for row in plan.rows
     ]
-    for small in narrower(submodel, state.settings["widths"]) if own else ():
+    for small in list_narrower(submodel, state.settings["widths"]) if own else ():
         belonging = (row for row in fedavg.place(state, small).rows if row.local in own)
         rows += [
             replace(
-                fedavg.move_to_group(row, group_name(small)),
-                local=f"{group_name(small)}/{row.local}",
+                fedavg.move_to_group(row, name_group(small)),
+                local=f"{name_group(small)}/{row.local}",
             )
             for row in belonging
         ]
@@ -130,7 +130,7 @@ class NestedNetwork:
     def build(cls, session: Session, small: Submodel) -> NestedNetwork:
         with torch.random.fork_rng(devices=[]):
             net = build(small)
-        prefix = f"{group_name(small)}/"
+        prefix = f"{name_group(small)}/"
         own = {
             name.removeprefix(prefix): value
             for name, value in session.received.items()
@@ -155,7 +155,7 @@ def open_widths(session: Session) -> None:
     """Build the narrower networks, and train their own parameters too."""
     nested = [
         NestedNetwork.build(session, small)
-        for small in narrower(session.submodel, session.recipe.options["widths"])
+        for small in list_narrower(session.submodel, session.recipe.options["widths"])
     ]
     session.own = nested
     session.parameters += [
@@ -204,7 +204,7 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
             f"method fjord cannot use {menu[0].network.family}, whose channels are concatenated "
             "or form heads: use another method"
         )
-    if not any(narrower(submodel, settings["widths"]) for submodel in menu):
+    if not any(list_narrower(submodel, settings["widths"]) for submodel in menu):
         yield (
             f"widths {list(settings['widths'])} leave no narrower width to draw: set "
             "method.widths to at least two values"
@@ -217,7 +217,7 @@ def passes(recipe: Recipe, submodel: Submodel, before: Submodel | None) -> tuple
     """Return one pass per batch, through a random width. With kd, every batch also passes the
     device's own width, once if that is the drawn one.
     """
-    narrow, own = narrower(submodel, recipe.options["widths"]), Pass(submodel)
+    narrow, own = list_narrower(submodel, recipe.options["widths"]), Pass(submodel)
     share = 1 / (len(narrow) + 1)
     return (
         *(Pass(one, share) for one in narrow),

@@ -134,7 +134,7 @@ def apply_cross_step(old: Tensor, new: Tensor, other: Tensor, one: Sum, variant:
     return out
 
 
-def depths(network: Network) -> tuple[tuple[int, ...], ...]:
+def propose_depths(network: Network) -> tuple[tuple[int, ...], ...]:
     """Return the blocks per section of five sizes, in equal steps from one block to all. A
     fractional number is rounded down in the first half of the sections and up in the others. For
     ResNet26 these are the paper's ResNet10, 14, 18, 22 and 26.
@@ -159,7 +159,7 @@ def propose(network: Network, settings: Settings, *, base: Method) -> tuple[Subm
             f"model '{network.family}' has no two layers of equal shape in a section, which InCo "
             "needs: use another model, such as preresnet, resnet or vit"
         )
-    blocks = settings["depths"] or depths(network)
+    blocks = settings["depths"] or propose_depths(network)
     return base.menu(network, msgspec.structs.replace(settings, depths=blocks))
 
 

@@ -115,7 +115,7 @@ BREAKS = {
 }
 
 
-def student_of(state: State, submodel: Submodel) -> Submodel | None:
+def find_student(state: State, submodel: Submodel) -> Submodel | None:
     """Return the submodel that a device trains after this one, if any."""
     found = with_student(state.settings, state.menu, submodel)
     return replace(found[0], owner=submodel.owner) if len(found) > 1 else None
@@ -135,18 +135,20 @@ def place(state: State, submodel: Submodel) -> Plan:
     """Return every tensor with a home of its submodel, which stores the returned weights, and those
     of the small submodel if it is sent too.
     """
-    along = student_of(state, submodel)
-    return Plan(submodel, (*rows(state, submodel), *(rows(state, along, PREFIX) if along else ())))
+    along = find_student(state, submodel)
+    return Plan(
+        submodel, (*list_rows(state, submodel), *(list_rows(state, along, PREFIX) if along else ()))
+    )
 
 
-def rows(state: State, submodel: Submodel, prefix: str = "") -> Iterator[Row]:
+def list_rows(state: State, submodel: Submodel, prefix: str = "") -> Iterator[Row]:
     """Yield the rows of a submodel."""
     for name, shape in shapes(submodel).items():
         where = corner(shape)
-        yield Row(prefix + name, where, theta_home(state, submodel, name), where, shape)
+        yield Row(prefix + name, where, name_theta_home(state, submodel, name), where, shape)
 
 
-def theta_home(state: State, submodel: Submodel, name: str) -> str:
+def name_theta_home(state: State, submodel: Submodel, name: str) -> str:
     """Return the home of a tensor's last weights."""
     owner = submodel if state.settings["encode"] == "agent" else submodel.plain
     return f"{THETA}{name}@{owner.name}"
@@ -154,7 +156,7 @@ def theta_home(state: State, submodel: Submodel, name: str) -> str:
 
 def recipe(state: State, submodel: Submodel) -> Recipe:
     """Return FedAvg's recipe, with the small submodel if the device trains it."""
-    made, along = base.recipe(state, submodel), student_of(state, submodel)
+    made, along = base.recipe(state, submodel), find_student(state, submodel)
     if along is None:
         return made
     return replace(made, hook="recipfl", options={"small": msgspec.to_builtins(along.unowned)})
@@ -178,7 +180,7 @@ def generate_weights(phi: Tensors, state: State, submodel: Submodel) -> dict[str
     present = {
         name: state.tensors[home]
         for name in shapes(submodel)
-        if (home := theta_home(state, submodel, name)) in state.tensors
+        if (home := name_theta_home(state, submodel, name)) in state.tensors
     }
     with torch.random.fork_rng(devices=[]):
         digest = hashlib.sha256(
@@ -201,7 +203,7 @@ def generate_all(
         if home.startswith(PHI)
     }
     phi = {home.removeprefix(PHI): value for home, value in leaves.items()}
-    found, along = generate(phi, state, plan.submodel), student_of(state, plan.submodel)
+    found, along = generate(phi, state, plan.submodel), find_student(state, plan.submodel)
     if along is not None:
         found |= {PREFIX + name: value for name, value in generate(phi, state, along).items()}
     return leaves, found

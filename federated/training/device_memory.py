@@ -72,7 +72,7 @@ def read(
     }
     found = {name: np.zeros(shape, known[name].dtype) for name, shape in wanted.items()}
     for name, value in found.items():
-        for where, block in blocks(value.shape, [known[name]]):
+        for where, block in read_blocks(value.shape, [known[name]]):
             np.atleast_1d(value)[where] = block
     return found
 
@@ -94,7 +94,7 @@ def write(folder: Path, round: int, values: Mapping[str, Array], *, since: int) 
             if old.ndim == value.ndim and old.dtype == value.dtype
         ]
         layers[name] = [*same, value]  # later layers overwrite earlier ones
-    files.write_pieces(folder / f"{round}{SUFFIX}", add_digest(encode(layers)))
+    files.write_pieces(folder / f"{round}{SUFFIX}", add_digest(encode_layers(layers)))
     prune(folder, since, round)
 
 
@@ -195,7 +195,7 @@ def check_digest(file: BinaryIO) -> int:
     return after
 
 
-def encode(layers: Mapping[str, Sequence[Layer]]) -> Iterator[bytes]:
+def encode_layers(layers: Mapping[str, Sequence[Layer]]) -> Iterator[bytes]:
     """Yield the blob (see `federated.wire.tensors`) of tensors made of corners, in pieces."""
     shapes = {
         name: tuple(max(sizes) for sizes in zip(*(one.shape for one in several), strict=True))
@@ -209,11 +209,11 @@ def encode(layers: Mapping[str, Sequence[Layer]]) -> Iterator[bytes]:
     for name, several in layers.items():
         yield bytes(starts[name] - end)  # up to the alignment
         end = starts[name] + math.prod(shapes[name]) * several[0].dtype.itemsize
-        for _, block in blocks(shapes[name], several):
+        for _, block in read_blocks(shapes[name], several):
             yield block.tobytes()
 
 
-def blocks(shape: tuple[int, ...], layers: Sequence[Layer]) -> Iterator[tuple[slice, Array]]:
+def read_blocks(shape: tuple[int, ...], layers: Sequence[Layer]) -> Iterator[tuple[slice, Array]]:
     """Yield a tensor with the layers in its leading corner, later ones over earlier ones, and 0
     elsewhere.
 

@@ -81,7 +81,7 @@ def check_prefix(submodel: Submodel) -> None:
         )
 
 
-def tensor_names(size: Size) -> Iterator[tuple[str, str, int, int]]:
+def list_tensors(size: Size) -> Iterator[tuple[str, str, int, int]]:
     """Yield each layer's name, torchvision's name, the input channels, and the number of grown
     layers; 0 and 0 if both networks have the same tensors.
     """
@@ -125,7 +125,7 @@ def convert(preset: str, state: Tensors) -> dict[str, Tensor]:
         for name, value in state.items()
     }
     out = {"linear.inputs.bias": state["classifier.bias"]}
-    for ours, theirs, channels, layers in tensor_names(PRESETS[preset]):
+    for ours, theirs, channels, layers in list_tensors(PRESETS[preset]):
         for part in NORM if "norm" in theirs else ("weight",):
             value = state[f"{theirs}.{part}"]
             if not channels:

@@ -24,29 +24,29 @@ __all__ = ["EFFICIENTNET"]
 STYLE = Style(nn.SiLU, eps=1e-3, drop=0.2)
 
 
-def fused_section(expansion: int, channels: int, depth: int, stride: int) -> Section:
+def make_fused(expansion: int, channels: int, depth: int, stride: int) -> Section:
     return Section(expansion, channels, depth, stride, fused=True)
 
 
-def plain_section(expansion: int, channels: int, depth: int, stride: int) -> Section:
+def make_plain(expansion: int, channels: int, depth: int, stride: int) -> Section:
     return Section(expansion, channels, depth, stride, squeeze=True)
 
 
-def table(stride: int) -> tuple[Section, ...]:
+def list_sections(stride: int) -> tuple[Section, ...]:
     """Return the paper's sections.
 
     stride: of the section with 48 channels
     """
     early = (
-        fused_section(1, 24, 2, 1),
-        fused_section(4, 48, 4, stride),
-        fused_section(4, 64, 4, 2),
+        make_fused(1, 24, 2, 1),
+        make_fused(4, 48, 4, stride),
+        make_fused(4, 64, 4, 2),
     )
     return (
         *early,
-        plain_section(4, 128, 6, 2),
-        plain_section(6, 160, 9, 1),
-        plain_section(6, 256, 15, 2),
+        make_plain(4, 128, 6, 2),
+        make_plain(6, 160, 9, 1),
+        make_plain(6, 256, 15, 2),
     )
 
 
@@ -56,15 +56,15 @@ PRESETS: Mapping[str, Size] = {
         8,
         1,
         (
-            fused_section(1, 8, 2, 1),
-            fused_section(4, 16, 3, 1),
-            plain_section(4, 24, 3, 2),
-            plain_section(6, 32, 3, 2),
+            make_fused(1, 8, 2, 1),
+            make_fused(4, 16, 3, 1),
+            make_plain(4, 24, 3, 2),
+            make_plain(6, 32, 3, 2),
         ),
         128,
     ),
-    "v2s-cifar": Size(24, 1, table(1)),
-    "v2s": Size(24, 2, table(2)),  # ImageNet's
+    "v2s-cifar": Size(24, 1, list_sections(1)),
+    "v2s": Size(24, 2, list_sections(2)),  # ImageNet's
 }
 
 

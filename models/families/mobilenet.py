@@ -22,7 +22,7 @@ __all__ = ["MOBILENET"]
 STYLE = Style(nn.ReLU6)
 
 
-def table(stride: int) -> tuple[Section, ...]:
+def list_sections(stride: int) -> tuple[Section, ...]:
     """Return the paper's sections.
 
     stride: of the section with 24 channels
@@ -42,8 +42,8 @@ def table(stride: int) -> tuple[Section, ...]:
 TINY = (Section(1, 8, 1, 1), Section(6, 16, 3, 1), Section(6, 24, 3, 2), Section(6, 32, 3, 2))
 PRESETS: Mapping[str, Size] = {
     "tiny": Size(16, 1, TINY, 128),  # for a CPU
-    "v2-cifar": Size(32, 1, table(1)),
-    "v2": Size(32, 2, table(2)),  # ImageNet's
+    "v2-cifar": Size(32, 1, list_sections(1)),
+    "v2": Size(32, 2, list_sections(2)),  # ImageNet's
 }
 
 

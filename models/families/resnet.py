@@ -91,7 +91,7 @@ DEPTHS = {
 }
 
 
-def sizes(suffix: str, stem: Stem, *, he: bool) -> dict[str, Size]:
+def list_sizes(suffix: str, stem: Stem, *, he: bool) -> dict[str, Size]:
     """Return every depth with one stem."""
     basic = {f"{name}{suffix}": Size(FOUR, depths, stem, he=he) for name, depths in DEPTHS.items()}
     deep = {
@@ -106,9 +106,9 @@ PRESETS: Mapping[str, Size] = {
     "tiny": Size(THREE, (3, 3, 3), NEFL),
     "56": Size(THREE, (9, 9, 9), CIFAR, he=True),
     "110": Size(THREE, (18, 18, 18), CIFAR, he=True),
-    **sizes("", IMAGENET, he=True),
-    **sizes("-cifar", CIFAR, he=False),
-    **sizes("-nefl", NEFL, he=False),
+    **list_sizes("", IMAGENET, he=True),
+    **list_sizes("-cifar", CIFAR, he=False),
+    **list_sizes("-nefl", NEFL, he=False),
 }
 NAMES: Mapping[str, str] = {
     "18": "resnet18",
@@ -118,7 +118,7 @@ NAMES: Mapping[str, str] = {
 }
 
 
-def torchvision_name(name: str) -> str:
+def find_torchvision_name(name: str) -> str:
     """Return torchvision's name of a tensor: sections.1.0.shortcut.norm.bias ->
     layer2.0.downsample.1.bias.
     """
@@ -145,7 +145,7 @@ def convert(preset: str, state: Tensors) -> dict[str, Tensor]:
             )
         )
     return {
-        name: state[torchvision_name(name)]
+        name: state[find_torchvision_name(name)]
         for name in net.state_dict()
         if not name.endswith("num_batches_tracked")
     }

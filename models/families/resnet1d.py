@@ -46,7 +46,7 @@ PRESETS: Mapping[str, Size] = {
 }
 
 
-def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv1d:
+def make_conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv1d:
     made = nn.Conv1d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
     nn.init.kaiming_normal_(made.weight, mode="fan_out", nonlinearity="relu")
     return made
@@ -57,14 +57,14 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, step: bool) -> None:
         super().__init__()
-        self.conv1 = conv(inputs, outputs, KERNEL, stride)
+        self.conv1 = make_conv(inputs, outputs, KERNEL, stride)
         self.norm1 = Norm(outputs)
-        self.conv2 = conv(outputs, outputs, KERNEL)
+        self.conv2 = make_conv(outputs, outputs, KERNEL)
         self.norm2 = Norm(outputs)
         self.step = nn.Parameter(torch.ones(1)) if step else None
         # Only the stride decides, never the kept channels: they may be equal by chance in a narrow
         # submodel, and names must not change.
-        self.shortcut = conv(inputs, outputs, 1, stride) if stride != 1 else None
+        self.shortcut = make_conv(inputs, outputs, 1, stride) if stride != 1 else None
         self.norm3 = Norm(outputs) if stride != 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class ResNet1d(nn.Module):
         check_mask(submodel, preset.depths)
         widths = [scale_count(submodel.width, channels) for channels in preset.widths]
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
-        self.stem = conv(network.inputs[0], widths[0], KERNEL)
+        self.stem = make_conv(network.inputs[0], widths[0], KERNEL)
         self.norm = Norm(widths[0])
         self.sections = nn.ModuleList()
         channels = widths[0]

@@ -61,7 +61,7 @@ PRESETS: Mapping[str, Size] = {
 NAMES: Mapping[str, str] = {depth: f"vgg{depth}_bn" for depth in ("11", "13", "16", "19")}
 
 
-def tensor_names(size: Size) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+def list_tensors(size: Size) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Yield each layer's name, torchvision's name, and the parts of both. torchvision numbers the
     conv, norm and relu of each block and the pool of each section.
     """
@@ -87,7 +87,7 @@ def convert(preset: str, state: Tensors) -> dict[str, Tensor]:
     size = PRESETS[preset]
     out = {
         f"{ours}.{part}": state[f"{theirs}.{part}"]
-        for ours, theirs, parts in tensor_names(size)
+        for ours, theirs, parts in list_tensors(size)
         for part in parts
     }
     return out | {

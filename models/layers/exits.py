@@ -147,7 +147,7 @@ def exit_kind(features: Sequence[str]) -> str:
     return asked[0] if asked else ""
 
 
-def places(name: str, depths: Sequence[int]) -> tuple[int, ...]:
+def list_places(name: str, depths: Sequence[int]) -> tuple[int, ...]:
     """Return, for each exit of a kind, the number of the largest network's blocks before it; the
     last exit, after all blocks, is the network's own head.
     """
@@ -173,7 +173,7 @@ def exit_places(submodel: Submodel) -> tuple[int, ...]:
         raise ValueError(
             f"submodel {submodel.name} keeps no block; a network with exits requires at least one"
         )
-    found = places(name, depths)
+    found = list_places(name, depths)
     return found[: bisect_left(found, kept[-1]) + 1]
 
 

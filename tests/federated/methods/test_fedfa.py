@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.common.central import central_norm
-from federated.methods.fedfa import depths, is_scaled
+from federated.methods.fedfa import is_scaled, propose_depths
 from models.families.catalogue import full, initial, network, normalising, shapes
 from tests.support.rounds import NET, play_round, start
 
@@ -182,7 +182,7 @@ def test_tracked_statistics_are_grafted_and_never_scaled():
 
 def test_fedfa_proposes_two_blocks_all_and_halfway_whatever_the_network():
     deep = network("resnet-34", (3, 32, 32), 10)
-    assert [depths(NET), depths(deep)] == [
+    assert [propose_depths(NET), propose_depths(deep)] == [
         ((2, 2, 2), (3, 3, 3), (4, 4, 4)),
         ((2, 2, 2, 2), (3, 3, 4, 3), (3, 4, 6, 3)),
     ]

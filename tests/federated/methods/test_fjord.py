@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.fjord import distillation_loss, loss, narrower, open_widths
+from federated.methods.fjord import distillation_loss, list_narrower, loss, open_widths
 from federated.task import Task
 from federated.training.execution import TrainingSet
 from federated.training.loop import descend, open_session
@@ -75,9 +75,9 @@ def batch(session):
 
 def test_a_device_draws_from_the_widths_up_to_its_own():
     _, menu, _ = start()
-    assert [s.width for s in narrower(menu[1], WIDTHS)] == [0.25]
-    assert [s.width for s in narrower(menu[2], [1.0, 0.5, 0.25, 0.5])] == [0.25, 0.5]
-    assert narrower(menu[0], WIDTHS) == []
+    assert [s.width for s in list_narrower(menu[1], WIDTHS)] == [0.25]
+    assert [s.width for s in list_narrower(menu[2], [1.0, 0.5, 0.25, 0.5])] == [0.25, 0.5]
+    assert list_narrower(menu[0], WIDTHS) == []
 
 
 @pytest.mark.parametrize("family", SMALL)
@@ -87,7 +87,7 @@ def test_a_nested_network_computes_the_same_as_the_submodel_of_its_width(family)
     wide = dict(session.net.named_parameters())
     whole = {name: tuple(p.shape) for name, p in wide.items()}
     x, _ = batch(session)
-    for one, submodel in zip(session.own, narrower(session.submodel, WIDTHS), strict=True):
+    for one, submodel in zip(session.own, list_narrower(session.submodel, WIDTHS), strict=True):
         alone = build(submodel).eval()
         alone.load_state_dict(
             extract({name: p.detach() for name, p in wide.items()}, corners(whole, submodel)),
