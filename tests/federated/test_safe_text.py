@@ -84,7 +84,7 @@ def test_words_in_errors_are_safe(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_words_in_logs_are_safe(tmp_path: Path, form: logs.Form) -> None:
     handler = logging.FileHandler(tmp_path / "log")
-    handler.setFormatter(logs._formatter(form))
+    handler.setFormatter(logs._make_formatter(form))
     log = logging.Logger("test")
     log.addHandler(handler)
     log.warning("%s", WORDS, extra={"outcome": WORDS})

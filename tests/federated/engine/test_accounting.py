@@ -17,7 +17,7 @@ from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.training.execution import TrainingSet
 from federated.training.loop import descend, open_session
-from models.cost import cost, counter
+from models.cost import cost, count_flops
 from models.families.catalogue import build, full, initial, network
 from models.submodel import Submodel
 
@@ -70,7 +70,7 @@ class Device:
         )
         session.received, session.memory = received, self.memory
         back = 0
-        with counter() as flops, self.monkeypatch.context() as patch:
+        with count_flops() as flops, self.monkeypatch.context() as patch:
             backward = torch.Tensor.backward
 
             def counted(loss, *args, **kwargs):

@@ -223,7 +223,7 @@ def test_an_update_moves_phi_by_the_gradient_of_what_was_made_times_its_change(s
                 own, {name: value - change[name] for name, value in sent(state, own).items()}, agent
             )
         )
-        classes = hyper.class_shares([0.5, 0.5, 0.0] if agent == "a0" else None, 3)
+        classes = hyper.read_class_shares([0.5, 0.5, 0.0] if agent == "a0" else None, 3)
         for name, value in hyper.generate(leaves, submodel, {}, classes).items():
             product = product + (value * change[name]).sum()
         if submodel == menu[1]:
