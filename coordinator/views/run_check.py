@@ -23,7 +23,6 @@ from coordinator.store.journal_records import FRAME, split_records, unpack_plain
 from coordinator.store.run_files import find_problem, update_path
 from coordinator.store.run_folders import DATABASE, missing_run
 from coordinator.store.run_records import RunRecords
-from export import bundle
 from federated.errors import ExportError, StoreError
 from federated.runtime.units import format_count
 from federated.runtime.write_ahead_log import LogDamage, find_log_damage
@@ -249,6 +248,8 @@ def check_releases(folder: Path) -> Iterator[Finding]:
 
 def check_release(folder: Path) -> Iterator[Finding]:
     """Yield findings on the manifest of a release and on the files that it lists."""
+    from export import bundle  # not at the top: it loads numpy, which a run without releases spares
+
     place, listed = f"{folder.parent.name}/{folder.name}", set[bundle.File]()
     try:
         intact = bundle.read_version(folder) == folder.name
