@@ -132,14 +132,14 @@ def run_mode(mode: str, unit: float, seed: int, folder: Path, say: Say) -> tuple
     sources = ConfigSources(file, settings=settings)
     simulate(sources, folder / "runs", folder / "out", say=say)
     with closing(Store.open(folder / "runs", f"{mode}-seed{seed}", read_only=True)) as store:
-        history = store.history()
+        history = store.read_history()
         folded = [
-            [entry for entry in store.entries(number) if entry.outcome == "folded"]
+            [entry for entry in store.read_entries(number) if entry.outcome == "folded"]
             for number, *_ in history
         ]
         scores = {
             number: score.accuracy
-            for number, score in store.all_scores()
+            for number, score in store.read_all_scores()
             if score.view == "central" and score.submodel == "w1-d2"
         }
     seconds = tuple(accumulate(seconds for _, seconds, *_ in history))

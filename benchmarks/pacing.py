@@ -325,8 +325,8 @@ def turns_of(folder: Path) -> list[Turn]:
                 e.step,
                 decided[number, e.agent].reason,
             )
-            for number, *_ in store.history()
-            for e in store.entries(number)
+            for number, *_ in store.read_history()
+            for e in store.read_entries(number)
         ]
 
 

@@ -86,7 +86,7 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
         devices = Devices(method, config, menu, attempts, make or raw)
         for number in range(1, last.round + 1):
             entries = sorted(
-                (entry for entry in store.entries(number) if entry.outcome == "folded"),
+                (entry for entry in store.read_entries(number) if entry.outcome == "folded"),
                 key=lambda entry: entry.position,
             )
             folded[number] = [entry.agent for entry in entries]
@@ -116,7 +116,7 @@ def read_durations(runs: Path, name: str) -> list[float]:
         suppress(StoreError),
         closing(Store.open(runs, name, read_only=True)) as store,
     ):
-        return [seconds for _, seconds, *_ in store.history()]
+        return [seconds for _, seconds, *_ in store.read_history()]
     return []
 
 

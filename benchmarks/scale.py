@@ -329,14 +329,14 @@ def read_turns(
         return tuple(
             Turn(
                 number,
-                sum(e.outcome == "folded" for e in store.entries(number)),
+                sum(e.outcome == "folded" for e in store.read_entries(number)),
                 round(seconds, 2),
                 rss,
                 round(own - own_before, 2),
                 round(other - other_before, 2),
             )
             for (number, seconds, *_), (rss, own, other), (_, own_before, other_before) in zip(
-                store.history(), usage, before, strict=False
+                store.read_history(), usage, before, strict=False
             )
         )
 

@@ -1,3 +1,3 @@
-"""The coordinator: keeps the largest network, asks devices to train parts of it, folds what they
-learn.
+"""The coordinator: keeps the largest network, sends parts of it to devices, and aggregates their
+updates.
 """

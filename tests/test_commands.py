@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
             3,
             "method fedfa: lr: expected a number above 0, found 'fast'",
         ),
-        ([*COORDINATOR, "start", "--resume"], 7, "nothing to resume"),
+        ([*COORDINATOR, "start", "--resume"], 7, "no run in"),
         ([*COORDINATOR, "start", "--listen", "0.0.0.0"], 3, "password"),
         ([*COORDINATOR, "start", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),
         ([*COORDINATOR, "export", "none", "--out", "o"], 7, "no run 'none'"),

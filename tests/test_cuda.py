@@ -259,7 +259,9 @@ def test_a_network_trained_on_a_gpu_is_exported_with_the_same_accuracy(tmp_path:
     assert all(entry.variants[0] in bundle.accurate_variants(entry) for entry in made.submodels)
     store = Store.open(runs, "same-seed0", read_only=True)
     scores = {
-        score.submodel: score.accuracy for _, score in store.all_scores() if score.view == "central"
+        score.submodel: score.accuracy
+        for _, score in store.read_all_scores()
+        if score.view == "central"
     }
     store.close()
     assert scores.keys() >= {entry.submodel for entry in made.submodels}

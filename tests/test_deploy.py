@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker.addresses import free_port
+from coordinator.broker.addresses import find_free_port
 from coordinator.broker.local import find_mosquitto
 from tests.support.links import connect
 
@@ -19,7 +19,7 @@ def test_mosquitto_accepts_the_shipped_configuration_and_a_chunk(tmp_path: Path)
     program = find_mosquitto()
     if program is None:
         pytest.skip("mosquitto is not installed")
-    port = free_port("127.0.0.1", 0)
+    port = find_free_port("127.0.0.1", 0)
     configuration = tmp_path / "espalier.conf"
     text = CONFIGURATION.read_text().replace("listener 1883", f"listener {port}")
     configuration.write_text(text + f"persistence_location {tmp_path}/\nuser root\n")

@@ -177,7 +177,7 @@ def test_a_wrong_update_is_refused_with_a_reason_and_the_round_continues(
         tmp_path, [spoil(what), Member("good", digits(1, 3))], {**SMALL, "assign.submodels": PINS}
     )
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
-    entries = {e.agent: e for e in store.entries(1)}
+    entries = {e.agent: e for e in store.read_entries(1)}
     store.close()
     assert entries["good"].outcome == "folded"
     assert entries["bad"].outcome.startswith("refused: ")
@@ -237,7 +237,7 @@ def test_a_killed_agent_does_not_delay_the_round(
         tmp_path, [Member("a0", digits(0, 2)), dying], {**SMALL, "evaluate.every": 1}, broker=broker
     )
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
-    assert {e.agent: e.outcome for e in store.entries(1)} == {"a0": "folded", "a1": "gone"}
+    assert {e.agent: e.outcome for e in store.read_entries(1)} == {"a0": "folded", "a1": "gone"}
     store.close()
     assert done.result.rounds == 1
 
@@ -282,7 +282,7 @@ def test_an_agent_that_can_hold_nothing_and_is_alone_does_not_end_a_run(tmp_path
     agents = [Member("a0", digits(0, 2), memory=100_000), Later("a1", digits(1, 2))]
     federate(tmp_path, agents, {**SMALL, "fleet.min_agents": 1}, read=read)
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
-    assert [(entry.agent, entry.outcome) for entry in store.entries(1)] == [("a1", "folded")]
+    assert [(entry.agent, entry.outcome) for entry in store.read_entries(1)] == [("a1", "folded")]
     store.close()
 
 
@@ -304,7 +304,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     ).result.state.tensors
     assert all(torch.equal(whole[home], resumed[home]) for home in whole)
     store = Store.open(tmp_path / "split" / "runs", RUN, read_only=True)
-    assert [number for number, *_ in store.history()] == [1, 2, 3, 4]
+    assert [number for number, *_ in store.read_history()] == [1, 2, 3, 4]
     store.close()
 
 

@@ -95,7 +95,7 @@ def test_a_disk_that_holds_two_updates_holds_a_round_of_six(
     assert min(taken[1], taken[2]) >= 2, "six updates by twos, though a snapshot is made of 32"
     store = Store.open(disk, RUN, read_only=True)
     for number in (1, 2):
-        entries = store.entries(number)
+        entries = store.read_entries(number)
         assert [(entry.agent, entry.outcome) for entry in entries] == [
             (f"a{i}", "folded") for i in range(AGENTS)
         ]

@@ -78,7 +78,7 @@ def member(
 def entries(folder: Path, rounds: int) -> list[list[Entry]]:
     store = Store.open(folder / "runs", RUN, read_only=True)
     try:
-        return [store.entries(number) for number in range(1, rounds + 1)]
+        return [store.read_entries(number) for number in range(1, rounds + 1)]
     finally:
         store.close()
 

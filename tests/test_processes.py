@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from coordinator.broker import local as brokers
-from coordinator.broker.addresses import free_port
+from coordinator.broker.addresses import find_free_port
 from coordinator.store.store import Store
 from edge_agent.access.identity import machine_name
 from federated.data import catalogue
@@ -53,7 +53,7 @@ def test_a_coordinator_that_starts_its_own_broker_and_two_agents(
     tmp_path: Path, start: Start, kind: str
 ) -> None:
     """Both kinds of broker work, and the broker ends with the coordinator."""
-    port = free_port("127.0.0.1", 0)
+    port = find_free_port("127.0.0.1", 0)
     kinds = ["--set", f"broker.kind={kind}", "--port", str(port)]
     coordinator = start(
         *COORDINATOR,
@@ -88,7 +88,7 @@ def test_a_coordinator_that_starts_its_own_broker_and_two_agents(
         assert left["reason"] == "the run is over"
         assert left["updates"] == 2
     history = Store.open(tmp_path / "runs", told["run"], read_only=True)
-    assert [row[0] for row in history.history()] == [1, 2]
+    assert [row[0] for row in history.read_history()] == [1, 2]
     history.close()
     with pytest.raises(OSError, match=r"refused|reset"):
         socket.create_connection(("127.0.0.1", port), 1)
@@ -174,7 +174,7 @@ def test_kill_minus_9_of_the_coordinator_and_resume(
     first.send_signal(signal.SIGKILL)
     first.wait()
     store = Store.open(tmp_path / "runs", "killed", read_only=True)
-    before = [row[0] for row in store.history()]
+    before = [row[0] for row in store.read_history()]
     store.close()
     second = start(*COORDINATOR, "start", *run, "--resume", "--format", "json")
     out, _ = second.communicate(timeout=120)
@@ -185,7 +185,7 @@ def test_kill_minus_9_of_the_coordinator_and_resume(
     assert f"round {len(before)} of 6" not in err
     store = Store.open(tmp_path / "runs", "killed", read_only=True)
     assert before == list(range(1, len(before) + 1))
-    assert [row[0] for row in store.history()] == [1, 2, 3, 4, 5, 6]
+    assert [row[0] for row in store.read_history()] == [1, 2, 3, 4, 5, 6]
     store.close()
     for process in agents:
         assert result(process, 60)["reason"] == "the run is over"
@@ -346,5 +346,5 @@ def test_devices_are_surveyed_over_the_broker(
     for process in agents:
         assert result(process, 60)["updates"] == 1
     store = Store.open(tmp_path / "runs", "asked", read_only=True)
-    assert {e.outcome for e in store.entries(1)} == {"folded"}
+    assert {e.outcome for e in store.read_entries(1)} == {"folded"}
     store.close()

@@ -79,7 +79,7 @@ def test_a_killed_coordinator_resumes_inside_the_round(
     )
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
     for number in (1, 2):
-        entries = store.entries(number)
+        entries = store.read_entries(number)
         assert [(e.agent, e.outcome) for e in entries] == [
             (f"a{i}", "folded") for i in range(AGENTS)
         ]

@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 import pytest
 
-from coordinator.broker.addresses import free_port
+from coordinator.broker.addresses import find_free_port
 from coordinator.cli.main import main as coordinator
 from edge_agent.cli.main import main as edge_agent
 
@@ -170,7 +170,7 @@ def test_a_coordinator_and_an_agent_notify_a_service_manager_when_ready_alive_an
             )
         return started[-1]
 
-    port = str(free_port("127.0.0.1", 0))
+    port = str(find_free_port("127.0.0.1", 0))
     try:
         words = (
             "--port",

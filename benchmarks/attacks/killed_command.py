@@ -60,7 +60,7 @@ def wait_for_round(runs: Path, run: str) -> None:
     while time.monotonic() < until:
         try:
             with closing(Store.open(runs, run, read_only=True)) as store:
-                if store.history():
+                if store.read_history():
                     return
         except StoreError:  # not created yet
             pass

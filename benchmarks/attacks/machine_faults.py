@@ -17,7 +17,7 @@ from types import MappingProxyType
 from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.real_parts import Process
 from benchmarks.faults.trial import RUN, Trial, coordinator_arguments, strike_later
-from coordinator.broker.addresses import free_port
+from coordinator.broker.addresses import find_free_port
 from coordinator.simulate.demo_fleet import process_environment, python_command
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
@@ -254,7 +254,7 @@ def drop_retained(trial: Trial) -> None:
 def exhaust_descriptors(trial: Trial) -> None:
     """Open more silent connections to the metrics server than the coordinator may have files."""
     trial.under = ("/bin/sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh")
-    port = free_port("127.0.0.1", 0)
+    port = find_free_port("127.0.0.1", 0)
     trial.settings["metrics.listen"] = f"127.0.0.1:{port}"
     opened: list[socket.socket] = []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.access.authority import LIFE, Authority
-from coordinator.broker.addresses import free_port
+from coordinator.broker.addresses import find_free_port
 from edge_agent.access.enrolment import encode_key, sign_request
 from federated.runtime import files
 
@@ -27,8 +27,8 @@ class Doors:
     """
 
     folder: Path
-    port: int = field(default_factory=lambda: free_port("127.0.0.1", 0))
-    enrolment: int = field(default_factory=lambda: free_port("127.0.0.1", 0))
+    port: int = field(default_factory=lambda: find_free_port("127.0.0.1", 0))
+    enrolment: int = field(default_factory=lambda: find_free_port("127.0.0.1", 0))
 
     def __post_init__(self) -> None:
         self.authority = Authority(self.folder, ["localhost"])

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from coordinator.broker import embedded
-from coordinator.broker.addresses import free_port
+from coordinator.broker.addresses import find_free_port
 from coordinator.broker.mosquitto import MAX_PACKET, find_mosquitto
 from coordinator.simulate.demo_fleet import process_environment
 from federated.errors import FleetError
@@ -94,7 +94,7 @@ class Broker:
     ) -> None:
         folder.mkdir(parents=True)
         self.kind, self.host = kind, host
-        self.port = free_port("127.0.0.1", 0)
+        self.port = find_free_port("127.0.0.1", 0)
         self.process = Process("broker", folder, under)
         self._command = (
             self._mosquitto(folder, persistent)

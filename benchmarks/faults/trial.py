@@ -372,7 +372,7 @@ class Trial:
         """Return the recorded tasks, each with its round."""
         with closing(Store.open(self.runs, RUN, read_only=True)) as store:
             rounds = range(1, self.rounds + 1)
-            return [(number, one) for number in rounds for one in store.entries(number)]
+            return [(number, one) for number in rounds for one in store.read_entries(number)]
 
 
 def strike_later(trial: Trial, strike: Callable[[], object], seconds: float) -> None:

@@ -19,7 +19,7 @@ from benchmarks.faults.certificates import Doors
 from benchmarks.faults.real_parts import Process
 from benchmarks.faults.trial import RUN, Trial
 from benchmarks.floods.attacker import AGENT_FLOODS, STRANGER_FLOODS, Attacker, Order
-from coordinator.broker.addresses import free_port
+from coordinator.broker.addresses import find_free_port
 from coordinator.simulate.demo_fleet import python_command
 from coordinator.store.store import Store
 from edge_agent.access.enrolment import enrol
@@ -163,7 +163,7 @@ def ask(port: int, question: bytes) -> bool:
 
 def serve_inference(stack: ExitStack, subject: Subject, folder: Path) -> tuple[int, int]:
     """Start an inference server. Return its port and process id. FleetError: it does not start."""
-    port = free_port("127.0.0.1", 0)
+    port = find_free_port("127.0.0.1", 0)
     server = Process("inference", folder)
     stack.callback(server.kill)
     where = ("--model", str(subject.graph), "--serve", f"127.0.0.1:{port}")
@@ -201,7 +201,7 @@ def measure(
     with trial.stack, pin(processors[0]):
         prepare(trial, subject)
         assert trial.doors is not None
-        metrics = free_port("127.0.0.1", 0)
+        metrics = find_free_port("127.0.0.1", 0)
         trial.settings["metrics.listen"] = f"127.0.0.1:{metrics}"
         port, server = serve_inference(trial.stack, subject, folder)
         ports = {"enrolment": trial.doors.enrolment, "broker": trial.doors.port}
@@ -274,4 +274,4 @@ def wait_for_rounds(trial: Trial, helpers: Helpers, rounds: int, enrolments: int
 def read_durations(trial: Trial) -> dict[int, float]:
     """Return the seconds of each finished round by its number."""
     with closing(Store.open(trial.runs, RUN, read_only=True)) as store:
-        return {number: seconds for number, seconds, *_ in store.history()}
+        return {number: seconds for number, seconds, *_ in store.read_history()}

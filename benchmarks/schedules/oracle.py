@@ -237,7 +237,7 @@ class Oracle:
             return {
                 (entry.agent, entry.task or number)
                 for number in rounds
-                for entry in store.entries(number)
+                for entry in store.read_entries(number)
                 if entry.outcome
             }
 

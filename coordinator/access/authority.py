@@ -163,10 +163,10 @@ class Authority:
         self.add_hosts([host])
         token = Token(name, host, port, secrets.token_bytes(SECRET), self.fingerprint)
         with self.registry.transaction():
-            if (known := self.registry.find_valid(name, now)) is not None:
+            if known := self.registry.list_valid(name, now):
                 raise ConfigError(
                     f"'{name}' already has a certificate, valid until "
-                    f"{time.strftime('%Y-%m-%d', time.gmtime(known.ends))}, and renews it by "
+                    f"{time.strftime('%Y-%m-%d', time.gmtime(known[-1].ends))}, and renews it by "
                     "itself; if the device was lost or set up again, revoke the certificate "
                     f"first: coordinator revoke {name}"
                 )
@@ -212,7 +212,7 @@ class Authority:
                     f"the certificate belongs to '{known.name}', but the request is for "
                     f"'{read_agent_name(asked)}'"
                 )
-            if self.registry.count_valid(known.name, now) >= MOST:
+            if len(self.registry.list_valid(known.name, now)) >= MOST:
                 raise Refused(
                     f"'{known.name}' already has {MOST} valid certificates: wait until one "
                     f"expires, or run coordinator revoke {known.name}"

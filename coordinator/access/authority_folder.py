@@ -12,10 +12,10 @@ from federated.errors import require_extra
 if TYPE_CHECKING:
     from coordinator.access.authority import Authority
 
-__all__ = ["default_folder", "open_authority"]
+__all__ = ["find_default_folder", "open_authority"]
 
 
-def default_folder() -> Path:
+def find_default_folder() -> Path:
     """Return the default folder of the authority: with this user's data, independent of the folder
     of the runs.
     """
@@ -27,4 +27,4 @@ def open_authority(wanted: Broker) -> Authority:
     """Open the authority that the configuration names. Raises MissingExtra, ConfigError."""
     with require_extra("--tls", "secure"):
         from coordinator.access.authority import Authority
-    return Authority(Path(wanted.pki) if wanted.pki else default_folder(), wanted.hosts)
+    return Authority(Path(wanted.pki) if wanted.pki else find_default_folder(), wanted.hosts)

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.access.authority_folder import default_folder, open_authority
+from coordinator.access.authority_folder import find_default_folder, open_authority
 from coordinator.access.enrolment_process import EnrolmentProcess
 from coordinator.broker import local as brokers
 from coordinator.broker.addresses import check_exposure
@@ -118,7 +118,7 @@ class AuthorityWatcher:
         if broker is None and authority.renewed:
             log.warning("%s", HAND_OVER)
         access.barred = authority.registry.list_barred()
-        self._applied = access.barred, self._file_times()  # what the broker has
+        self._applied = access.barred, self._read_file_times()  # what the broker has
         if broker is not None and access.barred:
             broker.reload(access.barred)
 
@@ -127,7 +127,7 @@ class AuthorityWatcher:
 
         What fails is tried again at the next poll. Raises EspalierError, OSError.
         """
-        barred, stamp = self._authority.registry.list_barred(), self._file_times()
+        barred, stamp = self._authority.registry.list_barred(), self._read_file_times()
         self._access.barred = barred  # the coordinator ignores an agent before the broker does
         # an external broker has its own files, which this process cannot change for ten minutes
         names = barred | (self._access.list_suspended() if self._broker else frozenset())
@@ -159,7 +159,7 @@ class AuthorityWatcher:
         else:
             log.warning("%s", HAND_OVER)
 
-    def _file_times(self) -> tuple[int, ...]:
+    def _read_file_times(self) -> tuple[int, ...]:
         """Return when the files that the broker reads were last written."""
         return tuple(
             path.stat().st_mtime_ns for path in (self._authority.crl, self._authority.server)
@@ -173,7 +173,7 @@ def add_certificate(broker: str) -> str:
     if get_scheme(broker) not in PORTS:
         return broker  # only MQTT brokers use certificates
     address = parse_address(broker)
-    folder = Path(os.environ.get("ESPALIER_BROKER__PKI") or default_folder())
+    folder = Path(os.environ.get("ESPALIER_BROKER__PKI") or find_default_folder())
     pem = folder / "coordinator.pem"
     if not address.tls or address.cert is not None or address.user is not None or not pem.is_file():
         return broker

@@ -48,7 +48,7 @@ LOG_RATE = 1.0  # refusals to log per second: strangers must not fill the disk
 Kind = TypeVar("Kind", Ask, Renewal)
 
 
-class EnrolmentServer:
+class EnrolmentServer(WebServer):
     """Serves an authority from its own thread until closed."""
 
     def __init__(
@@ -68,22 +68,11 @@ class EnrolmentServer:
             lifetime=CONNECTION_TIMEOUT,
             per_address=MAX_PER_ADDRESS,
         )
-        self._server = WebServer(
-            build_application(authority, broker), address, limits, tls=self.context
-        )
-        self.port = self._server.port
-
-    @property
-    def alive(self) -> bool:
-        """True if the server's thread runs."""
-        return self._server.alive
+        super().__init__(build_application(authority, broker), address, limits, tls=self.context)
 
     def reload(self) -> None:
         """Load the authority's current certificate; new connections use it."""
         self.context.load_cert_chain(self._authority.server)
-
-    def close(self) -> None:
-        self._server.close()
 
 
 def build_application(authority: Authority, broker: str) -> Starlette:

@@ -155,21 +155,18 @@ class Registry:
         """Return all certificates, by name and expiry."""
         return self._select("true order by name, ends")
 
-    def find_valid(self, name: str, now: float) -> Certificate | None:
-        """Return the valid certificate of a name that expires last."""
-        valid = "name = ? and revoked is null and ends > ? order by ends desc limit 1"
-        return next(iter(self._select(valid, name, now)), None)
-
-    def count_valid(self, name: str, now: float) -> int:
-        """Count the certificates of a name that are neither revoked nor expired."""
-        return len(self._select("name = ? and revoked is null and ends > ?", name, now))
+    def list_valid(self, name: str, now: float) -> list[Certificate]:
+        """Return the certificates of a name that are neither revoked nor expired, the last to
+        expire last.
+        """
+        return self._select("name = ? and revoked is null and ends > ? order by ends", name, now)
 
     def revoke(self, name: str, now: float) -> int:
         """Revoke all certificates of a name, expired ones as well, and delete its unused tokens.
         Return how many certificates were valid.
         """
         self._base.execute("delete from tokens where name = ? and serial = ''", (name,))
-        valid = self.count_valid(name, now)
+        valid = len(self.list_valid(name, now))
         self._base.execute(
             "update certificates set revoked = ? where name = ? and revoked is null", (now, name)
         )

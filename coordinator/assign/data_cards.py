@@ -20,10 +20,10 @@ __all__ = [
     "AGENTS",
     "MAX_RATIO",
     "build_network",
+    "describe_form",
     "explain_unit_mismatch",
     "find_majority",
     "pool_moments",
-    "shape_of",
 ]
 
 AGENTS = "agents"  # data.name of a coordinator without data: the agents' cards describe theirs
@@ -36,7 +36,7 @@ MAX_CLASSES = 2  # times the median: limit of a card's classes
 # ---- agreement between agents --------------------------------------------------------------------
 
 
-def shape_of(card: Card) -> tuple[str, tuple[int, ...], int]:
+def describe_form(card: Card) -> tuple[str, tuple[int, ...], int]:
     """Return what all cards of one network share: target, shape of inputs, and number of outputs.
     Agents may have different numbers of classes (returned as 0), but not of values or tokens.
     """
@@ -52,8 +52,8 @@ def find_majority(cards: Mapping[str, Card]) -> dict[str, Card]:
     """
     if not cards:
         return {}
-    ((common, _),) = Counter(map(shape_of, cards.values())).most_common(1)
-    alike = {agent: card for agent, card in cards.items() if shape_of(card) == common}
+    ((common, _),) = Counter(map(describe_form, cards.values())).most_common(1)
+    alike = {agent: card for agent, card in cards.items() if describe_form(card) == common}
     most = MAX_CLASSES * median_low(card.outputs for card in alike.values())
     odd = find_outliers({agent: (card.mean, card.std) for agent, card in alike.items()})
     odd |= find_outliers({agent: (card.shift, card.scale) for agent, card in alike.items()})

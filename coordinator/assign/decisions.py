@@ -15,8 +15,10 @@ from coordinator.assign.offers import (
     is_quick,
     make_offers,
 )
+from coordinator.assign.selection import make_generator
 from coordinator.assign.standing import Standing
 from coordinator.settings.config import Config
+from federated.method import Method, State
 from federated.runtime.units import human_seconds, megabytes
 from federated.task import Profile, Recipe
 from federated.wire.codecs.catalogue import find_codec
@@ -26,6 +28,7 @@ __all__ = [
     "Candidate",
     "Choice",
     "Verdict",
+    "ask_method",
     "decide",
     "decide_absent",
     "mark_undrawn",
@@ -133,6 +136,15 @@ def decide_one(
         candidate.name, offer.submodel.name, True, why, offer.step, offer.seconds, offer.memory
     )
     return Verdict(chosen, decision, offers, allowed)
+
+
+def ask_method(method: Method, state: State, seed: int) -> Choice:
+    """Return a function that lets the method choose for the round after a state. Each candidate has
+    a random draw of its own.
+    """
+    return lambda index, candidate, affordable: method.assign(
+        state, candidate.profile, affordable, make_generator(seed, 2, state.round + 1, index)
+    )
 
 
 def explain_none(offers: Sequence[Offer], profile: Profile, share: float) -> str:

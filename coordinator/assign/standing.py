@@ -200,7 +200,7 @@ def record_in_time(standing: Standing, above: Sequence[str] = ()) -> Standing:
 
 
 def count_round(standing: Standing) -> Standing:
-    """Count a round toward the latest active setback; earlier ones wait for their turn."""
+    """Count a round toward the latest active setback. Earlier ones count once it is over."""
     active = list_active(standing)
     if not active:
         return standing

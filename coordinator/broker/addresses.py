@@ -10,7 +10,13 @@ import socket
 
 from federated.errors import ConfigError, LinkError
 
-__all__ = ["OWN_PORTS", "check_exposure", "find_own_address", "find_reachable_hosts", "free_port"]
+__all__ = [
+    "OWN_PORTS",
+    "check_exposure",
+    "find_free_port",
+    "find_own_address",
+    "find_reachable_hosts",
+]
 
 OWN_PORTS = range(20_000, 32_000)  # below the ports that Linux and BSD use for outgoing connections
 
@@ -40,7 +46,7 @@ def check_exposure(listen: str, *, known: bool, embedded: bool = False) -> None:
         )
 
 
-def free_port(listen: str, port: int) -> int:
+def find_free_port(listen: str, port: int) -> int:
     """Return `port` if it can be bound. For 0, return a free port that the system does not give to
     an outgoing connection before the broker binds it. Raises LinkError, ConfigError.
     """

@@ -22,7 +22,7 @@ from types import TracebackType
 
 from coordinator.broker import embedded, mosquitto
 from coordinator.broker import passwords as users
-from coordinator.broker.addresses import check_exposure, find_reachable_hosts, free_port
+from coordinator.broker.addresses import check_exposure, find_free_port, find_reachable_hosts
 from coordinator.broker.dynamic_security import (
     configure_plugin,
     disconnect_users,
@@ -56,7 +56,7 @@ wait "$broker"
 
 @dataclass(frozen=True)
 class Program:
-    """How to run a broker.
+    """A broker's program, and the command that starts it.
 
     kind: mosquitto or embedded.
     name: name and version, for messages.
@@ -140,7 +140,7 @@ class Broker:
                 "%s exited with status %d and is restarted; end of its log: %s",
                 self.name,
                 status,
-                self._log_tail(1) or "(empty)",
+                self._read_log_tail(1) or "(empty)",
             )
             self.restart()
 
@@ -195,11 +195,10 @@ class Broker:
             if ended is not None
             else f"did not answer within {START_TIMEOUT:.0f} s ({why})"
         )
-        raise LinkError(
-            f"{self.name} {how}; end of its log ({self.log}):\n{self._log_tail(TAIL) or '(empty)'}"
-        )
+        tail = self._read_log_tail(TAIL) or "(empty)"
+        raise LinkError(f"{self.name} {how}; end of its log ({self.log}):\n{tail}")
 
-    def _log_tail(self, lines: int) -> str:
+    def _read_log_tail(self, lines: int) -> str:
         return "\n".join(self.log.read_text(errors="replace")[-1500:].strip().splitlines()[-lines:])
 
 
@@ -231,7 +230,7 @@ def start(
         raise LinkError(
             _explain_missing(kind, "--tls" if tls else "--passwords" if passwords else "")
         )
-    port = free_port(listen, port)
+    port = find_free_port(listen, port)
     folder = Path(tempfile.mkdtemp(prefix="espalier-broker-")) if directory is None else directory
     files.make_private(folder, "updates in transit, and passwords")
     secret, file = _write_passwords(folder, passwords)

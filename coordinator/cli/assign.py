@@ -70,7 +70,9 @@ def assign(
     choice. This needs no broker and no fleet.
     """
     with print_errors("assign"):
+        from coordinator.run.config_sources import ConfigSources
         from coordinator.simulate.offline_assignment import assign_offline, render
 
-        found = assign_offline(files, file, os.environ, settings, list_given(flags), examples)
+        sources = ConfigSources(file, os.environ, settings, list_given(flags))
+        found = assign_offline(files, sources, examples)
         print_result(found, form, render)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from coordinator.cli.options import PKI, print_errors
-from federated.runtime.console import FORMAT
+from federated.runtime.console import FORMAT, print_result
 
 if TYPE_CHECKING:
     from coordinator.access.authority import Authority
@@ -51,15 +50,8 @@ def authority(hosts: tuple[str, ...], target: Path | None, pki: str, form: str) 
 
                 write_broker_files(found, target)
             facts = describe(found)
-        if form == "json":
-            click.echo(json.dumps(facts))
-            return
-        click.echo(f"authority    {facts['folder']}")
-        click.echo(f"fingerprint  {facts['fingerprint']}")
-        click.echo(f"broker       {', '.join(facts['hosts'])}")
-        for agent in facts["agents"]:
-            click.echo(f"{agent['name']:<20} {agent['state']:<8} until {agent['until']}")
-        if target is not None:
+        print_result(facts, form, render)
+        if target is not None and form == "text":
             click.echo(
                 f"wrote ca.pem, server.pem, crl.pem and rights.acl to {target}; reload the broker "
                 "to apply them (systemctl reload mosquitto)"
@@ -85,6 +77,16 @@ def describe(authority: Authority) -> dict[str, Any]:
             for one in last.values()
         ],
     }
+
+
+def render(facts: dict[str, Any]) -> str:
+    """Return the authority as text."""
+    head = f"authority    {facts['folder']}\nfingerprint  {facts['fingerprint']}"
+    agents = [
+        f"{agent['name']:<20} {agent['state']:<8} until {agent['until']}"
+        for agent in facts["agents"]
+    ]
+    return "\n".join([head, f"broker       {', '.join(facts['hosts'])}", *agents])
 
 
 def describe_state(revoked: bool, ends: float) -> str:

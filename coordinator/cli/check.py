@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import RUNS, as_json, print_errors
+from coordinator.cli.options import RUNS, print_errors
 from federated.errors import StoreError
-from federated.runtime.console import FORMAT
+from federated.runtime.console import FORMAT, print_result
 
 __all__ = ["check"]
 
@@ -29,7 +29,7 @@ def check(run: str, repair: bool, runs: Path, form: str) -> None:
         from coordinator.views.run_check import check_run, render_check
 
         made = check_run(run, runs, repair=repair)
-        click.echo(as_json(made) if form == "json" else render_check(made))
+        print_result(made, form, render_check)
         left = [one["file"] for one in made["damaged"] if not one["repaired"]]
         if left:
             raise StoreError(f"run '{run}' is damaged: {', '.join(left)}")

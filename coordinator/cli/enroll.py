@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import closing
 
@@ -10,7 +9,7 @@ import click
 
 from coordinator.cli.options import PKI, print_errors
 from federated.errors import UsageError
-from federated.runtime.console import FORMAT
+from federated.runtime.console import FORMAT, print_result
 from federated.wire.enrolment_token import PORT
 
 __all__ = ["enroll"]
@@ -60,16 +59,15 @@ def enroll(name: str, host: str | None, port: int | None, valid: str, pki: str, 
                     host = find_own_address(host)
             host = host.strip("[]")
             token = authority.invite(name, host, port or known, seconds)
-        if form == "json":
-            result = {"name": name, "token": str(token), "host": host, "port": token.port}
-            click.echo(json.dumps({**result, "fingerprint": token.fingerprint.hex()}))
-            return
-        click.echo(str(token))
-        click.echo(
-            f"On the device, run `edge-agent join --token-file -` within {valid} and paste the "
-            "line above. The coordinator must be running (coordinator start --tls).",
-            err=True,
-        )
+        result = {"name": name, "token": str(token), "host": host, "port": token.port}
+        result["fingerprint"] = token.fingerprint.hex()
+        print_result(result, form, lambda _: str(token))
+        if form == "text":
+            click.echo(
+                f"On the device, run `edge-agent join --token-file -` within {valid} and paste the "
+                "line above. The coordinator must be running (coordinator start --tls).",
+                err=True,
+            )
 
 
 def parse_seconds(text: str) -> float:

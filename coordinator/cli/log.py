@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import RUNS, as_json, print_errors
+from coordinator.cli.options import RUNS, print_errors
 from federated.errors import UsageError
-from federated.runtime.console import FORMAT
+from federated.runtime.console import FORMAT, print_result
 
 __all__ = ["log"]
 
@@ -35,12 +35,12 @@ def log(
     """
     with print_errors("log"):
         from coordinator.store import run_lock
-        from coordinator.store.run_folders import find_current_run, missing_run
+        from coordinator.store.run_folders import find_current_run, make_missing_error
         from coordinator.views import run_log
 
         folder = runs / (run or find_current_run(runs))
         if not folder.is_dir():
-            raise missing_run(folder)
+            raise make_missing_error(folder)
 
         chosen = run_log.match_events(agent, number)
         if missing := run_log.explain_missing(folder, agent, number):
@@ -54,7 +54,7 @@ def log(
             else run_log.read_events(folder, chosen)
         ):
             empty = False
-            click.echo(as_json(event) if form == "json" else run_log.format_event(event))
+            print_result(event, form, run_log.format_event)
         if empty:
             both = agent is not None and number is not None
             about = f" of agent '{agent}' in round {number}" if both else ""

@@ -11,13 +11,12 @@ from typing import Any
 import click
 
 from federated.errors import StoreError
-from federated.runtime.console import report_errors
+from federated.runtime.console import print_result, report_errors
 
 __all__ = [
     "INIT",
     "PKI",
     "RUNS",
-    "as_json",
     "config_flag",
     "list_given",
     "print_answer",
@@ -99,16 +98,6 @@ def print_errors(command: str) -> Iterator[None]:
             ) from error
 
 
-def as_json(found: Any) -> str:
-    """Return JSON on one line. Numbers that JSON cannot express become null."""
-    import msgspec
-
-    return msgspec.json.encode(found).decode()
-
-
 def print_answer(folder: Path, what: str, form: str) -> None:
     """Print what a run does after a request."""
-    if form == "json":
-        click.echo(as_json({"run": folder.name, "asked": what}))
-    else:
-        click.echo(f"run '{folder.name}' {what}")
+    print_result({"run": folder.name, "asked": what}, form, lambda _: f"run '{folder.name}' {what}")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 
 import click
 
 from coordinator.cli.options import PKI, print_errors
 from federated.errors import UsageError
-from federated.runtime.console import FORMAT
+from federated.runtime.console import FORMAT, print_result
+from federated.runtime.units import format_count
 
 __all__ = ["revoke"]
 
@@ -32,12 +32,14 @@ def revoke(names: tuple[str, ...], pki: str, form: str) -> None:
             unknown = sorted(set(names) - enrolled)
             known = [name for name in dict.fromkeys(names) if name in enrolled]
             counts = authority.revoke_all(known) if known else {}
-        if form == "json":
-            click.echo(json.dumps({"revoked": counts, "unknown": unknown}))
-        else:
-            for name, count in counts.items():
-                revoked = f"revoked {count} certificate{'' if count == 1 else 's'}"
-                click.echo(f"{name}: {revoked if count else 'no valid certificate'}")
+        lines = [
+            f"{name}: revoked {format_count(count, 'certificate')}"
+            if count
+            else f"{name}: no valid certificate"
+            for name, count in counts.items()
+        ]
+        text = (lambda _: "\n".join(lines)) if lines else None
+        print_result({"revoked": counts, "unknown": unknown}, form, text)
         if any(counts.values()) and form == "text":
             click.echo(
                 "A running coordinator disconnects them. For an existing broker, run `coordinator "

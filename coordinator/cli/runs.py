@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import RUNS, as_json, print_errors
-from federated.runtime.console import FORMAT
+from coordinator.cli.options import RUNS, print_errors
+from federated.runtime.console import FORMAT, print_result
 
 __all__ = ["list_runs"]
 
@@ -20,5 +20,4 @@ def list_runs(runs: Path, form: str) -> None:
     with print_errors("runs"):
         from coordinator.views.run_list import describe_runs, render_runs
 
-        found = describe_runs(runs)
-        click.echo(as_json(found) if form == "json" else render_runs(found, runs))
+        print_result(describe_runs(runs), form, lambda found: render_runs(found, runs))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import RUNS, as_json, print_errors
-from federated.runtime.console import FORMAT
+from coordinator.cli.options import RUNS, print_errors
+from federated.runtime.console import FORMAT, print_result
 
 __all__ = ["status"]
 
@@ -35,7 +35,7 @@ def status(run: str | None, watch: bool, runs: Path, form: str) -> None:
             made = run_status.describe_status(run, runs)
             if watch and form == "text":
                 click.clear()
-            click.echo(as_json(made) if form == "json" else run_status.render_status(made))
+            print_result(made, form, run_status.render_status)
             if not watch or made["state"] != "running":
                 return
             run = made["run"]

@@ -15,7 +15,7 @@ from coordinator.observe.records import RoundRecord
 from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
 from coordinator.round.collector import Collector
-from coordinator.round.round import Phase, Round, Rules, carried_tasks
+from coordinator.round.round import Phase, Round, Rules, list_carried_tasks
 from coordinator.round.round_actions import Action
 from coordinator.round.round_step import step
 from coordinator.store.journal import REMEDY, Base, Journal
@@ -92,8 +92,8 @@ class Driver:
     # ---- events ----------------------------------------------------------------------------------
 
     def handle(self, event: on.RoundEvent) -> None:
-        """Step the round with an event, carry out its actions, and repeat with the events that they
-        cause. Raises StoreError.
+        """Step the round with an event and carry out the actions, then do the same with the events
+        that these cause. Raises StoreError.
         """
         self._events.append(event)
         if len(self._events) > 1:
@@ -266,18 +266,18 @@ class Driver:
     def begin(self, began: on.PhaseBegan, collector: Collector) -> None:
         self._collectors[began.work] = collector
         limits = {one.task.key: collector.limit(one.task) for one in began.tasks}
-        self.inbox.expect(limits, [state.key for state in carried_tasks(self.round)])
+        self.inbox.expect(limits, [state.key for state in list_carried_tasks(self.round)])
         self.handle(began)
 
     def end(self) -> None:
         """Clean up after a phase has closed."""
-        self.inbox.expect({}, hold=[state.key for state in carried_tasks(self.round)])
+        self.inbox.expect({}, hold=[state.key for state in list_carried_tasks(self.round)])
         self.inbox.forget(TEMPORARY)
         self._collectors.pop(self.phase.work, None)  # frees its total
 
     def collect(self, work: Work, collector: Collector) -> None:
-        """Collect updates of this work with this collector from now on; between trainings, those
-        that are late.
+        """Use this collector for updates of this work from now on. Between trainings it collects
+        late updates.
         """
         self._collectors[work] = collector
 
@@ -290,7 +290,9 @@ class Driver:
     # ---- resuming after a restart ----------------------------------------------------------------
 
     def restore(self, round: Round) -> None:
-        """Continue from a value that an earlier process recorded, with its rules until `resume`."""
+        """Continue from a round that an earlier process recorded. Its rules apply until `resume`
+        sets those of this process.
+        """
         self._rules, self.round = self.round.rules, round
 
     def replay(self, event: on.RoundEvent, collector: Collector | None) -> None:

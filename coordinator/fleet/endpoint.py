@@ -80,7 +80,7 @@ class Endpoint:
         patience: float = 0.0,
     ) -> None:
         """End the run for all agents. Only the goodbye remains retained. Its delivery is awaited,
-        because agents without it would wait for ever.
+        because agents without it would wait forever.
 
         agents: all that the run knows.
         online: those that may sign off. A broker that ends with the coordinator may end before it

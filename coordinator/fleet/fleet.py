@@ -24,7 +24,14 @@ from coordinator.observe.events import FleetChanged, LoopTurned, Publish, Reject
 from coordinator.round import round_events as on
 from coordinator.round.collector import Collector
 from coordinator.round.phase_rules import RELIEF_PAUSE
-from coordinator.round.round import Agent, Round, Rules, carried_tasks, find_task, phase_tasks
+from coordinator.round.round import (
+    Agent,
+    Round,
+    Rules,
+    find_task,
+    list_carried_tasks,
+    list_phase_tasks,
+)
 from coordinator.round.task_state import TaskState
 from coordinator.store.control import Control
 from coordinator.store.journal import Journal
@@ -109,30 +116,30 @@ class Fleet:
     @property
     def tasks(self) -> list[TaskState]:
         """The tasks of the current phase, or of the last one."""
-        return phase_tasks(self.round)
+        return list_phase_tasks(self.round)
 
     @property
     def late(self) -> list[TaskState]:
         """Tasks of earlier rounds that may still be answered."""
-        return carried_tasks(self.round)
+        return list_carried_tasks(self.round)
 
-    def ready(self) -> list[Agent]:
+    def list_ready(self) -> list[Agent]:
         """Return the agents that can be asked, by name."""
         return sorted(
             (agent for agent in self.agents.values() if agent.ready), key=lambda agent: agent.name
         )
 
-    def candidates(self, work: Work, round: int) -> list[Agent]:
+    def list_candidates(self, work: Work, round: int) -> list[Agent]:
         """Return the ready agents that do not rest in this round; all ready ones if none is
         left.
         """
-        ready = self.ready()
-        return [agent for agent in ready if not agent.rest_reason(work, round)] or ready
+        ready = self.list_ready()
+        return [agent for agent in ready if not agent.explain_rest(work, round)] or ready
 
-    def free(self) -> list[Agent]:
+    def list_free(self) -> list[Agent]:
         """Return the ready agents that are not working on a task of an earlier round."""
         busy = {state.task.agent for state in self.late if state.open}
-        return [agent for agent in self.ready() if agent.name not in busy]
+        return [agent for agent in self.list_ready() if agent.name not in busy]
 
     # ---- participants ----------------------------------------------------------------------------
 
@@ -273,7 +280,7 @@ class Fleet:
                 self._take_heartbeat(name, beat, now)
             case messages.Offer() as offer:
                 if self._find_task(name, offer) is None:
-                    self._count_useless(name, delivery.topic, "offers that nobody asked for")
+                    self._count_useless(name, delivery.topic, "unrequested offers")
                 self.driver.handle(on.UpdateOffered(now, name, offer))
             case messages.Chunk() as chunk:
                 self._store(name, chunk)
@@ -290,7 +297,7 @@ class Fleet:
         """Return whether to decode a message of an agent."""
         match where.kind:
             case "chunk":
-                return self.inbox.key_of(name, where.transfer or "") is not None
+                return self.inbox.find_key(name, where.transfer or "") is not None
             case "hb":
                 return self._guard.admit_beat(name, now)
             case _:
@@ -349,7 +356,7 @@ class Fleet:
 
     def _store(self, name: str, chunk: messages.Chunk) -> None:
         """Store a chunk of an update, and check the update once it is complete."""
-        key = self.inbox.key_of(name, chunk.transfer)
+        key = self.inbox.find_key(name, chunk.transfer)
         finished = self.inbox.take(name, chunk, self.clock())
         if finished is None:
             if key is not None:

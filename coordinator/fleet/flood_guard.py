@@ -4,8 +4,6 @@ before they are decoded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 __all__ = ["REFUSALS_AT_ONCE", "FloodGuard"]
 
 # heartbeats per second and agent, and how many may come at once. Others follow a dropped one.
@@ -20,71 +18,60 @@ REFUSALS, REFUSALS_AT_ONCE = 1.0, 20.0
 DROPPED, DROPPED_AT_ONCE = 200.0, 5000.0
 
 
-@dataclass
-class Bucket:
-    """Tokens that refill with time.
+class Allowance:
+    """Tokens of each agent, which refill with time (a token bucket)."""
 
-    tokens: now available
-    filled: time of the last refill, in the coordinator's seconds
-    """
+    def __init__(self, rate: float, most: float) -> None:
+        """rate: tokens per second. most: tokens of an agent that has spent none lately."""
+        self._rate, self._most = rate, most
+        self._spent: dict[str, tuple[float, float]] = {}  # tokens left, and at what time
 
-    tokens: float
-    filled: float
+    def left(self, agent: str, now: float) -> float:
+        """Return the agent's tokens; fewer than none if it spent more than it had."""
+        tokens, before = self._spent.get(agent, (self._most, now))
+        return min(self._most, tokens + self._rate * max(0.0, now - before))
 
-    def refill(self, now: float, rate: float, most: float) -> None:
-        self.tokens = min(most, self.tokens + rate * max(0.0, now - self.filled))
-        self.filled = now
+    def spend(self, agent: str, now: float) -> float:
+        """Take a token from an agent, and return what is left."""
+        left = self.left(agent, now) - 1
+        self._spent[agent] = left, now
+        return left
 
-    def take(self, now: float, rate: float, most: float) -> bool:
-        """Refill, and return whether there was a token, which is then taken."""
-        self.refill(now, rate, most)
-        if self.tokens < 1.0:
-            return False
-        self.tokens -= 1.0
-        return True
+    def reset(self, agent: str) -> None:
+        """Give an agent all its tokens back."""
+        self._spent.pop(agent, None)
 
 
-@dataclass
 class FloodGuard:
     """Counts the heartbeats and the useless messages of each agent."""
 
-    _dropped: dict[str, Bucket] = field(default_factory=dict)
-    _beats: dict[str, Bucket] = field(default_factory=dict)
-    _useless: dict[str, Bucket] = field(default_factory=dict)
-    _refusals: dict[str, Bucket] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._beats = Allowance(BEATS, BEATS_AT_ONCE)
+        self._useless = Allowance(USELESS, USELESS_AT_ONCE)
+        self._refusals = Allowance(REFUSALS, REFUSALS_AT_ONCE)
+        self._dropped = Allowance(DROPPED, DROPPED_AT_ONCE)
 
     def admit_beat(self, agent: str, now: float) -> bool:
         """Return whether to handle a heartbeat."""
-        bucket = self._beats.setdefault(agent, Bucket(BEATS_AT_ONCE, now))
-        return bucket.take(now, BEATS, BEATS_AT_ONCE)
+        return self._beats.left(agent, now) >= 1 and self._beats.spend(agent, now) >= 0
 
     def admit_refusal(self, agent: str, now: float) -> bool:
         """Return whether to answer an invalid message."""
-        bucket = self._refusals.setdefault(agent, Bucket(REFUSALS_AT_ONCE, now))
-        return bucket.take(now, REFUSALS, REFUSALS_AT_ONCE)
+        return self._refusals.left(agent, now) >= 1 and self._refusals.spend(agent, now) >= 0
 
     def admit(self, agent: str, now: float) -> bool:
         """Return whether to handle another message: False after too many useless ones."""
-        bucket = self._useless.get(agent)
-        if bucket is None:
-            return True
-        bucket.refill(now, USELESS, USELESS_AT_ONCE)
-        return bucket.tokens >= 1.0
+        return self._useless.left(agent, now) >= 1
 
     def count_useless(self, agent: str, now: float) -> bool:
         """Count a useless message. Return whether further messages are dropped from now on."""
-        bucket = self._useless.setdefault(agent, Bucket(USELESS_AT_ONCE, now))
-        bucket.tokens -= 1.0
-        return 0.0 <= bucket.tokens < 1.0
+        return 0 <= self._useless.spend(agent, now) < 1
 
     def count_dropped(self, agent: str, now: float) -> bool:
         """Count a dropped message. Return whether they are so many that the broker should stop
         them; the count then starts again.
         """
-        bucket = self._dropped.setdefault(agent, Bucket(DROPPED_AT_ONCE, now))
-        bucket.refill(now, DROPPED, DROPPED_AT_ONCE)
-        bucket.tokens -= 1.0
-        if bucket.tokens >= 0.0:
+        if self._dropped.spend(agent, now) >= 0:
             return False
-        del self._dropped[agent]
+        self._dropped.reset(agent)
         return True

@@ -34,18 +34,6 @@ PACE = 32_768  # bytes per second that keep a slot: less than a poor mobile link
 SPOILT = 3
 
 
-@dataclass(frozen=True)
-class Place:
-    """An expected update.
-
-    limit: largest acceptable size, bytes.
-    path: file to write it to.
-    """
-
-    limit: int
-    path: Path
-
-
 @dataclass
 class Transfer:
     """The transfer of one update.
@@ -102,7 +90,7 @@ class Inbox:
         self.spool, self.slots, self._sync = spool, slots, sync
         self.reserve, self.full = 0, False
         self._logged = False  # whether the lack of room was logged
-        self._expected: dict[Key, Place] = {}
+        self._expected: dict[Key, int] = {}  # update -> its largest acceptable size, bytes
         self._flowing: dict[Key, Transfer] = {}
         self._parked: dict[Key, Transfer] = {}  # transfers that lost their slot
         self._waiting: dict[Key, messages.Offer] = {}
@@ -111,28 +99,26 @@ class Inbox:
     def expect(self, limits: Mapping[Key, int], hold: Collection[Key] = ()) -> None:
         """Expect only these updates, and drop all other transfers.
 
-        limits: update -> its maximum size in bytes
-        hold: updates that were expected before, to be expected as before
+        limits: update -> its maximum size in bytes.
+        hold: updates that stay expected, with their transfers and limits.
 
         Partial files of an earlier process are resumed. Complete ones are removed: their digests
         were not recorded, so damage would go unnoticed. Their agents got no answer and send them
         again.
         """
         hold = set(hold)
-        held = {key: place for key, place in self._expected.items() if key in hold}
-        new = {
-            key: Place(limit, self.path(key)) for key, limit in limits.items() if key not in held
-        }
+        held = {key: limit for key, limit in self._expected.items() if key in hold}
+        new = {key: limit for key, limit in limits.items() if key not in held}
         for key in {*self._flowing, *self._parked} - held.keys():
             self._drop(key)
         self._waiting = {key: offer for key, offer in self._waiting.items() if key in held}
         self._expected, self.full, self._logged = held | new, False, False
-        for place in new.values():
-            place.path.unlink(missing_ok=True)
+        for key in new:
+            self.remove(key)
 
     def expect_also(self, key: Key, limit: int) -> None:
         """Also expect this update, with its largest size in bytes."""
-        self._expected[key] = Place(limit, self.path(key))
+        self._expected[key] = limit
 
     def path(self, key: Key) -> Path:
         """Return the file of an update once it is complete."""
@@ -160,7 +146,7 @@ class Inbox:
         """
         manifest = offer.manifest
         key = Key(agent, offer.submodel, offer.round, offer.work)
-        limit = self._expected[key].limit if key in self._expected else 0
+        limit = self._expected.get(key, 0)
         if not 0 < manifest.size <= limit:
             raise Refused(
                 f"update of {agent} for {offer.submodel}: expected at most {limit} bytes, "
@@ -190,7 +176,7 @@ class Inbox:
         again and again. Raises Refused for a corrupt chunk or a wrong digest: the transfer
         continues, or starts over.
         """
-        key = self.key_of(agent, chunk.transfer)
+        key = self.find_key(agent, chunk.transfer)
         if key is None:
             return None  # no longer expected
         transfer = self._transfer(key)
@@ -214,7 +200,7 @@ class Inbox:
             files.sync(path.parent)
         return transfer.offer, path
 
-    def key_of(self, agent: str, transfer: str) -> Key | None:
+    def find_key(self, agent: str, transfer: str) -> Key | None:
         """Return the update that a transfer carries; None if it is not expected."""
         return next(
             (
@@ -292,8 +278,8 @@ class Inbox:
             elif left := next(
                 (
                     part
-                    for place in self._expected.values()
-                    if (part := add_suffix(place.path, PART)).exists()
+                    for key in self._expected
+                    if (part := add_suffix(self.path(key), PART)).exists()
                 ),
                 None,
             ):
@@ -309,7 +295,7 @@ class Inbox:
         transfer = self._parked.pop(key, None)
         if transfer is None:
             try:
-                partial = self._begin(offer.manifest, self._expected[key].path)
+                partial = self._begin(offer.manifest, self.path(key))
             except OSError as error:
                 if not self._logged:
                     log.error(

@@ -19,7 +19,7 @@ CARD_PATIENCE = 10.0
 
 
 class Leadership:
-    """What this coordinator knows of the card that the broker retains.
+    """The state of the card that the broker retains, as far as this coordinator knows.
 
     leading: whether this process has begun a phase.
     """
@@ -59,9 +59,9 @@ class Leadership:
     def take_card(self, delivery: Delivery) -> None:
         """Compare epochs with the coordinator that published a card of this run.
 
-        A coordinator that has not asked agents yet is the later one, whatever the clocks say. The
-        earlier one leaves: raises Superseded. If an earlier one replaced or removed the card,
-        publish it again.
+        If the other coordinator has a later epoch and this one has begun a phase, this one leaves:
+        raises Superseded. If this one has not begun a phase, it takes a later epoch itself. If an
+        earlier coordinator replaced or removed the card, publish it again.
         """
         payload, mine, own = delivery.payload, self._endpoint.epoch, self._endpoint.card
         card, epoch = envelope.decode_with_epoch(payload) if payload else (None, 0)

@@ -15,7 +15,7 @@ import torch
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.fleet.weight_slots import PublishedWeights
-from coordinator.trust.acceptance import expected_shapes
+from coordinator.trust.acceptance import compute_shapes
 from federated.method import Method, State
 from federated.task import Recipe, Task, Update, Work
 from federated.wire import tensors
@@ -23,7 +23,7 @@ from federated.wire.codecs.raw import RAW
 from models.slicing import Plan
 from models.submodel import Submodel
 
-__all__ = ["STATS", "Parcel", "Shipment", "statistics_of", "to_torch"]
+__all__ = ["STATS", "Parcel", "Shipment", "select_statistics", "to_torch"]
 
 STATS = "stats/"  # homes of calibrated batch norm statistics: stats/SUBMODEL/LAYER.running_mean
 # rounds before a slot is used again: a straggler may still request weights that were withdrawn
@@ -39,7 +39,7 @@ def to_torch(update: Update) -> Update:
     return replace(update, tensors=shared)
 
 
-def statistics_of(state: State, submodel: Submodel) -> dict[str, torch.Tensor]:
+def select_statistics(state: State, submodel: Submodel) -> dict[str, torch.Tensor]:
     """Return the calibrated statistics of a submodel by local name; empty if it was not calibrated
     since the state changed.
     """
@@ -71,7 +71,7 @@ class Parcel:
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors that an agent sends back, by local name."""
-        return expected_shapes(self.plan)
+        return compute_shapes(self.plan)
 
     @cached_property
     def norms(self) -> dict[str, float]:
@@ -133,11 +133,10 @@ class Shipment:
         published.
         """
         sent, fleet = self.publish(submodel), self.fleet
-        run, attempt = fleet.run.run, fleet.attempt
         return Task(
-            run,
+            fleet.run.run,
             round,
-            attempt,
+            fleet.attempt,
             agent,
             self.work,
             submodel,
@@ -152,11 +151,8 @@ class Shipment:
 
     def publish(self, submodel: Submodel) -> PublishedWeights:
         """Return the published weights of a submodel. Encode and publish them on the first call."""
-        if submodel not in self._published:
-            self._published[submodel] = self._encode(submodel)
-        return self._published[submodel]
-
-    def _encode(self, submodel: Submodel) -> PublishedWeights:
+        if submodel in self._published:
+            return self._published[submodel]
         local = self.cut(submodel)
         # tensors with "/" in their name are for training only
         own = {
@@ -165,6 +161,8 @@ class Shipment:
         kind = "s" if self.calibrated else "p" if len(own) < len(local) else ""
         version, slot = self.version(self.state) + kind, f"r{self.state.round % SLOTS}{kind}"
         if self.calibrated:
-            own |= statistics_of(self.state, submodel)
+            own |= select_statistics(self.state, submodel)
         data = memoryview(tensors.encode({"version": version, "submodel": submodel.name}, own))
-        return self.fleet.endpoint.slots.put(version, submodel.name, data, slot)
+        sent = self.fleet.endpoint.slots.put(version, submodel.name, data, slot)
+        self._published[submodel] = sent
+        return sent

@@ -34,7 +34,7 @@ def limit_phase(deadline: float, patience: float, slowest: float, typical: float
     an agent with typical progress.
 
     deadline: seconds; 0: none.
-    slowest, typical: predicted seconds (see `coordinator.round.phase_rules.typical_seconds`).
+    slowest, typical: predicted seconds (see `phase_rules.estimate_typical_seconds`).
     """
     if patience >= ENDLESS:
         return max(MIN_LIMIT, patience * slowest)

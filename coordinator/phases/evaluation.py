@@ -18,14 +18,14 @@ import torch
 from torch import nn
 
 from coordinator.assign import offers
-from coordinator.fleet.shipment import STATS, Shipment, statistics_of
+from coordinator.fleet.shipment import STATS, Shipment, select_statistics
 from coordinator.observe.records import Score
 from coordinator.observe.score_summary import list_networks, make_score, score_devices
 from coordinator.phases.collectors import Calibration, Scoring
 from coordinator.phases.context import RunContext, limit_phase
 from coordinator.phases.fleet_history import FleetHistory
 from coordinator.round.collector import Collector
-from coordinator.round.phase_rules import typical_seconds
+from coordinator.round.phase_rules import estimate_typical_seconds
 from coordinator.round.round import Agent
 from coordinator.round.round_events import PhaseBegan
 from coordinator.round.task_state import Planned
@@ -40,7 +40,7 @@ from models.families.catalogue import build, shapes, statistics
 from models.layers.batch_norm import calibrate
 from models.submodel import Network, Submodel
 
-__all__ = ["Evaluator", "assemble", "without_statistics"]
+__all__ = ["Evaluator", "assemble", "drop_statistics"]
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def assemble(state: State, method: Method, submodel: Submodel) -> nn.Module:
     tensors or batch norm statistics are missing.
     """
     net = build(submodel)
-    local = dict(method.dispatch(state, method.place(state, submodel))) | statistics_of(
+    local = dict(method.dispatch(state, method.place(state, submodel))) | select_statistics(
         state, submodel
     )
     if absent := shapes(submodel).keys() - local.keys():
@@ -97,14 +97,18 @@ class Evaluator:
         config, fleet = self.run.config.evaluate, self.run.fleet
         submodels = self._select(worked, state.round)
         if state.settings["norm"] == "static":
-            agents = [a for a in fleet.free() if config.calibrate == "fleet" or a.name in worked]
+            agents = [
+                a for a in fleet.list_free() if config.calibrate == "fleet" or a.name in worked
+            ]
             state = self._calibrate(state, submodels, agents, history)
         calibrated = [
             s
             for s in submodels
-            if not statistics(s) or state.settings["norm"] == "tracked" or statistics_of(state, s)
+            if not statistics(s)
+            or state.settings["norm"] == "tracked"
+            or select_statistics(state, s)
         ]
-        asked = fleet.free() if config.devices else ()
+        asked = fleet.list_free() if config.devices else ()
         return state, (
             *self._score_by_devices(state, calibrated, asked, history),
             *self._score_centrally(state, calibrated),
@@ -138,7 +142,7 @@ class Evaluator:
         calibration = Calibration(self.run.config.robust.rule != "none")
         tasks = self._plan_tasks(state, shipment, submodels, agents, history)
         self._run_phase(state, "calibrate", tasks, calibration)
-        return with_statistics(state, calibration.statistics())
+        return replace_statistics(state, calibration.statistics())
 
     def _calibrate_centrally(self, state: State, submodels: Sequence[Submodel]) -> State:
         assert self.data is not None, "checked at start"
@@ -153,7 +157,7 @@ class Evaluator:
             measured |= {
                 f"{STATS}{submodel.name}/{name}": value.cpu() for name, value in stats.items()
             }
-        return with_statistics(state, measured)
+        return replace_statistics(state, measured)
 
     # ---- scores ----------------------------------------------------------------------------------
 
@@ -217,13 +221,13 @@ class Evaluator:
                 if can_hold(a, submodel, config.assign.memory)
                 and (not recipe.keep or has_trained(history, a.name, submodel))
             ]
-            rested = [a for a in holders if not a.rest_reason(shipment.work, state.round)]
+            rested = [a for a in holders if not a.explain_rest(shipment.work, state.round)]
             for agent in (rested or holders)[: config.evaluate.agents or None]:
                 chosen.append((agent, submodel, recipe))
                 if agent.profile is not None:
                     offer = offers.make_offers(agent.profile, [submodel], recipe, 1.0)[0]
                     seconds[agent.name] = seconds.get(agent.name, 0.0) + offer.seconds
-        typical = typical_seconds(self.run.fleet.round, shipment.work, seconds.items())
+        typical = estimate_typical_seconds(self.run.fleet.round, shipment.work, seconds.items())
         slowest = max(seconds.values(), default=0.0)
         limit = limit_phase(config.fleet.deadline, self.run.patience, slowest, typical)
         planned = []
@@ -250,12 +254,12 @@ def fit_batch(network: Network) -> int:
     return max(1, min(MAX_BATCH, MAX_LOGITS // (network.outputs * positions)))
 
 
-def with_statistics(state: State, measured: Mapping[str, torch.Tensor]) -> State:
+def replace_statistics(state: State, measured: Mapping[str, torch.Tensor]) -> State:
     """Return the state with these statistics in place of its own."""
-    return replace(state, tensors={**without_statistics(state).tensors, **measured})
+    return replace(state, tensors={**drop_statistics(state).tensors, **measured})
 
 
-def without_statistics(state: State) -> State:
+def drop_statistics(state: State) -> State:
     """Return the state without batch norm statistics."""
     return replace(
         state,

@@ -31,7 +31,7 @@ class FleetHistory:
     nodes with the original.
 
     assigned: agent -> the submodel that it was asked to train last, as in the menu.
-    trained: agent -> all submodels with a folded update of it, without owners and branches.
+    trained: agent -> all submodels of which it sent a folded update, without owners and branches.
     folded: agent -> round of the last task with a folded update.
     standings: agent -> its standing.
     counts: number of trainings of each submodel.
@@ -50,15 +50,19 @@ def load_history(store: Store, menu: Sequence[Submodel]) -> FleetHistory:
     counts = count_by_round(store)
     return FleetHistory(
         Map(
-            {agent: known[name] for agent, name in store.last_submodels().items() if name in known}
+            {
+                agent: known[name]
+                for agent, name in store.read_last_submodels().items()
+                if name in known
+            }
         ),
         Map(
             {
                 agent: frozenset(known[name].plain for name in names if name in known)
-                for agent, names in store.trained_submodels().items()
+                for agent, names in store.read_trained_submodels().items()
             }
         ),
-        Map(store.last_folded()),
+        Map(store.read_last_folded()),
         Map(store.agents.read_standings()),
         counts[max(counts)],
     )

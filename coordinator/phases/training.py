@@ -81,7 +81,7 @@ class Training(Collector):
     def __init__(
         self, run: RunContext, state: State, history: FleetHistory, plan: RoundPlan
     ) -> None:
-        # norms of late updates since the last round, so that bounds do not depend on restarts
+        # write the norms of late updates since the last round: bounds must not depend on restarts
         run.defences.write()
         self.run, self.plan = run, plan
         self.state = state = replace(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.release.history import FORMAT, HISTORY, History, digest_of, list_kept
+from coordinator.release.history import FORMAT, HISTORY, History, compute_digest, list_kept
 from export import bundle, modelcard
 from federated.errors import StoreError, explain_os_errors
 from federated.runtime import files
@@ -81,7 +81,7 @@ class Archive:
             return History(self.run)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreError(f"{path}: not a history of releases: {error}") from error
-        if history.digest != digest_of(history):
+        if history.digest != compute_digest(history):
             raise StoreError(
                 f"{path} is damaged: its digest differs; restore it from a backup, or remove it to "
                 "start a new history"
@@ -97,7 +97,7 @@ class Archive:
 
     def write(self, history: History) -> None:
         """Replace the history. Raises StoreError, and then leaves the old one in place."""
-        history = replace(history, digest=digest_of(history))
+        history = replace(history, digest=compute_digest(history))
         text = msgspec.json.format(msgspec.json.encode(history), indent=2) + b"\n"
         problem = f"cannot write the history of releases to {self.folder}"
         with explain_os_errors(StoreError, problem):

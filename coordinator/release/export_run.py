@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from coordinator.assign.data_cards import AGENTS
-from coordinator.fleet.shipment import statistics_of
+from coordinator.fleet.shipment import select_statistics
 from coordinator.phases.evaluation import assemble
 from coordinator.release.stored_run import read_run
 from coordinator.settings.config import Config
@@ -157,7 +157,7 @@ def choose_submodels(
     ready = [
         s
         for s in dict.fromkeys(known.values())
-        if state.settings["norm"] == "tracked" or not statistics(s) or statistics_of(state, s)
+        if state.settings["norm"] == "tracked" or not statistics(s) or select_statistics(state, s)
     ]
     if not ready:
         raise ExportError(

@@ -23,8 +23,8 @@ __all__ = [
     "Item",
     "add_reports",
     "build_card",
-    "digest_of",
-    "find_rollback",
+    "compute_digest",
+    "find_rollback_event",
     "find_rollback_target",
     "list_kept",
     "list_reports",
@@ -94,7 +94,7 @@ class History:
     digest: str = ""
 
 
-def digest_of(history: History) -> str:
+def compute_digest(history: History) -> str:
     """Return the sha256 of a history without its digest."""
     return hashlib.sha256(
         msgspec.json.encode(replace(history, digest=""), order="deterministic")
@@ -181,7 +181,7 @@ def roll_back(history: History, time: str, reasons: Sequence[str] = ()) -> Histo
     return _add_event(changed, Event(time, name, "rolled back", tuple(reasons)))
 
 
-def find_rollback(history: History, name: str) -> Event | None:
+def find_rollback_event(history: History, name: str) -> Event | None:
     """Return the event that rolled a version back, if that is its last event."""
     last = next((event for event in reversed(history.events) if event.version == name), None)
     return last if last is not None and last.what == "rolled back" else None

@@ -12,9 +12,12 @@ import msgspec
 from coordinator.release.history import History
 from export.publish import PublishedReleases
 from federated.runtime.console import Say
+from federated.safe_table import make_table, render_table
 from federated.wire.release_files import Serving
 
 __all__ = ["report"]
+
+WIDTH = 200  # columns of the table
 
 
 def report(history: History, seen: PublishedReleases, say: Say) -> dict[str, Any]:
@@ -78,51 +81,25 @@ def _row(history: History, serving: Serving) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    def format_row(row: dict[str, Any]) -> tuple[str, ...]:
-        p50, p90 = (
-            f"{row[key] * 1e3:.2f}" if row[key] is not None else "-" for key in ("p50", "p90")
-        )
-        before, now = (
-            f"{row[key]:.3f}" if row[key] is not None else "-"
-            for key in ("accuracy_before", "accuracy")
-        )
-        plain = tuple(
-            str(row[key]) or "-" for key in ("agent", "version", "submodel", "variant", "provider")
-        )
-        return (
-            *plain,
-            p50,
-            p90,
-            before,
-            now,
-            str(row["answered"]),
-            str(row["failed"]),
-            row["state"],
-        )
-
-    head = (
-        "agent",
-        "version",
-        "submodel",
-        "variant",
-        "provider",
-        "p50 ms",
-        "p90 ms",
-        "accuracy",
-        "now",
-        "answered",
-        "failed",
-        "state",
+    table = make_table(
+        *("agent", "version", "submodel", "variant", "provider", "p50 ms", "p90 ms"),
+        *("accuracy", "now", "answered", "failed", "state"),
     )
-    lines = [head, *map(format_row, rows)]
-    wide = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    table = [
-        "  ".join(f"{word:<{width}}" for word, width in zip(line, wide, strict=True)).rstrip()
-        for line in lines
-    ]
+    for row in rows:
+        names = ("agent", "version", "submodel", "variant", "provider")
+        times = [None if row[key] is None else 1e3 * row[key] for key in ("p50", "p90")]
+        table.add_row(
+            *(str(row[key]) or "-" for key in names),
+            *("-" if value is None else f"{value:.2f}" for value in times),
+            *(
+                "-" if row[key] is None else f"{row[key]:.3f}"
+                for key in ("accuracy_before", "accuracy")
+            ),
+            *(str(row[key]) for key in ("answered", "failed", "state")),
+        )
     refusals = [
         f"{row['agent']} refused {row['refused']}: {row['reason']}"
         for row in rows
         if row["refused"]
     ]
-    return "\n".join([*table, *refusals])
+    return "\n".join([render_table(table, WIDTH, styled=False), *refusals])

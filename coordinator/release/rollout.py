@@ -149,7 +149,7 @@ class Rollout:
                 else _find_version(old, self._rounds)
             )
             name = known or self._add(request)
-            rolled_back = releases.find_rollback(old, name)
+            rolled_back = releases.find_rollback_event(old, name)
             if rolled_back is not None and not request.force:
                 why = f"version {name} was rolled back at {rolled_back.time}" + (
                     f": {'; '.join(rolled_back.reasons)}" if rolled_back.reasons else ""
@@ -389,7 +389,7 @@ def _find_version(history: History, number: int) -> str:
         (
             name
             for name in reversed(made)
-            if name in releases.list_kept(history) or releases.find_rollback(history, name)
+            if name in releases.list_kept(history) or releases.find_rollback_event(history, name)
         ),
         "",
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from coordinator.observe.records import Entry, Score
 from coordinator.phases.evaluation import assemble
-from coordinator.settings.config import Config, load
+from coordinator.settings.config import Config, read_tables
 from coordinator.store.run_folders import DATABASE
 from coordinator.store.store import Store
 from coordinator.store.training_counts import count_at, count_by_round
@@ -123,7 +123,7 @@ def load_stored_run(place: str | Path, runs: Path, model: nn.Module | None = Non
 def read_run(store: Store, model: nn.Module | None = None) -> StoredRun:
     """Return the run of an open store; see `load_stored_run`."""
     name, facts, last = store.folder.name, store.read_facts(), store.read_last()
-    config = load(None, {}, (), base=facts.config)
+    config = read_tables(facts.config)
     if last is None or facts.network is None:
         raise StoreError(f"run '{name}' has no finished round: resume it until a round is finished")
     network, method = facts.network, method_named(config.method_name)
@@ -141,7 +141,7 @@ def read_run(store: Store, model: nn.Module | None = None) -> StoredRun:
         config,
         network,
         facts.menu,
-        read_history(store),
+        read_rounds(store),
         method,
         state,
     )
@@ -159,7 +159,7 @@ def give_again(run: str, name: str, model: nn.Module) -> None:
         raise ConfigError(f"run '{run}': {error}") from error
 
 
-def read_history(store: Store) -> tuple[PastRound, ...]:
+def read_rounds(store: Store) -> tuple[PastRound, ...]:
     """Return the finished rounds."""
     counts = count_by_round(store)
     return tuple(
@@ -168,10 +168,10 @@ def read_history(store: Store) -> tuple[PastRound, ...]:
             seconds,
             up,
             down,
-            store.entries(number),
-            count_at(counts, number).mark(store.scores(number)),
+            store.read_entries(number),
+            count_at(counts, number).mark(store.read_scores(number)),
         )
-        for number, seconds, up, down in store.history()
+        for number, seconds, up, down in store.read_history()
     )
 
 

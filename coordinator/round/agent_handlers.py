@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from coordinator.observe.events import AgentJoined, AgentLeft, AgentRefused
 from coordinator.round import round_events as on
-from coordinator.round.round import Agent, Round, put_task, tasks_of
+from coordinator.round.round import Agent, Round, list_tasks, put_task
 from coordinator.round.round_actions import Action, Ask, Forget, Report, TurnAway
 from coordinator.round.task_state import TaskState
 
@@ -56,7 +56,7 @@ def connect(r: Round, e: on.AgentConnected, out: list[Action]) -> Round:
     state = "idle" if agent.state == "gone" else agent.state
     r = put_agent(r, replace(agent, session=e.session, online=True, paused=e.paused, state=state))
     r = replace(r, due=min(r.due, r.now + SILENCE))
-    for task in tasks_of(r, e.agent):
+    for task in list_tasks(r, e.agent):
         if task.open:
             # a new process starts the task over, within the maximum of the lease
             task = replace(task, lost=-1.0, moved=r.now if restarted else task.moved)
@@ -91,7 +91,7 @@ def disconnect(r: Round, name: str, why: str, out: list[Action]) -> Round:
     """Mark an agent as offline. It may return to its open tasks."""
     out.append(Report(AgentLeft(name, why)))
     r = put_agent(r, replace(r.agents[name], online=False, state="gone"))
-    for state in tasks_of(r, name):
+    for state in list_tasks(r, name):
         if state.open:
             r = put_due_task(r, replace(end_queue_wait(r, state), lost=r.now))
             r = replace(r, waiting=r.waiting - {state.key})
@@ -155,7 +155,7 @@ def revoke(r: Round, e: on.AgentsBarred, out: list[Action]) -> Round:
         if agent.refused == e.reason:
             continue
         r = put_agent(r, replace(agent, refused=e.reason, profile=None))
-        for state in tasks_of(r, agent.name):
+        for state in list_tasks(r, agent.name):
             if state.outcome or state.stage == "folding":
                 continue  # a folded update stays in the total
             if state.stage == "whole":

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import put_agent
-from coordinator.round.phase_rules import compute_lease, typical_seconds
-from coordinator.round.round import Agent, Phase, Round, carried_tasks, put_task
+from coordinator.round.phase_rules import compute_lease, estimate_typical_seconds
+from coordinator.round.round import Agent, Phase, Round, list_carried_tasks, put_task
 from coordinator.round.round_actions import Action, Ask, Forget, Prepare
 from coordinator.round.task_state import Planned, TaskState
 from federated.task import Key
@@ -32,11 +32,13 @@ def store_round(r: Round, e: on.RoundStored, out: list[Action]) -> Round:
 
 
 def begin_phase(r: Round, e: on.PhaseBegan, out: list[Action]) -> Round:
-    """Begin a phase with its own tasks in the order of keys, then carried ones if it takes them. A
-    training that takes none forgets carried tasks that are done.
+    """Begin a phase. Its own tasks come first, in the order of their keys. Carried tasks follow if
+    the phase takes them. A training that takes none drops the carried tasks that are done.
     """
     present = [
-        state for state in carried_tasks(r) if e.carries or e.work != "train" or not state.outcome
+        state
+        for state in list_carried_tasks(r)
+        if e.carries or e.work != "train" or not state.outcome
     ]
     r = replace(
         r,
@@ -46,7 +48,9 @@ def begin_phase(r: Round, e: on.PhaseBegan, out: list[Action]) -> Round:
         full=False,
         refused=0,
     )
-    typical = typical_seconds(r, e.work, [(one.task.agent, one.seconds) for one in e.tasks])
+    typical = estimate_typical_seconds(
+        r, e.work, [(one.task.agent, one.seconds) for one in e.tasks]
+    )
     r = replace(r, phase=make_phase(e, typical), agents=prune_agent_tasks(r), due=r.now)
     for planned in sorted(e.tasks, key=lambda one: one.task.key):
         r = ask(r, planned, out)
@@ -93,7 +97,7 @@ def add_carried_task(r: Round, state: TaskState) -> Round:
 
 
 def add_task(r: Round, e: on.TaskAdded, out: list[Action]) -> Round:
-    """Ask a spare, unless the phase has had a reason to close in the meantime."""
+    """Ask a spare, unless the phase is closing by now."""
     if r.phase is None or r.phase.closing or e.planned.task.agent not in r.phase.preparing:
         return r
     preparing = r.phase.preparing - {e.planned.task.agent}

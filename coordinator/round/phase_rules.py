@@ -17,9 +17,9 @@ from coordinator.round.round import (
     Phase,
     Round,
     Wasted,
-    phase_tasks,
+    list_phase_tasks,
+    list_tasks,
     put_task,
-    tasks_of,
 )
 from coordinator.round.round_actions import Abort, Action, Fold, Prepare, Relieve, Snapshot
 from coordinator.round.task_state import Spare, TaskState
@@ -32,9 +32,9 @@ __all__ = [
     "SLACK",
     "compute_lease",
     "count_wasted",
-    "expected_seconds",
+    "estimate_seconds",
+    "estimate_typical_seconds",
     "proceed",
-    "typical_seconds",
 ]
 
 MIN_LEASE = 10.0  # seconds; a shorter prediction says little about a device
@@ -58,7 +58,7 @@ def proceed(r: Round, out: list[Action]) -> Round:
 # ---- leases --------------------------------------------------------------------------------------
 
 
-def expected_seconds(agent: Agent | None, work: Work, seconds: float) -> float:
+def estimate_seconds(agent: Agent | None, work: Work, seconds: float) -> float:
     """Return the seconds that a task should take, given the predicted ones.
 
     Predictions of training learn from rounds themselves. Others are multiplied by the error of the
@@ -70,7 +70,7 @@ def expected_seconds(agent: Agent | None, work: Work, seconds: float) -> float:
     return seconds * (agent.pace[work] if work != "train" else 1.0)
 
 
-def typical_seconds(r: Round, work: Work, predicted: Iterable[tuple[str, float]]) -> float:
+def estimate_typical_seconds(r: Round, work: Work, predicted: Iterable[tuple[str, float]]) -> float:
     """Return the median of the seconds that tasks should take, which a minority cannot move.
 
     predicted: agent and predicted seconds of each task. Only agents that the coordinator has
@@ -79,13 +79,13 @@ def typical_seconds(r: Round, work: Work, predicted: Iterable[tuple[str, float]]
     """
     tasks = [(r.agents.get(agent), seconds) for agent, seconds in predicted]
     measured = [
-        expected_seconds(agent, work, seconds)
+        estimate_seconds(agent, work, seconds)
         for agent, seconds in tasks
         if agent is not None and work in agent.pace
     ]
     if measured:
         return median_high(measured)
-    return median_low([expected_seconds(agent, work, seconds) for agent, seconds in tasks] or [0.0])
+    return median_low([estimate_seconds(agent, work, seconds) for agent, seconds in tasks] or [0.0])
 
 
 def compute_lease(r: Round, agent: Agent, work: Work, seconds: float) -> float:
@@ -101,7 +101,7 @@ def compute_lease(r: Round, agent: Agent, work: Work, seconds: float) -> float:
     least = MIN_LEASE if work in agent.pace or wasted else FIRST_LEASE
     cap = MEDIAN_CAP * r.phase.typical if r.phase is not None and r.phase.typical else math.inf
     return (1 << min(wasted, MAX_DOUBLINGS)) * max(
-        least, SLACK * min(expected_seconds(agent, work, seconds), cap)
+        least, SLACK * min(estimate_seconds(agent, work, seconds), cap)
     )
 
 
@@ -155,7 +155,7 @@ def replace_missing(r: Round, out: list[Action]) -> Round:
 def is_available(r: Round, phase: Phase, spare: Spare) -> bool:
     """Return whether a spare is ready, idle, and fast enough for the remaining time."""
     agent = r.agents.get(spare.agent)
-    if agent is None or not agent.ready or any(state.open for state in tasks_of(r, spare.agent)):
+    if agent is None or not agent.ready or any(state.open for state in list_tasks(r, spare.agent)):
         return False
     return not phase.timed or spare.seconds <= phase.began + phase.limit - r.now
 
@@ -199,7 +199,7 @@ def find_next_place(r: Round, phase: Phase) -> int:
 def close(r: Round) -> Round:
     """Close the phase to further agents as soon as there is a reason."""
     phase = r.current_phase
-    why = phase.closing or reason_to_close(r, phase)
+    why = phase.closing or find_reason_to_close(r, phase)
     return r if why == phase.closing else replace(r, phase=replace(phase, closing=why))
 
 
@@ -208,7 +208,7 @@ def settle(r: Round, out: list[Action]) -> Round:
     phase = r.current_phase
     if not phase.closing or phase.whole or phase.folding is not None:
         return r
-    for state in phase_tasks(r):
+    for state in list_phase_tasks(r):
         if state.outcome:
             continue
         # its update would not be too old in the next round
@@ -228,12 +228,12 @@ def settle(r: Round, out: list[Action]) -> Round:
         out.append(Abort(state.task, reason))
         r = put_task(r, replace(state, stage="done", outcome=outcome))
     if phase.work == "train":
-        done = tuple(state for state in phase_tasks(r) if state.outcome)
+        done = tuple(state for state in list_phase_tasks(r) if state.outcome)
         r = replace(r, trained=phase.round, settled=done, ended=r.now)
     return replace(r, phase=replace(r.current_phase, closed=True))
 
 
-def reason_to_close(r: Round, phase: Phase) -> str:
+def find_reason_to_close(r: Round, phase: Phase) -> str:
     """Return why the phase closes now; empty if it stays open.
 
     It closes at its quorum or deadline, or when no remaining agent can contribute. A training

@@ -30,11 +30,11 @@ __all__ = [
     "RoundPlan",
     "Rules",
     "Wasted",
-    "carried_tasks",
     "find_task",
-    "phase_tasks",
+    "list_carried_tasks",
+    "list_phase_tasks",
+    "list_tasks",
     "put_task",
-    "tasks_of",
 ]
 
 MAX_REST = 32  # maximum number of rounds that an agent sits out
@@ -140,7 +140,7 @@ class Agent(Struct, frozen=True):
             return "has not measured itself yet"
         return self.excluded or (f"paused: {self.paused}" if self.paused else "")
 
-    def rest_reason(self, work: Work, round: int) -> str:
+    def explain_rest(self, work: Work, round: int) -> str:
         """Return why it sits out a round; empty if it does not."""
         wasted = self.wasted.get(work)
         if wasted is None or round > wasted.rests_until:
@@ -277,12 +277,12 @@ class Round(Struct, frozen=True):
 # ---- queries -------------------------------------------------------------------------------------
 
 
-def phase_tasks(r: Round) -> list[TaskState]:
+def list_phase_tasks(r: Round) -> list[TaskState]:
     """Return the tasks of the current phase, or of the last one, in the order of folding."""
     return [] if r.phase is None else [r.tasks[key] for key in r.phase.order]
 
 
-def carried_tasks(r: Round) -> list[TaskState]:
+def list_carried_tasks(r: Round) -> list[TaskState]:
     """Return open tasks of earlier phases that do not belong to the present one, by key."""
     return sorted(
         (task for task in r.tasks.values() if task.carried and task.place < 0),
@@ -290,7 +290,7 @@ def carried_tasks(r: Round) -> list[TaskState]:
     )
 
 
-def tasks_of(r: Round, agent: str) -> list[TaskState]:
+def list_tasks(r: Round, agent: str) -> list[TaskState]:
     """Return an agent's tasks, in the order in which they were sent."""
     return [r.tasks[key] for key in r.agents[agent].tasks] if agent in r.agents else []
 

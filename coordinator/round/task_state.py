@@ -53,7 +53,7 @@ class TaskState(Struct, frozen=True):
     stage: asked, whole (its update is checked and in the spool), folding, or done.
     outcome: empty until it is settled, then `folded` or why not.
     digest: sha256 of its update.
-    shown: last sign of progress: what the agent does, and how many steps are done.
+    shown: last sign of progress: the agent's state and its number of finished steps.
     moved: time of that sign.
     sent: time of the last chunk of its update; minus infinity before the first.
     lost: time when its agent was lost; negative while it is connected.

@@ -29,12 +29,13 @@ class ConfigSources:
 
     def load(self, base: Mapping[str, Any] | None = None) -> Config:
         """Read the configuration. base: values that every source overrides. Raises ConfigError."""
-        return load(self.file, self.environment, self._overrides, base=base)
+        return load(self.file, self.environment, self.overrides, base=base)
 
     def load_tables(self) -> Config:
         """Read the configuration without checking the method's settings. Raises ConfigError."""
-        return load_tables(self.file, self.environment, self._overrides)
+        return load_tables(self.file, self.environment, self.overrides)
 
     @property
-    def _overrides(self) -> list[tuple[str, Any]]:
+    def overrides(self) -> list[tuple[str, Any]]:
+        """The keys and values of settings and flags."""
         return [*map(parse_setting, self.settings), *self.flags]

@@ -27,8 +27,8 @@ FREQUENT = (FleetChanged, LoopTurned)  # several times a second: for readers tha
 
 
 class Channel:
-    """What a run's thread and the program share. It knows neither, so that an abandoned stream
-    is collected.
+    """The data that a run's thread and the program share. It refers to neither, so that a stream
+    that nothing uses is collected.
 
     items: events, then an error or None at the end.
     stopping: set to stop the run, which may look at it between its events.

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.live import Live
 
 from coordinator.access.broker_access import open_broker_access
@@ -28,7 +27,7 @@ from coordinator.run.config_sources import ConfigSources
 from coordinator.run.preparation import Prepared, find_name, prepare
 from coordinator.run.rounds import Result
 from coordinator.run.runner import RunOptions, run
-from coordinator.settings.config import Config, load, to_json
+from coordinator.settings.config import Config, read_tables, to_json
 from coordinator.settings.services import Log
 from coordinator.store.control import Stopped
 from coordinator.store.run_folders import find_latest_run, list_runs
@@ -39,12 +38,14 @@ from federated.runtime.connection_limits import raise_descriptor_limit
 from federated.runtime.console import Say
 from federated.runtime.service_manager import ServiceManager
 from federated.runtime.units import format_count, human_bytes
+from federated.safe_table import render_table
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from models.cost import cost
 
 __all__ = ["View", "check_same", "load_named", "load_stored", "report", "show", "start_run"]
 
+WIDTH = 110  # columns of a table in a log file
 FIXED = (
     "name",
     "method",
@@ -150,7 +151,7 @@ def make_manager_reader(manager: ServiceManager, fleets: Sequence[Fleet]) -> Pub
 
     def describe_round() -> str:
         fleet = fleets[0]
-        ready = f"{len(fleet.ready())} of {len(fleet.agents)} agents ready"
+        ready = f"{len(fleet.list_ready())} of {len(fleet.agents)} agents ready"
         if not fleet.tasks:
             return f"run {fleet.run.run}: {ready}"
         number, settled = fleet.tasks[0].task.round, sum(not one.open for one in fleet.tasks)
@@ -189,7 +190,7 @@ def load_resumed(sources: ConfigSources, runs: Path) -> Config:
 def load_stored(runs: Path, name: str) -> Config:
     """Return the configuration of a stored run. Raises StoreError."""
     with closing(open_records(runs, name)) as records:
-        return load(None, {}, (), base=records.read_facts().config)
+        return read_tables(records.read_facts().config)
 
 
 def check_same(before: Config, after: Config) -> None:
@@ -236,15 +237,13 @@ def open_view(config: Config, fleets: Sequence[Fleet], view: View) -> Iterator[P
 
 def show(result: Result, *, live: bool, say: Say) -> None:
     """Print the closing tables."""
-    console = Console(width=None if live else 110, color_system=None, force_jupyter=False)
     rows = [
         (agent, s.unowned.name, s.plain.name, cost(s).parameters, cost(s).macs)
         for agent, s in sorted(result.history.assigned.items())
     ]
-    with console.capture() as capture:
-        console.print(render_agents(rows, result.scores))
-        console.print(render_scores(result.scores))
-    say(capture.get().rstrip())
+    tables = (render_agents(rows, result.scores), render_scores(result.scores))
+    width = None if live else WIDTH
+    say("\n".join(render_table(table, width, styled=False) for table in tables))
     if names := list_untrained(result.scores):
         say(
             f"not trained: {', '.join(names)}; no device trained "

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from coordinator.assign.data_cards import build_network, find_majority, shape_of
+from coordinator.assign.data_cards import build_network, describe_form, find_majority
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import AgentsAwaited, Publish
 from coordinator.run.readiness import POLL, await_agents
@@ -76,7 +76,7 @@ def describe_data(cards: Mapping[str, Card], agreed: Mapping[str, Card]) -> str:
     """Return the forms of data, the number of agents with each, and the moments of the agents
     outside the majority.
     """
-    forms = Counter(shape_of(card) for card in cards.values())
+    forms = Counter(describe_form(card) for card in cards.values())
     counts = [
         f"{count} x {target} of {inputs}" + (f" with {outputs} outputs" if outputs else "")
         for (target, inputs, outputs), count in forms.items()

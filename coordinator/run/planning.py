@@ -18,7 +18,7 @@ from coordinator.assign.selection import count_wanted, draw_names, make_generato
 from coordinator.assign.standing import Standing, count_round, reset_timings
 from coordinator.phases.context import RunContext, limit_phase
 from coordinator.phases.fleet_history import FleetHistory
-from coordinator.round.phase_rules import typical_seconds
+from coordinator.round.phase_rules import estimate_typical_seconds
 from coordinator.round.round import Agent, RoundPlan
 from coordinator.settings.config import Config
 from federated.errors import FleetError
@@ -36,7 +36,7 @@ def plan_round(run: RunContext, state: State, history: FleetHistory) -> RoundPla
     FleetError if no agent can train.
     """
     number = state.round + 1
-    agents = run.fleet.candidates("train", number)
+    agents = run.fleet.list_candidates("train", number)
     surveys = {a.name: dict(a.profile.survey) for a in agents if a.profile is not None}
     state = replace(state, agents=surveys)
     judged, standings = judge_agents(run, state, history, agents)
@@ -53,7 +53,7 @@ def plan_round(run: RunContext, state: State, history: FleetHistory) -> RoundPla
     # if late updates count, any agent may be asked during the round
     working = chosen if run.past is None else able
     predicted = {name: verdicts[name].decision.seconds for name in working}
-    typical = typical_seconds(run.fleet.round, "train", predicted.items())
+    typical = estimate_typical_seconds(run.fleet.round, "train", predicted.items())
     slowest = max(predicted.values(), default=0.0)
     limit = limit_phase(run.config.fleet.deadline, run.patience, slowest, typical)
     if run.config.fleet.mode == "sync":
@@ -93,10 +93,7 @@ def judge_agents(
         for name, profile in profiles.items()
     ]
 
-    def choose(index: int, candidate: Candidate, affordable: Sequence[Submodel]) -> Submodel:
-        draw = make_generator(run.config.seed, 2, state.round + 1, index)
-        return run.method.assign(state, candidate.profile, affordable, draw)
-
+    choose = decisions.ask_method(run.method, state, run.config.seed)
     recipe = run.method.recipe(state, run.menu[-1])
     verdicts = {
         verdict.decision.agent: verdict
@@ -152,7 +149,7 @@ def record_decisions(
     """
     made: dict[str, Decision] = decisions.decide_absent(
         {
-            a.name: a.absence or a.rest_reason("train", number)
+            a.name: a.absence or a.explain_rest("train", number)
             for a in run.fleet.agents.values()
             if a.name not in verdicts
         }

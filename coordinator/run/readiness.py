@@ -59,10 +59,10 @@ def await_able(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
             if not fleet.round.rules.leases or (limit and fleet.clock() - since > limit):
                 raise
             why = str(error)
-        unable = {agent.name for agent in fleet.ready()}
+        unable = {agent.name for agent in fleet.list_ready()}
         until = fleet.clock() + min(REPUBLISH, limit or REPUBLISH)
         while run.control.paused or (
-            fleet.clock() < until and unable.issuperset(agent.name for agent in fleet.ready())
+            fleet.clock() < until and unable.issuperset(agent.name for agent in fleet.list_ready())
         ):
             run.publish(RunPaused() if run.control.paused else RoundDelayed(why))
             fleet.turn(POLL)
@@ -76,7 +76,7 @@ def await_agents(fleet: Fleet, wanted: int, limit: float, publish: Publish) -> l
     come within `limit` seconds (0: no limit).
     """
     start = published = time.monotonic()
-    while len(ready := fleet.ready()) < wanted:
+    while len(ready := fleet.list_ready()) < wanted:
         now = time.monotonic()
         if now - published > REPUBLISH:
             published = now
@@ -99,7 +99,7 @@ def count_empty(store: Store) -> int:
     """
     done, empty = store.rounds_done, 0
     while empty < min(done, MAX_EMPTY) and not any(
-        entry.outcome == "folded" for entry in store.entries(done - empty)
+        entry.outcome == "folded" for entry in store.read_entries(done - empty)
     ):
         empty += 1
     return empty

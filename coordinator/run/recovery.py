@@ -103,7 +103,7 @@ def replay(
         training = Training(run, state, history, base.round.plan)
         if base.total:
             try:
-                total = run.store.journal.total(base.total, base.digest)
+                total = run.store.journal.read_total(base.total, base.digest)
                 training.restore(total, base.folded)
             except StoreError as error:
                 training, damage = None, str(error)
@@ -135,8 +135,8 @@ def give_up(run: RunContext, damage: str) -> None:
 
 
 def publish_again(run: RunContext, training: Training | None) -> Training | None:
-    """Publish the weights of open tasks again. Drop the tasks with other weights than an earlier
-    version of the program made.
+    """Publish the weights of open tasks again. Drop tasks whose weights differ now, because an
+    earlier version of the program made them.
 
     Return the training, or None if its own weights differ, so that the round starts over.
     """

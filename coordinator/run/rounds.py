@@ -18,7 +18,7 @@ from coordinator.observe.events import PrivacySpent, RoundEnded, RoundStarted, t
 from coordinator.observe.records import Entry, RoundRecord, Score
 from coordinator.observe.score_summary import is_target_reached
 from coordinator.phases.context import RunContext
-from coordinator.phases.evaluation import Evaluator, without_statistics
+from coordinator.phases.evaluation import Evaluator, drop_statistics
 from coordinator.phases.fleet_history import FleetHistory, load_history
 from coordinator.phases.training import Trained, Training, train
 from coordinator.round.round import RoundPlan
@@ -131,7 +131,7 @@ def dismiss_agents(run: RunContext) -> None:
 
 def sum_up(run: RunContext, progress: Progress, seconds: float) -> Result:
     """Return the result of a run that is over."""
-    state, scores, rounds = progress.state, progress.scores, run.store.history()
+    state, scores, rounds = progress.state, progress.scores, run.store.read_history()
     up, down = sum(up for *_, up, _ in rounds), sum(down for *_, down in rounds)
     hit = is_target_reached(scores, run.menu, run.config.target_accuracy)
     return Result(
@@ -209,7 +209,7 @@ def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, To
     """
     number = state.round + 1
     with time_stage(run.publish, "finish"):
-        after = without_statistics(
+        after = drop_statistics(
             run.method.finish(state, total, make_generator(run.config.seed, 3, number))
         )
     if after.round != number:
@@ -220,7 +220,7 @@ def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, To
     changed = find_touched(total, after.tensors) if run.past is not None else {}
     if not all(bool(value.isfinite().all()) for value in after.tensors.values()):
         log.error("discarded the weights of round %d, which are not finite", number)
-        after, changed = replace(without_statistics(state), round=number), {}
+        after, changed = replace(drop_statistics(state), round=number), {}
     run.defences.release(number, total)
     publish_privacy(run)
     return after, changed

@@ -12,10 +12,10 @@ from federated.data import catalogue
 from federated.data.dataset import Dataset, Indices
 from federated.data.partitions import parse
 
-__all__ = ["DataSource", "device_names"]
+__all__ = ["DataSource", "name_devices"]
 
 
-def device_names(agents: int) -> tuple[str, ...]:
+def name_devices(agents: int) -> tuple[str, ...]:
     """Return d0 to d9, with leading zeros so that names sort like numbers."""
     digits = len(str(agents - 1))
     return tuple(f"d{index:0{digits}d}" for index in range(agents))
@@ -60,5 +60,5 @@ class DataSource:
 
     def device(self, index: int) -> Dataset:
         """Return the data of one device."""
-        name = device_names(self.agents)[index]
+        name = name_devices(self.agents)[index]
         return catalogue.take_part(self.whole, self.parts[index], name=name, held=self.held)

@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from coordinator.assign.data_cards import AGENTS, build_network
 from coordinator.assign.decision_record import Decision
-from coordinator.assign.decisions import Candidate, Verdict, decide
+from coordinator.assign.decisions import Candidate, Verdict, ask_method, decide
 from coordinator.assign.eligibility import Eligibility
 from coordinator.assign.offers import Bounds, match_pins
-from coordinator.assign.selection import make_generator
+from coordinator.run.config_sources import ConfigSources
 from coordinator.run.preparation import propose_menu
-from coordinator.settings.config import Config, load, parse_setting
+from coordinator.settings.config import Config
 from federated.data import catalogue
 from federated.device import profile_file
 from federated.device.profile_file import Sheet
@@ -28,12 +27,12 @@ from federated.errors import ConfigError
 from federated.method import Method
 from federated.methods.catalogue import method as method_named
 from federated.runtime.units import human_seconds, megabytes
-from federated.safe_table import SafeTable
+from federated.safe_table import make_table, render_table
 from federated.safe_text import make_lines_safe
 from federated.task import Card, Profile
 from models.cost import cost
 from models.families.catalogue import initial
-from models.submodel import Network, Submodel, Target
+from models.submodel import Network, Target
 
 __all__ = ["assign_offline", "render"]
 
@@ -42,12 +41,7 @@ EXAMPLES = 1000  # of a device that was measured without data
 
 
 def assign_offline(
-    files: Sequence[Path],
-    config_file: Path | None,
-    environment: Mapping[str, str],
-    settings: Sequence[str],
-    flags: Sequence[tuple[str, Any]],
-    examples: int | None,
+    files: Sequence[Path], sources: ConfigSources, examples: int | None
 ) -> dict[str, Any]:
     """Return the submodel of each device in a round with all of them, as plain values.
 
@@ -56,17 +50,16 @@ def assign_offline(
     The network is for the configured data, else for the data of the devices' measurements.
     Raises ConfigError, also for a family that was not measured, and Unknown.
     """
-    overrides = [*map(parse_setting, settings), *flags]
-    config = load(config_file, environment, overrides)
+    config = sources.load()
     family = config.model.name if ":" in config.model.name else ""
     sheets = [profile_file.read(path, family) for path in files]
     has_data = config.data.name != AGENTS and (
-        config_file is not None or any(key == "data.name" for key, _ in overrides)
+        sources.file is not None or any(key == "data.name" for key, _ in sources.overrides)
     )
     cards = (
         [catalogue.load_central(config.data.name, config.data.root).card()]
         if has_data
-        else [card_of(sheet, config.model.name) for sheet in sheets]
+        else [derive_card(sheet, config.model.name) for sheet in sheets]
     )
     method = method_named(config.method_name)
     network = build_network(config, cards)
@@ -100,7 +93,7 @@ def load_profiles(
     return profiles
 
 
-def card_of(sheet: Sheet, model: str) -> Card:
+def derive_card(sheet: Sheet, model: str) -> Card:
     """Return the data card of a device's measurement. Without data, it fits the measured networks
     of the model's family.
     """
@@ -108,11 +101,8 @@ def card_of(sheet: Sheet, model: str) -> Card:
         return sheet.profile.data
     family = model if ":" in model else model.partition("-")[0]
     network = profile_file.select_profile(sheet, family).timings[0].submodel.network
-    target: Target = (
-        "token"
-        if network.objective == "next" or network.objective == "masked"
-        else network.objective
-    )
+    objective = network.objective
+    target: Target = "token" if objective == "next" or objective == "masked" else objective
     return Card(
         "measured",
         network.inputs,
@@ -144,11 +134,7 @@ def judge(
         for name in sorted(profiles)
         if not exclusions[name]
     ]
-
-    def choose(index: int, candidate: Candidate, affordable: Sequence[Submodel]) -> Submodel:
-        draw = make_generator(config.seed, 2, 1, index)
-        return method.assign(state, candidate.profile, affordable, draw)
-
+    choose = ask_method(method, state, config.seed)
     verdicts = decide(menu, method.recipe(state, menu[-1]), candidates, config, choose)
     verdicts += [
         Verdict(None, Decision(name, reason=f"not selected: {why}"), (), Bounds())
@@ -186,34 +172,26 @@ def describe_agent(verdict: Verdict, profile: Profile) -> dict[str, Any]:
 
 def render(found: Mapping[str, Any]) -> str:
     """Return the result of `assign_offline` as text, with a table of offers for each device."""
-    console = Console(width=WIDTH, force_jupyter=False)
-    with console.capture() as capture:
-        for agent in found["agents"]:
-            uplink = (
-                f"uplink {agent['uplink'] / 1e6:.3g} MB/s"
-                if agent["uplink"]
-                else "uplink not measured, so transfers count as 0 s"
-            )
-            text = (
-                f"{agent['id']}: {agent['cpus']:g} cpus, {megabytes(agent['memory'])}, "
-                f"{uplink}, {agent['examples']} examples\n"
-                f"  gets {agent['submodel'] or 'nothing'}: {agent['reason']}"
-            )
-            console.print(
-                make_lines_safe(text),
-                markup=False,
-                soft_wrap=True,
-            )
-            if agent["offers"]:
-                console.print(make_table(agent))
-            console.print()
-    return capture.get().rstrip()
+    parts = []
+    for agent in found["agents"]:
+        uplink = (
+            f"uplink {agent['uplink'] / 1e6:.3g} MB/s"
+            if agent["uplink"]
+            else "uplink not measured, so transfers count as 0 s"
+        )
+        text = make_lines_safe(
+            f"{agent['id']}: {agent['cpus']:g} cpus, {megabytes(agent['memory'])}, "
+            f"{uplink}, {agent['examples']} examples\n"
+            f"  gets {agent['submodel'] or 'nothing'}: {agent['reason']}"
+        )
+        table = "\n" + render_table(list_offers(agent), WIDTH) if agent["offers"] else ""
+        parts.append(text + table)
+    return "\n\n".join(parts)
 
 
-def make_table(agent: Mapping[str, Any]) -> Table:
-    """Return the table of an agent's offers, with a star at the chosen one."""
-    columns = ("", "submodel", "parameters", "a step", "a round", "memory", "")
-    table = SafeTable(*columns, box=None, pad_edge=False, header_style="dim")
+def list_offers(agent: Mapping[str, Any]) -> Table:
+    """Return a table of an agent's offers, with a star at the chosen one."""
+    table = make_table("", "submodel", "parameters", "a step", "a round", "memory", "")
     for offer in agent["offers"]:
         limits = (("too large", offer["fits"]), ("too slow", offer["in_time"]))
         table.add_row(

@@ -43,8 +43,7 @@ def plot_accuracies(
     )
     known = {name for scores in seeds for s in scores for name in s["metrics"]}
     metric = "perplexity" if "perplexity" in known else "accuracy"
-    figure = Figure((8.2, 4.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = make_axes(8.2, 4.2)
     colours = mpl.colormaps["viridis"](np.linspace(0.05, 0.9, len(submodels)))
     for submodel, colour in zip(submodels, colours, strict=True):
         found: dict[int, list[float]] = {}
@@ -94,10 +93,7 @@ def plot_partition(
     counts: numbers of examples, [agents, classes].
     """
     rows, columns = counts.shape
-    figure = Figure(
-        (min(14.0, 2.5 + 0.55 * columns), min(14.0, 1.6 + 0.3 * rows)), layout="constrained"
-    )
-    axes = figure.subplots()
+    figure, axes = make_axes(min(14.0, 2.5 + 0.55 * columns), min(14.0, 1.6 + 0.3 * rows))
     image = axes.imshow(counts, aspect="auto", cmap="viridis")
     figure.colorbar(image, label="examples")
     axes.set(
@@ -129,8 +125,7 @@ def plot_traffic(path: Path, rounds: Sequence[tuple[int, int, int]], title: str)
     rounds: number, bytes from the agents and bytes to them, in order.
     """
     numbers, up, down = np.array(rounds, dtype=float).T
-    figure = Figure((7, 4.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = make_axes(7, 4.2)
     for values, label, style in ((up, "sent by agents", "-"), (down, "sent to agents", "--")):
         axes.plot(numbers, values.cumsum() / 1e6, style, marker=".", label=label)
     axes.set(xlabel="round", ylabel="MB since the first round", title=title, ylim=(0, None))
@@ -144,8 +139,7 @@ def plot_times(path: Path, times: Mapping[str, Sequence[tuple[int, float]]], tit
 
     times: agent -> round and seconds of its updates.
     """
-    figure = Figure((7, 4.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = make_axes(7, 4.2)
     if len(times) <= MAX_LINES:
         colours = mpl.colormaps["tab20"].colors  # type: ignore[attr-defined]
         for colour, (agent, several) in zip(colours, times.items(), strict=False):
@@ -185,8 +179,7 @@ def plot_assignment(
             cells[row, number - first] = submodels.index(submodel)
             lost += [] if folded else [(number, row)]
     height = min(14.0, 1.8 + 0.3 * len(assigned))
-    figure = Figure((7.6, max(height, 1.4 + 0.22 * len(submodels))), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = make_axes(7.6, max(height, 1.4 + 0.22 * len(submodels)))
     colours = mpl.colormaps["viridis"].resampled(len(submodels))
     image = axes.imshow(
         cells,
@@ -210,6 +203,12 @@ def plot_assignment(
         axes.set_yticks(range(len(assigned)), list(assigned), fontsize="small")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=DPI)
+
+
+def make_axes(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return a figure of this size, in inches, and its axes."""
+    figure = Figure((width, height), layout="constrained")
+    return figure, figure.subplots()
 
 
 def finish_rounds(axes: Axes) -> None:

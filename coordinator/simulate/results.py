@@ -24,7 +24,7 @@ import msgspec
 from coordinator.observe.records import Score
 from coordinator.observe.score_summary import is_target_reached, summarize
 from coordinator.settings.config import Config, to_json
-from coordinator.simulate.data_source import DataSource, device_names
+from coordinator.simulate.data_source import DataSource, name_devices
 from coordinator.store import training_counts
 from coordinator.store.store import Store
 from coordinator.trust import privacy_budget
@@ -65,7 +65,7 @@ def write(
 ) -> dict[str, Any]:
     """Write the results of one seed from its store; return them as plain values."""
     counts = training_counts.count_by_round(store)
-    scores = training_counts.mark_scores(counts, store.all_scores())
+    scores = training_counts.mark_scores(counts, store.read_all_scores())
     found = collect(config, store, counts[max(counts)], scores)
     base = folder / f"seed{config.seed}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def write(
     examples = partitions.count_kinds(source.whole, source.parts)
     title = f"{config.data.name}, {source.partition}"
     path = folder / f"seed{config.seed}-partition.png"
-    draw(say, "plot_partition", path, examples, device_names(source.agents), title)
+    draw(say, "plot_partition", path, examples, name_devices(source.agents), title)
     print_results(config, found, say)
     return found
 
@@ -88,7 +88,7 @@ def collect(
     """Return the results of one seed as plain values. scores: round and score of each."""
     facts = store.read_facts()
     by_name = {submodel.name: submodel for submodel in facts.menu}
-    assigned = {agent: by_name[name] for agent, name in store.last_submodels().items()}
+    assigned = {agent: by_name[name] for agent, name in store.read_last_submodels().items()}
     latest = {(s.submodel, s.view, s.agent): s for _, s in scores}
     return {
         "run": config.name,
@@ -100,7 +100,7 @@ def collect(
             "machine": f"{platform.system()} {platform.machine()}",
             **versions(PACKAGES),
         },
-        "seconds": round(sum(seconds for _, seconds, *_ in store.history()), 3),
+        "seconds": round(sum(seconds for _, seconds, *_ in store.read_history()), 3),
         "submodels": [
             describe_submodel(submodel, list(assigned.values()), counts) for submodel in facts.menu
         ],
@@ -108,7 +108,7 @@ def collect(
         "assigned": {agent: submodel.name for agent, submodel in sorted(assigned.items())},
         "rounds": [
             {"round": n, "seconds": round(s, 3), "bytes_up": up, "bytes_down": down}
-            for n, s, up, down in store.history()
+            for n, s, up, down in store.read_history()
         ],
         "scores": [
             {"round": n, **msgspec.to_builtins(score)} for n, score in scores if not score.agent
@@ -177,9 +177,9 @@ def compute_effort(config: Config, store: Store) -> dict[str, Any]:
     )
     by_name = {submodel.name: submodel for submodel in facts.menu}
     before, rounds = dict[str, Submodel](), list[list[float]]()  # before: by agent
-    for number, *_ in store.history():
+    for number, *_ in store.read_history():
         rounds.append([])
-        for entry in store.entries(number):
+        for entry in store.read_entries(number):
             if entry.outcome == "folded":
                 submodel = by_name[entry.submodel]
                 passes = chosen.passes(
@@ -190,7 +190,7 @@ def compute_effort(config: Config, store: Store) -> dict[str, Any]:
     if not any(rounds):
         return {}
     target = find_target(config)
-    found = find_target_round(store.all_scores(), facts.menu, target)
+    found = find_target_round(store.read_all_scores(), facts.menu, target)
     return {
         **asdict(effort(rounds, config.settings["epochs"], found)),
         "target": target or None,

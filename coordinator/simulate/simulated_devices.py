@@ -24,7 +24,7 @@ from typing import Any
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.settings.config import Config
-from coordinator.simulate.data_source import DataSource, device_names
+from coordinator.simulate.data_source import DataSource, name_devices
 from coordinator.simulate.workers import UNLIMITED, Workers, read_outcome
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
@@ -150,7 +150,7 @@ class Devices:
 
     def join(self, run: messages.Run, folder: Path) -> None:
         """Join a run with all devices. folder: of their files."""
-        agents = device_names(self.source.agents)
+        agents = name_devices(self.source.agents)
         surveys = self._workers.survey(len(agents), run) if run.menu else repeat(dict[str, Any]())
         self._present = {
             index: self._make_participant(run, index, survey, Spool(folder / name))
@@ -181,7 +181,7 @@ class Devices:
     def _make_participant(
         self, run: messages.Run, index: int, survey: dict[str, Any], spool: Spool
     ) -> tuple[Participant, MemoryLink]:
-        name = device_names(self.source.agents)[index]
+        name = name_devices(self.source.agents)[index]
         will = topics.status(run.run, name), envelope.encode(messages.Status(name, SESSION, False))
         notify = partial(self._calls.put, index)
         delays = self.config.simulate.delays or (0.0,)

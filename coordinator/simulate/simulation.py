@@ -29,7 +29,7 @@ from coordinator.run.preparation import Prepared, prepare
 from coordinator.run.runner import RunOptions, run
 from coordinator.settings.config import Config
 from coordinator.simulate import results
-from coordinator.simulate.data_source import DataSource, device_names
+from coordinator.simulate.data_source import DataSource, name_devices
 from coordinator.simulate.simulated_devices import Devices, ServingLink
 from coordinator.simulate.workers import OwnThread, ProcessPool, Workers
 from coordinator.store.run_folders import list_runs
@@ -70,7 +70,7 @@ def simulate(
             f"{folder} has the results of another experiment named '{name}': choose another name "
             "(--set name=NAME) or another folder (--out)"
         )
-    devices = device_names(settings.agents)
+    devices = name_devices(settings.agents)
     for pattern in config.assign.submodels:  # it may be meant for a fleet with the same file
         if not filter_names(devices, pattern):
             say(
@@ -124,7 +124,7 @@ def simulate_once(
             f"{format_count(config.rounds, 'round')}, stored in {runs / config.name}"
         )
         if prepared.store.rounds_done < config.rounds:
-            with device_folder(prepared.store) as spool:
+            with open_device_folder(prepared.store) as spool:
                 run_in_processes(prepared, source, LinePrinter(say).read, spool)
         with writing(folder):
             return results.write(folder, config, prepared.store, source, say)
@@ -164,7 +164,7 @@ def simulate_run(
     with prepare_devices(config, runs, resume=resume) as (prepared, source):
         if prepared.store.rounds_done >= config.rounds:
             return
-        with device_folder(prepared.store) as spool:
+        with open_device_folder(prepared.store) as spool:
             if here is None:
                 run_in_processes(prepared, source, read, spool)
             else:
@@ -225,14 +225,14 @@ def make_options(config: Config) -> RunOptions:
 
 
 @contextmanager
-def device_folder(store: Store) -> Iterator[Path]:
+def open_device_folder(store: Store) -> Iterator[Path]:
     """Provide the folder of the devices' files. Only their memories stay, for a simulation that is
     resumed, perhaps with more rounds.
     """
     folder = store.spool / "devices"
     remove_files(folder)
     yield folder
-    since = store.last_folded()
+    since = store.read_last_folded()
     for device in folder.iterdir():
         device_memory.prune(device / device_memory.FOLDER, since.get(device.name, 0))
     remove_files(folder)

@@ -134,7 +134,7 @@ class ProcessPool:
             config.simulate.workers or default,
             mp_context=context,
             initializer=initialize_worker,
-            initargs=(without_data(source), config, self._stopped, list_given_objects(config)),
+            initargs=(drop_data(source), config, self._stopped, list_given_objects(config)),
         )
 
     def begin(self, index: int, task: Task, weights: Path, result: Path) -> Future[float]:
@@ -185,7 +185,7 @@ def read_outcome(done: Future[float]) -> float | str:
     return done.result() if error is None else f"{type(error).__name__}: {error}"
 
 
-def without_data(source: DataSource) -> DataSource:
+def drop_data(source: DataSource) -> DataSource:
     """Return the source without its loaded data: each worker loads them once instead of receiving
     them.
     """

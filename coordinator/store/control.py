@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from coordinator.store import run_lock
-from coordinator.store.run_folders import DATABASE, missing_run
+from coordinator.store.run_folders import DATABASE, make_missing_error
 from federated.errors import StoreError, explain_os_errors
 
 __all__ = ["Command", "Control", "Requests", "Stopped", "read_requests", "send_request"]
 
 SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS wishes (about TEXT PRIMARY KEY, wanted TEXT NOT NULL, at TEXT "
-    "NOT NULL, heard INTEGER NOT NULL)"
+    "CREATE TABLE IF NOT EXISTS requests (about TEXT PRIMARY KEY, command TEXT NOT NULL, at TEXT "
+    "NOT NULL, seen INTEGER NOT NULL)"
 )
+FIND_FORMER = "SELECT 1 FROM sqlite_master WHERE name = 'wishes'"  # the table of older runs
 POLL = 1.0  # seconds between looks
 LOCKED = 5.0  # seconds that a request waits for a coordinator that is writing
 
@@ -44,12 +45,12 @@ class Requests:
 
     paused: whether no further round may begin.
     stop: empty, `stop` (after the current round) or `stop now`.
-    heard: whether the coordinator has read them.
+    seen: whether the coordinator has read them.
     """
 
     paused: bool = False
     stop: str = ""
-    heard: bool = True
+    seen: bool = True
 
 
 def send_request(folder: Path, command: Command) -> Requests:
@@ -58,7 +59,7 @@ def send_request(folder: Path, command: Command) -> Requests:
     Raises StoreError if there is no such run, or if no coordinator is running it.
     """
     if not (folder / DATABASE).exists():
-        raise missing_run(folder)
+        raise make_missing_error(folder)
     if not run_lock.is_held(folder):
         raise StoreError(
             f"run '{folder.name}' is not running, so there is nothing to {command.split()[0]}"
@@ -73,7 +74,7 @@ def send_request(folder: Path, command: Command) -> Requests:
         database,
     ):
         database.execute(
-            "INSERT OR REPLACE INTO wishes VALUES (?, ?, ?, 0)",
+            "INSERT OR REPLACE INTO requests VALUES (?, ?, ?, 0)",
             (about, command, datetime.now(UTC).isoformat()),
         )
     return before
@@ -85,12 +86,12 @@ def read_requests(folder: Path) -> Requests:
     """
     try:
         with closing(_connect(folder)) as database:
-            wanted, heard = _read_wishes(database)
+            wanted, seen = _read_rows(database)
     except sqlite3.OperationalError as error:
         if "no such table" in str(error):
             return Requests()
         raise StoreError(f"{folder / DATABASE}: {error}") from error
-    return Requests(wanted.get("pause") == "pause", wanted.get("stop", ""), heard)
+    return Requests(wanted.get("pause") == "pause", wanted.get("stop", ""), seen)
 
 
 class Control:
@@ -110,7 +111,10 @@ class Control:
             self._database,
         ):
             self._database.execute(SCHEMA)
-            self._database.execute("DELETE FROM wishes WHERE about = 'stop'")
+            if self._database.execute(FIND_FORMER).fetchone():
+                self._database.execute("INSERT OR IGNORE INTO requests SELECT * FROM wishes")
+                self._database.execute("DROP TABLE wishes")
+            self._database.execute("DELETE FROM requests WHERE about = 'stop'")
         # never wait for a writer: the next look is a second away
         self._database.execute("PRAGMA busy_timeout = 0")
         self._looked = -POLL
@@ -149,17 +153,17 @@ class Control:
         self.look()
 
     def _read(self) -> None:
-        wanted, heard = _read_wishes(self._database)
+        wanted, seen = _read_rows(self._database)
         self.paused, self._stop = wanted.get("pause") == "pause", wanted.get("stop", "")
-        if not heard:
+        if not seen:
             with self._database:
                 self._database.executemany(
-                    "UPDATE wishes SET heard = 1 WHERE about = ? AND wanted = ?", wanted.items()
+                    "UPDATE requests SET seen = 1 WHERE about = ? AND command = ?", wanted.items()
                 )
 
     def _obey(self) -> None:
         with contextlib.suppress(sqlite3.Error), self._database:
-            self._database.execute("DELETE FROM wishes WHERE about = 'stop'")
+            self._database.execute("DELETE FROM requests WHERE about = 'stop'")
         raise Stopped("stopped at once" if self._stop == "stop now" else "stopped between rounds")
 
 
@@ -167,7 +171,7 @@ def _connect(folder: Path) -> sqlite3.Connection:
     return sqlite3.connect(folder / DATABASE, timeout=LOCKED)
 
 
-def _read_wishes(database: sqlite3.Connection) -> tuple[dict[str, str], bool]:
+def _read_rows(database: sqlite3.Connection) -> tuple[dict[str, str], bool]:
     """Return what is wanted, by subject, and whether the coordinator has read all of it."""
-    rows = database.execute("SELECT about, wanted, heard FROM wishes").fetchall()
-    return {about: wanted for about, wanted, _ in rows}, all(heard for *_, heard in rows)
+    rows = database.execute("SELECT about, command, seen FROM requests").fetchall()
+    return {about: wanted for about, wanted, _ in rows}, all(seen for *_, seen in rows)

@@ -52,7 +52,7 @@ def check_rows(folder: Path, database: sqlite3.Connection) -> str:
     not.
     """
     (last,) = database.execute("SELECT COALESCE(MAX(round), 0) FROM rounds").fetchone()
-    newer = [name for name in find_traces(folder) if number_of(name) > last + 1]
+    newer = [name for name in find_traces(folder) if read_round_number(name) > last + 1]
     return (
         f"{DATABASE} ends after round {last}, but the folder has {newer[-1]}: the database lost "
         f"rounds, perhaps with its file {DATABASE}-wal"
@@ -100,7 +100,7 @@ def drop_damaged_rounds(folder: Path, database: sqlite3.Connection) -> dict[int,
     with explain_os_errors(StoreError, problem, sqlite3.Error):
         # the rows last, so that this is repeated after a crash
         for path in folder.glob(CHECKPOINTS):
-            if number_of(path.name) > good:
+            if read_round_number(path.name) > good:
                 path.replace(path.with_name(f"damaged-{path.name}"))
         remove_journal(folder)
         with database:
@@ -142,7 +142,7 @@ def find_traces(folder: Path) -> list[str]:
     return sorted(path.name for one in (SEGMENTS, CHECKPOINTS) for path in folder.glob(one))
 
 
-def number_of(name: str) -> int:
+def read_round_number(name: str) -> int:
     """Return the round of a checkpoint; 0 for another file."""
     round = name.removeprefix("round-").removesuffix(".safetensors")
     return int(round) if round.isdecimal() else 0

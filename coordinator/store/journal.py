@@ -184,7 +184,7 @@ class Journal:
         self.sweep()
         return base, events
 
-    def total(self, name: str, digest: str) -> Total:
+    def read_total(self, name: str, digest: str) -> Total:
         """Read the total with this sha256."""
         what = f"the journal's total {self._folder / name}"
         tensors, texts = read_tensors(self._folder / name, digest, what)

@@ -13,7 +13,7 @@ __all__ = [
     "find_current_run",
     "find_latest_run",
     "list_runs",
-    "missing_run",
+    "make_missing_error",
 ]
 
 DATABASE = "run.sqlite"
@@ -28,10 +28,10 @@ def list_runs(root: Path) -> list[str]:
 
 
 def find_latest_run(root: Path) -> str:
-    """Return the run to resume. Raises StoreError if there is none."""
+    """Return the run that was changed last. Raises StoreError if there is none."""
     found = list_runs(root)
     if not found:
-        raise StoreError(f"nothing to resume: {describe_missing(root)}")
+        raise StoreError(describe_missing(root))
     return found[-1]
 
 
@@ -39,10 +39,8 @@ def find_current_run(root: Path) -> str:
     """Return the run in progress, the latest if there are several; otherwise the latest run. Raises
     StoreError if there is none.
     """
-    found = list_runs(root)
-    if not found:
-        raise StoreError(describe_missing(root))
-    return next((name for name in reversed(found) if run_lock.is_held(root / name)), found[-1])
+    held = (name for name in reversed(list_runs(root)) if run_lock.is_held(root / name))
+    return next(held, "") or find_latest_run(root)
 
 
 def describe_missing(root: Path, name: str = "") -> str:
@@ -55,7 +53,7 @@ def describe_missing(root: Path, name: str = "") -> str:
     return f"{text} ({root.absolute()} is not a folder): set the folder of the runs with --runs DIR"
 
 
-def missing_run(folder: Path) -> StoreError:
+def make_missing_error(folder: Path) -> StoreError:
     """Return the error for a missing run, which names the existing ones."""
     text, root = describe_missing(folder.parent, folder.name), folder.parent
     if not root.is_dir():

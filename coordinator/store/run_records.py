@@ -15,7 +15,7 @@ import msgspec
 from coordinator.observe.records import Entry, Score
 from coordinator.store.agent_tables import AgentTables
 from coordinator.store.database import Facts, open_database
-from coordinator.store.run_folders import DATABASE, missing_run
+from coordinator.store.run_folders import DATABASE, make_missing_error
 from models.submodel import Network, Submodel
 
 __all__ = ["RunRecords", "open_records"]
@@ -52,7 +52,7 @@ class RunRecords:
             self._database.execute("SELECT COALESCE(MAX(round), 0) FROM rounds").fetchone()[0]
         )
 
-    def scores(self, number: int) -> list[Score]:
+    def read_scores(self, number: int) -> list[Score]:
         """Read the scores of a round."""
         rows = self._database.execute(
             "SELECT submodel, view, accuracy, loss, examples, agent, metrics FROM scores "
@@ -72,7 +72,7 @@ class RunRecords:
             for submodel, view, accuracy, loss, examples, agent, metrics in rows
         ]
 
-    def all_scores(self) -> list[tuple[int, Score]]:
+    def read_all_scores(self) -> list[tuple[int, Score]]:
         """Read every score with its round, in the order of rounds."""
         numbers = [
             number
@@ -80,9 +80,9 @@ class RunRecords:
                 "SELECT DISTINCT round FROM scores ORDER BY round"
             )
         ]
-        return [(number, score) for number in numbers for score in self.scores(number)]
+        return [(number, score) for number in numbers for score in self.read_scores(number)]
 
-    def last_submodels(self) -> dict[str, str]:
+    def read_last_submodels(self) -> dict[str, str]:
         """Read the submodel of each agent's last finished task, by agent."""
         # SQLite returns the row of the maximum (bare columns).
         return {
@@ -92,7 +92,7 @@ class RunRecords:
             )
         }
 
-    def updates_by_submodel(self) -> list[tuple[int, str, int]] | None:
+    def count_updates(self) -> list[tuple[int, str, int]] | None:
         """Count the folded updates of each submodel in each round, as (round, name in the menu,
         count) in the order of rounds.
 
@@ -106,7 +106,7 @@ class RunRecords:
         found = self._database.execute(counting).fetchall()
         return found if found or not self.rounds_done else None
 
-    def last_folded(self) -> dict[str, int]:
+    def read_last_folded(self) -> dict[str, int]:
         """Read the last round from which each agent's update was folded."""
         return dict(
             self._database.execute(
@@ -114,7 +114,7 @@ class RunRecords:
             )
         )
 
-    def trained_submodels(self) -> dict[str, set[str]]:
+    def read_trained_submodels(self) -> dict[str, set[str]]:
         """Read the names of all submodels of which an update was folded, by agent."""
         found: dict[str, set[str]] = {}
         for agent, submodel in self._database.execute(
@@ -123,18 +123,18 @@ class RunRecords:
             found.setdefault(agent, set()).add(submodel)
         return found
 
-    def last_entries(self) -> dict[str, tuple[int, Entry]]:
+    def read_last_entries(self) -> dict[str, tuple[int, Entry]]:
         """Read the outcome of each agent's last task, with its round."""
         last = self._database.execute(
             "SELECT agent, MAX(round) FROM updates GROUP BY agent"
         ).fetchall()
         entries = {
-            number: {entry.agent: entry for entry in self.entries(number)}
+            number: {entry.agent: entry for entry in self.read_entries(number)}
             for number in {number for _, number in last}
         }
         return {agent: (number, entries[number][agent]) for agent, number in last}
 
-    def history(self) -> list[tuple[int, float, int, int]]:
+    def read_history(self) -> list[tuple[int, float, int, int]]:
         """Read each finished round: its number, seconds, bytes up and bytes down."""
         return list(
             self._database.execute(
@@ -142,7 +142,7 @@ class RunRecords:
             )
         )
 
-    def entries(self, number: int) -> list[Entry]:
+    def read_entries(self, number: int) -> list[Entry]:
         """Read the outcome of each task in a round, by agent."""
         columns = (
             "agent, submodel, outcome, samples, steps, loss, seconds, step, peak, position, "
@@ -170,5 +170,5 @@ def open_records(root: Path, name: str) -> RunRecords:
     """
     folder = root / name
     if not (folder / DATABASE).exists():
-        raise missing_run(folder)
+        raise make_missing_error(folder)
     return RunRecords(folder, open_database(folder, read_only=True))

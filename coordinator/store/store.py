@@ -43,7 +43,7 @@ from coordinator.store.folder_check import (
     recover,
 )
 from coordinator.store.journal import Base, Journal
-from coordinator.store.run_folders import DATABASE, missing_run
+from coordinator.store.run_folders import DATABASE, make_missing_error
 from coordinator.store.run_records import RunRecords
 from coordinator.store.tensor_files import read_tensors, write_tensors
 from coordinator.trust import trust_tables
@@ -99,7 +99,7 @@ class Store(RunRecords):
         """
         folder = root / name
         if not (folder / DATABASE).exists():
-            raise missing_run(folder)
+            raise make_missing_error(folder)
         if read_only:
             return cls(folder, open_database(folder, read_only=True), None)
         with ExitStack() as undo:
@@ -232,7 +232,7 @@ class Store(RunRecords):
             seconds,
             tensors,
             counts,
-            scores=self.scores(number),
+            scores=self.read_scores(number),
             bytes_up=up,
             bytes_down=down,
         )

@@ -86,7 +86,7 @@ def count_by_round(records: RunRecords) -> dict[int, Counts]:
     """Return the counts of a run after each round that has updates, in order, and before the first
     one (0); empty counts if nothing is recorded.
     """
-    facts, updates = records.read_facts(), records.updates_by_submodel()
+    facts, updates = records.read_facts(), records.count_updates()
     if updates is None or not facts.reach:
         return {0: Counts()}
     reach = {name: frozenset(trained) for name, trained in facts.reach.items()}
@@ -132,5 +132,5 @@ def choose_serving(records: RunRecords) -> dict[str, str]:
 
     return {
         agent: choose_trained(plain.get(name, name))
-        for agent, name in records.last_submodels().items()
+        for agent, name in records.read_last_submodels().items()
     }

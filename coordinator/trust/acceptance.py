@@ -28,7 +28,7 @@ __all__ = [
     "check_scores",
     "check_statistics",
     "check_training",
-    "expected_shapes",
+    "compute_shapes",
 ]
 
 OUTSIZE = 1e3  # times the norm that was sent (plus one per entry, for tensors that start at zero)
@@ -51,7 +51,7 @@ OUTPUTS = 2**20  # classes, values or tokens
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def expected_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
+def compute_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of the tensors that a device with this plan sends back."""
     shapes: dict[str, tuple[int, ...]] = {}
     for row in plan.rows:

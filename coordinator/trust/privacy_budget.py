@@ -52,10 +52,10 @@ def compute_epsilon(spent: Mapping[str, float], delta: float) -> float:
     by agent.
     """
     worst = max(spent.values(), default=0.0)
-    return gaussian_epsilon(math.sqrt(worst), delta) if worst else 0.0
+    return compute_gaussian_epsilon(math.sqrt(worst), delta) if worst else 0.0
 
 
-def gaussian_epsilon(mu: float, delta: float) -> float:
+def compute_gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the least epsilon for which a Gaussian mechanism is (epsilon, delta)-private.
 
     mu: sensitivity divided by the standard deviation of the noise, above 0.

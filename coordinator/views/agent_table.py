@@ -13,13 +13,11 @@ import msgspec
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.standing import Standing
 from coordinator.observe.records import Entry
-from coordinator.store.run_folders import describe_missing, list_runs
+from coordinator.store.run_folders import find_latest_run
 from coordinator.store.run_records import open_records
 from coordinator.store.training_counts import count_run
-from coordinator.views.run_status import render_table
-from federated.errors import StoreError
 from federated.runtime.units import format_count, human_seconds, megabytes
-from federated.safe_table import SafeTable
+from federated.safe_table import make_table, render_table
 from federated.safe_text import make_safe
 from federated.task import Profile
 from federated.wire.release_files import UNTRAINED
@@ -46,10 +44,8 @@ def describe_agents(name: str | None, runs: Path) -> dict[str, Any]:
     """Return a run's agents as plain values; without a name, of the latest run. Raises
     StoreError.
     """
-    if name is None and not list_runs(runs):
-        raise StoreError(describe_missing(runs))
-    with closing(open_records(runs, name or list_runs(runs)[-1])) as records:
-        agents, last, done = records.agents, records.last_entries(), records.rounds_done
+    with closing(open_records(runs, name or find_latest_run(runs))) as records:
+        agents, last, done = records.agents, records.read_last_entries(), records.rounds_done
         profiles, standings = agents.read_profiles(), agents.read_standings()
         decisions = agents.read_last_decisions()
         rows = [
@@ -148,9 +144,7 @@ def render_agents(made: dict[str, Any]) -> str:
         head += f", in round {made['round']}"
     if not made["agents"]:
         return f"{head}; no agent has been asked yet"
-    table = SafeTable(box=None, pad_edge=False, header_style="dim")
-    for title in COLUMNS:
-        table.add_column(title, no_wrap=title == "agent")
+    table = make_table(*COLUMNS)
     for agent in made["agents"]:
         table.add_row(agent["agent"], *render_cells(agent))
     lines = [head, render_table(table), ""]

@@ -14,14 +14,14 @@ from typing import Any
 
 import msgspec
 
-from coordinator.release.history import HISTORY, History, digest_of
+from coordinator.release.history import HISTORY, History, compute_digest
 from coordinator.row_digests import find_damage
 from coordinator.settings.config import read_tables
 from coordinator.store import folder_check, run_lock
 from coordinator.store.database import open_database
 from coordinator.store.journal_records import FRAME, split_records, unpack_plainly
 from coordinator.store.run_files import find_problem, update_path
-from coordinator.store.run_folders import DATABASE, missing_run
+from coordinator.store.run_folders import DATABASE, make_missing_error
 from coordinator.store.run_records import RunRecords
 from federated.errors import ExportError, StoreError
 from federated.runtime.units import format_count
@@ -61,7 +61,7 @@ def check_run(name: str, runs: Path, *, repair: bool) -> dict[str, Any]:
     """
     folder = runs / name
     if not (folder / DATABASE).exists() and not folder_check.find_traces(folder):
-        raise missing_run(folder)
+        raise make_missing_error(folder)
     lock = run_lock.acquire(folder)
     try:
         found = list(check_folder(folder))
@@ -236,7 +236,7 @@ def check_releases(folder: Path) -> Iterator[Finding]:
     if (folder / HISTORY).exists():
         try:
             history = msgspec.json.decode((folder / HISTORY).read_bytes(), type=History)
-            intact = history.digest == digest_of(history)
+            intact = history.digest == compute_digest(history)
             problem = "" if intact else "is damaged: its digest differs"
         except (OSError, ValueError) as error:  # errors of msgspec are ValueErrors
             problem = f"cannot be read: {error}"

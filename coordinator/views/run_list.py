@@ -17,10 +17,9 @@ from coordinator.views.run_status import (
     find_last_scores,
     find_state,
     read_config,
-    render_table,
 )
 from federated.errors import EspalierError
-from federated.safe_table import SafeTable
+from federated.safe_table import make_table, render_table
 from federated.wire.release_files import UNTRAINED
 
 __all__ = ["describe_runs", "render_runs"]
@@ -66,9 +65,7 @@ def render_runs(found: list[dict[str, Any]], runs: Path) -> str:
     """Return the runs as text: a table, then errors and untrained submodels."""
     if not found:
         return describe_missing(runs)
-    table = SafeTable(box=None, pad_edge=False, header_style="dim")
-    for title in COLUMNS:
-        table.add_column(title, no_wrap=title == "run")
+    table = make_table(*COLUMNS)
     errors, untrained = list[str](), list[str]()
     for run in found:
         if "error" in run:

@@ -56,10 +56,10 @@ def draw_plots(folder: Path, records: RunRecords) -> dict[str, str]:
         plots.plot_accuracies(folder / "accuracy.png", [scores], submodels, run)
     else:
         skipped["accuracy"] = "no round was evaluated"
-    history = records.history()
+    history = records.read_history()
     traffic = [(number, up, down) for number, _, up, down in history]
     plots.plot_traffic(folder / "bytes.png", traffic, run)
-    entries = {number: records.entries(number) for number, *_ in history}
+    entries = {number: records.read_entries(number) for number, *_ in history}
     if times := collect_times(entries):
         plots.plot_times(folder / "times.png", times, run)
     else:
@@ -77,7 +77,7 @@ def list_scores(records: RunRecords) -> list[dict[str, Any]]:
     """
     return [
         {"round": number, **msgspec.to_builtins(score)}
-        for number, score in mark_scores(count_by_round(records), records.all_scores())
+        for number, score in mark_scores(count_by_round(records), records.read_all_scores())
         if not score.agent
     ]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from coordinator.observe.now_file import STATES, TASKS, Now, read_now
@@ -26,7 +25,7 @@ from coordinator.store.run_records import RunRecords, open_records
 from coordinator.store.training_counts import count_run
 from coordinator.views import run_log
 from federated.runtime.units import format_count, human_bytes, human_seconds
-from federated.safe_table import SafeTable
+from federated.safe_table import make_table, render_table
 from federated.safe_text import make_safe
 
 __all__ = [
@@ -36,12 +35,11 @@ __all__ = [
     "find_state",
     "read_config",
     "render_status",
-    "render_table",
 ]
 
 RECENT = 5  # rounds from which the time left is estimated, and errors that are shown
 SILENT = 10.0  # seconds without an update from the coordinator after which status says so
-WIDTH = 150  # columns of a table
+
 MAX_MEMBERS = 40  # agents in the table; the others are counted
 
 
@@ -53,7 +51,7 @@ def describe_status(name: str | None, runs: Path) -> dict[str, Any]:
     `over` can resume.
     """
     with closing(open_records(runs, name or find_current_run(runs))) as records:
-        folder, done, history = records.folder, records.rounds_done, records.history()
+        folder, done, history = records.folder, records.rounds_done, records.read_history()
         held, now, requests = (
             run_lock.is_held(folder),
             read_now(folder),
@@ -71,7 +69,7 @@ def describe_status(name: str | None, runs: Path) -> dict[str, Any]:
             "scores": {"round": scored, "values": msgspec.to_builtins(select_overall(scores))},
             "bytes_up": sum(up for *_, up, _ in history),
             "bytes_down": sum(down for *_, down in history),
-            "wishes": msgspec.to_builtins(requests) if held else None,
+            "requests": msgspec.to_builtins(requests) if held else None,
             "silent": max(0.0, (datetime.now(UTC) - updated).total_seconds()) if updated else None,
             "now": msgspec.to_builtins(now) if now else None,
             "errors": run_log.read_recent_errors(folder, RECENT),
@@ -92,7 +90,7 @@ def find_last_scores(records: RunRecords) -> tuple[int, list[Score]]:
     include how often their submodels were trained until then.
     """
     for number in range(records.rounds_done, 0, -1):
-        if found := records.scores(number):
+        if found := records.read_scores(number):
             return number, list(count_run(records, number).mark(found))
     return 0, []
 
@@ -144,14 +142,14 @@ def describe_progress(made: dict[str, Any]) -> list[str]:
     left = f", about {human_seconds(made['eta'])} left" if made["eta"] else ""
     silent = f"; no update from the coordinator for {human_seconds(made['silent'])}"
     lines = [f"{describe_phase(now)}; {done}{left}{silent if made['silent'] > SILENT else ''}"]
-    if made["wishes"]["paused"] and now["phase"] != "paused":
+    if made["requests"]["paused"] and now["phase"] != "paused":
         waiting = now["phase"] == "waiting"
         lines.append(
             "starts no round until `coordinator pause --off`"
             if waiting
             else "pauses after the current round"
         )
-    if stop := made["wishes"]["stop"]:
+    if stop := made["requests"]["stop"]:
         lines.append("stops after the current round" if stop == "stop" else "stops at once")
     if now["tasks"]:
         lines.append("tasks: " + format_counts(now["tasks"], TASKS))
@@ -192,9 +190,7 @@ def format_counts(counts: dict[str, int], order: tuple[str, ...]) -> str:
 
 
 def render_members(members: list[dict[str, Any]]) -> Table:
-    table = SafeTable(
-        "agent", "submodel", "state", "task", "loss", box=None, pad_edge=False, header_style="dim"
-    )
+    table = make_table("agent", "submodel", "state", "task", "loss")
     for member in members[:MAX_MEMBERS]:
         state, reason = member["state"], member["reason"]
         table.add_row(
@@ -231,11 +227,3 @@ def describe_scores(made: dict[str, Any]) -> list[str]:
         + ", ".join(f"{score.label} {format_metric(score.metrics, key)}" for score in scores)
         for key, title in name_headline_metrics(scores).items()
     ]
-
-
-def render_table(table: Table) -> str:
-    """Return a table as text."""
-    console = Console(width=WIDTH, force_jupyter=False)  # in a notebook it would print, too
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip()

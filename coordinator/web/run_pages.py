@@ -30,7 +30,7 @@ def describe_rounds(runs: Path, run: str) -> dict[str, Any]:
     with closing(open_records(runs, run)) as records:
         names = ("round", "seconds", "bytes_up", "bytes_down")
         return {
-            "rounds": [dict(zip(names, row, strict=True)) for row in records.history()],
+            "rounds": [dict(zip(names, row, strict=True)) for row in records.read_history()],
             "scores": list_scores(records),
         }
 
@@ -42,7 +42,7 @@ def describe_tasks(runs: Path, run: str) -> list[dict[str, Any]]:
         return [
             {"round": number, **describe_task(entry)}
             for number in range(max(1, done - MAX_ROUNDS + 1), done + 1)
-            for entry in records.entries(number)
+            for entry in records.read_entries(number)
         ]
 
 

@@ -4,7 +4,6 @@ imports the module of a command only when the command runs.
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import threading
@@ -15,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 import click
+import msgspec
 
 from federated.errors import EspalierError, MissingExtra
 from federated.safe_text import make_lines_safe
@@ -50,9 +50,11 @@ def speaker(form: str) -> Say:
 
 
 def print_result(found: Any, form: str, render: Callable[[Any], str] | None = None) -> None:
-    """Print a result as one line of JSON or as text. render: makes the text; None prints none."""
+    """Print a result as one line of JSON, in which numbers that are not finite become null, or as
+    text. render: makes the text; None prints none.
+    """
     if form == "json":
-        click.echo(json.dumps(found))
+        click.echo(msgspec.json.encode(found).decode())
     elif render is not None:
         click.echo(render(found))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker.addresses import free_port
+from coordinator.broker.addresses import find_free_port
 from tests.support.brokers import needs_mosquitto
 from tests.support.flood import open_silent, start_flood
 from tests.support.processes import AGENT, COORDINATOR, Start
@@ -24,7 +24,7 @@ def test_a_device_enrols_and_a_run_finishes_during_a_flood(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE", str(tmp_path / "state"))
-    port, enrol = free_port("127.0.0.1", 0), free_port("127.0.0.1", 0)
+    port, enrol = find_free_port("127.0.0.1", 0), find_free_port("127.0.0.1", 0)
     pki = str(tmp_path / "pki")
     words = ["start", "--tls", "--pki", pki, "--port", str(port), "--name", "r", "--rounds", "2"]
     words += [

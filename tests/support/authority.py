@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.access.authority import Authority
 from coordinator.access.broker_files import write_broker_files
-from coordinator.broker.addresses import free_port
+from coordinator.broker.addresses import find_free_port
 from coordinator.broker.mosquitto import find_mosquitto
 from edge_agent.access.enrolment import encode_key, sign_request
 from federated.wire.address import Address
@@ -62,7 +62,7 @@ class Door:
 @contextmanager
 def shipped(name: str, authority: Authority, folder: Path) -> Iterator[Door]:
     """Start mosquitto with a file of deploy/mosquitto, but with other paths, address and port."""
-    program, port, files = find_mosquitto(), free_port("127.0.0.1", 0), folder / "broker"
+    program, port, files = find_mosquitto(), find_free_port("127.0.0.1", 0), folder / "broker"
     assert program is not None
     write_broker_files(authority, files)
     text = (SHIPPED / name).read_text().replace("/etc/mosquitto/espalier", str(files))

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
-from coordinator.round.round import Round, Rules, phase_tasks
+from coordinator.round.round import Round, Rules, list_phase_tasks
 from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned, TaskState
 from federated.task import Key, Recipe, Task
@@ -76,7 +76,7 @@ class Machine:
         return found
 
     def of(self, agent: str) -> TaskState:
-        return next(state for state in phase_tasks(self.round) if state.task.agent == agent)
+        return next(state for state in list_phase_tasks(self.round) if state.task.agent == agent)
 
     @property
     def closing(self) -> str:

@@ -28,8 +28,8 @@ def write_csv(context: ReaderContext) -> Publish:
 
     def read(event: Event) -> None:
         if isinstance(event, RoundEnded):
-            append(folder / ROUNDS, ROUND_COLUMNS, [round_row(event.done)])
-            append(folder / SCORES, SCORE_COLUMNS, score_rows(event.done))
+            append(folder / ROUNDS, ROUND_COLUMNS, [list_round_values(event.done)])
+            append(folder / SCORES, SCORE_COLUMNS, list_score_rows(event.done))
 
     return read
 
@@ -43,13 +43,13 @@ def append(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]])
         lines.writerows(rows)
 
 
-def round_row(done: RoundRecord) -> Sequence[object]:
+def list_round_values(done: RoundRecord) -> Sequence[object]:
     folded = sum(entry.outcome == "folded" for entry in done.entries)
     asked = len(done.entries)
     return done.round, round(done.seconds, 3), asked, folded, done.bytes_up, done.bytes_down
 
 
-def score_rows(done: RoundRecord) -> Iterable[Sequence[object]]:
+def list_score_rows(done: RoundRecord) -> Iterable[Sequence[object]]:
     for score in done.scores:
         about = (done.round, score.submodel, score.view, score.agent, score.examples)
         for name, value in score.metrics.items():

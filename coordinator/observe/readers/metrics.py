@@ -143,42 +143,35 @@ class RunMeter:
         if self._context.fleet is None:
             return
         now = measure_load(self._context.fleet)
-        agents = {state: now.agents.get(state, 0) for state in STATES}
-        yield label(
-            GaugeMetricFamily(
-                "espalier_agents", "Agents that the coordinator knows, by state.", labels=["state"]
-            ),
-            agents,
+        agents = GaugeMetricFamily(
+            "espalier_agents", "Agents that the coordinator knows, by state.", labels=["state"]
         )
-        tasks = {state: now.tasks.get(state, 0) for state in TASKS}
-        yield label(
-            GaugeMetricFamily(
-                "espalier_tasks", "Tasks of the round in progress, by state.", labels=["state"]
-            ),
-            tasks,
+        yield label(agents, {state: now.agents.get(state, 0) for state in STATES})
+        tasks = GaugeMetricFamily(
+            "espalier_tasks", "Tasks of the round in progress, by state.", labels=["state"]
         )
-        yield label(
-            CounterMetricFamily(
-                "espalier_link_bytes",
-                "Bytes through the coordinator's link, as seen from the agents.",
-                labels=["direction"],
-            ),
-            {"up": now.bytes_up, "down": now.bytes_down},
+        yield label(tasks, {state: now.tasks.get(state, 0) for state in TASKS})
+        link = CounterMetricFamily(
+            "espalier_link_bytes",
+            "Bytes through the coordinator's link, as seen from the agents.",
+            labels=["direction"],
         )
-        for name, text, value in (
+        yield label(link, {"up": now.bytes_up, "down": now.bytes_down})
+        gauges: list[tuple[str, str, float | None]] = [
             ("transfers_receiving", "Updates that are being received.", now.receiving),
             ("transfers_waiting", "Updates that wait for a slot.", now.waiting),
             ("link_queue_length", "Received messages that are not handled yet.", now.queued),
             ("spool_files", "Files in the coordinator's spool.", now.spool_files),
             ("spool_bytes", "Bytes in the coordinator's spool.", now.spool_bytes),
-        ):
-            yield GaugeMetricFamily(f"espalier_{name}", text, value)
-        if self._epsilon is not None:
-            yield GaugeMetricFamily(
-                "espalier_privacy_epsilon",
+            (
+                "privacy_epsilon",
                 "Privacy spent so far: epsilon at the configured delta.",
                 self._epsilon,
-            )
+            ),
+        ]
+        for name, text, value in gauges:
+            if value is not None:
+                yield GaugeMetricFamily(f"espalier_{name}", text, value)
 
 
 def label(family: Family, values: Mapping[str, float]) -> Family:

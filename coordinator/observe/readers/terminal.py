@@ -24,7 +24,7 @@ from coordinator.observe.score_summary import (
 )
 from federated.runtime.console import Say
 from federated.runtime.units import format_count, human_bytes
-from federated.safe_table import SafeTable
+from federated.safe_table import SafeTable, make_table
 from federated.safe_text import make_safe
 from federated.wire.release_files import label_submodel
 from models.submodel import Submodel
@@ -151,9 +151,7 @@ class Screen:
             make_safe(self._note),
             f"   {human_bytes(self._bytes[0])} up, {human_bytes(self._bytes[1])} down",
         )
-        table = SafeTable(
-            "agent", "submodel", "state", "loss", box=None, pad_edge=False, header_style="dim"
-        )
+        table = make_table("agent", "submodel", "state", "loss")
         for agent in self.agents():
             table.add_row(
                 agent.name,

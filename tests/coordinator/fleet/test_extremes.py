@@ -37,7 +37,7 @@ from coordinator.round.round_events import ProfileCame, RoundEvent
 from coordinator.settings.config import Config, load
 from coordinator.store.journal import Base, pack, unpack
 from coordinator.store.store import Store
-from coordinator.trust.acceptance import check_match, check_profile, check_training, expected_shapes
+from coordinator.trust.acceptance import check_match, check_profile, check_training, compute_shapes
 from federated.engine.aggregate import Total, dump, fold
 from federated.engine.aggregate import load as load_total
 from federated.errors import WireError
@@ -245,7 +245,7 @@ def test_an_accepted_update_is_folded_stored_and_reported(name: str, tmp_path: P
     )
     submodel = chosen.menu(NETWORKS["class"], settings)[0]
     plan = chosen.place(state, submodel)
-    shapes = expected_shapes(plan)
+    shapes = compute_shapes(plan)
     norms = {home: float(value.norm()) for home, value in chosen.dispatch(state, plan).items()}
     task = Task("r", 1, 1, "a", "train", submodel, "r0", "0" * 64, 1000, Recipe(), 60.0)
     profile, standings = PROFILE, {"a": Standing()}
@@ -301,7 +301,7 @@ def test_an_accepted_update_is_folded_stored_and_reported(name: str, tmp_path: P
         done = Finished(number, 1.0, {}, {submodel: 1}, (one.entry,), scores, standings=standings)
         store.save(done)
         assert store.agents.read_standings()["a"] == one.standing
-        assert (store.entries(number)[0].steps, len(store.scores(number))) == (
+        assert (store.read_entries(number)[0].steps, len(store.read_scores(number))) == (
             update.steps,
             len(scores),
         )
@@ -365,7 +365,8 @@ def test_accepted_scores_are_summed_with_those_of_many_others_and_stored(
         assert all(math.isfinite(score.accuracy) and math.isfinite(score.loss) for score in scores)
         store.save(Finished(number, 1.0, {}, {}, scores=scores[:1]))
         assert [
-            json.loads(json.dumps(score.metrics, allow_nan=False)) for score in store.scores(number)
+            json.loads(json.dumps(score.metrics, allow_nan=False))
+            for score in store.read_scores(number)
         ] == [scores[0].metrics]
     store.close()
     assert liar.fate["scores taken"] > 15
@@ -453,7 +454,7 @@ def test_a_run_with_two_extreme_agents_ends_and_resumes(tmp_path: Path) -> None:
     fates = Counter(
         entry.outcome.partition(":")[0]
         for number in range(1, 9)
-        for entry in store.entries(number)
+        for entry in store.read_entries(number)
         if entry.agent != "a0"
     )
     store.agents.read_standings()

@@ -29,10 +29,10 @@ def test_an_agent_is_ready_once_it_is_online_and_measured(
 ) -> None:
     peer = Peer(memory, "a")
     listen(fleet)
-    assert [a.name for a in fleet.ready()] == ["a"]
+    assert [a.name for a in fleet.list_ready()] == ["a"]
     peer.say(messages.Status("a", "s1", False), topics.status("r", "a"))
     listen(fleet)
-    assert fleet.ready() == []
+    assert fleet.list_ready() == []
 
 
 def test_a_busy_coordinator_handles_waiting_messages_before_it_calls_an_agent_silent(
@@ -44,15 +44,15 @@ def test_a_busy_coordinator_handles_waiting_messages_before_it_calls_an_agent_si
         peer.beat()
     clock.now = 100.0  # it computed for a while
     fleet.turn(0)
-    assert len(fleet.ready()) == 3
+    assert len(fleet.list_ready()) == 3
     listen(fleet)
-    assert len(fleet.ready()) == 3
+    assert len(fleet.list_ready()) == 3
     clock.now = 200.0
     listen(fleet)
-    assert fleet.ready() == []
+    assert fleet.list_ready() == []
     peers[0].beat()
     listen(fleet)
-    assert [a.name for a in fleet.ready()] == ["a"]
+    assert [a.name for a in fleet.list_ready()] == ["a"]
 
 
 def test_weights_that_do_not_fit_the_disk_are_a_store_error_and_leave_no_file(

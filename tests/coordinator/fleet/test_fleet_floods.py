@@ -146,7 +146,7 @@ def test_an_agent_that_floods_is_suspended(
         fleet.turn(0)
     assert gate.list_suspended() == {"a"}
     fleet.turn(0)
-    assert [agent.name for agent in fleet.ready()] == ["b"]
+    assert [agent.name for agent in fleet.list_ready()] == ["b"]
     assert fleet.agents["a"].absence == f"refused: {SUSPENDED}", "no round waits for it"
     peers["a"].beat()
     listen(fleet)
@@ -174,7 +174,7 @@ def test_an_agent_that_floods_is_suspended_while_the_fleet_waits_for_the_broker(
         link._deliveries.put(Delivery(topics.say("r", "a"), b"noise"))
     assert gate.list_suspended() == {"a"}, "as the thread asks that watches the broker"
     listen(fleet)
-    assert [agent.name for agent in fleet.ready()] == ["b"]
+    assert [agent.name for agent in fleet.list_ready()] == ["b"]
 
 
 def test_few_invalid_messages_are_answered(fleet: Fleet, memory: MemoryBroker) -> None:

@@ -34,7 +34,7 @@ def test_a_task_of_an_earlier_round_is_sent_again_to_an_agent_that_returns(
     ] == ["b"]
     fleet.driver.collect("train", Folding())
     assert [state.task.agent for state in fleet.late] == ["a"]
-    assert [agent.name for agent in fleet.free()] == ["b"]
+    assert [agent.name for agent in fleet.list_free()] == ["b"]
     assert messages.Abort not in [type(m) for m in peers["a"].heard()]
     peers["a"].say(messages.Status("a", "s2", True), topics.status("r", "a"))
     listen(fleet)

@@ -141,6 +141,6 @@ def test_an_agent_that_is_silent_until_two_deadlines_sits_out_a_round(
         assert len(collect(fleet, tasks, limit=5.0)) == 1
         fleet.turn = turn  # type: ignore[method-assign]
         if number == 1:
-            assert [agent.name for agent in fleet.candidates("train", 2)] == ["a", "b"]
-    assert [agent.name for agent in fleet.candidates("train", 3)] == ["a"]
-    assert [agent.name for agent in fleet.candidates("train", 4)] == ["a", "b"]
+            assert [agent.name for agent in fleet.list_candidates("train", 2)] == ["a", "b"]
+    assert [agent.name for agent in fleet.list_candidates("train", 3)] == ["a"]
+    assert [agent.name for agent in fleet.list_candidates("train", 4)] == ["a", "b"]

@@ -61,7 +61,7 @@ def test_a_profile_that_was_not_measured_with_the_card_is_refused(
     forget_profile(fleet)
     peer.say(profile, topics.profile("r", "a"))
     listen(fleet)
-    assert fleet.ready() == []
+    assert fleet.list_ready() == []
     assert [type(m) for m in peer.heard()] == [messages.Refusal]
 
 
@@ -81,7 +81,7 @@ def test_a_device_times_the_submodels_that_fit_in_the_order_of_the_card(
         topics.profile("r", "a"),
     )
     listen(fleet)
-    assert bool(fleet.ready()) is ready
+    assert bool(fleet.list_ready()) is ready
 
 
 def test_an_agent_whose_profile_did_not_arrive_is_asked_for_it(
@@ -104,5 +104,5 @@ def test_an_agent_whose_profile_did_not_arrive_is_asked_for_it(
     clock.now += ANNOUNCEMENT_PATIENCE
     peer.beat()
     listen(fleet)
-    assert fleet.ready()
+    assert fleet.list_ready()
     assert not peer.heard()

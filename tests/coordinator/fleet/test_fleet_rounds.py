@@ -160,13 +160,13 @@ def test_a_revoked_agent_is_ignored_not_asked_and_its_updates_are_not_folded(
     second.beat()
     second.say(messages.Status("b", "s2", True), topics.status("r", "b"))
     listen(fleet)
-    assert [a.name for a in fleet.ready()] == ["a"]
+    assert [a.name for a in fleet.list_ready()] == ["a"]
     assert not fleet.inbox.path(task("b").key).exists()
     gate.barred = frozenset()  # enrolled again
     second.say(messages.Status("b", "s3", True), topics.status("r", "b"))
     second.say(replace(PROFILE, agent="b"), topics.profile("r", "b"))
     listen(fleet)
-    assert [a.name for a in fleet.ready()] == ["a", "b"]
+    assert [a.name for a in fleet.list_ready()] == ["a", "b"]
 
 
 def test_an_interrupted_round_does_not_abort_its_tasks(fleet: Fleet, memory: MemoryBroker) -> None:

@@ -130,10 +130,10 @@ def test_the_coordinator_refuses_a_profile_with_such_a_survey_and_continues(
     said = {"v": envelope.PROTOCOL, "kind": "profile", "body": {**BODY, "survey": survey}}
     peer.link.publish(topics.profile("r", "a"), msgpack.packb(said), retain=True)
     listen(fleet)
-    assert fleet.ready() == []
+    assert fleet.list_ready() == []
     (told,) = peer.heard()
     assert isinstance(told, messages.Refusal)
     assert "expected a survey of" in told.reason
     peer.say(PROFILE, topics.profile("r", "a"))
     listen(fleet)
-    assert [agent.name for agent in fleet.ready()] == ["a"]
+    assert [agent.name for agent in fleet.list_ready()] == ["a"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.fleet.shipment import statistics_of
+from coordinator.fleet.shipment import select_statistics
 from coordinator.phases.collectors import Calibration
-from coordinator.phases.evaluation import with_statistics
+from coordinator.phases.evaluation import replace_statistics
 from coordinator.run import preparation
 from federated.method import configure
 from federated.methods.fedavg import fedavg, propose_sizes
@@ -73,8 +73,8 @@ def test_under_a_robust_rule_a_large_batch_count_does_not_dominate() -> None:
             make_update("liar", 9e9, 2**30),
         ):
             calibration.fold(None, answer)  # type: ignore[arg-type]
-        found = with_statistics(state, calibration.statistics())
-        values = statistics_of(found, submodel)
+        found = replace_statistics(state, calibration.statistics())
+        values = select_statistics(found, submodel)
         assert values.keys() == statistics(submodel).keys()
         assert all(
             low <= float(value.min()) <= float(value.max()) <= high for value in values.values()

@@ -84,7 +84,7 @@ def test_late_updates_keep_no_state_in_memory(
         late = [
             entry.task
             for number in range(1, 13)
-            for entry in store.entries(number)
+            for entry in store.read_entries(number)
             if entry.outcome == "folded" and entry.task
         ]
     assert carried - {1}, "a task with the weights of an earlier round was open"

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from coordinator.release.archive import Archive
-from coordinator.release.history import History, Item, digest_of, release
+from coordinator.release.history import History, Item, compute_digest, release
 from export import bundle
 from export.publish import describe_version
 from federated.errors import ExportError, StoreError
@@ -147,7 +147,7 @@ def test_a_version_with_another_manifest_is_named(archive: Archive, tmp_path: Pa
 
 def seal(history: History) -> str:
     """Return the text of a history with its digest."""
-    return msgspec.json.encode(replace(history, digest=digest_of(history))).decode()
+    return msgspec.json.encode(replace(history, digest=compute_digest(history))).decode()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from coordinator.release.history import (
     Item,
     add_reports,
     build_card,
-    find_rollback,
+    find_rollback_event,
     find_rollback_target,
     list_kept,
     list_reports,
@@ -114,10 +114,10 @@ def test_another_canary_or_release_replaces_the_canary() -> None:
 
 def test_a_rollback_is_remembered_until_the_version_is_released_again() -> None:
     back = roll_back(start_canary(release(EMPTY, A, "t1"), B, ("pi",), "t2"), "t3", ("bad",))
-    assert find_rollback(back, "b" * 12) == Event("t3", "b" * 12, "rolled back", ("bad",))
-    assert find_rollback(back, "a" * 12) is None
-    assert find_rollback(back, "f" * 12) is None
-    assert find_rollback(start_canary(back, B, ("pi",), "t4"), "b" * 12) is None
+    assert find_rollback_event(back, "b" * 12) == Event("t3", "b" * 12, "rolled back", ("bad",))
+    assert find_rollback_event(back, "a" * 12) is None
+    assert find_rollback_event(back, "f" * 12) is None
+    assert find_rollback_event(start_canary(back, B, ("pi",), "t4"), "b" * 12) is None
 
 
 def test_reports_are_stored_with_the_version_that_they_are_about() -> None:

@@ -12,7 +12,14 @@ from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import SILENCE
 from coordinator.round.phase_rules import FIRST_LEASE, MEDIAN_CAP, MIN_LEASE, SLACK, compute_lease
-from coordinator.round.round import RETURN_TIME, Round, Rules, Wasted, carried_tasks, phase_tasks
+from coordinator.round.round import (
+    RETURN_TIME,
+    Round,
+    Rules,
+    Wasted,
+    list_carried_tasks,
+    list_phase_tasks,
+)
 from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned, Spare
 from federated.task import heartbeat_interval
@@ -145,7 +152,7 @@ def test_a_late_update_outside_the_spool_is_requested_again_if_its_round_starts_
             on.PhaseBegan(0.0, "evaluate", 2, (Planned(task("c", 2, "evaluate")),), 600.0, 1)
         )
     machine.see(on.TasksDropped(0.0, (), "its spool is damaged", round=True))
-    assert {state.key.agent: state.stage for state in carried_tasks(machine.round)} == {
+    assert {state.key.agent: state.stage for state in list_carried_tasks(machine.round)} == {
         "a": "asked",
         "b": "whole",
     }
@@ -267,7 +274,7 @@ def test_a_resumed_round_has_new_rules() -> None:
 def test_a_late_update_is_folded_last_in_the_next_round() -> None:
     machine = Machine(Rules(stale=1), "ab").begin("ab", quorum=1, carries=True)
     machine.arrive("b")
-    assert [state.task.agent for state in carried_tasks(machine.round)] == ["a"]
+    assert [state.task.agent for state in list_carried_tasks(machine.round)] == ["a"]
     machine.arrive("a")
     assert machine.order == "b", "no phase is open"
     machine.see(
@@ -279,7 +286,7 @@ def test_a_late_update_is_folded_last_in_the_next_round() -> None:
     machine.see(
         on.PhaseBegan(machine.now, "train", 3, (Planned(task("b", 3)),), 600.0, 1, carries=True)
     )
-    assert [state.key for state in phase_tasks(machine.round)] == [task("b", 3).key]
+    assert [state.key for state in list_phase_tasks(machine.round)] == [task("b", 3).key]
 
 
 @pytest.mark.parametrize("evaluated", [True, False])
@@ -308,7 +315,7 @@ def test_a_task_that_is_too_old_is_aborted() -> None:
         on.PhaseBegan(machine.now, "train", 2, (Planned(task("b", 2)),), 600.0, 1, carries=True)
     )
     machine.see(on.UpdateCame(machine.now, task("b", 2).key, 1, "t", "d" * 64, 0.5))
-    assert carried_tasks(machine.round) == []
+    assert list_carried_tasks(machine.round) == []
     assert [a.reason for a in machine.actions if isinstance(a, do.Abort)] == [
         "its weights are too old"
     ]

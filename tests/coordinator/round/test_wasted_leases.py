@@ -32,24 +32,24 @@ def run_phase(machine: Machine, round: int, work: str = "train") -> float:
 def test_an_agent_without_progress_sits_out_more_and_more_rounds() -> None:
     machine, asked, cost = Machine(agents="ab"), list[int](), 0.0
     for round in range(1, 41):
-        if not machine.round.agents["a"].rest_reason("train", round):
+        if not machine.round.agents["a"].explain_rest("train", round):
             asked.append(round)
             cost += run_phase(machine, round)
     assert asked == [1, 3, 6, 11, 20, 37]
     assert cost == pytest.approx(FIRST_LEASE + MIN_LEASE * (2 + 4 + 8 + 16 + 16), abs=12)
-    assert not machine.round.agents["a"].rest_reason("evaluate", 38), "other work is counted apart"
+    assert not machine.round.agents["a"].explain_rest("evaluate", 38), "other work is counted apart"
 
 
 def test_an_update_ends_the_rest_of_an_agent() -> None:
     machine = Machine(agents="ab")
     run_phase(machine, 1)
     assert (
-        machine.round.agents["a"].rest_reason("train", 2)
+        machine.round.agents["a"].explain_rest("train", 2)
         == "its last 1 tasks timed out, so it is not selected until round 2"
     )
     machine.begin("a")
     machine.arrive("a")
-    assert not machine.round.agents["a"].rest_reason("train", 2)
+    assert not machine.round.agents["a"].explain_rest("train", 2)
 
 
 def test_expired_leases_count_once_per_phase_and_not_after_an_update() -> None:

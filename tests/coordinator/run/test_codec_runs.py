@@ -61,7 +61,7 @@ def test_an_agent_without_the_codec_is_not_asked(tmp_path: Path) -> None:
         lacking.participant.state.over
     )
     with closing(Store.open(tmp_path / "runs", "test", read_only=True)) as store:
-        assert {entry.agent for entry in store.entries(1)} == {"a0", "a1"}
+        assert {entry.agent for entry in store.read_entries(1)} == {"a0", "a1"}
 
 
 def test_an_unknown_codec_is_refused_before_a_run(tmp_path: Path) -> None:

@@ -259,16 +259,16 @@ def test_a_misfit_is_refused_with_a_reason_and_judged_again_after_a_change(
     chosen = config(**{"fleet.min_agents": 2})
     network = await_network(fleet, chosen, fleet.publish)
     fleet.admit(Eligibility(chosen, network))
-    assert [agent.name for agent in fleet.ready()] == ["b", "c"]
+    assert [agent.name for agent in fleet.list_ready()] == ["b", "c"]
     told = [message.reason for message in liar.heard() if isinstance(message, messages.Refusal)]
     assert len(told) == 1
     assert "this run" in told[0]
     liar.say(replace(PROFILE, agent="a", data=GOOD), topics.profile("r", "a"))
     listen(fleet)
-    assert len(fleet.ready()) == 3
+    assert len(fleet.list_ready()) == 3
     liar.say(replace(PROFILE, agent="a", data=odd), topics.profile("r", "a"))
     listen(fleet)
-    assert [agent.name for agent in fleet.ready()] == ["b", "c"]
+    assert [agent.name for agent in fleet.list_ready()] == ["b", "c"]
 
 
 def test_the_largest_accepted_profile_is_a_few_kilobytes_without_its_survey() -> None:

@@ -134,7 +134,7 @@ def test_an_agent_with_slower_steps_than_measured_moves_down(tmp_path: Path) -> 
     assert found[3].reason.endswith("steps take 4 times as long as profiled")
     with closing(Store.open(tmp_path / "runs", RUN, read_only=True)) as store:
         second, third = (
-            next(e for e in store.entries(number) if e.agent == "slow") for number in (2, 3)
+            next(e for e in store.read_entries(number) if e.agent == "slow") for number in (2, 3)
         )
         assert third.step == pytest.approx(4 * second.step)
         assert third.peak == 10**6
@@ -154,7 +154,7 @@ def test_claims_of_more_time_than_passed_are_refused(tmp_path: Path) -> None:
         tmp_path, [Member("liar", digits(0, 2), change=lie), Member("well", digits(1, 2))], SMALL
     )
     with closing(Store.open(tmp_path / "runs", RUN, read_only=True)) as store:
-        outcomes = {e.agent: e.outcome for e in store.entries(1)}
+        outcomes = {e.agent: e.outcome for e in store.read_entries(1)}
     assert outcomes["well"] == "folded"
     assert outcomes["liar"].startswith(
         "refused: update of liar: expected 'seconds' above 0 and within the"
@@ -192,7 +192,7 @@ def test_an_agent_that_misses_the_deadline_gets_a_smaller_submodel(
     fleet = [Member("slow", digits(0, 2), change=delay), Member("well", digits(1, 2))]
     federate(tmp_path, fleet, {**SMALL, "train.steps": 1, "rounds": 3, "fleet.deadline": 6.0})
     with closing(Store.open(tmp_path / "runs", RUN, read_only=True)) as store:
-        outcomes = {e.agent: e.outcome for e in store.entries(2)}
+        outcomes = {e.agent: e.outcome for e in store.read_entries(2)}
         standing = store.agents.read_standings()["slow"]
     found = history(tmp_path, "slow")
     assert outcomes == {"slow": "late", "well": "folded"}
@@ -220,7 +220,7 @@ def test_an_update_after_the_quorum_is_late_except_in_a_simulation(
     federate(tmp_path, fleet, {**SMALL, "train.steps": 1, "fleet.quorum": 0.5}, patience=patience)
     with closing(Store.open(tmp_path / "runs", RUN, read_only=True)) as store:
         outcomes, standing = (
-            {e.agent: e.outcome for e in store.entries(1)},
+            {e.agent: e.outcome for e in store.read_entries(1)},
             store.agents.read_standings()["slow"],
         )
     assert outcomes == {"slow": "late", "well": "folded"}

@@ -57,7 +57,7 @@ def test_a_delay_follows_a_round_without_an_update(
     federate(tmp_path, [Member("a0", digits(0, 1), change=fail)], settings, read=read)
     assert len(delays) >= 2
     with closing(Store.open(tmp_path / "runs", RUN, read_only=True)) as store:
-        assert [[entry.outcome for entry in store.entries(number)] for number in (1, 2)] == [
+        assert [[entry.outcome for entry in store.read_entries(number)] for number in (1, 2)] == [
             ["failed: no room"],
             ["folded"],
         ]

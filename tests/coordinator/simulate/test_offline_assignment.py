@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.cli.main import main
+from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.offline_assignment import assign_offline, render
 from federated.device import profile_file
 from federated.device.profile_file import Calibration, Sheet
@@ -44,7 +45,7 @@ def write_profile(
 def assign(
     files: list[Path], flags: dict[str, Any] | None = None, examples: int | None = None
 ) -> dict[str, Any]:
-    return assign_offline(files, None, {}, [], list((flags or {}).items()), examples)
+    return assign_offline(files, ConfigSources(flags=list((flags or {}).items())), examples)
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ def test_results_count_multiply_adds(done):
     one = json.loads((folder / "out" / "seed0.json").read_text())
     macs = {s["name"]: s["macs"] for s in one["submodels"]}
     with closing(Store.open(folder / "runs", "small-seed0", read_only=True)) as store:
-        passed = sum(macs[entry.submodel] * entry.samples for entry in store.entries(1))
+        passed = sum(macs[entry.submodel] * entry.samples for entry in store.read_entries(1))
     effort = {key: value for key, value in one["effort"].items() if value is not None}
     assert effort == pytest.approx({"mean": passed / 3, "mace": passed, "total": 2 * passed})
     assert (
@@ -155,7 +155,7 @@ def test_tmac_counts_the_multiply_adds_up_to_the_target(tmp_path: Path):
     assert not line
     macs = {s["name"]: s["macs"] for s in found["submodels"]}
     with closing(Store.open(tmp_path / "runs", "small-seed0", read_only=True)) as store:
-        first = sum(macs[entry.submodel] * entry.samples for entry in store.entries(1))
+        first = sum(macs[entry.submodel] * entry.samples for entry in store.read_entries(1))
     assert found["effort"]["total"] == pytest.approx(4 * first)
     found, line = simulate_with("simulate.target=0.01")
     assert (found["effort"]["target"], found["effort"]["rounds_to_target"]) == (0.01, 1)

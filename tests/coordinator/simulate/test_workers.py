@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.simulate.data_source import DataSource
-from coordinator.simulate.workers import without_data
+from coordinator.simulate.workers import drop_data
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="needs /proc to inspect processes"
@@ -112,7 +112,7 @@ def test_workers_receive_no_data():
     """Workers load data themselves, so a source with loaded data is sent without them."""
     source = DataSource("digits", None, 3, "iid", 0, 0.2)
     assert len(source.parts) == 3
-    assert len(pickle.dumps(without_data(source))) < 1000 < len(pickle.dumps(source))
+    assert len(pickle.dumps(drop_data(source))) < 1000 < len(pickle.dumps(source))
 
 
 @pytest.mark.slow

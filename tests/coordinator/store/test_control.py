@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_a_pause_starts_within_a_second_and_lasts_until_it_is_resumed(
     send_request(folder, "pause")
     control.look()
     assert not control.paused, "it looks once a second"
-    assert read_requests(folder) == Requests(paused=True, heard=False)
+    assert read_requests(folder) == Requests(paused=True, seen=False)
     clock.now = 1.0
     control.look()
     assert control.paused
@@ -90,6 +91,16 @@ def test_the_next_coordinator_ignores_an_old_stop_but_stays_paused(
     later.close()
 
 
+def test_a_pause_that_an_older_version_stored_holds(folder: Path, clock: Clock) -> None:
+    with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
+        database.execute("CREATE TABLE wishes (about PRIMARY KEY, wanted, at, heard)")
+        database.execute("INSERT INTO wishes VALUES ('pause', 'pause', '2026-01-01', 1)")
+    for _ in range(2):
+        with closing(Control(folder, clock)) as control:
+            assert control.paused
+        assert read_requests(folder) == Requests(paused=True)
+
+
 def test_a_request_during_a_write_is_not_lost(folder: Path, control: Control, clock: Clock) -> None:
     send_request(folder, "pause")
     writing = sqlite3.connect(folder / "run.sqlite", isolation_level=None)
@@ -97,11 +108,11 @@ def test_a_request_during_a_write_is_not_lost(folder: Path, control: Control, cl
     clock.now = 1.0
     control.look()
     assert control.paused, "a writer does not block readers"
-    assert not read_requests(folder).heard
+    assert not read_requests(folder).seen
     writing.execute("COMMIT")
     clock.now = 2.0
     control.look()
-    assert read_requests(folder).heard
+    assert read_requests(folder).seen
 
 
 def test_a_request_without_a_coordinator_is_an_error(folder: Path) -> None:

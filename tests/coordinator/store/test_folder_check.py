@@ -69,8 +69,8 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(
     assert (last.round, last.tensors["w"][0]) == (2, 2.0)
     assert "discarded round 3, which is trained again: round-000003.safetensors is" in caplog.text
     assert store.may_begin_journal
-    assert [number for number, *_ in store.history()] == [1, 2]
-    assert (store.entries(3), store.scores(3)) == ([], [])
+    assert [number for number, *_ in store.read_history()] == [1, 2]
+    assert (store.read_entries(3), store.read_scores(3)) == ([], [])
     assert store.trust.read_costs() == {"a": 1.5}, "someone may have seen round 3"
     assert len(list(folder.glob("damaged-*"))) == (damage is not Path.unlink)
     store.save(done(3))

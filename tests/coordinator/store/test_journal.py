@@ -260,7 +260,7 @@ def test_a_total_round_trips_bit_for_bit_and_a_sweep_keeps_the_last_one(store: S
         digest = store.journal.write_total(name, one)
         store.journal.begin(Base("", Round(), name, (FOLDED,), digest))
         store.journal.sweep()
-    found = store.journal.total("total-000004-000003.safetensors", digest)
+    found = store.journal.read_total("total-000004-000003.safetensors", digest)
     assert torch.equal(found.sums["w"].value, kept.sums["w"].value)
     assert (found.sums["w"].cover, found.seen) == (kept.sums["w"].cover, kept.seen)
     assert len(list(store.folder.glob("total-*"))) == len(list(store.folder.glob("journal-*"))) == 1
@@ -272,13 +272,13 @@ def test_a_missing_or_corrupt_total_is_named(store: Store) -> None:
     written = path.read_bytes()
     path.write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
     with pytest.raises(StoreError, match=r"total-000004-000001.* is damaged: expected sha256"):
-        store.journal.total(path.name, digest)
+        store.journal.read_total(path.name, digest)
     path.write_bytes(written[:-9])
     with pytest.raises(StoreError, match="total-000004-000001"):
-        store.journal.total(path.name, digest)
+        store.journal.read_total(path.name, digest)
     path.unlink()
     with pytest.raises(StoreError, match=r"total-000004-000001.* is missing"):
-        store.journal.total(path.name, digest)
+        store.journal.read_total(path.name, digest)
 
 
 def test_a_journal_continues_the_checkpoint_that_it_names(store: Store) -> None:

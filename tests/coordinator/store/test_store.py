@@ -48,9 +48,9 @@ def test_a_round_round_trips(tmp_path: Path) -> None:
     assert last.round == 3
     assert all(torch.equal(last.tensors[k], v) for k, v in done(3).tensors.items())
     assert last.fleet == {SUBMODEL: 2}
-    assert store.scores(3) == list(done(3).scores)
-    assert [e.outcome for e in store.entries(2)] == ["folded", "late"]
-    assert [number for number, *_ in store.history()] == [1, 2, 3]
+    assert store.read_scores(3) == list(done(3).scores)
+    assert [e.outcome for e in store.read_entries(2)] == ["folded", "late"]
+    assert [number for number, *_ in store.read_history()] == [1, 2, 3]
     facts = store.read_facts()
     assert (facts.config, facts.network, facts.menu) == ({"rounds": 3}, NETWORK, (SUBMODEL,))
     assert sorted(p.name for p in (tmp_path / "r").glob("round-*")) == [
@@ -65,7 +65,7 @@ def test_a_round_is_written_once(tmp_path: Path) -> None:
     store.save(done(1))
     with pytest.raises(StoreError, match="round 1"):
         store.save(done(1))
-    assert len(store.history()) == 1
+    assert len(store.read_history()) == 1
     store.close()
 
 
@@ -95,7 +95,7 @@ def test_two_coordinators_cannot_hold_one_run(tmp_path: Path) -> None:
 
 
 def test_missing_and_foreign_runs_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="nothing to resume"):
+    with pytest.raises(StoreError, match="no run in"):
         find_latest_run(tmp_path)
     Store.create(tmp_path, "r").close()
     with pytest.raises(StoreError, match="run 'r' exists"):
@@ -156,7 +156,7 @@ def test_profiles_decisions_and_standings_round_trip(tmp_path: Path) -> None:
     assert store.agents.read_standings() == {"a": standing}
     assert store.agents.read_decisions("a") == [(1, first), (2, second)]
     assert store.agents.read_last_decisions() == {"a": (2, second)}
-    assert store.last_entries()["b"] == (1, store.entries(1)[1])
+    assert store.read_last_entries()["b"] == (1, store.read_entries(1)[1])
     store.close()
 
 
@@ -176,7 +176,7 @@ def test_sessions_are_counted(tmp_path: Path) -> None:
 def test_the_score_of_a_diverged_model_is_stored(tmp_path: Path) -> None:
     store = Store.create(tmp_path, "r")
     store.save(replace(done(1), scores=[Score("w1", "central", 0.1, math.nan, 8)]))
-    assert math.isnan(store.scores(1)[0].loss)
+    assert math.isnan(store.read_scores(1)[0].loss)
     store.close()
 
 
@@ -218,7 +218,7 @@ def test_the_last_submodel_of_an_agent_is_that_of_its_latest_task(tmp_path: Path
     store = Store.create(tmp_path, "r")
     store.save(replace(done(2), entries=(Entry("nano", "w1-d2.2.2", "failed: no"),)))
     store.save(replace(done(3), entries=(Entry("nano", "w0.5-d2.2.2", "folded", task=1),)))
-    assert store.last_submodels() == {"nano": "w1-d2.2.2"}
+    assert store.read_last_submodels() == {"nano": "w1-d2.2.2"}
     store.close()
 
 

@@ -19,7 +19,7 @@ from coordinator.trust.acceptance import (
     check_scores,
     check_statistics,
     check_training,
-    expected_shapes,
+    compute_shapes,
 )
 from federated.errors import Malformed, Refused
 from federated.method import configure
@@ -34,7 +34,7 @@ SMALL, LARGE = menu(NETWORK, (0.5, 1.0), (1,))
 FEDAVG = method("fedavg")
 SETTINGS = configure(FEDAVG, {"norm": "static"})
 STATE = FEDAVG.start(initial(NETWORK, 0), FEDAVG.menu(NETWORK, SETTINGS), SETTINGS)
-SHAPES = expected_shapes(FEDAVG.place(STATE, SMALL))
+SHAPES = compute_shapes(FEDAVG.place(STATE, SMALL))
 SENT = {
     name: float(value.norm())
     for name, value in FEDAVG.dispatch(STATE, FEDAVG.place(STATE, SMALL)).items()

@@ -35,8 +35,8 @@ def test_a_malicious_update_is_refused_and_honest_ones_are_folded(tmp_path):
     ]
     found = federate(tmp_path, members, {**FEDAVG, "rounds": 3})
     store = Store.open(tmp_path / "runs", "test", read_only=True)
-    outcomes = {entry.agent: entry.outcome for entry in store.entries(3)}
-    earlier = {entry.outcome for number in (1, 2) for entry in store.entries(number)}
+    outcomes = {entry.agent: entry.outcome for entry in store.read_entries(3)}
+    earlier = {entry.outcome for number in (1, 2) for entry in store.read_entries(number)}
     store.close()
     assert earlier == {"folded"}
     assert {

@@ -13,7 +13,7 @@ from coordinator.trust.privacy_budget import (
     add_round,
     compute_costs,
     compute_epsilon,
-    gaussian_epsilon,
+    compute_gaussian_epsilon,
     log_delta,
     mills_ratio,
 )
@@ -28,7 +28,7 @@ def after(rounds: int, noise: float) -> float:
 
 
 def test_noise_as_large_as_the_change_gives_the_published_epsilon() -> None:
-    assert gaussian_epsilon(1.0, DELTA) == pytest.approx(4.377178095681, rel=1e-12)
+    assert compute_gaussian_epsilon(1.0, DELTA) == pytest.approx(4.377178095681, rel=1e-12)
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
@@ -38,7 +38,7 @@ def test_epsilon_solves_the_equation_of_balle_and_wang(mu: float) -> None:
     def phi(x: float) -> float:
         return math.erfc(-x / math.sqrt(2)) / 2
 
-    found = gaussian_epsilon(mu, DELTA)
+    found = compute_gaussian_epsilon(mu, DELTA)
     solved = phi(mu / 2 - found / mu) - math.exp(found) * phi(-mu / 2 - found / mu)
     assert solved == pytest.approx(DELTA, rel=1e-6)
 
@@ -46,8 +46,8 @@ def test_epsilon_solves_the_equation_of_balle_and_wang(mu: float) -> None:
 def test_epsilon_is_zero_where_the_noise_alone_keeps_delta() -> None:
     """At epsilon 0 delta is 2 Phi(mu / 2) - 1, the total variation."""
     delta = 2 * NormalDist().cdf(0.05) - 1
-    assert gaussian_epsilon(0.1, delta * (1 + 1e-9)) == 0.0
-    assert 0 < gaussian_epsilon(0.1, delta * (1 - 1e-9)) < 1e-8
+    assert compute_gaussian_epsilon(0.1, delta * (1 + 1e-9)) == 0.0
+    assert 0 < compute_gaussian_epsilon(0.1, delta * (1 - 1e-9)) < 1e-8
 
 
 @pytest.mark.parametrize(
@@ -66,15 +66,15 @@ def test_the_two_formulas_of_the_mills_ratio_meet() -> None:
 def test_epsilon_grows_with_mu_and_with_a_smaller_delta(
     mu: float, factor: float, delta: float
 ) -> None:
-    found = gaussian_epsilon(mu, delta)
-    assert found <= gaussian_epsilon(mu * factor, delta)
-    assert found <= gaussian_epsilon(mu, delta / factor)
+    found = compute_gaussian_epsilon(mu, delta)
+    assert found <= compute_gaussian_epsilon(mu * factor, delta)
+    assert found <= compute_gaussian_epsilon(mu, delta / factor)
 
 
 @given(MULTIPLIERS, DELTAS)
 @example(0.01, 1e-5)  # log_delta is rounded up at the result of the bisection
 def test_epsilon_is_never_too_small_and_hardly_too_large(mu: float, delta: float) -> None:
-    found = gaussian_epsilon(mu, delta)
+    found = compute_gaussian_epsilon(mu, delta)
     assert log_delta(found, mu) <= math.log(delta)
     if found > 1e-9:
         assert log_delta(found * (1 - 1e-9), mu) > math.log(delta)
@@ -85,7 +85,7 @@ def test_epsilon_is_never_too_small_and_hardly_too_large(mu: float, delta: float
 def test_epsilon_is_that_of_the_library(noise: float, delta: float) -> None:
     accounting = pytest.importorskip("dp_accounting")
     known = accounting.get_epsilon_gaussian(noise, delta)
-    assert gaussian_epsilon(1 / noise, delta) == pytest.approx(known, rel=1e-9, abs=1e-11)
+    assert compute_gaussian_epsilon(1 / noise, delta) == pytest.approx(known, rel=1e-9, abs=1e-11)
 
 
 @pytest.mark.parametrize(("rounds", "noise"), [(1, 1.0), (10, 1.1), (50, 4.0)])

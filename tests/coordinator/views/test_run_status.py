@@ -162,7 +162,7 @@ def test_a_pause_while_waiting_for_agents_starts_no_round(
     where = ["--runs", str(run.runs)]
     assert "pauses after the current round" in command("pause", *where)
     assert "was paused before" in command("pause", *where)
-    run.until(lambda made: made["wishes"]["heard"])
+    run.until(lambda made: made["requests"]["seen"])
     assert "starts no round until" in render_status(describe_status(RUN, run.runs))
     run.busy = ""
     assert run.until(lambda made: made["now"]["phase"] == "paused")["now"]["round"] == 0

@@ -160,7 +160,7 @@ class Stage:
         assert self.done is not None
         store = Store.open(self.folder / "runs", RUN, read_only=True)
         try:
-            return {entry.agent: entry.outcome for entry in store.entries(1)}
+            return {entry.agent: entry.outcome for entry in store.read_entries(1)}
         finally:
             store.close()
 
@@ -293,7 +293,7 @@ def test_no_training_is_repeated_if_the_broker_crashes_during_uploads(tmp_path: 
     assert sorted(trained) == ["a0", "a1"]
     assert all(member.error is None for member in done.members.values())
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
-    assert {entry.agent: entry.outcome for entry in store.entries(1)} == {
+    assert {entry.agent: entry.outcome for entry in store.read_entries(1)} == {
         "a0": "folded",
         "a1": "folded",
     }

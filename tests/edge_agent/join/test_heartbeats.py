@@ -76,7 +76,7 @@ def test_an_agent_with_a_stopped_training_process_does_not_count_as_silent(
         os.kill(worker.pid, signal.SIGCONT)
         worker.close()
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
-    (entry,) = store.entries(1)
+    (entry,) = store.read_entries(1)
     store.close()
     assert entry.outcome == "folded"
     assert entry.seconds >= BLOCKED

@@ -36,7 +36,7 @@ def trained(folder: Path, round_: int) -> dict[str, str]:
     """Return the outcome of each agent that had a training task in a round."""
     store = Store.open(folder / "runs", RUN, read_only=True)
     try:
-        return {entry.agent: entry.outcome for entry in store.entries(round_)}
+        return {entry.agent: entry.outcome for entry in store.read_entries(round_)}
     finally:
         store.close()
 

@@ -354,7 +354,7 @@ def test_networks_that_share_nothing_learn_together(tmp_path):
         "as the menu names them"
     )
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
-    assert store.last_submodels() == pins, "as the menu names them: so are they released"
+    assert store.read_last_submodels() == pins, "as the menu names them: so are they released"
     store.close()
     assert {s.submodel for s in done.result.scores if s.view == "central"} == set(pins.values())
     assert {s.view for s in done.result.scores} >= {"before", "after", "devices"}

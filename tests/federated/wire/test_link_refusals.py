@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.broker import local as brokers
-from coordinator.broker.addresses import free_port
+from coordinator.broker.addresses import find_free_port
 from coordinator.broker.local import Broker
 from federated.errors import ConfigError, LinkError
 from federated.wire import topics
@@ -170,7 +170,7 @@ def certificate(tmp_path: Path) -> Path:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_tls_is_checked_against_the_given_authority(certificate: Path) -> None:
     folder = certificate.parent
-    port = free_port("127.0.0.1", 0)
+    port = find_free_port("127.0.0.1", 0)
     lines = [
         f"listener {port} 127.0.0.1",
         "allow_anonymous true",

@@ -71,7 +71,7 @@ export interface Status {
   scores: { round: number; values: Score[] };
   bytes_up: number;
   bytes_down: number;
-  wishes: { paused: boolean; stop: string; heard: boolean } | null;
+  requests: { paused: boolean; stop: string; seen: boolean } | null;
   silent: number | null;
   now: Now | null;
   errors: LogEvent[];

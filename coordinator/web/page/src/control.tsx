@@ -35,7 +35,7 @@ export function Control({ status }: { status: Status }) {
       (error: Refusal) => setProblem(error.message),
     );
   };
-  const paused = status.wishes?.paused ?? false;
+  const paused = status.requests?.paused ?? false;
   return (
     <div class="control">
       {COMMANDS.filter(([name]) => name !== (paused ? "pause" : "resume")).map((command) => (

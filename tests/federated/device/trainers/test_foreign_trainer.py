@@ -65,7 +65,7 @@ def test_a_foreign_trainer_and_pytorch_share_a_round(tmp_path: Path) -> None:
     members = [Member("a0", digits(0, 2), trainer=Adding()), Member("a1", digits(1, 2))]
     assert federate(tmp_path, members, FEDAVG).result.rounds == 1
     store = Store.open(tmp_path / "runs", "test", read_only=True)
-    assert {entry.agent for entry in store.entries(1)} == {"a0", "a1"}
+    assert {entry.agent for entry in store.read_entries(1)} == {"a0", "a1"}
     store.close()
 
 
@@ -79,7 +79,7 @@ def test_a_trainer_without_a_needed_capability_is_refused_at_join(tmp_path: Path
     assert "hook:moon" in lacking.participant.state.over
     assert "adding 1.0" in lacking.participant.state.over
     store = Store.open(tmp_path / "runs", "test", read_only=True)
-    assert {entry.agent for entry in store.entries(1)} == {"a0", "a1"}
+    assert {entry.agent for entry in store.read_entries(1)} == {"a0", "a1"}
     store.close()
 
 
