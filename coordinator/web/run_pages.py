@@ -16,7 +16,7 @@ from coordinator.views.run_plots import list_scores
 
 __all__ = ["PARTS", "describe_part"]
 
-MAX_ROUNDS = 60  # rounds whose tasks the page shows, the latest ones
+MAX_TASKS = 5000  # tasks that the page shows, of the latest rounds
 MAX_EVENTS = 400  # events of the log that the page shows, the latest ones
 
 
@@ -36,19 +36,20 @@ def describe_rounds(runs: Path, run: str) -> dict[str, Any]:
 
 
 def describe_tasks(runs: Path, run: str) -> list[dict[str, Any]]:
-    """Return the tasks of the latest rounds."""
+    """Return the tasks of as many of the latest rounds as MAX_TASKS allows, at least of one."""
+    found = list[dict[str, Any]]()
     with closing(open_records(runs, run)) as records:
-        done = records.rounds_done
-        return [
-            {"round": number, **describe_task(entry)}
-            for number in range(max(1, done - MAX_ROUNDS + 1), done + 1)
-            for entry in records.read_entries(number)
-        ]
+        for number in range(records.rounds_done, 0, -1):
+            tasks = [describe_task(number, entry) for entry in records.read_entries(number)]
+            if found and len(found) + len(tasks) > MAX_TASKS:
+                break
+            found = tasks + found
+    return found
 
 
-def describe_task(entry: Entry) -> dict[str, Any]:
+def describe_task(number: int, entry: Entry) -> dict[str, Any]:
     fields = ("agent", "submodel", "outcome", "task", "samples", "seconds", "step", "peak", "loss")
-    return {name: getattr(entry, name) for name in (*fields, "position")}
+    return {"round": number, **{name: getattr(entry, name) for name in (*fields, "position")}}
 
 
 def describe_network(runs: Path, run: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from tests.support.federation import RUN, Member, digits, federate
 
 pytest.importorskip("uvicorn")
 
+from coordinator.web import run_pages
 from coordinator.web.page_server import HEADERS, PageServer, Site
 from coordinator.web.run_pages import PARTS
 
@@ -113,6 +114,14 @@ def test_a_finished_run_has_every_part(browser: Browser) -> None:
     assert settings["rounds"]["default"] == 20
     assert settings["method.widths"]["value"] == [0.25]
     assert any("round 2" in event["message"] for event in made["log"])
+
+
+def test_of_many_tasks_the_latest_are_shown(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_pages, "MAX_TASKS", 3)
+    tasks = browser.call(f"/api/runs/{RUN}/tasks")[1]
+    assert [(one["round"], one["agent"]) for one in tasks] == [(2, "a0"), (2, "a1")]
 
 
 @pytest.mark.parametrize(
