@@ -1,4 +1,7 @@
-"""`python -m benchmarks attacks`: every attack and fault alone, and pairs drawn from a seed."""
+"""`python -m benchmarks attacks`: runs under every attack and fault, alone and in pairs drawn
+from a seed. Counts updates that were lost or counted twice, models that differ, and successes of
+attackers.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """`python -m benchmarks.faults.lossy_disk FOLDER SEED [INSTANT...]`: a disk in memory, mounted at a
 folder with FUSE, that loses what was not synced when it is unmounted. It is then mounted again.
 
-INSTANT: number of the change of the disk (a write, a sync, a new name) before which all
-processes that changed the disk are killed, and after which nothing reaches the disk until it is
-unmounted; one for each mount. The process that started the disk is neither killed nor counted.
+INSTANT: when the power is cut, one for each mount: just before the change of the disk (a write, a
+sync, a new name) with this number. All processes that have changed the disk are killed then, except
+for the one that started it, and nothing reaches the disk until it is unmounted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The command `coordinator demo`."""
+"""The command `coordinator demo`: a coordinator and four unequal agents train on this machine, and
+a fifth device without PyTorch infers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""DynamicFL: Zhang et al., Towards Fairness-Aware and Privacy-Preserving Enhanced Collaborative
+"""DynamicFL: stronger devices train parallel branches of a layer, and merge them before they send.
+
+Zhang et al., Towards Fairness-Aware and Privacy-Preserving Enhanced Collaborative
 Learning for Healthcare (Nature Communications 2025, 10.1038/s41467-025-58055-3; not on arXiv). It
 builds on Ding et al., Diverse Branch Block (arXiv 2103.13425).
 

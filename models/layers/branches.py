@@ -1,4 +1,5 @@
-"""Parallel branches of a layer that merge without loss: structural reparameterisation.
+"""Parallel branches of a layer for training, which merge exactly into one layer afterwards
+(structural reparameterisation).
 
 Ding et al., Diverse Branch Block (arXiv 2103.13425), as DynamicFL uses it (Nature Communications
 2025, eqs. 14 to 18). Layers that are linear in their weight can be added: F1 * x + F2 * x = (F1 +

@@ -1,9 +1,10 @@
-"""Layers over the concatenated features of a dense block, with separate tensors for the block's
-inputs and for the features that its layers added. Read it from the bottom up.
+"""Convolution and norm over the concatenated features of a dense block, stored so that those of a
+narrow network are corners of those of a wide one.
 
 A dense layer reads [inputs | grown 0 | grown 1 | ...]. Each part of a narrow network is narrower,
-so its tensors over the concatenation are not corners of the wide ones. Each is therefore split in
-two: one over the inputs, [..., channels], and one over the grown features, [..., layers, growth].
+so one tensor over the concatenation would not be a corner of the wide one. Each is therefore split
+in two: one over the block's inputs, [..., channels], and one over the features that its layers
+added, [..., layers, growth].
 """
 
 from __future__ import annotations
