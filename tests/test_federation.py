@@ -408,5 +408,5 @@ def test_two_agents_with_one_name_get_the_reason(tmp_path: Path) -> None:
     )
     first = fleet[0].participant
     assert first is not None
-    assert first.refused
-    assert "another agent joined under the name 'a0'" in first.over
+    assert first.state.refused
+    assert "another agent joined under the name 'a0'" in first.state.over

@@ -17,6 +17,7 @@ from federated.wire.codecs.fp16 import FP16
 from federated.wire.codecs.raw import RAW
 from models.cost import cost
 from models.families.catalogue import menu, network
+from models.pass_work import work
 from models.submodel import Submodel
 
 NETWORK = network("preresnet", (1, 8, 8), 10)
@@ -32,7 +33,9 @@ def law(submodel: Submodel, speed: float = 1.0) -> float:
     """
     what = cost(submodel, 32)
     return (
-        what.macs * 32 * 2e-11 + what.memory * 1e-10 + 6e-4 * sum(map(sum, submodel.mask))
+        what.macs * 32 * 2e-11
+        + work(submodel, 32).moved * 1e-10
+        + 6e-4 * sum(map(sum, submodel.mask))
     ) / speed
 
 

@@ -90,7 +90,7 @@ def test_exhausted_gpu_memory_is_reported_briefly(
     serving = Thread(target=serve, args=(theirs,))
     serving.start()
     (tmp_path / "w").write_bytes(tensors.encode({}, parameters(PLAIN)))
-    ours.send(asdict(replace(job(), data="", limits=Limits(cpus=torch.get_num_threads()))))
+    ours.send(asdict(replace(job(), limits=Limits(cpus=torch.get_num_threads()))))
     ours.receive()  # the card
     ours.send(
         {
