@@ -183,7 +183,7 @@ from pathlib import Path
 import numpy as np
 from federated.training import device_memory as memory
 
-folder, left, inner = Path(sys.argv[1]), int(sys.argv[2]), memory.blocks
+folder, left, inner = Path(sys.argv[1]), int(sys.argv[2]), memory.read_blocks
 
 def step():
     global left
@@ -200,7 +200,7 @@ def heard(event, args):
     if event in ("open", "os.rename", "os.remove") and str(folder) in str(args[0]):
         step()
 
-memory.blocks, memory.BLOCK = blocks, 64
+memory.read_blocks, memory.BLOCK = blocks, 64
 sys.addaudithook(heard)
 memory.write(folder, 2, {"c/w": np.full((8, 4), 2, np.float32)}, since=1)
 """
