@@ -31,7 +31,7 @@ class FleetHistory:
     nodes with the original.
 
     assigned: agent -> the submodel that it was asked to train last, as in the menu.
-    trained: agent -> all submodels of which it sent a folded update, without owners and branches.
+    trained: agent -> the submodels that its folded updates trained, without owners and branches.
     folded: agent -> round of the last task with a folded update.
     standings: agent -> its standing.
     counts: number of trainings of each submodel.

@@ -2,7 +2,7 @@
 // of the packages that the script contains.
 import { build } from "esbuild";
 import { copyFile, mkdir, readFile, rm, writeFile } from "node:fs/promises";
-import { dirname, join } from "node:path";
+import { join } from "node:path";
 
 const out = "espalier_web/static";
 await rm(out, { recursive: true, force: true });
@@ -32,5 +32,4 @@ for (const folder of [...packages].sort()) {
   const text = await readFile(join(folder, "LICENSE"), "utf8");
   texts.push(`${name} ${version} (${license})\n\n${text.trim()}\n`);
 }
-await mkdir(dirname(join(out, "licences.txt")), { recursive: true });
 await writeFile(join(out, "licences.txt"), texts.join("\n" + "-".repeat(72) + "\n\n"));

@@ -207,8 +207,8 @@ def test_split_channels_stay_whole(named: Named) -> None:
 
 
 class Training(nn.Module):
-    """In training, a second branch joins channels that evaluation keeps apart, and swaps the
-    halves of those of a third layer, each of which then keeps its own leading part.
+    """In training, a second branch joins channels that evaluation keeps apart, and swaps the two
+    halves of a third layer's channels, so that each half keeps its own leading part.
     """
 
     def __init__(self) -> None:
