@@ -20,6 +20,7 @@ from models.families.catalogue import parameters, rehearsal
 from models.layers.branches import Branch, Linears, available_branches, is_spatial, output_features
 from models.layers.exits import run_exits
 from models.pass_work import work
+from models.random_state import isolate_random_state
 from models.shape_cache import ShapeCache
 from models.submodel import Submodel
 
@@ -53,7 +54,7 @@ def branchable_layers(
     layers and convolutions. A layer that shares its weight with another has no branches.
     """
     found: dict[str, tuple[nn.Module, int, int]] = {}
-    with torch.random.fork_rng(devices=[]):
+    with isolate_random_state(0):  # dropout draws
         net, x = rehearsal(submodel, BATCH)
         net.train()
         for name, layer in find_candidates(net).items():

@@ -222,9 +222,7 @@ def _write_files(submodel: Submodel, wanted: Sequence[str], folder: Path) -> dic
     from models.layers.batch_norm import calibrate
 
     examples = noise(submodel.network, NOISE)[0]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = build(submodel)
+    net = build(submodel)
     calibrate(net, [torch.from_numpy(examples)])
     made = {}
     if "torch" in wanted:

@@ -128,8 +128,7 @@ class NestedNetwork:
 
     @classmethod
     def build(cls, session: Session, small: Submodel) -> NestedNetwork:
-        with torch.random.fork_rng(devices=[]):
-            net = build(small)
+        net = build(small)
         prefix = f"{name_group(small)}/"
         own = {
             name.removeprefix(prefix): value

@@ -53,6 +53,7 @@ from federated.methods.hypernetwork import network as hyper
 from federated.methods.hypernetwork.sizes import inactive, propose
 from federated.task import Profile, Recipe, Update
 from models.families.catalogue import shapes
+from models.random_state import isolate_random_state
 from models.slicing import Plan, Row, corner
 from models.submodel import Submodel
 
@@ -165,8 +166,7 @@ def recipe(state: State, submodel: Submodel) -> Recipe:
 def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
     """Return phi for all submodels of the menu. The network's own initial tensors are unused."""
     form = hyper.make_layout(submodels, settings["hidden"], settings["cap"])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings["seed"])
+    with isolate_random_state(settings["seed"]):
         phi = hyper.Hypernetwork(form).state_dict()
     tensors = {PHI + name: value for name, value in phi.items()}
     return State(0, tensors, settings, menu=tuple(submodels))
@@ -182,11 +182,10 @@ def generate_weights(phi: Tensors, state: State, submodel: Submodel) -> dict[str
         for name in shapes(submodel)
         if (home := name_theta_home(state, submodel, name)) in state.tensors
     }
-    with torch.random.fork_rng(devices=[]):
-        digest = hashlib.sha256(
-            f"{state.settings['seed']}/{state.round}/{submodel.owner}".encode()
-        ).digest()
-        torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    digest = hashlib.sha256(
+        f"{state.settings['seed']}/{state.round}/{submodel.owner}".encode()
+    ).digest()
+    with isolate_random_state(int.from_bytes(digest[:8], "big") >> 1):
         dropout = state.settings["dropout"] if submodel.owner else 0.0
         return hyper.generate(
             phi, submodel, present, hyper.read_class_shares(told, submodel.network.outputs), dropout

@@ -27,6 +27,7 @@ from models.cost import cost
 from models.families.catalogue import build
 from models.layers.batch_norm import NORMS
 from models.layers.exits import run_exits
+from models.random_state import isolate_random_state
 from models.submodel import Submodel
 
 __all__ = ["score", "survey", "zico"]
@@ -56,9 +57,8 @@ def score(submodel: Submodel, batches: Sequence[Batch], seed: int) -> float:
     batches. Torch's random state does not change.
     """
     device = batches[0][0].device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        net = build(submodel).to(device).train()
+    with isolate_random_state(seed, str(device)):
+        net = build(submodel, seed=seed).to(device).train()
         weights = layers(net)
         found = []
         for x, truth in batches:

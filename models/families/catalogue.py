@@ -35,6 +35,7 @@ from models.family import Address, Family, Pieces
 from models.layers.basic import project, scale
 from models.layers.batch_norm import NORMS
 from models.own.user_network import own
+from models.random_state import isolate_random_state
 from models.submodel import DataMoments, Moments, Network, Submodel, Target
 
 __all__ = [
@@ -250,12 +251,9 @@ def rehearsal_device(made: Network) -> str:
 
 
 def rehearsal(submodel: Submodel, batch: int) -> tuple[nn.Module, Tensor]:
-    """Return a module and a batch of zeros to find out the shapes of its tensors. torch's random
-    state does not change.
-    """
+    """Return a module and a batch of zeros to find out the shapes of its tensors."""
     device = rehearsal_device(submodel.network)
-    with torch.random.fork_rng(devices=[]):
-        return build(submodel, device), example(submodel.network, batch, device)
+    return build(submodel, device), example(submodel.network, batch, device)
 
 
 def example(made: Network, batch: int, device: str = "cpu") -> Tensor:
@@ -290,9 +288,9 @@ def full(made: Network, features: Iterable[str] = ()) -> Submodel:
     return Submodel(made, 1.0, tuple((1,) * depth for depth in depths), tuple(sorted(features)))
 
 
-def build(submodel: Submodel, device: str = "cpu") -> nn.Module:
-    """Return the module of a submodel on a device ("meta" allocates nothing), initialised from
-    torch's current random state.
+def build(submodel: Submodel, device: str = "cpu", seed: int = 0) -> nn.Module:
+    """Return the module of a submodel on a device ("meta" allocates nothing), initialised from a
+    seed. torch's random state does not change.
 
     ValueError: a mask or a feature that the family does not know.
     """
@@ -303,7 +301,7 @@ def build(submodel: Submodel, device: str = "cpu") -> nn.Module:
             f"model '{submodel.network.family}' has no {', '.join(sorted(odd))}; models "
             f"that have: {able or 'none'}"
         )
-    with torch.device(device):
+    with isolate_random_state(seed), torch.device(device):
         net = known.build(submodel)
         if "projection" in submodel.features:
             project(net, submodel.width)
@@ -344,13 +342,9 @@ def statistics(submodel: Submodel) -> dict[str, tuple[int, ...]]:
 
 
 def initial(made: Network, seed: int, features: Iterable[str] = ()) -> dict[str, Tensor]:
-    """Return the parameters and running statistics of the whole network, initialised from a seed.
-    The global random state of torch does not change.
-    """
+    """Return the initial parameters and running statistics of the whole network."""
     whole = full(made, features)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        net = build(whole)
+    net = build(whole, seed=seed)
     wanted = shapes(whole) | statistics(whole)
     return {name: value.detach() for name, value in net.state_dict().items() if name in wanted}
 

@@ -50,6 +50,7 @@ from models.family import Address, Family, Pieces, check_mask, parse_address
 from models.layers.basic import Standardise
 from models.own.channels import spans
 from models.own.structure import Structure, add_scalers, cut, find_structure, first_line
+from models.random_state import isolate_random_state
 from models.submodel import Network, Submodel
 
 __all__ = ["own"]
@@ -159,7 +160,7 @@ def scales_itself(network: Network) -> bool:
 
 def build_on_meta(network: Network, width: float = 1.0) -> nn.Module:
     """Build the function's network on the meta device, without changing torch's random state."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with isolate_random_state(0), torch.device("meta"):
         return call_function(Submodel(network, width, ()))
 
 

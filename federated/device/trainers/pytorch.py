@@ -26,6 +26,7 @@ from federated.training.tallies import Tallies
 from federated.wire.messages import Run
 from models.cost import cost
 from models.families.catalogue import build, shapes, statistics
+from models.random_state import isolate_random_state
 from models.submodel import Submodel
 
 __all__ = ["PyTorchTrainer"]
@@ -75,8 +76,7 @@ class PyTorchTrainer:
     def load(self, start: Start) -> Iterator[PyTorchNetwork]:
         try:
             net = build_network(start).to(self.device)
-            with torch.random.fork_rng(devices=[self.device] if self.accelerator else []):
-                torch.manual_seed(start.seed)  # dropout draws from the global generator
+            with isolate_random_state(start.seed, self.device):  # dropout draws
                 yield PyTorchNetwork(net, start, self.device)
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error)) from error
@@ -165,10 +165,8 @@ class PyTorchNetwork:
 
 
 def build_network(start: Start) -> nn.Module:
-    """Build the network of a start on the CPU, without changing PyTorch's random state."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(start.recipe.seed)
-        net = build(start.submodel)
+    """Build the network of a start on the CPU."""
+    net = build(start.submodel, seed=start.recipe.seed)
     state = net.state_dict()
     for name, value in start.weights.items():
         np.copyto(state[name].numpy(), value)  # into the network's own memory

@@ -1,0 +1,27 @@
+"""Draw from torch's random generator from a seed, without other threads in between.
+
+Layers initialise themselves, and dropout draws, from one generator of the whole process.
+`torch.random.fork_rng` alone restores its state under another thread's hands.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+__all__ = ["isolate_random_state"]
+
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def isolate_random_state(seed: int, device: str = "cpu") -> Iterator[None]:
+    """Seed torch's generators of the CPU and of a device, and restore them at the end. Other
+    threads that want to draw wait until then.
+    """
+    with _LOCK, torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+        torch.manual_seed(seed)
+        yield
