@@ -24,7 +24,7 @@ from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
 from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 
-__all__ = ["Course", "Row", "command", "compare", "run_mode", "time_to"]
+__all__ = ["Course", "Row", "command", "compare", "find_time", "run_mode"]
 
 TIERS = (100, 200, 400)  # units per round, for each third of the devices
 DEVICES, BUFFER, ROUNDS = 12, 4, 20  # rounds of the synchronous run
@@ -86,7 +86,7 @@ class Row:
     late: float
 
 
-def time_to(marks: Sequence[float], seconds: Sequence[float], wanted: float) -> float | None:
+def find_time(marks: Sequence[float], seconds: Sequence[float], wanted: float) -> float | None:
     """Return the first time at which a mark reaches the wanted value; None if none does."""
     return next(
         (second for mark, second in zip(marks, seconds, strict=True) if mark >= wanted), None
@@ -105,9 +105,9 @@ def compare(runs: dict[str, tuple[Course, float]]) -> list[Row]:
         Row(
             mode,
             updates,
-            time_to(course.updates, course.seconds, updates) or math.nan,
+            find_time(course.updates, course.seconds, updates) or math.nan,
             accuracy,
-            time_to(course.accuracy, course.seconds, accuracy),
+            find_time(course.accuracy, course.seconds, accuracy),
             course.accuracy[-1],
             late,
         )
@@ -153,17 +153,17 @@ def run_mode(mode: str, unit: float, seed: int, folder: Path, say: Say) -> tuple
     ), late
 
 
-def lines(rows: Sequence[Row]) -> list[str]:
-    told = [
+def format_table(rows: Sequence[Row]) -> list[str]:
+    table = [
         f"{'':10}{'updates':>9}{'seconds':>9}{'accuracy':>10}{'seconds':>9}{'last':>8}{'late':>7}"
     ]
     for row in rows:
         reached = f"{row.to_accuracy:.1f}" if row.to_accuracy is not None else "never"
-        told.append(
+        table.append(
             f"{row.mode:10}{row.updates:9}{row.seconds:9.1f}{row.accuracy:10.3f}"
             f"{reached:>9}{row.last:8.3f}{row.late:7.0%}"
         )
-    return told
+    return table
 
 
 @click.command("async")
@@ -194,4 +194,4 @@ def command(unit: float, seed: int, form: str) -> None:
             mode: run_mode(mode, unit, seed, Path(folder), say) for mode in ("sync", "buffered")
         }
     rows = compare(runs)
-    print_result([asdict(row) for row in rows], form, lambda _: "\n".join(lines(rows)))
+    print_result([asdict(row) for row in rows], form, lambda _: "\n".join(format_table(rows)))

@@ -74,7 +74,7 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
             for index in range(agents)
         ]
         slots = WeightSlots(coordinator, RUN, folder / "shelf")
-        memory, seconds = [resident(broker)], list[float]()
+        memory, seconds = [measure_memory(broker)], list[float]()
         for version in range(versions):
             data = memoryview(os.urandom(size * 1_000_000))
             sent = slots.put(f"r{version}", SUBMODEL, data, f"r{version % SLOTS}")
@@ -87,7 +87,7 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
             seconds.append(time.perf_counter() - start)
             slots.clear()
             coordinator.flush(60)
-            memory.append(resident(broker))
+            memory.append(measure_memory(broker))
         early = min(10, versions)
         found = {
             "broker": broker.name,
@@ -118,7 +118,7 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
         print_result(found, form)
 
 
-def resident(broker: brokers.Broker) -> int:
+def measure_memory(broker: brokers.Broker) -> int:
     """Return the broker's resident memory in MB."""
     return int(
         sum(

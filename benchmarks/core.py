@@ -66,24 +66,28 @@ class Row:
 def measure(agents: int, seed: int = 0) -> Row:
     """Time the steps of a round with this many agents at work."""
     names = [f"a{index:05d}" for index in range(agents)]
-    begun = at_work(names)
+    begun = start_round(names)
     gc.collect()
-    _, beating = time_events(begun, islice(beats(names), max(BEATS, agents)), on.AgentBeat)
-    closed, updating = time_events(begun, updates(names, seed), on.UpdateCame)
-    waiting, ticking = time_events(begun, ticks(names), on.Ticked)
+    _, beating = time_events(
+        begun, islice(make_heartbeats(names), max(BEATS, agents)), on.AgentBeat
+    )
+    closed, updating = time_events(begun, make_updates(names, seed), on.UpdateCame)
+    waiting, ticking = time_events(begun, make_ticks(names), on.Ticked)
     assert closed.phase is not None
     assert closed.phase.closed, "every update is in the total"
     assert waiting.phase is not None
     assert waiting.phase.working == agents, "no lease has ended"
-    return Row(agents, mean(beating), mean(updating), mean(ticking), round(1e6 * max(ticking), 2))
+    return Row(
+        agents, average(beating), average(updating), average(ticking), round(1e6 * max(ticking), 2)
+    )
 
 
-def mean(seconds: Sequence[float]) -> float:
+def average(seconds: Sequence[float]) -> float:
     """Return the mean in microseconds."""
     return round(1e6 * statistics.fmean(seconds), 2)
 
 
-def at_work(names: Sequence[str]) -> Round:
+def start_round(names: Sequence[str]) -> Round:
     """Return a round in which each agent has joined and has a training task."""
     journal = Journal()
     r = Round(Rules(every=journal.every, most=journal.waiting))
@@ -91,11 +95,11 @@ def at_work(names: Sequence[str]) -> Round:
         r, _ = drive(r, on.AgentConnected(0.0, name, "s"))
         profile = Profile(name, "h", "s", 1.0, 10**9, 1e6, 2**18, "torch", CARD, ())
         r, _ = drive(r, on.ProfileCame(0.0, name, profile))
-    planned = tuple(Planned(task(name), PREDICTED) for name in names)
+    planned = tuple(Planned(make_task(name), PREDICTED) for name in names)
     return drive(r, on.PhaseBegan(0.0, "train", 1, planned, math.inf, len(names)))[0]
 
 
-def task(agent: str) -> Task:
+def make_task(agent: str) -> Task:
     return Task("r", 1, 1, agent, "train", SUBMODEL, "r0", "0" * 64, 1000, Recipe(), 3600.0)
 
 
@@ -128,7 +132,7 @@ def drive(r: Round, event: on.RoundEvent) -> tuple[Round, float]:
     return r, seconds
 
 
-def beats(names: Sequence[str]) -> Iterator[on.AgentBeat]:
+def make_heartbeats(names: Sequence[str]) -> Iterator[on.AgentBeat]:
     """Yield endless heartbeats: each agent every 15 s, spread evenly, each with one more step."""
     for number in count():
         done, index = divmod(number, len(names))
@@ -136,15 +140,15 @@ def beats(names: Sequence[str]) -> Iterator[on.AgentBeat]:
         yield on.AgentBeat(now, names[index], "s", "train", 0.5, done + 1)
 
 
-def updates(names: Sequence[str], seed: int) -> Iterator[on.UpdateCame]:
+def make_updates(names: Sequence[str], seed: int) -> Iterator[on.UpdateCame]:
     """Yield one update of each agent, in random order."""
     for name in random.Random(seed).sample(names, len(names)):  # noqa: S311  # no secret
-        yield on.UpdateCame(PREDICTED, task(name).key, 1, "t", "d" * 64, 0.5)
+        yield on.UpdateCame(PREDICTED, make_task(name).key, 1, "t", "d" * 64, 0.5)
 
 
-def ticks(names: Sequence[str]) -> Iterable[on.RoundEvent]:
+def make_ticks(names: Sequence[str]) -> Iterable[on.RoundEvent]:
     """Return ticks, and the heartbeats between them."""
-    beating = islice(beats(names), int(TICKING / HEARTBEAT) * len(names))
+    beating = islice(make_heartbeats(names), int(TICKING / HEARTBEAT) * len(names))
     ticking = (on.Ticked(number * TICK) for number in range(1, int(TICKING / TICK) + 1))
     return heapq.merge(beating, ticking, key=attrgetter("now"))
 
@@ -152,7 +156,7 @@ def ticks(names: Sequence[str]) -> Iterable[on.RoundEvent]:
 HEAD = f"{'agents':>8}{'beat us':>10}{'update us':>11}{'tick us':>10}{'worst':>10}"
 
 
-def line(row: Row) -> str:
+def format_row(row: Row) -> str:
     steps = f"{row.beat_us:10.1f}{row.update_us:11.1f}{row.tick_us:10.1f}{row.tick_worst_us:10.0f}"
     return f"{row.agents:8}{steps}"
 
@@ -180,7 +184,7 @@ def command(agents: tuple[int, ...], seed: int, form: str) -> None:
         say(HEAD)
         for number in agents:
             rows.append(measure(number, seed))
-            say(line(rows[-1]))
+            say(format_row(rows[-1]))
         processors, python = len(os.sched_getaffinity(0)), platform.python_version()
         machine = {"processors": processors, "python": python}
         print_result({"machine": machine, "rows": [asdict(row) for row in rows]}, form)

@@ -30,7 +30,7 @@ from federated.runtime.console import FORMAT, print_result, report_errors, speak
 if TYPE_CHECKING:
     from benchmarks.fuzzing.decoders import Decoder
 
-__all__ = ["FuzzResult", "command", "fuzz", "shares"]
+__all__ = ["FuzzResult", "command", "divide_inputs", "fuzz"]
 
 LIMIT = 3600.0  # seconds per decoder
 
@@ -62,7 +62,7 @@ class FuzzResult:
     found: dict[str, str] = field(default_factory=dict)
 
 
-def shares(inputs: int, known: dict[str, Decoder]) -> dict[str, int]:
+def divide_inputs(inputs: int, known: dict[str, Decoder]) -> dict[str, int]:
     """Return the number of inputs of each decoder, by its share; at least `inputs` in total."""
     whole = sum(decoder.share for decoder in known.values())
     return {name: math.ceil(inputs * decoder.share / whole) for name, decoder in known.items()}
@@ -73,24 +73,24 @@ def fuzz(name: str, decoder: Decoder, inputs: int, seed: int, folder: Path) -> F
     corpus, out = folder / name, folder / f"{name}.json"
     corpus.mkdir(parents=True)
     start = time.monotonic()
-    said = run([name, str(out), str(corpus), str(inputs), str(seed)])
+    output = run([name, str(out), str(corpus), str(inputs), str(seed)])
     if not out.exists():
         raise FleetError(
-            f"the fuzzer of {name} ended early; the end of its output:\n{said[-1500:]}"
+            f"the fuzzer of {name} ended early; the end of its output:\n{output[-1500:]}"
         )
-    told = json.loads(out.read_text())
-    edges = [int(number) for number in re.findall(r"cov: (\d+)", said)]
+    result = json.loads(out.read_text())
+    edges = [int(number) for number in re.findall(r"cov: (\d+)", output)]
     return FuzzResult(
         name,
-        told["inputs"],
-        told["crashes"],
+        result["inputs"],
+        result["crashes"],
         max(edges, default=0),
         len(list(corpus.iterdir())),
-        told["peak"],
+        result["peak"],
         decoder.memory,
-        round(told["longest"] * 1000, 1),
+        round(result["longest"] * 1000, 1),
         round(time.monotonic() - start, 1),
-        told["found"],
+        result["found"],
     )
 
 
@@ -102,13 +102,13 @@ def run(arguments: list[str]) -> str:
     return done.stderr.decode(errors="replace")
 
 
-def lines(rows: list[FuzzResult]) -> list[str]:
+def format_table(rows: list[FuzzResult]) -> list[str]:
     """Return the table for the terminal."""
     head = (
         f"{'decoder':14}{'inputs':>10}{'crashes':>9}{'edges':>7}"
         f"{'peak':>10}{'limit':>10}{'slowest':>10}{'seconds':>9}"
     )
-    told = [
+    body = [
         f"{r.decoder:14}{r.inputs:10,}{r.crashes:9}{r.edges:7}{r.peak / 2**20:7.1f} "
         f"MB{r.limit / 2**20:7.0f} MB{r.longest:7.0f} ms{r.seconds:9.0f}"
         for r in rows
@@ -120,7 +120,7 @@ def lines(rows: list[FuzzResult]) -> list[str]:
     ]
     return [
         head,
-        *told,
+        *body,
         f"{sum(r.inputs for r in rows):,} inputs, {sum(r.crashes for r in rows)} crashes",
         *faults,
     ]
@@ -155,14 +155,15 @@ def command(inputs: int, seed: int, names: tuple[str, ...], keep: Path | None, f
         if util.find_spec("atheris") is None:
             raise MissingExtra("python -m benchmarks fuzz", "fuzz", "atheris")
         # needs the extras of all decoders
-        from benchmarks.fuzzing.decoders import NAMES, decoders
+        from benchmarks.fuzzing.decoders import make_decoders
 
-        if unknown := [name for name in names if name not in NAMES]:
-            raise Unknown("decoder", unknown[0], NAMES)
+        known = make_decoders()
+        if unknown := [name for name in names if name not in known]:
+            raise Unknown("decoder", unknown[0], known)
         say = speaker(form)
         kept = make_folder(keep) if keep else Path(folder)
-        known = {name: decoder for name, decoder in decoders().items() if name in (names or NAMES)}
-        given = shares(inputs, known)
+        known = {name: known[name] for name in names or known}
+        given = divide_inputs(inputs, known)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             rows = list(
                 pool.map(
@@ -170,7 +171,7 @@ def command(inputs: int, seed: int, names: tuple[str, ...], keep: Path | None, f
                     known,
                 )
             )
-        say("\n".join(lines(rows)))
+        say("\n".join(format_table(rows)))
         found = {
             "seed": seed,
             "inputs": sum(r.inputs for r in rows),

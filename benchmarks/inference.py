@@ -128,9 +128,9 @@ def time_network(model: str, side: int, goal: Goal, folder: Path) -> Speed:
     }
     sessions = {name: verify.load(file, threads=1) for name, file in paths.items()}
     one = torch.from_numpy(x[:1])
-    with torch.inference_mode(), single_thread():
+    with torch.inference_mode(), use_one_thread():
         eager: dict[str, Callable[[], object]] = {"eager": lambda: net(one)}
-        ms = medians(
+        ms = time_medians(
             eager
             | {
                 name: lambda session=session: session.predict(x[:1])
@@ -177,7 +177,7 @@ def build_random(submodel: Submodel) -> nn.Module:
     return net.eval()
 
 
-def medians(tasks: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+def time_medians(tasks: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Return milliseconds of this thread's processor time for each task, run in turns. Time of
     other threads does not count.
     """
@@ -192,7 +192,7 @@ def medians(tasks: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def single_thread() -> Iterator[None]:
+def use_one_thread() -> Iterator[None]:
     """Run PyTorch with one thread inside this context."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -242,7 +242,7 @@ def sample_examples(x: Array, y: Array) -> tuple[Array, Array]:
     return x[chosen], y[chosen]
 
 
-def lines(speeds: list[Speed], accuracy: Accuracy) -> list[str]:
+def format_table(speeds: list[Speed], accuracy: Accuracy) -> list[str]:
     shown = [
         f"{'':26}{'eager ms':>9}{'fp32 ms':>9}{'int8 ms':>9}{'fp32':>8}{'int8':>8}{'size':>7} "
         "  goal"
@@ -302,4 +302,4 @@ def command(model: str, data: str, data_root: Path | None, steps: int, form: str
             "speed": [asdict(row) for row in speeds],
             "accuracy": asdict(accuracy),
         }
-        print_result(found, form, lambda _: "\n".join(lines(speeds, accuracy)))
+        print_result(found, form, lambda _: "\n".join(format_table(speeds, accuracy)))

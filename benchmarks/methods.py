@@ -24,7 +24,7 @@ from federated.methods.catalogue import METHODS, method
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 from models.submodel import Submodel
 
-__all__ = ["Result", "command", "compare", "lines", "pin_devices"]
+__all__ = ["Result", "command", "compare", "format_table", "pin_devices"]
 
 EXPERIMENT = Path(__file__).parent / "experiments" / "methods.toml"
 SIZES = 5
@@ -99,14 +99,14 @@ def propose_menu(name: str, settings: Sequence[tuple[str, Any]]) -> tuple[Submod
     return chosen.menu(network, config.settings)
 
 
-def lines(results: Sequence[Result]) -> list[str]:
+def format_table(results: Sequence[Result]) -> list[str]:
     return [
         f"{'method':14}{'sizes':>6}" + "".join(f"{name:>8}" for name in SHOWN) + f"{'seconds':>9}",
-        *map(line, results),
+        *map(format_result, results),
     ]
 
 
-def line(one: Result) -> str:
+def format_result(one: Result) -> str:
     scores = "".join(
         f"{one.scores[name]:8.3f}" if name in one.scores else f"{'-':>8}" for name in SHOWN
     )
@@ -141,8 +141,8 @@ def command(only: str | None, settings: tuple[str, ...], form: str) -> None:
         given = [*map(parse_setting, settings)]
         load(EXPERIMENT, os.environ, given)  # reports invalid settings once, not for each method
         say, found = speaker(form), list[Result]()
-        say(lines([])[0])
+        say(format_table([])[0])
         for one in compare(names, given, Path(folder)):
             found.append(one)
-            say(line(one))
+            say(format_result(one))
         print_result([asdict(one) for one in found], form)

@@ -31,7 +31,7 @@ from coordinator.store.store import Store
 from federated.errors import FleetError, StoreError
 from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 
-__all__ = ["Pacing", "Parts", "Turn", "command", "pacing", "ratio", "summarise"]
+__all__ = ["Pacing", "Parts", "Turn", "command", "compare_agents", "measure", "summarise"]
 
 CPUS = {"a0": 1.0, "a1": 0.4, "a2": 0.2, "a3": 0.1}
 SLOWED, FACTOR = "a1", 3.0
@@ -125,7 +125,7 @@ class Pacing:
     busy: float
 
 
-def ratio(turns: Sequence[Turn], rounds: Sequence[int]) -> float:
+def compare_agents(turns: Sequence[Turn], rounds: Sequence[int]) -> float:
     """Return the longest over the shortest of the agents' median seconds in these rounds.
     FleetError: an agent trained in none of them.
     """
@@ -142,7 +142,7 @@ def ratio(turns: Sequence[Turn], rounds: Sequence[int]) -> float:
     return max(medians) / min(medians)
 
 
-def pacing(folder: Path, say: Say, parts: Parts = Parts()) -> Pacing:
+def measure(folder: Path, say: Say, parts: Parts = Parts()) -> Pacing:
     """Run the benchmark, for about four minutes. FleetError: a process hangs."""
     busy = psutil.cpu_percent(1.0) / 100
     with ExitStack() as stack:
@@ -160,27 +160,27 @@ def pacing(folder: Path, say: Say, parts: Parts = Parts()) -> Pacing:
                 wait_for_words(agents[name], "joined run")
         for agent in agents.values():
             wait_for_words(agent, "joined run")
-        told = follow(coordinator, folder, parts.steady, 0, say)
+        printed = follow(coordinator, folder, parts.steady, 0, say)
         with slow_down(agents[SLOWED], FACTOR):
             say(f"{SLOWED} is slowed down {FACTOR:g} times")
-            told = follow(coordinator, folder, parts.steady + parts.slow, told, say)
+            printed = follow(coordinator, folder, parts.steady + parts.slow, printed, say)
         say(f"{SLOWED} runs at full speed")
-        follow(coordinator, folder, parts.total, told, say)
+        follow(coordinator, folder, parts.total, printed, say)
         coordinator.popen.wait(SILENCE)
-        return summarise(turns_of(folder), parts, busy)
+        return summarise(read_turns(folder), parts, busy)
 
 
 def summarise(turns: Sequence[Turn], parts: Parts, busy: float) -> Pacing:
     """Return the result of a run's turns."""
     before, end = parts.steady, parts.steady + parts.slow
-    sizes = {turn.round: width(turn.submodel) for turn in turns if turn.agent == SLOWED}
+    sizes = {turn.round: read_width(turn.submodel) for turn in turns if turn.agent == SLOWED}
     moved = next((n for n in sorted(sizes) if before < n <= end and sizes[n] < sizes[before]), 0)
     returned = next((n for n in sorted(sizes) if n > end and sizes[n] > sizes[end]), 0)
     used = tuple(turn.submodel for turn in turns if turn.round == before)
     longest = max(turn.seconds for turn in turns)
     return Pacing(
         tuple(turns),
-        ratio(turns, range(before - LAST + 1, before + 1)),
+        compare_agents(turns, range(before - LAST + 1, before + 1)),
         used,
         before,
         moved,
@@ -191,7 +191,7 @@ def summarise(turns: Sequence[Turn], parts: Parts, busy: float) -> Pacing:
     )
 
 
-def width(submodel: str) -> float:
+def read_width(submodel: str) -> float:
     return float(submodel.split("-")[0].removeprefix("w"))
 
 
@@ -275,25 +275,25 @@ def slow_down(agent: Running, factor: float) -> Iterator[None]:
         thread.join()
 
 
-def follow(coordinator: Running, folder: Path, rounds: int, told: int, say: Say) -> int:
+def follow(coordinator: Running, folder: Path, rounds: int, printed: int, say: Say) -> int:
     """Wait until this many rounds are done, and print each. Return the number printed. FleetError:
     no round ends for long.
     """
-    heard = time.monotonic()
-    while told < rounds:
-        turns = [turn for turn in turns_of(folder) if turn.round == told + 1]
+    progressed = time.monotonic()
+    while printed < rounds:
+        turns = [turn for turn in read_turns(folder) if turn.round == printed + 1]
         if turns:
-            told, heard = told + 1, time.monotonic()
+            printed, progressed = printed + 1, time.monotonic()
             seconds = [turn.seconds for turn in turns if turn.seconds]
             spread = f"{max(seconds) / min(seconds):.2f}" if len(seconds) == len(turns) else "-"
-            say(f"round {told:2}  " + "  ".join(map(describe, turns)) + f"  ratio {spread}")
-        elif coordinator.popen.poll() is not None or time.monotonic() - heard > SILENCE:
+            say(f"round {printed:2}  " + "  ".join(map(describe, turns)) + f"  ratio {spread}")
+        elif coordinator.popen.poll() is not None or time.monotonic() - progressed > SILENCE:
             raise FleetError(
-                f"no round {told + 1} after {time.monotonic() - heard:.0f} s; the end "
+                f"no round {printed + 1} after {time.monotonic() - progressed:.0f} s; the end "
                 f"of the coordinator's log:\n{coordinator.tail()}"
             )
         time.sleep(0.2)
-    return told
+    return printed
 
 
 def describe(turn: Turn) -> str:
@@ -302,7 +302,7 @@ def describe(turn: Turn) -> str:
     )
 
 
-def turns_of(folder: Path) -> list[Turn]:
+def read_turns(folder: Path) -> list[Turn]:
     """Return every agent in every finished round from the run's store; empty without rounds."""
     try:
         store = Store.open(folder, RUN, read_only=True)
@@ -330,7 +330,7 @@ def turns_of(folder: Path) -> list[Turn]:
         ]
 
 
-def lines(made: Pacing) -> list[str]:
+def format_conclusion(made: Pacing) -> list[str]:
     """Return the conclusion for the terminal."""
     moved = f"moved to a smaller one in round {made.moved}" if made.moved else "never moved"
     returned = (
@@ -376,6 +376,6 @@ def command(keep: Path | None, form: str) -> None:
             else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-pacing-")))
         )
         say = speaker(form)
-        made = pacing(folder, say)
-        say("\n".join(lines(made)))
+        made = measure(folder, say)
+        say("\n".join(format_conclusion(made)))
         print_result(asdict(made), form)

@@ -96,7 +96,7 @@ def draw_submodels(made: Network, seed: int, count: int) -> list[Submodel]:
     """
     rng = np.random.default_rng([seed, *made.family.encode()])
     sizes = [len(section) for section in full(made).mask]
-    chosen, known = list[Submodel](), {*probes_of(made)}
+    chosen, known = list[Submodel](), {*find_probes(made)}
     while len(chosen) < count:
         width = round(float(rng.uniform(NARROWEST, 1)), 3)
         depth = tuple(int(rng.integers(1, size + 1)) for size in sizes)
@@ -107,7 +107,7 @@ def draw_submodels(made: Network, seed: int, count: int) -> list[Submodel]:
     return chosen
 
 
-def probes_of(made: Network) -> tuple[Submodel, ...]:
+def find_probes(made: Network) -> tuple[Submodel, ...]:
     """Return the probes of a network."""
     return probes(made, (1, max(len(section) for section in full(made).mask)))
 
@@ -116,7 +116,7 @@ def measure(
     made: Network, submodels: Sequence[Submodel], batch: int, say: Callable[[Row], None]
 ) -> tuple[list[Row], Summary]:
     """Return a row for each submodel, and their summary."""
-    small, load, taken = probes_of(made), Load(), list[Taken]()
+    small, load, taken = find_probes(made), Load(), list[Taken]()
     looks = [[found.seconds for found in ask(small, batch)]]
     for number, submodel in enumerate(submodels, 1):
         taken += ask([submodel], batch)
@@ -145,7 +145,7 @@ def make_row(
     beyond = taken.peak - taken.base
     price = statistics.mean(t.seconds / cost(t.submodel).training_macs for t in timings)
     return Row(
-        family=title(made),
+        family=name_network(made),
         submodel=submodel.name,
         predicted_ms=seconds * 1000,
         measured_ms=taken.seconds * 1000,
@@ -154,12 +154,12 @@ def make_row(
         base_bytes=taken.base,
         predicted_bytes=memory,
         measured_bytes=beyond,
-        memory_ratio=ratio(taken.base + memory, taken.peak),
-        beyond_ratio=ratio(memory, beyond),
+        memory_ratio=divide(taken.base + memory, taken.peak),
+        beyond_ratio=divide(memory, beyond),
     )
 
 
-def ratio(a: float, b: float) -> float:
+def divide(a: float, b: float) -> float:
     """Return the larger over the smaller."""
     return max(a / b, b / a)
 
@@ -191,11 +191,11 @@ def summarise(rows: Sequence[Row], small: tuple[str, ...], drift: float, busy: f
     )
 
 
-def title(made: Network) -> str:
+def name_network(made: Network) -> str:
     return f"{made.family}-{made.preset}"
 
 
-def line(one: Row) -> str:
+def format_row(one: Row) -> str:
     time = (
         f"{one.predicted_ms:10.1f}{one.measured_ms:10.1f}{one.error:+8.1%}{one.rival_error:+9.1%}"
     )
@@ -209,7 +209,7 @@ HEAD = (
 )
 
 
-def conclusion(one: Summary) -> str:
+def format_summary(one: Summary) -> str:
     loaded = (
         f"; other processes used {one.busy:.0%} of the processors, and the speed changed by "
         f"{one.drift:.0%}: measure again"
@@ -262,12 +262,12 @@ def command(seed: int, count: int, families: str, batch: int, form: str) -> None
         networks = [find_network(name) for name in families.split(",")]
         say(f"seed {seed}, batch {batch}, one thread, images of {' x '.join(map(str, PICTURE))}")
         for made in networks:
-            say(f"{title(made)}: measuring {count} submodels\n{HEAD}")
+            say(f"{name_network(made)}: measuring {count} submodels\n{HEAD}")
             some, one = measure(
-                made, draw_submodels(made, seed, count), batch, lambda row: say(line(row))
+                made, draw_submodels(made, seed, count), batch, lambda row: say(format_row(row))
             )
             rows, found = [*rows, *some], [*found, one]
-            say(conclusion(one))
+            say(format_summary(one))
         result = {
             "seed": seed,
             "batch": batch,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.raw.updates import empty_update, encode, learn
+from benchmarks.raw.updates import encode, learn, make_update
 from coordinator.assign.selection import make_generator
 from coordinator.fleet.shipment import to_torch
 from coordinator.observe.records import Entry
@@ -83,7 +83,7 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
             else method
         )
         method = late if config.fleet.mode == "buffered" or config.fleet.late == "take" else method
-        devices = Devices(method, config, menu, attempts, make or raw)
+        devices = Devices(method, config, menu, attempts, make or make_raw_update)
         for number in range(1, last.round + 1):
             entries = sorted(
                 (entry for entry in store.read_entries(number) if entry.outcome == "folded"),
@@ -178,7 +178,9 @@ def fold_again(
     return total, foreign
 
 
-def raw(task: Task, weights: Mapping[str, Array]) -> Update:
+def make_raw_update(task: Task, weights: Mapping[str, Array]) -> Update:
     """Return the update of a raw agent."""
-    said = empty_update(task.run, task.round, task.attempt, task.agent, task.submodel, task.version)
-    return replace(said, tensors=learn(weights, task.agent, task.round))
+    update = make_update(
+        task.run, task.round, task.attempt, task.agent, task.submodel, task.version
+    )
+    return replace(update, tensors=learn(weights, task.agent, task.round))

@@ -38,9 +38,9 @@ __all__ = [
     "Turn",
     "command",
     "is_flat",
+    "make_flags",
     "measure",
     "run_fleet",
-    "setting_flags",
     "to_toml",
 ]
 
@@ -133,7 +133,7 @@ def is_flat(base: int, peaks: list[int], model: int) -> bool:
     return max(peaks) <= base + 3 * model
 
 
-def setting_flags(settings: Mapping[str, object]) -> list[str]:
+def make_flags(settings: Mapping[str, object]) -> list[str]:
     """Return the command-line flags for these settings."""
     return [
         part for key, value in settings.items() for part in ("--set", f"{key}={to_toml(value)}")
@@ -226,7 +226,7 @@ def run_fleet(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mos
             "--runs",
             str(folder),
             *run,
-            *setting_flags(SETTINGS),
+            *make_flags(SETTINGS),
         ]
         coordinator = stack.enter_context(
             process(
@@ -341,7 +341,7 @@ def read_turns(
         )
 
 
-def lines(made: Scale) -> list[str]:
+def format_conclusion(made: Scale) -> list[str]:
     """Return the conclusion for the terminal."""
     seconds = [turn.seconds for turn in made.turns]
     return [
@@ -392,7 +392,7 @@ def command(agents: int, rounds: int, kind: str, keep: Path | None, form: str) -
         )
         say = speaker(form)
         made = measure(folder, agents, rounds, say, kind)
-        say("\n".join(lines(made)))
+        say("\n".join(format_conclusion(made)))
         print_result({**asdict(made), "processors": len(os.sched_getaffinity(0))}, form)
         if made.lost or made.doubled or made.foreign or not made.equal:
             sys.exit(1)

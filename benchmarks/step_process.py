@@ -74,18 +74,18 @@ def main() -> None:
     time_step(
         menu(network("mlp", (8,), 10), (0.1,), (1,))[0],
         order.batch,
-        examples((8,), 10, order.batch),
+        draw_examples((8,), 10, order.batch),
         trainer,
     )
     for submodel in order.submodels:
-        data = examples(submodel.network.inputs, submodel.network.outputs, order.batch)
+        data = draw_examples(submodel.network.inputs, submodel.network.outputs, order.batch)
         base, _ = read_memory()
         reset_peak()
         seconds = time_step(submodel, order.batch, data, trainer)
         print(msgspec.json.encode(Taken(seconds, base, read_memory()[1])).decode(), flush=True)
 
 
-def examples(inputs: tuple[int, ...], outputs: int, count: int) -> Dataset:
+def draw_examples(inputs: tuple[int, ...], outputs: int, count: int) -> Dataset:
     """Return random examples of bytes."""
     x = np.random.default_rng(0).integers(0, 256, (count, *inputs), np.uint8)
     return Dataset(

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from coordinator.broker import local as brokers
 from coordinator.broker.addresses import find_free_port
 from coordinator.store.store import Store
-from edge_agent.access.identity import machine_name
+from edge_agent.access.identity import derive_name
 from federated.data import catalogue
 from tests.support.processes import AGENT, COORDINATOR, WITHOUT_TORCH, Start, result, wait_for_words
 
@@ -80,7 +80,7 @@ def test_a_coordinator_that_starts_its_own_broker_and_two_agents(
     names = {a["id"] for a in told["agents"]}
     assert len(names) == 2
     # other tests may run agents on this machine at the same time
-    numbered = re.compile(re.escape(machine_name()) + r"(-\d+)?")
+    numbered = re.compile(re.escape(derive_name()) + r"(-\d+)?")
     assert all(numbered.fullmatch(name) for name in names)
     assert 0 < told["accuracy"] <= 1
     for process in agents:

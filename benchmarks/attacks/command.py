@@ -25,7 +25,7 @@ from benchmarks.attacks.agents import ATTACKERS
 from benchmarks.attacks.machine_faults import DAMAGE
 from benchmarks.attacks.process_faults import PROCESS_FAULTS
 from benchmarks.attacks.strangers import STRANGERS, behind_tls
-from benchmarks.faults.scenarios import SCENARIOS, Scenario, why_impossible
+from benchmarks.faults.scenarios import SCENARIOS, Scenario, explain_impossible
 from benchmarks.faults.trial import Outcome, Trial, conduct
 from benchmarks.output_files import check_log
 from federated.errors import ConfigError, Unknown
@@ -166,7 +166,7 @@ def draw_pairs(count: int, seed: int) -> list[str]:
     pairs = list[str]()
     while len(pairs) < count:
         one, other = rng.sample(names, 2)
-        if may_combine(one, other) and not any(map(why_impossible, (one, other))):
+        if may_combine(one, other) and not any(map(explain_impossible, (one, other))):
             pairs.append(f"{one} + {other}")
     return pairs
 
@@ -238,7 +238,7 @@ def choose(names: Sequence[str]) -> list[str]:
     """Return the given or all scenarios. Unknown: no such scenario."""
     if unknown := [name for name in names if name not in CATALOGUE]:
         raise Unknown("attack", unknown[0], list(CATALOGUE))
-    return list(names) or [name for name in CATALOGUE if not why_impossible(name)]
+    return list(names) or [name for name in CATALOGUE if not explain_impossible(name)]
 
 
 def list_jobs(chosen: Sequence[str], times: int, pairs: int, seed: int) -> list[tuple[str, int]]:

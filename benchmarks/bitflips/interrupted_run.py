@@ -66,12 +66,12 @@ class Dying(Process):
         super().__init__(COORDINATOR)
         self._runs, self._copy, self._watch = runs, copy, watch
 
-    def pulse(self) -> None:
+    def count_action(self) -> None:
         if not self.dead:
-            self._watch(self.pulses + 1)
+            self._watch(self.actions + 1)
         was_dead = self.dead
         try:
-            super().pulse()
+            super().count_action()
         except Killed:
             if not was_dead:
                 shutil.rmtree(self._copy, ignore_errors=True)
@@ -112,9 +112,9 @@ class Interrupted(Trial):
         self.runs = self.folder / "runs"
         self.oracle = self.witness = Witness(self.runs, RUN, lambda why: None)
         self.coordinator = Dying(self.runs, self._copy, watch)
-        self.coordinator.fuses = {EARLY: lambda: None}
+        self.coordinator.deaths = {EARLY: lambda: None}
         if stop:
-            self.coordinator.fuses[stop] = self._restore
+            self.coordinator.deaths[stop] = self._restore
         self.refused = ""
 
     def _hear(self, at: float, event: object) -> None:

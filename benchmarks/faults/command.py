@@ -16,8 +16,8 @@ from pathlib import Path
 
 import click
 
-from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, why_impossible
-from benchmarks.faults.trial import Outcome, median, run_trial
+from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, explain_impossible
+from benchmarks.faults.trial import Outcome, find_median, run_trial
 from benchmarks.output_files import make_folder
 from federated.errors import Unknown
 from federated.runtime.console import FORMAT, report_errors, speaker
@@ -62,7 +62,7 @@ def summarise(name: str, outcomes: Sequence[Outcome]) -> Summary:
         sum(outcome.lost for outcome in outcomes),
         sum(outcome.doubled for outcome in outcomes),
         sum(outcome.equal for outcome in outcomes),
-        round(median(waits), 2),
+        round(find_median(waits), 2),
         round(max(waits, default=0.0), 2),
         tuple(f"seed {outcome.seed}: {outcome.why}" for outcome in outcomes if outcome.why),
     )
@@ -79,22 +79,22 @@ def run_job(job: tuple[str, Path, int, str]) -> Outcome:
     return run_trial(name, SCENARIOS[name], folder, seed, kind)
 
 
-def lines(found: Iterable[Summary]) -> list[str]:
+def format_table(found: Iterable[Summary]) -> list[str]:
     """Return the table for the terminal."""
     head = (
         f"{'scenario':30}{'runs':>6}{'injected':>10}{'survived':>10}{'lost':>6}"
         f"{'doubled':>9}{'equal':>7}{'recovery':>10}{'longest':>9}"
     )
-    told = [
+    body = [
         f"{s.scenario:30}{s.runs:6}{s.injected:10}{s.survived:10}"
         f"{s.lost_updates:6}{s.double_folded:9}{s.equal:7}"
         f"{s.recovery_s:8.1f} s{s.longest_s:7.1f} s"
         for s in found
     ]
-    return [head, *told, *(f"{s.scenario}: {why}" for s in found for why in s.why)]
+    return [head, *body, *(f"{s.scenario}: {why}" for s in found for why in s.why)]
 
 
-def scenarios(names: Sequence[str], kind: str) -> list[str]:
+def choose_scenarios(names: Sequence[str], kind: str) -> list[str]:
     """Return the given or all scenarios for this kind of broker. Unknown: no such scenario."""
     known = [name for name in SCENARIOS if kind == "mosquitto" or name not in MOSQUITTO_ONLY]
     if unknown := [name for name in names if name not in known]:
@@ -152,7 +152,7 @@ def command(
         report_errors("python -m benchmarks faults", "coordinator", "interrupted"),
         ExitStack() as stack,
     ):
-        wanted = scenarios(names, kind)
+        wanted = choose_scenarios(names, kind)
         folder = keep or Path(
             stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="espalier-faults-", ignore_cleanup_errors=True)
@@ -161,9 +161,9 @@ def command(
         make_folder(folder)
         say = speaker(form)
         say(f"seed {seed}")
-        chosen = [name for name in wanted if not why_impossible(name)]
+        chosen = [name for name in wanted if not explain_impossible(name)]
         for name in (name for name in wanted if name not in chosen):
-            say(f"{name}: skipped: {why_impossible(name)}")
+            say(f"{name}: skipped: {explain_impossible(name)}")
         jobs = [
             (
                 name,
@@ -184,7 +184,7 @@ def command(
                     f"{outcome.seconds:.0f} s, recovered in {outcome.recovery}{fault}"
                 )
         found = [summarise(name, [o for o in outcomes if o.scenario == name]) for name in chosen]
-        for line in lines(found):
+        for line in format_table(found):
             say(line)
         if form == "json":
             rows = [asdict(each) for each in found]

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.faults.real_agents import NAMES, start_agent, use_real_agents
-from benchmarks.faults.real_parts import Process, system
+from benchmarks.faults.real_parts import Process, run_system
 from benchmarks.faults.trial import Trial
 from coordinator.simulate.demo_fleet import python_command
 from federated.errors import FleetError
 
-__all__ = ["cut_power_of_agent", "cut_power_of_coordinator", "why_unmountable"]
+__all__ = ["cut_power_of_agent", "cut_power_of_coordinator", "explain_unmountable"]
 
 MOUNTING = 15.0  # seconds
 KILLED = -9  # exit code of a process that the disk killed
@@ -23,7 +23,7 @@ KILLED = -9  # exit code of a process that the disk killed
 CHANGES, CHANGES_RESUMED, CHANGES_OF_AGENT = 950, 50, 25
 
 
-def why_unmountable() -> str:
+def explain_unmountable() -> str:
     """Return why this machine cannot mount a disk with FUSE; empty if it can."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return "/dev/fuse cannot be opened"
@@ -53,7 +53,7 @@ class Power:
         until = time.monotonic() + MOUNTING
         while True:
             try:
-                system("umount", str(self.folder))
+                run_system("umount", str(self.folder))
                 break
             except FleetError:
                 if time.monotonic() > until:
@@ -70,9 +70,11 @@ class Power:
 
 
 @contextmanager
-def lossy_disk(folder: Path, logs: Path, seed: int, instants: Sequence[int]) -> Iterator[Power]:
+def mount_lossy_disk(
+    folder: Path, logs: Path, seed: int, instants: Sequence[int]
+) -> Iterator[Power]:
     """Mount a disk of `benchmarks.faults.lossy_disk`. FleetError: this machine cannot."""
-    if why := why_unmountable():
+    if why := explain_unmountable():
         raise FleetError(f"cannot mount a disk: {why}")
     folder.mkdir(parents=True, exist_ok=True)
     process = Process("disk", logs)
@@ -83,13 +85,15 @@ def lossy_disk(folder: Path, logs: Path, seed: int, instants: Sequence[int]) -> 
     finally:
         process.kill()
         with contextlib.suppress(FleetError):
-            system("umount", "-l", str(folder))
+            run_system("umount", "-l", str(folder))
 
 
 def cut_power_of_coordinator(trial: Trial) -> None:
     """Cut the power of the coordinator at a change of its disk, and again after it resumed."""
     instants = trial.rng.randint(1, CHANGES), trial.rng.randint(1, CHANGES_RESUMED)
-    power = trial.stack.enter_context(lossy_disk(trial.runs, trial.folder, trial.seed, instants))
+    power = trial.stack.enter_context(
+        mount_lossy_disk(trial.runs, trial.folder, trial.seed, instants)
+    )
 
     def cut() -> None:
         if trial.coordinator.exit_code == KILLED:
@@ -104,7 +108,7 @@ def cut_power_of_agent(trial: Trial) -> None:
     agents, victim = use_real_agents(trial), trial.rng.choice(NAMES)
     instants = trial.rng.randint(1, CHANGES_OF_AGENT), trial.rng.randint(1, CHANGES_OF_AGENT)
     power = trial.stack.enter_context(
-        lossy_disk(trial.folder / "spool" / victim, trial.folder, trial.seed, instants)
+        mount_lossy_disk(trial.folder / "spool" / victim, trial.folder, trial.seed, instants)
     )
 
     def each() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from benchmarks.faults.real_parts import Process, small_disk
+from benchmarks.faults.real_parts import Process, mount_small_disk
 from benchmarks.faults.trial import RUN, Trial, fill_later, strike_later
 from coordinator.simulate.demo_fleet import python_command
 from federated.data import catalogue
@@ -32,7 +32,7 @@ DISK = 16 << 20  # bytes of the spool's file system
 
 
 @functools.cache
-def data(name: str) -> Dataset:
+def load_data(name: str) -> Dataset:
     """Return the data of an agent."""
     return catalogue.load_device(
         "digits", name=name, shard=f"{NAMES.index(name)}/{len(NAMES)}", partition="iid", seed=0
@@ -40,7 +40,7 @@ def data(name: str) -> Dataset:
 
 
 def train(task: Task, weights: Mapping[str, NDArray[Any]]) -> Update:
-    return perform(open_trainer("pytorch"), task, weights, data(task.agent))[0]
+    return perform(open_trainer("pytorch"), task, weights, load_data(task.agent))[0]
 
 
 def use_real_agents(
@@ -105,6 +105,6 @@ def fill_agent_disk(trial: Trial) -> None:
     """
     use_real_agents(trial)
     space = trial.stack.enter_context(
-        small_disk(trial.folder / "spool" / trial.rng.choice(NAMES), DISK)
+        mount_small_disk(trial.folder / "spool" / trial.rng.choice(NAMES), DISK)
     )
     fill_later(trial, space, 1.0)

@@ -20,7 +20,7 @@ from coordinator.broker.mosquitto import MAX_PACKET, find_mosquitto
 from coordinator.simulate.demo_fleet import process_environment
 from federated.errors import FleetError
 
-__all__ = ["Broker", "Process", "Space", "link", "small_disk", "system"]
+__all__ = ["Broker", "Process", "Space", "make_slow_link", "mount_small_disk", "run_system"]
 
 STARTING = 15.0  # seconds for a broker to listen
 
@@ -177,46 +177,46 @@ class Space:
 
 
 @contextmanager
-def small_disk(folder: Path, size: int) -> Iterator[Space]:
+def mount_small_disk(folder: Path, size: int) -> Iterator[Space]:
     """Mount a file system of `size` bytes in memory at a folder. FleetError: this user may not."""
     folder.mkdir(parents=True, exist_ok=True)
-    system("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
+    run_system("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
     try:
         yield Space(folder)
     finally:
         with contextlib.suppress(FleetError):
-            system("umount", "-l", str(folder))
+            run_system("umount", "-l", str(folder))
 
 
 @contextmanager
-def link(number: int, rate: int) -> Iterator[tuple[str, list[str]]]:
+def make_slow_link(number: int, rate: int) -> Iterator[tuple[str, list[str]]]:
     """Make a network namespace behind a link of `rate` bytes per second. Yield its address, and the
     command that starts a process in it. FleetError: this user may not.
     """
     name, here, there = f"espalier{number}", f"esp{number}a", f"esp{number}b"
     mine, its = f"10.213.{number}.1", f"10.213.{number}.2"
     try:
-        system("ip", "netns", "add", name)
-        system("ip", "link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
-        system("ip", "addr", "add", f"{mine}/30", "dev", here)
-        system("ip", "link", "set", here, "up")
+        run_system("ip", "netns", "add", name)
+        run_system("ip", "link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
+        run_system("ip", "addr", "add", f"{mine}/30", "dev", here)
+        run_system("ip", "link", "set", here, "up")
         for command in (
             ("addr", "add", f"{its}/30", "dev", there),
             ("link", "set", there, "up"),
             ("link", "set", "lo", "up"),
         ):
-            system("ip", "-n", name, *command)
+            run_system("ip", "-n", name, *command)
         shape = ("root", "tbf", "rate", f"{rate * 8}bit", "burst", "32kb", "latency", "400ms")
-        system("tc", "qdisc", "add", "dev", here, *shape)
-        system("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", there, *shape)
+        run_system("tc", "qdisc", "add", "dev", here, *shape)
+        run_system("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", there, *shape)
         yield its, ["ip", "netns", "exec", name]
     finally:
         for command in (("ip", "netns", "del", name), ("ip", "link", "del", here)):
             with contextlib.suppress(FleetError):
-                system(*command)
+                run_system(*command)
 
 
-def system(*command: str) -> None:
+def run_system(*command: str) -> None:
     """Run a command of the system. FleetError: it failed, with its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603

@@ -9,14 +9,14 @@ from dataclasses import replace
 from benchmarks.faults.power import (
     cut_power_of_agent,
     cut_power_of_coordinator,
-    why_unmountable,
+    explain_unmountable,
 )
 from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.real_agents import fill_agent_disk, kill_agent
-from benchmarks.faults.real_parts import link, small_disk
+from benchmarks.faults.real_parts import make_slow_link, mount_small_disk
 from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, fill_later, strike_later
 
-__all__ = ["MOSQUITTO_ONLY", "SCENARIOS", "Scenario", "why_impossible"]
+__all__ = ["MOSQUITTO_ONLY", "SCENARIOS", "Scenario", "explain_impossible"]
 
 Scenario = Callable[[Trial], None]
 
@@ -167,7 +167,7 @@ def slow_subscriber(trial: Trial) -> None:
 
 def slow_link(trial: Trial) -> None:
     """Limit the agents' link to the broker to 1 MB/s with a round trip of 300 ms."""
-    host, under = trial.stack.enter_context(link(1 + trial.seed % 250, RATE))
+    host, under = trial.stack.enter_context(make_slow_link(1 + trial.seed % 250, RATE))
     trial.host, trial.under = host, under
     trial.how = replace(trial.how, chunk=64 << 10)
 
@@ -188,7 +188,7 @@ def slow_link(trial: Trial) -> None:
 def fill_disk(trial: Trial) -> None:
     """Fill the disk of the coordinator's runs for two seconds, except for up to 300 kB."""
     trial.how = replace(trial.how, delay=PACE)
-    fill_later(trial, trial.stack.enter_context(small_disk(trial.runs, 48 << 20)), LASTING)
+    fill_later(trial, trial.stack.enter_context(mount_small_disk(trial.runs, 48 << 20)), LASTING)
 
 
 FOLDS = ROUNDS * len(AGENTS)
@@ -224,6 +224,6 @@ MOSQUITTO_ONLY = ("broker killed", "1 MB/s and 300 ms")
 NEED_FUSE = ("power cut", "power cut of an agent")
 
 
-def why_impossible(name: str) -> str:
+def explain_impossible(name: str) -> str:
     """Return why this machine cannot run a scenario; empty if it can."""
-    return why_unmountable() if name in NEED_FUSE else ""
+    return explain_unmountable() if name in NEED_FUSE else ""

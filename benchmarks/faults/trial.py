@@ -21,8 +21,8 @@ from benchmarks.faults.real_parts import Broker, Process, Space
 from benchmarks.raw.raw_agent import Raw
 from benchmarks.raw.raw_fleet import RawFleet
 from benchmarks.raw.updates import Array
-from benchmarks.replay import Make, ReplayResult, raw, read_durations, replay
-from benchmarks.scale import setting_flags
+from benchmarks.replay import Make, ReplayResult, make_raw_update, read_durations, replay
+from benchmarks.scale import make_flags
 from coordinator.observe.records import Entry
 from coordinator.simulate.demo_fleet import python_command
 from coordinator.store.store import Store
@@ -104,7 +104,7 @@ def coordinator_arguments(
         *where,
         "--runs",
         str(runs),
-        *setting_flags({**SETTINGS, **settings}),
+        *make_flags({**SETTINGS, **settings}),
         *(["--resume"] if resume else []),
     ]
 
@@ -343,7 +343,7 @@ class Trial:
 
     def make_update(self, task: Task, weights: Mapping[str, Array]) -> Update:
         """Return the update that a raw agent must have sent."""
-        update = raw(task, weights)
+        update = make_raw_update(task, weights)
         if (falsify := self.how.falsify.get(task.agent)) is None:
             return update
         false, values = falsify(replace(update, tensors={}), dict(update.tensors))
@@ -426,6 +426,6 @@ def conduct(trial: Trial, name: str, prepare: Callable[[Trial], None]) -> Outcom
         )
 
 
-def median(values: Sequence[float]) -> float:
+def find_median(values: Sequence[float]) -> float:
     """Return the median; 0 for no values."""
     return statistics.median(values) if values else 0.0

@@ -54,31 +54,9 @@ from federated.wire.enrolment_token import ENROL, parse_token
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.partial_file import PartialFile
 
-__all__ = ["NAMES", "Decoder", "decoders"]
+__all__ = ["Decoder", "make_decoders"]
 
 MEBIBYTE = 1 << 20
-NAMES = (
-    "messages",
-    "tensors",
-    "topics",
-    "chunks",
-    "updates",
-    "coordinator",
-    "agent",
-    "manifests",
-    "sheets",
-    "configs",
-    "passwords",
-    "memories",
-    "questions",
-    "examples",
-    "addresses",
-    "selections",
-    "tokens",
-    "enrolment",
-    "parts",
-    "notes",
-)
 Shape = Literal["text", "msgpack", "blob"]
 
 
@@ -107,10 +85,12 @@ class Decoder:
 # ---- wire ------------------------------------------------------------------------------------
 
 
-def message(data: bytes) -> None:
+def check_message(data: bytes) -> None:
     found = envelope.decode(data)
-    said = envelope.encode(found)
-    assert envelope.encode(envelope.decode(said)) == said, "a message must survive being encoded"
+    encoded = envelope.encode(found)
+    assert envelope.encode(envelope.decode(encoded)) == encoded, (
+        "a message must survive being encoded"
+    )
 
 
 def check_blob(data: bytes) -> None:
@@ -130,11 +110,11 @@ def check_topic(data: bytes) -> None:
             assert place.run == "r", "a coordinator only receives topics of its run"
 
 
-def transfer(data: bytes) -> None:
+def check_transfer(data: bytes) -> None:
     """Feed frames with a length of two bytes to a receiver and a sender of one transfer."""
     receiver = Receiver(samples.MANIFEST, limit=samples.MANIFEST.size)
     sender = Sender(samples.MANIFEST, samples.DATA, 0.0)
-    for now, payload in enumerate(samples.frames(data)):
+    for now, payload in enumerate(samples.split_frames(data)):
         with contextlib.suppress(WireError):
             match envelope.decode(payload):
                 case messages.Chunk() as chunk:
@@ -201,7 +181,7 @@ class Listener:
             self.fleet.driver.begin(began, AcceptAll())
 
     def hear(self, data: bytes) -> None:
-        for frame in samples.frames(data):
+        for frame in samples.split_frames(data):
             where, _, payload = frame.partition(b"\0")
             self.stranger.publish(where.decode("utf-8", "replace"), payload)
         for _ in range(8):
@@ -232,7 +212,7 @@ def listen_as(role: str) -> Callable[[bytes], object]:
 # ---- files and requests -------------------------------------------------------------------------
 
 
-def via_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+def decode_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
     """Return a decoder that writes its input to a file and reads it."""
     folder = Path(
         tempfile.mkdtemp(
@@ -289,7 +269,7 @@ def read_part(path: Path) -> object:
     return found.complete
 
 
-def enrol() -> Callable[[bytes], object]:
+def post_enrolment() -> Callable[[bytes], object]:
     """Return a decoder that posts to a real authority, which must answer anything without status
     500.
     """
@@ -327,7 +307,7 @@ def enrol() -> Callable[[bytes], object]:
     return feed
 
 
-def text(parse: Callable[[str], object]) -> Callable[[bytes], object]:
+def decode_text(parse: Callable[[str], object]) -> Callable[[bytes], object]:
     return lambda data: parse(data.decode("utf-8", "replace"))
 
 
@@ -339,62 +319,79 @@ def read_manifest(path: Path) -> object:
     return bundle.read_manifest(path.parent)
 
 
-def decoders() -> dict[str, Decoder]:
+def make_decoders() -> dict[str, Decoder]:
     """Return all decoders by name, and disable logging, since rejections are expected."""
     logging.disable()
+    return make_message_decoders() | make_text_decoders()
+
+
+def make_message_decoders() -> dict[str, Decoder]:
+    """Return the decoders of messages, tensors and binary files by name."""
     return {
-        "messages": Decoder(message, (WireError,), samples.messages(), largest=MEBIBYTE // 8),
+        "messages": Decoder(check_message, (WireError,), samples.messages(), largest=MEBIBYTE // 8),
         "tensors": Decoder(
             check_blob, (WireError,), samples.blobs(), "blob", largest=MEBIBYTE // 8
         ),
         "topics": Decoder(check_topic, (), samples.topic_names(), "text", largest=400),
-        "chunks": Decoder(transfer, (WireError,), samples.transfers(), "msgpack"),
+        "chunks": Decoder(check_transfer, (WireError,), samples.transfers(), "msgpack"),
         "updates": Decoder(
-            via_file("1.update", read_update), (WireError,), samples.updates(), "blob"
+            decode_file("1.update", read_update), (WireError,), samples.updates(), "blob"
         ),
         "coordinator": Decoder(
             listen_as("coordinator"), (), samples.said_to_coordinator(), "msgpack", share=0.5
         ),
         "agent": Decoder(listen_as("agent"), (), samples.said_to_agent(), "msgpack", share=0.5),
+        "memories": Decoder(
+            decode_file("1.kept", read_memory), (WireError,), samples.blobs(), "blob"
+        ),
+        "parts": Decoder(decode_file("w.have", read_part), (), samples.parts()),
+        "notes": Decoder(decode_file("t.task", read_note), (), samples.notes()),
+    }
+
+
+def make_text_decoders() -> dict[str, Decoder]:
+    """Return the decoders of text files, requests and command-line values by name."""
+    return {
         "manifests": Decoder(
-            via_file(bundle.MANIFEST, read_manifest), (ExportError,), samples.manifests(), "text"
+            decode_file(bundle.MANIFEST, read_manifest), (ExportError,), samples.manifests(), "text"
         ),
         "sheets": Decoder(
-            via_file("sheet.json", profile_file.read),
+            decode_file("sheet.json", profile_file.read),
             (ConfigError,),
             samples.sheets(),
             "text",
             memory=32 * MEBIBYTE,
         ),
         "configs": Decoder(
-            via_file("run.toml", lambda path: config.load(path, {}, [])),
+            decode_file("run.toml", lambda path: config.load(path, {}, [])),
             (ConfigError, UsageError),
             samples.configs(),
             "text",
             share=0.3,
         ),
         "passwords": Decoder(
-            via_file("passwords", passwords.read),
+            decode_file("passwords", passwords.read),
             (ConfigError,),
             samples.passwords(),
             "text",
             share=0.03,
         ),
-        "memories": Decoder(via_file("1.kept", read_memory), (WireError,), samples.blobs(), "blob"),
         "questions": Decoder(parse_question, (DataError,), samples.questions(), "text"),
         "examples": Decoder(parse_example, (DataError,), samples.examples(), "text"),
         "addresses": Decoder(
-            text(parse_address), (EspalierError,), samples.ADDRESSES, "text", largest=400
+            decode_text(parse_address), (EspalierError,), samples.ADDRESSES, "text", largest=400
         ),
         "selections": Decoder(
-            text(constraints.parse),
+            decode_text(constraints.parse),
             (EspalierError,),
             samples.SELECTIONS,
             "text",
             largest=1000,
         ),
-        "tokens": Decoder(text(parse_token), (UsageError,), samples.tokens(), "text", largest=400),
-        "enrolment": Decoder(enrol(), (), samples.enrolments(), "text", largest=20_000, share=0.1),
-        "parts": Decoder(via_file("w.have", read_part), (), samples.parts()),
-        "notes": Decoder(via_file("t.task", read_note), (), samples.notes()),
+        "tokens": Decoder(
+            decode_text(parse_token), (UsageError,), samples.tokens(), "text", largest=400
+        ),
+        "enrolment": Decoder(
+            post_enrolment(), (), samples.enrolments(), "text", largest=20_000, share=0.1
+        ),
     }

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from benchmarks.fuzzing.samples import frames, join_frames
+from benchmarks.fuzzing.samples import join_frames, split_frames
 from federated.wire.tensors import ALIGNMENT, MAGIC, PREFIX
 
 __all__ = ["mutate"]
@@ -46,7 +46,7 @@ def mutate(data: bytes, shape: str, rng: random.Random) -> bytes | None:
     """Return a changed input of the same shape, `msgpack` or `blob`; None if it cannot be read."""
     if shape == "blob":
         return _mutate_blob(data, rng)
-    parts = list(frames(data))
+    parts = list(split_frames(data))
     if data == join_frames(parts) and parts:
         return _mutate_frames(parts, rng)
     return _mutate_msgpack(data, rng)
@@ -95,7 +95,7 @@ def _mutate_blob(data: bytes, rng: random.Random) -> bytes | None:
 def _change(tree: Any, rng: random.Random, depth: int = 0) -> Any:
     """Change one place of a tree: replace, drop, double or move a value."""
     if not isinstance(tree, dict | list) or not tree or rng.random() < 0.1 or depth > DEPTH:
-        return _near(tree, rng)
+        return _vary(tree, rng)
     if isinstance(tree, list):
         at = rng.randrange(len(tree))
         if rng.random() < 0.2:
@@ -111,7 +111,7 @@ def _change(tree: Any, rng: random.Random, depth: int = 0) -> Any:
             return {**tree, key: _change(tree[key], rng, depth + 1)}
 
 
-def _near(value: Any, rng: random.Random) -> Any:
+def _vary(value: Any, rng: random.Random) -> Any:
     """Return another value, of the same type half of the time."""
     if rng.random() < 0.5:
         match value:

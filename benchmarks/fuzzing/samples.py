@@ -44,7 +44,6 @@ __all__ = [
     "configs",
     "enrolments",
     "examples",
-    "frames",
     "join_frames",
     "manifests",
     "messages",
@@ -55,6 +54,7 @@ __all__ = [
     "said_to_agent",
     "said_to_coordinator",
     "sheets",
+    "split_frames",
     "tokens",
     "topic_names",
     "transfers",
@@ -151,7 +151,7 @@ def join_frames(parts: Sequence[bytes]) -> bytes:
     return b"".join(len(part).to_bytes(2, "big") + part for part in parts)
 
 
-def frames(data: bytes, most: int = 16) -> Iterator[bytes]:
+def split_frames(data: bytes, most: int = 16) -> Iterator[bytes]:
     """Yield the parts of `join_frames`, or whatever the first bytes of other data give."""
     at = 0
     for _ in range(most):
@@ -245,37 +245,38 @@ def transfers() -> list[bytes]:
     ]
 
 
-def address(where: str, *said: m.Message) -> bytes:
-    return join_frames([where.encode() + b"\0" + envelope.encode(message) for message in said])
+def address_messages(where: str, *sent: m.Message) -> bytes:
+    return join_frames([where.encode() + b"\0" + envelope.encode(message) for message in sent])
 
 
 def said_to_coordinator() -> list[bytes]:
     chunk = topics.chunk(topics.upload("r", "a", MANIFEST.transfer), 0)
-    joined = address(topics.status("r", "a"), MESSAGES[14]) + address(
+    joined = address_messages(topics.status("r", "a"), MESSAGES[14]) + address_messages(
         topics.profile("r", "a"), PROFILE
     )
-    pieces = address(chunk, *slices(MANIFEST, DATA))
-    offered = joined + address(topics.say("r", "a"), MESSAGES[7])
+    pieces = address_messages(chunk, *slices(MANIFEST, DATA))
+    offered = joined + address_messages(topics.say("r", "a"), MESSAGES[7])
     return [
         joined,
         offered + pieces,
         offered
-        + address(topics.say("r", "a"), MESSAGES[2])
-        + address(topics.heartbeat("r", "a"), MESSAGES[5]),
+        + address_messages(topics.say("r", "a"), MESSAGES[2])
+        + address_messages(topics.heartbeat("r", "a"), MESSAGES[5]),
     ]
 
 
 def said_to_agent() -> list[bytes]:
     base = topics.model("r", "v1", SUBMODEL.name)
-    told = address(topics.command("r", "a"), TASK, *MESSAGES[4:5], *MESSAGES[9:11])
-    weights = address(topics.manifest(base), MANIFEST) + address(
+    commands = address_messages(topics.command("r", "a"), TASK, *MESSAGES[4:5], *MESSAGES[9:11])
+    weights = address_messages(topics.manifest(base), MANIFEST) + address_messages(
         topics.chunk(base, 0), *slices(MANIFEST, DATA)
     )
     return [
-        told,
-        told + weights,
-        address(topics.everyone("r"), MESSAGES[0]) + address(topics.run("r"), CARD),
-        address(topics.status("r", "a"), MESSAGES[14]),
+        commands,
+        commands + weights,
+        address_messages(topics.everyone("r"), MESSAGES[0])
+        + address_messages(topics.run("r"), CARD),
+        address_messages(topics.status("r", "a"), MESSAGES[14]),
     ]
 
 

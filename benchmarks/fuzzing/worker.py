@@ -73,14 +73,14 @@ class Worker:
                 self.found[kind] = data.hex()
         self.longest = max(self.longest, time.perf_counter() - start)
         if self.done == self.inputs:
-            told = {
+            result = {
                 "inputs": self.done,
                 "crashes": self.crashes,
                 "found": self.found,
                 "longest": self.longest,
             }
             self.out.write_text(
-                json.dumps({**told, "peak": measure_peak(self.decoder, self.corpus)})
+                json.dumps({**result, "peak": measure_peak(self.decoder, self.corpus)})
             )
 
 
@@ -109,9 +109,9 @@ def main(arguments: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=list(INSTRUMENTED)):
-        from benchmarks.fuzzing.decoders import decoders
+        from benchmarks.fuzzing.decoders import make_decoders
         from benchmarks.fuzzing.mutation import mutate
-    decoder = decoders()[name]
+    decoder = make_decoders()[name]
     worker = Worker(decoder, int(inputs), Path(out), Path(corpus))
     for number, data in enumerate(decoder.seeds):
         (Path(corpus) / f"seed-{number}").write_bytes(data)

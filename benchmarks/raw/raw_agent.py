@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.raw.updates import CARD, Array, empty_update, encode, learn
+from benchmarks.raw.updates import CARD, Array, encode, learn, make_update
 from federated.capabilities import CAPABILITIES
 from federated.task import HEARTBEAT, Profile, Task, Timing, Update, heartbeat_interval
 from federated.wire import envelope, messages, tensors, topics
@@ -183,10 +183,10 @@ class RawAgent:
             return
         if self.task is not None:
             # a coordinator that lost a round asks for it again, in a later attempt
-            known, said = (self.task.attempt, self.task.round), (task.attempt, task.round)
+            known, asked = (self.task.attempt, self.task.round), (task.attempt, task.round)
             moved = self.base and self.base != topics.model(task.run, task.slot, task.submodel.name)
-            if said < known or (
-                said == known and not moved and (self.base or self.waiting is not None)
+            if asked < known or (
+                asked == known and not moved and (self.base or self.waiting is not None)
             ):
                 return
         self.asked_again += task.round in self.accepted
@@ -246,7 +246,7 @@ class RawAgent:
     def train(self, task: Task, now: float) -> None:
         """Compute an update, to be offered after `delay` seconds."""
         assert self.known is not None
-        update = empty_update(
+        update = make_update(
             task.run, task.round, task.attempt, self.name, task.submodel, task.version
         )
         values = learn(self.known[1], self.name, task.round)

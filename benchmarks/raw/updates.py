@@ -18,7 +18,7 @@ from federated.task import Card, Update
 from federated.wire import tensors
 from models.submodel import Submodel
 
-__all__ = ["CARD", "Array", "empty_update", "encode", "learn"]
+__all__ = ["CARD", "Array", "encode", "learn", "make_update"]
 
 CARD = Card("digits", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,))
 SCALE = 1e-3  # of the noise; weights are about 0.1
@@ -37,7 +37,7 @@ def learn(weights: Mapping[str, Array], agent: str, round: int) -> dict[str, Arr
     }
 
 
-def empty_update(
+def make_update(
     run: str, round: int, attempt: int, agent: str, submodel: Submodel, version: str
 ) -> Update:
     """Return an update without tensors; its samples, steps and loss depend only on agent

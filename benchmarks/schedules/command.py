@@ -105,7 +105,7 @@ def silence() -> None:
     gc.freeze()  # skip PyTorch's modules in every collection
 
 
-def batches(first: int, count: int, defect: str = "") -> Iterator[Job]:
+def split_batches(first: int, count: int, defect: str = "") -> Iterator[Job]:
     """Yield schedules in batches."""
     for start in range(first, first + count, BATCH):
         yield start, min(BATCH, first + count - start), defect
@@ -205,10 +205,10 @@ def hunt(
     usual: cost of a batch without the defect by first seed; missing ones are added
     """
     found = Hunt(name)
-    for jobs in group(batches(seed, count, name), AT_ONCE):
+    for jobs in group(split_batches(seed, count, name), AT_ONCE):
         missing = [(first, many, "") for first, many, _ in jobs if first not in usual]
         for (first, _, _), (outcomes, _) in zip(missing, pool.map(run_batch, missing), strict=True):
-            usual[first] = cost_of(outcomes)
+            usual[first] = sum_costs(outcomes)
         for (first, _, _), (outcomes, _) in zip(jobs, pool.map(run_batch, jobs), strict=True):
             for outcome in outcomes:
                 found.tried += 1
@@ -216,7 +216,7 @@ def hunt(
                     found.wrong = outcome.wrong
                     return found
             found.costs = (
-                add_costs(found.costs[0], cost_of(outcomes)),
+                add_costs(found.costs[0], sum_costs(outcomes)),
                 add_costs(found.costs[1], usual[first]),
             )
         if found.costly:
@@ -225,7 +225,7 @@ def hunt(
     return found
 
 
-def cost_of(outcomes: Sequence[Outcome]) -> Cost:
+def sum_costs(outcomes: Sequence[Outcome]) -> Cost:
     return sum(outcome.seconds for outcome in outcomes), sum(
         outcome.trainings for outcome in outcomes
     )
@@ -309,22 +309,22 @@ def command(
         )
         with ProcessPoolExecutor(beside) as pool:
             done = (
-                defects(pool, names, first, count, say)
+                try_defects(pool, names, first, count, say)
                 if planted or names
-                else schedules(pool, first, count, log, say)
+                else try_schedules(pool, first, count, log, say)
             )
         print_result({"seed": first, **done}, form)
         if done["wrong"]:
             sys.exit(1)
 
 
-def schedules(
+def try_schedules(
     pool: ProcessPoolExecutor, seed: int, count: int, log: Path | None, say: Say
 ) -> dict[str, Any]:
     """Run schedules. Print each that fails, with its shortest list of faults that still fails."""
     found, start = read_log(log), time.perf_counter()
     before = found.schedules
-    for outcomes, seconds in pool.map(run_batch, batches(seed + before, count - before)):
+    for outcomes, seconds in pool.map(run_batch, split_batches(seed + before, count - before)):
         found.seconds += seconds
         for outcome in outcomes:
             found.add(outcome)
@@ -356,7 +356,7 @@ def schedules(
     }
 
 
-def defects(
+def try_defects(
     pool: ProcessPoolExecutor, names: Sequence[str], seed: int, count: int, say: Say
 ) -> dict[str, Any]:
     """Try each planted defect until a schedule finds it, then the same schedules without any."""
@@ -366,7 +366,7 @@ def defects(
         found_it = f"found after {one.tried} schedules: {one.wrong}"
         say(f"{name}: {found_it if one.wrong else f'not found in {one.tried} schedules'}")
         found.append(one)
-    unplanted = schedules(pool, seed, max(one.tried for one in found), None, say)
+    unplanted = try_schedules(pool, seed, max(one.tried for one in found), None, say)
     planted = [
         {"name": one.name, "found_after": one.tried if one.wrong else 0, "wrong": one.wrong}
         for one in found

@@ -124,7 +124,7 @@ class Device:
                 act()
         except Killed:
             self.close()
-            self.process.bury()
+            self.process.end_death()
         except EspalierError:
             self.close()
             self.world.after(RESTART, self.begin)

@@ -92,13 +92,13 @@ class Disks:
                 if current is not None or os.path.isdir(os.path.dirname(name)):
                     self._put(name, before)  # its creation, renaming or removal was not synced
             elif current is not None:
-                now, kept = content(name), self._synced.get(current, b"")
+                now, kept = read_content(name), self._synced.get(current, b"")
                 if now != kept:
                     self._put(name, tear(now, kept, rng))
 
     def flip_bit(self, path: Path, rng: random.Random) -> None:
         """Flip one bit of a file."""
-        data = bytearray(content(str(path)))
+        data = bytearray(read_content(str(path)))
         if data:
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
             self._put(str(path), bytes(data))
@@ -165,7 +165,7 @@ class Disks:
             # the order of files must not depend on this machine
             os.utime(path, ns=(stamp := EPOCH + int(self.world.now * 1e9) + self._stamps, stamp))
             inode = os.stat(path).st_ino
-            self._synced[inode] = content(path)
+            self._synced[inode] = read_content(path)
             if self._names.get(path, (-1, b""))[0] == inode:
                 self._names[path] = inode, self._synced[inode]
             return
@@ -185,7 +185,7 @@ class Disks:
     def act(self) -> None:
         """Count an action of the running process. Killed: it dies."""
         if self.world.running is not None:
-            self.world.running.pulse()
+            self.world.running.count_action()
 
     def check_room(self) -> None:
         """Raise OSError if the disk of the running process is full."""
@@ -226,7 +226,7 @@ def make_mapping(disks: Disks) -> type[mmap.mmap]:
     return Mapped
 
 
-def content(path: str) -> bytes:
+def read_content(path: str) -> bytes:
     """Return the bytes of a file."""
     with OPEN(path, "rb") as file:
         return bytes(file.read())

@@ -71,7 +71,7 @@ class Oracle:
                 self.dropped |= {(key.agent, key.round) for key in keys}
             case on.UpdateRefused(_, key, _, _, reason, kind):
                 self.refusals.append((key.agent, kind, reason))
-        if after is not value and (agent := sender(event)):
+        if after is not value and (agent := find_sender(event)):
             self._check_limits(value, after, agent)
         for action in actions:
             if (isinstance(action, Answer) and not action.accepted and not action.reason) or (
@@ -242,7 +242,7 @@ class Oracle:
             }
 
 
-def sender(event: on.RoundEvent) -> str:
+def find_sender(event: on.RoundEvent) -> str:
     """Return the agent whose message an event is about, if any."""
     match event:
         case (

@@ -47,12 +47,12 @@ def do_nothing(*given: object, **named: object) -> None:
     """Replace a function that does something."""
 
 
-def handlers(made: dict[type, Callable[..., Any]]) -> Patch:
+def replace_handlers(made: dict[type, Callable[..., Any]]) -> Patch:
     """Return a patch that replaces the handlers of some events."""
     return "coordinator.round.round_step.HANDLERS", MappingProxyType({**HANDLERS, **made})
 
 
-def forget_at_once(r: Round, e: on.UpdateFolded, out: list[Any]) -> Round:
+def forget_early(r: Round, e: on.UpdateFolded, out: list[Any]) -> Round:
     """Delete the file of a folded update before a snapshot contains it."""
     out.append(Forget(e.key))
     return updates.finish_fold(r, e, out)
@@ -135,10 +135,10 @@ DEFECTS: dict[str, Defect] = {
         (("coordinator.fleet.inbox.Inbox.__init__", init_unsynced),)
     ),
     "an update leaves the spool before its snapshot": Defect(
-        (handlers({on.UpdateFolded: forget_at_once}),)
+        (replace_handlers({on.UpdateFolded: forget_early}),)
     ),
     "an update that comes twice counts twice": Defect(
-        (handlers({on.UpdateOffered: accept_again}),)
+        (replace_handlers({on.UpdateOffered: accept_again}),)
     ),
     "a lease never ends": Defect(
         (("coordinator.round.task_state.TaskState.due", property(lambda self: float("inf"))),)
@@ -155,9 +155,9 @@ DEFECTS: dict[str, Defect] = {
     "a late task holds the round": Defect(
         (("coordinator.round.task_state.TaskState.working", property(lambda self: self.open)),)
     ),
-    "a heartbeat extends every lease": Defect((handlers({on.AgentBeat: extend_all}),)),
+    "a heartbeat extends every lease": Defect((replace_handlers({on.AgentBeat: extend_all}),)),
     "an update is refused without a reason": Defect(
-        (handlers({on.UpdateRefused: refuse_without_reason}),)
+        (replace_handlers({on.UpdateRefused: refuse_without_reason}),)
     ),
     "old segments of the journal stay": Defect(
         (("coordinator.store.journal.Journal.sweep", do_nothing),)

@@ -159,7 +159,7 @@ class Trial:
                 )
             return True
         except Killed as death:
-            replaying = raised_in(death, "replay")
+            replaying = was_raised_in(death, "replay")
         except (StoreError, LinkError, OSError) as error:
             # a person or systemd would restart it
             self.tell(self.world.now, error)
@@ -173,7 +173,7 @@ class Trial:
                 link.kill()
             self.fleet = None
         if self.coordinator.dead:
-            self.coordinator.bury()
+            self.coordinator.end_death()
             self.oracle.check_kept(damaged=("bit", COORDINATOR) in self.struck)
         return False
 
@@ -237,7 +237,7 @@ class Trial:
         """Set when a process dies."""
         for fault in self.schedule.faults:
             if fault.kind in DEATHS and fault.who == process.name:
-                process.fuses[int(fault.at)] = partial(self._kill, fault)
+                process.deaths[int(fault.at)] = partial(self._kill, fault)
 
     def _strike(self, fault: Fault) -> None:
         """Record that a fault happens."""
@@ -305,7 +305,7 @@ class Trial:
                 self.network.begin(fault)
 
 
-def raised_in(error: BaseException | None, function: str) -> bool:
+def was_raised_in(error: BaseException | None, function: str) -> bool:
     """Return True if an error, or one in its context, passed through a function of this name."""
     while error is not None:
         if any(

@@ -137,7 +137,7 @@ class Cable(MemoryLink):
             self.wake()
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
-        self.process.pulse()
+        self.process.count_action()
         self.sent(topic, bytes(payload))
         if self.drip and "/up/" in topic:  # one late chunk at a time
             self._dripped = max(self._dripped, self.world.now) + self.drip
@@ -155,7 +155,7 @@ class Cable(MemoryLink):
             super().publish(made.topic, made.payload, retain=retain, qos=qos)
 
     def receive(self, timeout: float) -> Delivery | None:
-        self.process.pulse()
+        self.process.count_action()
         until = self.world.now + max(timeout, IDLE)
         while not len(self._deliveries) and timeout and self.world.step(until):
             pass

@@ -42,7 +42,7 @@ def draw_value(task: Task) -> float:
 def learn(task: Task, weights: Mapping[str, NDArray[Any]]) -> Update:
     """Return the result of a task."""
     value = draw_value(task)
-    said = Update(
+    update = Update(
         task.run,
         task.round,
         task.attempt,
@@ -67,7 +67,7 @@ def learn(task: Task, weights: Mapping[str, NDArray[Any]]) -> Update:
             for name, found in own.items()
         }
         return replace(
-            said,
+            update,
             steps=1,
             tensors=made,
             notes={"loss": 1.0 + value, **({"labels": [0, 1]} if task.recipe.labels else {})},
@@ -77,10 +77,10 @@ def learn(task: Task, weights: Mapping[str, NDArray[Any]]) -> Update:
             name: np.full(shape, value + 0.5, np.float32)
             for name, shape in statistics(task.submodel).items()
         }
-        return replace(said, tensors=made, notes={"batches": 1})
+        return replace(update, tensors=made, notes={"batches": 1})
     held = DATA.held_out
     return replace(
-        said,
+        update,
         samples=held,
         notes={
             "tallies": {

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 __all__ = ["Killed", "Process", "Stalled", "World"]
 
-Happening: TypeAlias = Callable[[], None]
+Callback: TypeAlias = Callable[[], None]
 
 
 class Killed(BaseException):
@@ -24,31 +24,31 @@ class Killed(BaseException):
 class Process:
     """One party of a schedule: the coordinator or an agent.
 
-    pulses: number of actions: messages that it sent or waited for, files that it wrote or synced
-    fuses: actions before which it dies, each with what follows
+    actions: number of actions: messages that it sent or waited for, files that it wrote or synced
+    deaths: numbers of actions before which it dies, each with what is called after the death
     dead: True until the next life begins
     paused: time until which it stands still
     leap: seconds that its clock is ahead
     """
 
     def __init__(self, name: str) -> None:
-        self.name, self.pulses = name, 0
-        self.fuses: dict[int, Happening] = {}
+        self.name, self.actions = name, 0
+        self.deaths: dict[int, Callback] = {}
         self.dead = False
-        self._afterwards: Happening = lambda: None
+        self._after_death: Callback = lambda: None
         self.paused = self.leap = 0.0
 
-    def bury(self) -> None:
-        """Run what follows its death, and allow the next life."""
-        self.dead, follow, self._afterwards = False, self._afterwards, lambda: None
-        follow()
+    def end_death(self) -> None:
+        """Call what was planned for after the death, and allow the next life."""
+        self.dead, callback, self._after_death = False, self._after_death, lambda: None
+        callback()
 
-    def pulse(self) -> None:
+    def count_action(self) -> None:
         """Count an action. Killed: the process dies before it, or is dead."""
-        self.pulses += 1
-        follow = self.fuses.pop(self.pulses, None)
-        if follow is not None:
-            self.dead, self._afterwards = True, follow
+        self.actions += 1
+        callback = self.deaths.pop(self.actions, None)
+        if callback is not None:
+            self.dead, self._after_death = True, callback
         if self.dead:
             raise Killed(self.name)
 
@@ -71,7 +71,7 @@ class World:
         self.trainings, self.repeated = 0, list[str]()
         self.random = random.Random(seed)  # noqa: S311  # no secret
         self.running: Process | None = None
-        self._due: list[tuple[float, int, Happening]] = []
+        self._due: list[tuple[float, int, Callback]] = []
         self._count = 0
 
     def clock(self, process: Process) -> float:
@@ -87,10 +87,10 @@ class World:
         finally:
             self.running = before
 
-    def after(self, seconds: float, happening: Happening) -> None:
+    def after(self, seconds: float, callback: Callback) -> None:
         """Schedule a function at a time from now."""
         self._count += 1
-        heapq.heappush(self._due, (self.now + seconds, self._count, happening))
+        heapq.heappush(self._due, (self.now + seconds, self._count, callback))
 
     def step(self, until: float) -> bool:
         """Run the next event due by `until`. Return False if there is none, and advance the clock
@@ -103,8 +103,8 @@ class World:
         if not self._due or self._due[0][0] > until:
             self.now = max(self.now, until)
             return False
-        when, _, happening = heapq.heappop(self._due)
+        when, _, callback = heapq.heappop(self._due)
         self.now = max(self.now, when)
         with self.turn_of(None):
-            happening()
+            callback()
         return True

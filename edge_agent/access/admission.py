@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from edge_agent.access.credentials import Credentials, enrolment_folder, load_credentials, lock
+from edge_agent.access.credentials import Credentials, hold_lock, load_credentials, locate_enrolment
 from federated.errors import ConfigError, EspalierError, UsageError, require_extra
 from federated.wire import topics
 from federated.wire.address import (
@@ -94,7 +94,7 @@ def find_credentials(address: Address, name: str | None) -> Credentials | None:
 
 def load_or_enrol(token: Token) -> Credentials:
     """Return the enrolment made earlier with this token, or enrol now."""
-    folder, digest = enrolment_folder(token), hashlib.sha256(token.secret).hexdigest()
+    folder, digest = locate_enrolment(token), hashlib.sha256(token.secret).hexdigest()
     for credentials in load_credentials():
         if (credentials.folder, credentials.token) == (folder, digest):
             return credentials
@@ -141,7 +141,7 @@ def renew_if_due(credentials: Credentials) -> bool:
     with require_extra("renewing this device's certificate", "secure"):
         from edge_agent.access import enrolment  # needs cryptography
 
-        with lock(credentials.folder):  # another process of this device may renew it now
+        with hold_lock(credentials.folder):  # another process of this device may renew it now
             if due := enrolment.is_due(credentials.pem):
                 enrolment.renew(credentials)
             return due

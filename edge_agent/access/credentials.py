@@ -25,7 +25,7 @@ from federated.errors import ConfigError, EspalierError
 from federated.wire.address import Address, add_credentials, format_url, parse_address
 from federated.wire.enrolment_token import Token
 
-__all__ = ["Credentials", "Enrolment", "enrolment_folder", "load_credentials", "lock"]
+__all__ = ["Credentials", "Enrolment", "hold_lock", "load_credentials", "locate_enrolment"]
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +75,11 @@ class Credentials(Enrolment, frozen=True):
         return Address(self.host, self.port, tls=True, ca=str(self.ca), cert=str(self.pem))
 
 
-def enrolment_folder(token: Token) -> Path:
+def locate_enrolment(token: Token) -> Path:
     """Return the folder for the enrolment of a token."""
     host = f"[{token.host}]" if ":" in token.host else token.host
     return (
-        state_folder.folder()
+        state_folder.locate_state()
         / "credentials"
         / f"{token.name}@{quote(host, safe='[]:')}:{token.port}"
     )
@@ -90,7 +90,7 @@ def load_credentials() -> list[Credentials]:
     logged. Raises ConfigError if other users may read a key.
     """
     loaded = []
-    for path in sorted((state_folder.folder() / "credentials").glob("*/about.json")):
+    for path in sorted((state_folder.locate_state() / "credentials").glob("*/about.json")):
         try:
             enrolment = msgspec.json.decode(path.read_bytes(), type=Enrolment)
             one = Credentials(**msgspec.structs.asdict(enrolment), folder=path.parent)
@@ -110,7 +110,7 @@ def load_credentials() -> list[Credentials]:
 
 
 @contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
+def hold_lock(folder: Path) -> Iterator[None]:
     """Hold the lock of an enrolment, so that one process at a time changes it."""
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:

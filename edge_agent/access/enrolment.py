@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from edge_agent.access.credentials import Credentials, Enrolment, lock
+from edge_agent.access.credentials import Credentials, Enrolment, hold_lock
 from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors
 from federated.runtime import files
 from federated.wire import tls
@@ -41,7 +41,7 @@ from federated.wire.enrolment_token import (
     Token,
 )
 
-__all__ = ["enrol", "is_due", "renew", "seconds_left"]
+__all__ = ["count_seconds_left", "enrol", "is_due", "renew"]
 
 TIMEOUT = 15.0  # seconds per request
 
@@ -55,7 +55,7 @@ def enrol(token: Token, folder: Path) -> Credentials:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.mkdir(exist_ok=True, mode=0o700)
         folder.chmod(0o700)
-        with lock(folder):
+        with hold_lock(folder):
             key = load_or_create_key(folder / "key.pem")
             files.write(folder / "ca.pem", authority.encode())
             answer = post(
@@ -76,7 +76,7 @@ def renew(credentials: Credentials) -> None:
     """Replace a certificate with one for a new key. On LinkError and StoreError the old one
     stays.
     """
-    if seconds_left(credentials.pem) <= 0:
+    if count_seconds_left(credentials.pem) <= 0:
         expiry = load_certificate(credentials.pem).not_valid_after_utc
         raise LinkError(
             f"this device's certificate expired at {expiry:%Y-%m-%d %H:%M} UTC and can no longer "
@@ -96,10 +96,10 @@ def is_due(pem: Path) -> bool:
     """Return True if less than a third of a certificate's life is left."""
     found = load_certificate(pem)
     life = (found.not_valid_after_utc - found.not_valid_before_utc).total_seconds()
-    return seconds_left(pem) < life / 3
+    return count_seconds_left(pem) < life / 3
 
 
-def seconds_left(pem: Path) -> float:
+def count_seconds_left(pem: Path) -> float:
     """Return the seconds until a certificate expires, by this device's clock."""
     return (load_certificate(pem).not_valid_after_utc - datetime.now(UTC)).total_seconds()
 

@@ -12,13 +12,13 @@ import tempfile
 import uuid
 from pathlib import Path
 
-__all__ = ["machine_name", "reserve_name"]
+__all__ = ["derive_name", "reserve_name"]
 
 MACHINE_ID = Path("/etc/machine-id")
 _locks: list[int] = []  # of reserved names; the system releases them when this process ends
 
 
-def machine_name() -> str:
+def derive_name() -> str:
     """Return the host's name and four hexadecimal digits of its machine id. The name is stable
     across restarts, and differs between fresh boards that are all called `raspberrypi`.
     """

@@ -27,8 +27,8 @@ from edge_agent.bench.row_process import STEP_SECONDS, Plan
 from edge_agent.bench.target import (
     INT8,
     Target,
+    check_files,
     check_provider,
-    file_targets,
     find_network,
     prepare_target,
     resolve_runtimes,
@@ -144,7 +144,7 @@ def bench(request: Request, form: str, say: Say) -> int:
                 else {}
             )
             for number, (target, way) in enumerate(plans, 1):
-                row = _row(request, target, *way, predictions.get(way, ProbeTimings()))
+                row = _measure_target(request, target, *way, predictions.get(way, ProbeTimings()))
                 report = replace(report, rows=(*report.rows, row))
                 _save_progress(report, request.out, say)
                 say(
@@ -203,7 +203,7 @@ def _prepare(request: Request, folder: Path, say: Say) -> Work:
     if request.files:
         wanted = resolve_runtimes(request.runtimes or ("onnx",), None)
         return Work(
-            file_targets(request.files, request.provider),
+            check_files(request.files, request.provider),
             (),
             tuple(product(wanted, request.threads)),
         )
@@ -292,7 +292,9 @@ def _plan(request: Request, target: Target, runtime: str, threads: int) -> Plan:
     return Plan(row, str(file), submodel, seconds=seconds, step_seconds=STEP_SECONDS)
 
 
-def _row(request: Request, target: Target, runtime: str, threads: int, timed: ProbeTimings) -> Row:
+def _measure_target(
+    request: Request, target: Target, runtime: str, threads: int, timed: ProbeTimings
+) -> Row:
     (row,) = run_plans([_plan(request, target, runtime, threads)], request.limits)
     row = replace(
         row, predicted_ms=to_ms(predict(timed.inference, target.submodel, 1, training=False))
@@ -319,22 +321,22 @@ def predict(
 def _print(report: Report, old: Report | None, request: Request, form: str, say: Say) -> bool:
     """Print the result, and return whether a row was slower than allowed."""
     found = () if old is None else bench_report.compare(report, old)
-    other = () if old is None else bench_report.differences(report, old)
+    other = () if old is None else bench_report.list_differences(report, old)
     slow = [
         ratio
         for ratio in found
         if request.fail_above is not None and ratio.worst > request.fail_above
     ]
-    screen = terminal_table.console(error=form == "json")
+    screen = terminal_table.open_console(error=form == "json")
     screen.print(
-        make_safe(terminal_table.title(report)), style="bold", markup=False, highlight=False
+        make_safe(terminal_table.make_title(report)), style="bold", markup=False, highlight=False
     )
-    screen.print(terminal_table.table(report, screen.width))
-    for text in terminal_table.footnotes(report):
+    screen.print(terminal_table.make_table(report, screen.width))
+    for text in terminal_table.list_footnotes(report):
         screen.print(make_safe(text), markup=False, highlight=False, soft_wrap=True)
     if old is not None:
         screen.print(
-            terminal_table.ratios(found)
+            terminal_table.make_ratio_table(found)
             if found
             else "nothing to compare: the benchmarks have no row in common"
         )

@@ -118,7 +118,7 @@ def check_runs(path: Path, provider: str) -> None:
             f"'{name}' {value.dtype} {list(value.shape)}" for name, value in feed.items()
         )
         raise ExportError(
-            f"{path}: does not run on {shapes or 'no inputs'}: {_message(error)}"
+            f"{path}: does not run on {shapes or 'no inputs'}: {_shorten(error)}"
         ) from error
 
 
@@ -150,5 +150,5 @@ def find_provider(name: str) -> str:
     return str(available[name])
 
 
-def _message(error: Exception) -> str:
+def _shorten(error: Exception) -> str:
     return " ".join(str(error).split())[:300]

@@ -47,7 +47,7 @@ def draw(report: Report, path: Path) -> bool:
             f"{networks}\n{report.fingerprint.processor}".strip(), loc="left", fontsize="medium"
         )
         axes.margins(x=0.16, y=0.14)
-        _ticks(axes)
+        _set_ticks(axes)
         axes.grid(alpha=0.25)
         axes.legend(fontsize="small", frameon=False)
         figure.savefig(path, dpi=DPI)
@@ -101,7 +101,7 @@ def _label_sizes(axes: Axes, rows: Sequence[Row]) -> None:
         )
 
 
-def _ticks(axes: Axes) -> None:
+def _set_ticks(axes: Axes) -> None:
     for axis, spell in ((axes.xaxis, format_count), (axes.yaxis, lambda value: f"{value:g}")):
         low, high = axis.get_view_interval()
         axis.set_major_locator(

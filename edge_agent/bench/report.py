@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import psutil
 
-from edge_agent.device.board import processor_name, read_board
-from edge_agent.device.limits import Limits, available_cpus
+from edge_agent.device.board import read_board, read_processor_name
+from edge_agent.device.limits import Limits, count_cpus
 from edge_agent.device.measurement_cache import PACKAGES
 from federated.errors import ConfigError, UsageError, explain_os_errors
 from federated.runtime import files
@@ -30,7 +30,7 @@ __all__ = [
     "Row",
     "check_writable",
     "compare",
-    "differences",
+    "list_differences",
     "read",
     "take_fingerprint",
     "to_ms",
@@ -195,8 +195,8 @@ def take_fingerprint(limits: Limits) -> Fingerprint:
     cpus = "" if limits.cpus is None else f"{limits.cpus:g} cpus"
     return Fingerprint(
         machine=platform.machine(),
-        processor=processor_name(),
-        cpus=available_cpus(limits),
+        processor=read_processor_name(),
+        cpus=count_cpus(limits),
         memory=psutil.virtual_memory().total,
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
@@ -215,25 +215,28 @@ def compare(new: Report, old: Report) -> tuple[Ratio, ...]:
     pairs = [
         (row, before[row.key])
         for row in new.rows
-        if row.key in before and _same(row, before[row.key])
+        if row.key in before and _is_same_network(row, before[row.key])
     ]
     return tuple(
-        Ratio(row, _ratio(row.p90_ms, past.p90_ms), _step_ratio(row, past)) for row, past in pairs
+        Ratio(row, _divide(row.p90_ms, past.p90_ms), _divide_steps(row, past))
+        for row, past in pairs
     )
 
 
-def differences(new: Report, old: Report) -> tuple[str, ...]:
+def list_differences(new: Report, old: Report) -> tuple[str, ...]:
     """Describe the differences between two reports other than their times, which may explain the
     ratios.
     """
-    now, was = _flat(new.fingerprint), _flat(old.fingerprint)
+    now, was = _flatten(new.fingerprint), _flatten(old.fingerprint)
     found = [
         f"{name} was {was.get(name) or 'none'}, is {now.get(name) or 'none'}"
         for name in {**now, **was}
         if now.get(name) != was.get(name)
     ]
     shared = {row.key: row for row in old.rows}
-    others = [row for row in new.rows if row.key in shared and not _same(row, shared[row.key])]
+    others = [
+        row for row in new.rows if row.key in shared and not _is_same_network(row, shared[row.key])
+    ]
     found += [
         f"{row.submodel} {row.runtime} has other inputs or classes: not compared" for row in others
     ]
@@ -302,22 +305,22 @@ def check_writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
     return path
 
 
-def _same(new: Row, old: Row) -> bool:
+def _is_same_network(new: Row, old: Row) -> bool:
     """Return True if two rows with one key measure the same network. A file may have changed: that
     is what its owner compares.
     """
     return not new.network or (new.parameters, new.macs) == (old.parameters, old.macs)
 
 
-def _ratio(new: float | None, old: float | None) -> float | None:
+def _divide(new: float | None, old: float | None) -> float | None:
     return new / old if new and old else None
 
 
-def _step_ratio(new: Row, old: Row) -> float | None:
-    return _ratio(new.step_median_ms, old.step_median_ms) if new.batch == old.batch else None
+def _divide_steps(new: Row, old: Row) -> float | None:
+    return _divide(new.step_median_ms, old.step_median_ms) if new.batch == old.batch else None
 
 
-def _flat(found: Fingerprint) -> dict[str, Any]:
+def _flatten(found: Fingerprint) -> dict[str, Any]:
     known = asdict(found)
     for name in ("board", "versions"):
         known |= {f"{name}.{key}": value for key, value in sorted(known.pop(name).items())}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edge_agent.bench.report import Row, to_ms
-from edge_agent.device.disturbances import BUSY, Load, read_heat, throttled_between
+from edge_agent.device.disturbances import BUSY, Load, has_throttled, read_heat
 from edge_agent.device.energy import Meter
 from edge_agent.device.limits import end_with_parent
 from edge_agent.device.process_memory import read_memory, reset_peak
@@ -93,7 +93,7 @@ def _measure_onnx(plan: Plan) -> Row:
 def _measure_torch(plan: Plan) -> Row:
     import torch
 
-    from edge_agent.bench.target import noise
+    from edge_agent.bench.target import draw_noise
     from models.families.catalogue import build  # noqa: F401 (part of the base)
 
     assert plan.submodel is not None
@@ -102,7 +102,7 @@ def _measure_torch(plan: Plan) -> Row:
     base, start = read_memory()[0], time.perf_counter()
     net = _load_network(plan)
     load = time.perf_counter() - start
-    x = torch.from_numpy(noise(plan.submodel.network, 1)[0])
+    x = torch.from_numpy(draw_noise(plan.submodel.network, 1)[0])
 
     def call() -> None:
         with torch.inference_mode():
@@ -158,7 +158,7 @@ def _measure_inference(plan: Plan, base: int, load: float, call: Callable[[], An
         celsius_after=after.celsius,
         mhz_before=before.mhz,
         mhz_after=after.mhz,
-        throttled=None if silent else throttled_between(before, after),
+        throttled=None if silent else has_throttled(before, after),
         busy=round(busy, 3),
         loaded=busy >= BUSY,
     )
@@ -170,7 +170,7 @@ def _measure_training(plan: Plan, row: Row, batch: int, net: nn.Module) -> Row:
     others, before = Load(), read_heat()
     times = _time_steps(plan, batch, net)
     busy, after = others.share(), read_heat()
-    hot, peak = throttled_between(before, after), max(row.peak_bytes or 0, read_memory()[1])
+    hot, peak = has_throttled(before, after), max(row.peak_bytes or 0, read_memory()[1])
     return replace(
         row,
         step_least_ms=to_ms(min(times)),
@@ -184,13 +184,13 @@ def _measure_training(plan: Plan, row: Row, batch: int, net: nn.Module) -> Row:
 
 def _time_steps(plan: Plan, batch: int, net: nn.Module) -> list[float]:
     """Return the seconds of whole training steps (forward, backward, update) on noise."""
-    from edge_agent.bench.target import noise
+    from edge_agent.bench.target import draw_noise
     from federated.task import Recipe
     from federated.training.execution import TrainingSet
     from federated.training.loop import train
 
     assert plan.submodel is not None
-    x, y = noise(plan.submodel.network, batch)
+    x, y = draw_noise(plan.submodel.network, batch)
     # a learning rate of 0 keeps the weights: there is nothing to learn from noise
     recipe, times, start = Recipe(batch=batch, lr=0.0), list[float](), 0.0
     while len(times) < STEP_WARM_UP + STEPS or time.perf_counter() - start < plan.step_seconds:

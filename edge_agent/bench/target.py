@@ -28,10 +28,10 @@ __all__ = [
     "INT8",
     "RUNTIMES",
     "Target",
+    "check_files",
     "check_provider",
-    "file_targets",
+    "draw_noise",
     "find_network",
-    "noise",
     "prepare_target",
     "resolve_runtimes",
     "select_submodels",
@@ -118,7 +118,7 @@ def resolve_runtimes(asked: Sequence[str], network: Network | None) -> tuple[str
             raise UsageError(
                 f"--runtime {name}: ONNX files can only be measured with the runtime onnx"
             )
-    return tuple(dict.fromkeys(_suitable_int8(network) if name == INT8 else name for name in asked))
+    return tuple(dict.fromkeys(_choose_int8(network) if name == INT8 else name for name in asked))
 
 
 def check_provider(name: str, runtimes: Sequence[str]) -> None:
@@ -164,7 +164,7 @@ def prepare_target(
     )
 
 
-def file_targets(paths: Sequence[Path], provider: str) -> tuple[Target, ...]:
+def check_files(paths: Sequence[Path], provider: str) -> tuple[Target, ...]:
     """Return ONNX files as targets after loading and running each once. Raises ExportError,
     Unknown; UsageError for a file named twice.
     """
@@ -189,7 +189,7 @@ def file_targets(paths: Sequence[Path], provider: str) -> tuple[Target, ...]:
     return tuple(targets)
 
 
-def noise(network: Network, examples: int) -> tuple[Array, Array]:
+def draw_noise(network: Network, examples: int) -> tuple[Array, Array]:
     """Return random raw examples of a network and matching labels: classes, values, or tokens
     (the same or the next).
     """
@@ -203,7 +203,7 @@ def noise(network: Network, examples: int) -> tuple[Array, Array]:
     return x, rng.integers(0, network.outputs, examples)
 
 
-def _suitable_int8(network: Network | None) -> str:
+def _choose_int8(network: Network | None) -> str:
     """Return the int8 runtime for a network: dynamic ranges for texts, otherwise the signedness
     that is fast on x86 (unsigned) or ARM (signed).
     """
@@ -221,7 +221,7 @@ def _write_files(submodel: Submodel, wanted: Sequence[str], folder: Path) -> dic
     from models.families.catalogue import build
     from models.layers.batch_norm import calibrate
 
-    examples = noise(submodel.network, NOISE)[0]
+    examples = draw_noise(submodel.network, NOISE)[0]
     net = build(submodel)
     calibrate(net, [torch.from_numpy(examples)])
     made = {}

@@ -15,7 +15,16 @@ from edge_agent.bench.report import Ratio, Report, Row
 from federated.installation import NAME
 from federated.safe_table import SafeTable
 
-__all__ = ["WIDTH", "console", "footnotes", "format_count", "ratios", "summarise", "table", "title"]
+__all__ = [
+    "WIDTH",
+    "format_count",
+    "list_footnotes",
+    "make_ratio_table",
+    "make_table",
+    "make_title",
+    "open_console",
+    "summarise",
+]
 
 WIDTH = 120  # characters, if the terminal's width is unknown
 FREQUENCY_DROP = 0.1  # smallest drop of the frequency to show, as a fraction
@@ -45,19 +54,19 @@ COLUMNS = (
     Column("MACs\n", 1, lambda r: format_count(r.macs)),
     Column("runtime\n", 0, lambda r: r.runtime, right=False),
     THREADS,
-    Column("file\nMB", 9, lambda r: _mega(r.file_bytes)),
-    Column("load\nms", 5, lambda r: _ms(r.load_ms)),
-    Column("p50\nms", 2, lambda r: _ms(r.p50_ms)),
-    Column("predicted\nms", 3, lambda r: _ms(r.predicted_ms)),
-    Column("p90\nms", 0, lambda r: _ms(r.p90_ms)),
-    Column("p95\nms", 10, lambda r: _ms(r.p95_ms)),
-    Column("p99\nms", 4, lambda r: _ms(r.p99_ms)),
-    Column("step\nms", 0, lambda r: _ms(r.step_least_ms)),
-    Column("predicted\nms", 2, lambda r: _ms(r.predicted_step_ms)),
-    Column("median\nms", 8, lambda r: _ms(r.step_median_ms)),
-    Column("peak\nMB", 1, lambda r: _mega(r.peak_bytes)),
-    Column("training\nMB", 6, lambda r: _mega(r.training_peak_bytes)),
-    Column("mJ\n", 7, lambda r: "" if r.joules is None else _ms(r.joules * 1000)),
+    Column("file\nMB", 9, lambda r: _format_megabytes(r.file_bytes)),
+    Column("load\nms", 5, lambda r: _format_ms(r.load_ms)),
+    Column("p50\nms", 2, lambda r: _format_ms(r.p50_ms)),
+    Column("predicted\nms", 3, lambda r: _format_ms(r.predicted_ms)),
+    Column("p90\nms", 0, lambda r: _format_ms(r.p90_ms)),
+    Column("p95\nms", 10, lambda r: _format_ms(r.p95_ms)),
+    Column("p99\nms", 4, lambda r: _format_ms(r.p99_ms)),
+    Column("step\nms", 0, lambda r: _format_ms(r.step_least_ms)),
+    Column("predicted\nms", 2, lambda r: _format_ms(r.predicted_step_ms)),
+    Column("median\nms", 8, lambda r: _format_ms(r.step_median_ms)),
+    Column("peak\nMB", 1, lambda r: _format_megabytes(r.peak_bytes)),
+    Column("training\nMB", 6, lambda r: _format_megabytes(r.training_peak_bytes)),
+    Column("mJ\n", 7, lambda r: "" if r.joules is None else _format_ms(r.joules * 1000)),
     Column(
         "°C\n",
         6,
@@ -67,7 +76,7 @@ COLUMNS = (
             else f"{r.celsius_before or r.celsius_after:.0f}-{r.celsius_after:.0f}"
         ),
     ),
-    Column("MHz\n", 6, lambda r: _frequency_drop(r.mhz_before, r.mhz_after)),
+    Column("MHz\n", 6, lambda r: _format_frequency_drop(r.mhz_before, r.mhz_after)),
     Column(
         "flags\n",
         0,
@@ -81,7 +90,7 @@ COLUMNS = (
 )
 
 
-def console(*, error: bool) -> Console:
+def open_console(*, error: bool) -> Console:
     """Return a console on standard output or standard error, wide enough for the table if it is
     not a terminal.
     """
@@ -93,7 +102,7 @@ def console(*, error: bool) -> Console:
     )
 
 
-def table(report: Report, width: int) -> Table:
+def make_table(report: Report, width: int) -> Table:
     """Return the rows with as many columns as fit into `width` characters; files contain all
     columns.
     """
@@ -103,7 +112,9 @@ def table(report: Report, width: int) -> Table:
         for c in COLUMNS
         if any(c.cell(row) for row in rows) and (c is not THREADS or len(threads) > 1)
     ]
-    while sum(_width(c, rows) + 1 for c in columns) > width and max(c.rank for c in columns):
+    while sum(_measure_width(c, rows) + 1 for c in columns) > width and max(
+        c.rank for c in columns
+    ):
         columns.remove(max(columns, key=lambda c: c.rank))
     made = SafeTable(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for column in columns:
@@ -113,7 +124,7 @@ def table(report: Report, width: int) -> Table:
     return made
 
 
-def title(report: Report) -> str:
+def make_title(report: Report) -> str:
     """Return the table's title."""
     networks = list(dict.fromkeys(row.network for row in report.rows if row.network))
     threads = {row.threads for row in report.rows}
@@ -121,7 +132,7 @@ def title(report: Report) -> str:
     return ", ".join([*networks, *few, "one example at a time"])
 
 
-def footnotes(report: Report) -> list[str]:
+def list_footnotes(report: Report) -> list[str]:
     """Return the lines below the table: the machine, failed rows with reasons, and rows not to
     be trusted.
     """
@@ -130,7 +141,7 @@ def footnotes(report: Report) -> list[str]:
     limits = f", limited to {about.limits}" if about.limits else ""
     found = [
         f"{board}{about.processor}, {about.cpus:g} cpus, {about.memory / 2**30:.1f} "
-        f"GiB{limits}; {_versions(about.versions)}"
+        f"GiB{limits}; {_format_versions(about.versions)}"
     ]
     if batch := next((row.batch for row in rows if row.batch and row.step_least_ms), None):
         found.append(f"step: the fastest training step on {batch} examples")
@@ -157,15 +168,15 @@ def summarise(row: Row) -> str:
     """Return a finished row in a few words."""
     if row.error:
         return f"failed: {row.error}"
-    step = f", step {_ms(row.step_least_ms)} ms" if row.step_least_ms else ""
+    step = f", step {_format_ms(row.step_least_ms)} ms" if row.step_least_ms else ""
     return (
-        f"p90 {_ms(row.p90_ms)} ms{step}"
+        f"p90 {_format_ms(row.p90_ms)} ms{step}"
         + (" (loaded)" if row.loaded else "")
         + (" (throttled)" if row.throttled else "")
     )
 
 
-def ratios(found: Sequence[Ratio]) -> Table:
+def make_ratio_table(found: Sequence[Ratio]) -> Table:
     """Return a table of new over old times with verdicts."""
     made = SafeTable(
         "submodel",
@@ -192,19 +203,19 @@ def ratios(found: Sequence[Ratio]) -> Table:
     return made
 
 
-def _width(column: Column, rows: Sequence[Row]) -> int:
+def _measure_width(column: Column, rows: Sequence[Row]) -> int:
     return max(
         len(text) for text in (*column.head.split("\n"), *(column.cell(row) for row in rows))
     )
 
 
-def _versions(found: dict[str, str]) -> str:
+def _format_versions(found: dict[str, str]) -> str:
     return ", ".join(
         f"{name} {version}" for name, version in found.items() if version and name != NAME
     )
 
 
-def _frequency_drop(before: float | None, after: float | None) -> str:
+def _format_frequency_drop(before: float | None, after: float | None) -> str:
     """Return both frequencies if the frequency dropped, else ""."""
     return (
         f"{before:.0f}-{after:.0f}"
@@ -223,7 +234,7 @@ def format_count(number: float | None) -> str:
     return f"{number:.3g}"
 
 
-def _ms(value: float | None) -> str:
+def _format_ms(value: float | None) -> str:
     """Format with three significant digits."""
     if value is None:
         return ""
@@ -238,7 +249,7 @@ def _ms(value: float | None) -> str:
     )
 
 
-def _mega(size: int | None) -> str:
+def _format_megabytes(size: int | None) -> str:
     if size is None:
         return ""
     return (

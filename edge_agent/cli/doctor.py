@@ -41,17 +41,19 @@ def doctor(
     """
     with print_errors("doctor"):
         from edge_agent.access.admission import resolve_broker
-        from edge_agent.access.identity import machine_name
+        from edge_agent.access.identity import derive_name
         from edge_agent.device import state_folder
-        from edge_agent.doctor.check_result import exit_code, format_check, format_json
+        from edge_agent.doctor.check_result import find_exit_code, format_check, format_json
         from edge_agent.doctor.connection_checks import examine
 
         broker, name = resolve_broker(broker, name)
         checks = []
-        for check in examine(broker, run, name or machine_name(), spool or state_folder.folder()):
+        for check in examine(
+            broker, run, name or derive_name(), spool or state_folder.locate_state()
+        ):
             checks.append(check)
             if form == "text":
                 click.echo(format_check(check))
         if form == "json":
             click.echo(format_json(checks))
-        sys.exit(exit_code(checks))
+        sys.exit(find_exit_code(checks))

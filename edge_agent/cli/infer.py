@@ -83,7 +83,8 @@ def infer(name: str | None, form: str, **options: Any) -> None:
             rename_data_options,
             stop_on_signals,
         )
-        from edge_agent.infer.infer_command import InferRequest, infer
+        from edge_agent.infer.infer_command import infer
+        from edge_agent.infer.infer_request import InferRequest
 
         options["broker"], name = resolve_broker(options["broker"], name, keep_renewing=True)
         request = InferRequest(name=check_agent_name(name), **rename_data_options(options))

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_agent.access.identity import machine_name, reserve_name
+from edge_agent.access.identity import derive_name, reserve_name
 from edge_agent.device.limits import Limits, parse_size
 from edge_agent.join.training_worker import Job
 from federated.data.defaults import DATA, PARTITION, SEED
@@ -40,7 +40,7 @@ def make_job(name: str | None, options: dict[str, Any]) -> Job:
     check_shard(options)
     memory = options["limit_memory"]
     return Job(
-        name=reserve_name(machine_name()) if name is None else check_agent_name(name),
+        name=reserve_name(derive_name()) if name is None else check_agent_name(name),
         data=options["data"] or DATA,
         root=options["data_root"],
         shard=options["shard"] or "",
@@ -80,7 +80,7 @@ def check_labels(labels: Sequence[str]) -> tuple[str, ...]:
 def check_agent_name(name: str | None) -> str:
     """Return the given name, or this machine's if there is none. Raises UsageError."""
     if name is None:
-        return machine_name()
+        return derive_name()
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) or name == "all":
         raise UsageError(
             "--name: expected 1 to 64 letters, digits, '.', '_' or '-', and not 'all'; "

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from edge_agent.device.sysfs import ROOT, Run, entries, number, run_command, text
+from edge_agent.device.sysfs import ROOT, Run, list_entries, read_number, read_text, run_command
 from federated.task import Board
 
-__all__ = ["Power", "is_metered", "processor_name", "read_board", "read_power"]
+__all__ = ["Power", "is_metered", "read_board", "read_power", "read_processor_name"]
 
 Power = Literal["mains", "battery", ""]
 
@@ -36,16 +36,19 @@ def read_power(root: Path = ROOT, run: Run = run_command) -> Power:
     """
     # skips peripherals' batteries, such as a mouse's
     supplies = [
-        s for s in entries(root / "sys/class/power_supply", "*") if text(s / "scope") != "Device"
+        s
+        for s in list_entries(root / "sys/class/power_supply", "*")
+        if read_text(s / "scope") != "Device"
     ]
-    if any(text(s / "type") in PLUGS and number(s / "online") == 1 for s in supplies):
+    if any(read_text(s / "type") in PLUGS and read_number(s / "online") == 1 for s in supplies):
         return "mains"
     states = [
         state
         for s in supplies
-        if text(s / "type") == "Battery" and (state := text(s / "status")) not in ("", "Unknown")
+        if read_text(s / "type") == "Battery"
+        and (state := read_text(s / "status")) not in ("", "Unknown")
     ]
-    if not states and (phone := _termux(run, "termux-battery-status")):
+    if not states and (phone := _run_termux(run, "termux-battery-status")):
         states = (
             ["Discharging" if phone.get("plugged") == "UNPLUGGED" else "Charging"]
             if "plugged" in phone
@@ -62,7 +65,7 @@ def is_metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
     """
     if match := re.fullmatch(r"u ([1-4])", run("busctl", "get-property", *MANAGER)):
         return METERED[match[1]]
-    device = _default_device(root)
+    device = _find_default_device(root)
     if device and (
         match := re.match(
             r"yes|no\b", run("nmcli", "-g", "GENERAL.METERED", "device", "show", device)
@@ -70,21 +73,21 @@ def is_metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
     ):
         return match[0] == "yes"
     # without Wi-Fi a phone uses mobile data
-    if wireless := _termux(run, "termux-wifi-connectioninfo"):
+    if wireless := _run_termux(run, "termux-wifi-connectioninfo"):
         return wireless.get("supplicant_state") != "COMPLETED"
     return None
 
 
-def _default_device(root: Path) -> str:
+def _find_default_device(root: Path) -> str:
     """Return the interface of the default route with the smallest metric."""
-    rows = [line.split() for line in text(root / "proc/net/route").splitlines()[1:]]
+    rows = [line.split() for line in read_text(root / "proc/net/route").splitlines()[1:]]
     routes = [
         (int(row[6]), row[0]) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"
     ]
     return min(routes, default=(0, ""))[1]
 
 
-def _termux(run: Run, command: str) -> dict[str, Any]:
+def _run_termux(run: Run, command: str) -> dict[str, Any]:
     """Return the output of a Termux:API command; empty if it is not installed."""
     try:
         found = json.loads(run(command) or "{}")
@@ -124,43 +127,45 @@ def read_board(
 ) -> Board:
     """Read the board's name from its device tree, firmware or system."""
     power = read_power(root, run)
-    tree = _device_tree(root, "model")
-    chips = _device_tree(root, "compatible").split()
+    tree = _read_device_tree(root, "model")
+    chips = _read_device_tree(root, "compatible").split()
     if tree.startswith("Raspberry Pi") or any(chip.startswith("raspberrypi,") for chip in chips):
-        gpu, shared = _drm(root)
+        gpu, shared = _find_drm_gpu(root)
         return Board("pi", tree, gpu, shared, power)
     if (root / "etc/nv_tegra_release").exists() or any(
         chip.startswith("nvidia,tegra") for chip in chips
     ):
-        return Board("jetson", _jetson(root, run, tree), _tegra(chips), True, power)
+        return Board(
+            "jetson", _describe_jetson(root, run, tree), _name_tegra_gpu(chips), True, power
+        )
     if "com.termux" in environment.get("PREFIX", "") or (root / "system/build.prop").exists():
         maker, model = run("getprop", "ro.product.manufacturer"), run("getprop", "ro.product.model")
         name = model if model.lower().startswith(maker.lower()) else f"{maker} {model}"
-        return Board("android", name.strip(), _phone_gpu(root, run), True, power)
-    gpu, shared = _nvidia(root, run) or _drm(root)
-    return Board("generic", tree or _product(root), gpu, shared, power)
+        return Board("android", name.strip(), _read_phone_gpu(root, run), True, power)
+    gpu, shared = _find_nvidia_gpu(root, run) or _find_drm_gpu(root)
+    return Board("generic", tree or _read_product(root), gpu, shared, power)
 
 
-def processor_name(root: Path = ROOT) -> str:
+def read_processor_name(root: Path = ROOT) -> str:
     """Return the processor's name; if the kernel gives only part numbers (ARM), those; at least
     the architecture.
     """
-    listed = text(root / "proc/cpuinfo")
+    listed = read_text(root / "proc/cpuinfo")
     if named := re.search(r"^model name\s*:\s*(.+)$", listed, re.MULTILINE):
         return named[1]
     parts = sorted(set(re.findall(r"^CPU part\s*:\s*(\w+)$", listed, re.MULTILINE)))
     return f"{platform.machine()} {' '.join(parts)}".strip()
 
 
-def _device_tree(root: Path, name: str) -> str:
-    return text(root / "proc/device-tree" / name) or text(
+def _read_device_tree(root: Path, name: str) -> str:
+    return read_text(root / "proc/device-tree" / name) or read_text(
         root / "sys/firmware/devicetree/base" / name
     )
 
 
-def _product(root: Path) -> str:
+def _read_product(root: Path) -> str:
     """Return the machine's name from its firmware, if set."""
-    words = [text(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
+    words = [read_text(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
     vendor, product = ("" if PLACEHOLDERS.search(word) else word for word in words)
     return (
         product
@@ -169,50 +174,52 @@ def _product(root: Path) -> str:
     )
 
 
-def _jetson(root: Path, run: Run, tree: str) -> str:
+def _describe_jetson(root: Path, run: Run, tree: str) -> str:
     """Return the board and its power mode, on which all timings depend."""
     mode = ""
     if match := re.search(r"NV Power Mode:\s*(\S+)", run("nvpmodel", "-q")):
         mode = match[1]
-    elif kept := re.search(r"pmode:(\d+)", text(root / "var/lib/nvpmodel/status")):
+    elif kept := re.search(r"pmode:(\d+)", read_text(root / "var/lib/nvpmodel/status")):
         named = re.search(
-            rf"POWER_MODEL\s+ID={int(kept[1])}\s+NAME=(\S+)", text(root / "etc/nvpmodel.conf")
+            rf"POWER_MODEL\s+ID={int(kept[1])}\s+NAME=(\S+)", read_text(root / "etc/nvpmodel.conf")
         )
         mode = named[1] if named else str(int(kept[1]))
     return ", power mode ".join(part for part in (tree or "NVIDIA Jetson", mode) if part)
 
 
-def _tegra(chips: list[str]) -> str:
+def _name_tegra_gpu(chips: list[str]) -> str:
     for chip in chips:
         if (found := re.fullmatch(r"nvidia,tegra(\d+)", chip)) and found[1] in TEGRA:
             return f"NVIDIA {TEGRA[found[1]]} (tegra{found[1]})"
     return "NVIDIA Tegra"
 
 
-def _phone_gpu(root: Path, run: Run) -> str:
+def _read_phone_gpu(root: Path, run: Run) -> str:
     return (
-        text(root / "sys/class/kgsl/kgsl-3d0/gpu_model")
+        read_text(root / "sys/class/kgsl/kgsl-3d0/gpu_model")
         or run("getprop", "ro.hardware.egl")
         or run("getprop", "ro.hardware.vulkan")
     )
 
 
-def _nvidia(root: Path, run: Run) -> tuple[str, bool] | None:
-    for card in entries(root / "proc/driver/nvidia/gpus", "*/information"):
-        if named := re.search(r"^Model:\s*(.+)$", text(card), re.MULTILINE):
+def _find_nvidia_gpu(root: Path, run: Run) -> tuple[str, bool] | None:
+    for card in list_entries(root / "proc/driver/nvidia/gpus", "*/information"):
+        if named := re.search(r"^Model:\s*(.+)$", read_text(card), re.MULTILINE):
             return named[1], False
     # fallback where another system drives the card for this one
     name = run("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     return (name.splitlines()[0], False) if name else None
 
 
-def _drm(root: Path) -> tuple[str, bool]:
+def _find_drm_gpu(root: Path) -> tuple[str, bool]:
     """Return the name of the first GPU, and whether it shares the processor's memory: it does
     unless it is a card on the bus outside an Intel processor.
     """
-    for card in entries(root / "sys/class/drm", "card[0-9]*"):
+    for card in list_entries(root / "sys/class/drm", "card[0-9]*"):
         about = dict(
-            line.split("=", 1) for line in text(card / "device/uevent").splitlines() if "=" in line
+            line.split("=", 1)
+            for line in read_text(card / "device/uevent").splitlines()
+            if "=" in line
         )
         if (driver := about.get("DRIVER", "")) in DRIVERS:
             return f"{DRIVERS[driver]} ({driver})", about.get(

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from edge_agent.device.sysfs import ROOT, Run, entries, number, run_command, text
+from edge_agent.device.sysfs import ROOT, Run, list_entries, read_number, read_text, run_command
 
-__all__ = ["BUSY", "Heat", "Load", "measure_load", "read_heat", "throttled_between"]
+__all__ = ["BUSY", "Heat", "Load", "has_throttled", "measure_load", "read_heat"]
 
 # bits of a Pi's word: low voltage, capped, throttled, soft limit; and the same since boot
 NOW, EVER = 0xF, 0xF0000
@@ -52,14 +52,16 @@ def read_heat(
     cpus: processors to read; by default those that this process may use
     """
     allowed = os.sched_getaffinity(0) if cpus is None else cpus
-    word, events = _firmware(root, run), _events(root)
+    word, events = _read_firmware_word(root, run), _count_events(root)
     capped = _is_slowed(root)
     now = None if word is None and capped is None else bool(capped) or bool((word or 0) & NOW)
     ever = None if word is None and events is None else bool(events) or bool((word or 0) & EVER)
-    return Heat(_celsius(root, run), _mhz(root, allowed), now, True if now else ever, events)
+    return Heat(
+        _read_celsius(root, run), _read_mhz(root, allowed), now, True if now else ever, events
+    )
 
 
-def throttled_between(before: Heat, after: Heat) -> bool:
+def has_throttled(before: Heat, after: Heat) -> bool:
     """Return True if the device may have been throttled between two readings: at either end, or in
     between as far as it is recorded.
     """
@@ -70,18 +72,18 @@ def throttled_between(before: Heat, after: Heat) -> bool:
     return bool(before.throttled or after.throttled or newly or counted)
 
 
-def _celsius(root: Path, run: Run) -> float | None:
+def _read_celsius(root: Path, run: Run) -> float | None:
     zones = [
-        number(zone / "temp")
-        for zone in entries(root / "sys/class/thermal", "thermal_zone*")
-        if text(zone / "type") not in FAKES
+        read_number(zone / "temp")
+        for zone in list_entries(root / "sys/class/thermal", "thermal_zone*")
+        if read_text(zone / "type") not in FAKES
     ]
     chips = [
         chip
-        for chip in entries(root / "sys/class/hwmon", "hwmon*")
-        if text(chip / "name") in SENSORS
+        for chip in list_entries(root / "sys/class/hwmon", "hwmon*")
+        if read_text(chip / "name") in SENSORS
     ]
-    inputs = [number(sensor) for chip in chips for sensor in entries(chip, "temp*_input")]
+    inputs = [read_number(sensor) for chip in chips for sensor in list_entries(chip, "temp*_input")]
     # Thousandths of a degree; some phones' zones report whole degrees.
     found = [value / 1000 if abs(value) >= 1000 else value for value in (*zones, *inputs) if value]
     if not found and (match := re.search(r"temp=([\d.]+)", run("vcgencmd", "measure_temp"))):
@@ -89,16 +91,16 @@ def _celsius(root: Path, run: Run) -> float | None:
     return max((value for value in found if PLAUSIBLE[0] <= value <= PLAUSIBLE[1]), default=None)
 
 
-def _mhz(root: Path, cpus: Collection[int]) -> float | None:
+def _read_mhz(root: Path, cpus: Collection[int]) -> float | None:
     kilohertz = [
-        number(root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq")
+        read_number(root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq")
         for cpu in sorted(cpus)
     ]
     found = [value / 1000 for value in kilohertz if value]
     if not found:
         listed = re.findall(
             r"^processor\s*:\s*(\d+)$|^cpu MHz\s*:\s*([\d.]+)$",
-            text(root / "proc/cpuinfo"),
+            read_text(root / "proc/cpuinfo"),
             re.MULTILINE,
         )
         present = -1
@@ -108,10 +110,10 @@ def _mhz(root: Path, cpus: Collection[int]) -> float | None:
     return max(found, default=None)
 
 
-def _firmware(root: Path, run: Run) -> int | None:
+def _read_firmware_word(root: Path, run: Run) -> int | None:
     """Return the throttling word of a Pi's firmware, from the kernel or the firmware's command."""
-    paths = entries(root / "sys/devices/platform", "soc*/soc*firmware/get_throttled")
-    words = [text(path) for path in paths] or [
+    paths = list_entries(root / "sys/devices/platform", "soc*/soc*firmware/get_throttled")
+    words = [read_text(path) for path in paths] or [
         run("vcgencmd", "get_throttled").removeprefix("throttled=")
     ]
     return next(
@@ -123,22 +125,24 @@ def _is_slowed(root: Path) -> bool | None:
     """Return True if the kernel slows the processor down for cooling now."""
     coolers = [
         c
-        for c in entries(root / "sys/class/thermal", "cooling_device*")
-        if re.search("cpufreq|^Processor", text(c / "type"))
+        for c in list_entries(root / "sys/class/thermal", "cooling_device*")
+        if re.search("cpufreq|^Processor", read_text(c / "type"))
     ]
-    states = [state for cooler in coolers if (state := number(cooler / "cur_state")) is not None]
+    states = [
+        state for cooler in coolers if (state := read_number(cooler / "cur_state")) is not None
+    ]
     return any(state > 0 for state in states) if states else None
 
 
-def _events(root: Path) -> int | None:
+def _count_events(root: Path) -> int | None:
     """Return how often the processor throttled itself since boot: Intel's because of heat, a
     Jetson's because of current.
     """
     counters = [
-        *entries(root / "sys/devices/system/cpu", "cpu*/thermal_throttle/*_throttle_count"),
-        *entries(root / "sys/class/hwmon", "hwmon*/oc*_event_cnt"),
+        *list_entries(root / "sys/devices/system/cpu", "cpu*/thermal_throttle/*_throttle_count"),
+        *list_entries(root / "sys/class/hwmon", "hwmon*/oc*_event_cnt"),
     ]
-    counts = [int(count) for counter in counters if (count := number(counter)) is not None]
+    counts = [int(count) for counter in counters if (count := read_number(counter)) is not None]
     return sum(counts) if counts else None
 
 
@@ -171,7 +175,7 @@ class Load:
         process and its children.
         """
         try:
-            used = _busy_seconds(os.sched_getaffinity(0))
+            used = _sum_busy_seconds(os.sched_getaffinity(0))
         except OSError:
             self.known = False
             return time.monotonic(), 0.0, 0.0
@@ -184,7 +188,7 @@ class Load:
         return time.monotonic(), used, own
 
 
-def _busy_seconds(cpus: Collection[int]) -> float:
+def _sum_busy_seconds(cpus: Collection[int]) -> float:
     """Return the busy seconds of processors since boot. OSError: the system does not report
     them.
     """

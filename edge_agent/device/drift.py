@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 
-from edge_agent.device.disturbances import Heat, read_heat, throttled_between
+from edge_agent.device.disturbances import Heat, has_throttled, read_heat
 
 __all__ = ["Watch"]
 
@@ -56,7 +56,9 @@ class Watch:
 
     def _look_at_limits(self) -> None:
         found = self._limits()
-        for before, after, spell in zip(self._held_to, found, (_processors, _memory), strict=True):
+        for before, after, spell in zip(
+            self._held_to, found, (_format_processors, _format_memory), strict=True
+        ):
             if abs(after - before) > NOISE * min(before, after):
                 self.due = f"its limit changed from {spell(before)} to {spell(after)}"
                 self._held_to = found
@@ -64,7 +66,7 @@ class Watch:
     def _look_at_heat(self, now: float) -> None:
         """Trigger when throttling starts or stops."""
         before, self._last = self._last, self._heat()
-        hot = throttled_between(before, self._last)
+        hot = has_throttled(before, self._last)
         if hot != self._hot and now - self._cooled >= REST:
             self._hot, self.fresh = hot, True
             self.due = (
@@ -72,9 +74,9 @@ class Watch:
             )
 
 
-def _processors(count: float) -> str:
+def _format_processors(count: float) -> str:
     return f"{count:g} processors"
 
 
-def _memory(size: float) -> str:
+def _format_memory(size: float) -> str:
     return f"{size / 1e6:.0f} MB" if size < math.inf else "no memory limit"

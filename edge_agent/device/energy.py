@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from edge_agent.device.sysfs import ROOT, entries, number, text
+from edge_agent.device.sysfs import ROOT, list_entries, read_number, read_text
 
 __all__ = ["Meter", "read_counters", "read_watts"]
 
@@ -28,11 +28,11 @@ def read_counters(root: Path = ROOT) -> dict[str, tuple[float, float]]:
     # whole packages only
     zones = [
         z
-        for z in entries(root / "sys/class/powercap", "intel-rapl:*")
+        for z in list_entries(root / "sys/class/powercap", "intel-rapl:*")
         if re.fullmatch(r"intel-rapl:\d+", z.name)
     ]
     found = {
-        zone.name: (number(zone / "energy_uj"), number(zone / "max_energy_range_uj"))
+        zone.name: (read_number(zone / "energy_uj"), read_number(zone / "max_energy_range_uj"))
         for zone in zones
     }
     return {name: (used, end or 0.0) for name, (used, end) in found.items() if used is not None}
@@ -41,9 +41,9 @@ def read_counters(root: Path = ROOT) -> dict[str, tuple[float, float]]:
 def read_watts(root: Path = ROOT) -> float | None:
     """Return the board's power from its INA sensors, or None without any."""
     rails: dict[str, float] = {}
-    for chip in entries(root / "sys/class/hwmon", "hwmon*"):
-        if text(chip / "name").startswith("ina"):
-            rails |= _rails(chip)
+    for chip in list_entries(root / "sys/class/hwmon", "hwmon*"):
+        if read_text(chip / "name").startswith("ina"):
+            rails |= _read_rails(chip)
     whole = [value for name, value in rails.items() if name in WHOLE]
     return (whole[0] if whole else sum(rails.values())) if rails else None
 
@@ -80,7 +80,7 @@ class Meter:
             self.joules = sum(self._seen) / len(self._seen) * seconds if self._seen else None
         now = read_counters(self._root)
         used = [
-            _since(before, now[name][0], end)
+            _subtract_counter(before, now[name][0], end)
             for name, (before, end) in self._counters.items()
             if name in now
         ]
@@ -94,23 +94,26 @@ class Meter:
             self._stop.wait(EVERY)
 
 
-def _since(before: float, now: float, end: float) -> float:
+def _subtract_counter(before: float, now: float, end: float) -> float:
     return now - before if now >= before else now - before + end
 
 
-def _rails(chip: Path) -> dict[str, float]:
+def _read_rails(chip: Path) -> dict[str, float]:
     """Return the watts of each rail of a sensor, from microwatts, or from millivolts times
     milliamperes.
     """
     found = {}
-    for sensor in entries(chip, "power*_input"):
-        if (value := number(sensor)) is not None:
+    for sensor in list_entries(chip, "power*_input"):
+        if (value := read_number(sensor)) is not None:
             found[
-                text(chip / sensor.name.replace("_input", "_label")) or f"{chip.name} {sensor.name}"
+                read_text(chip / sensor.name.replace("_input", "_label"))
+                or f"{chip.name} {sensor.name}"
             ] = value / 1e6
-    for sensor in [] if found else entries(chip, "curr*_input"):
+    for sensor in [] if found else list_entries(chip, "curr*_input"):
         place = sensor.name.removeprefix("curr").removesuffix("_input")
-        amperes, volts = number(sensor), number(chip / f"in{place}_input")
+        amperes, volts = read_number(sensor), read_number(chip / f"in{place}_input")
         if amperes is not None and volts is not None:
-            found[text(chip / f"in{place}_label") or f"{chip.name} {place}"] = amperes * volts / 1e6
+            found[read_text(chip / f"in{place}_label") or f"{chip.name} {place}"] = (
+                amperes * volts / 1e6
+            )
     return found

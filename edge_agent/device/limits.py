@@ -23,16 +23,16 @@ from pathlib import Path
 
 import psutil
 
-from edge_agent.device.sysfs import ROOT, entries, number, text
+from edge_agent.device.sysfs import ROOT, list_entries, read_number, read_text
 from federated.errors import ConfigError
 
 __all__ = [
     "Limits",
     "ProcessLimiter",
-    "available_cpus",
-    "available_memory",
+    "count_cpus",
     "end_with_parent",
-    "memory_limit",
+    "find_memory_limit",
+    "measure_free_memory",
     "parse_size",
 ]
 
@@ -97,12 +97,12 @@ def parse_size(text: str, flag: str = "--limit-memory") -> int:
     return int(float(match[1]) * UNITS[unit])
 
 
-def available_cpus(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
+def count_cpus(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
     """Return how many processors a process may use (0: this one), given its affinity, control
     groups and `limits`.
     """
     allowed = [float(len(os.sched_getaffinity(pid))), limits.cpus or math.inf]
-    for folder in _own_groups("cpu", pid, root):
+    for folder in _list_own_groups("cpu", pid, root):
         with contextlib.suppress(OSError, ValueError):
             quota, period = (folder / "cpu.max").read_text().split()
             allowed.append(int(quota) / int(period))
@@ -113,14 +113,14 @@ def available_cpus(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
     return min(allowed)
 
 
-def available_memory(limits: Limits, pid: int = 0, root: Path = ROOT) -> int:
+def measure_free_memory(limits: Limits, pid: int = 0, root: Path = ROOT) -> int:
     """Return how many more bytes a process may allocate (0: this one), given the machine's free
     memory, its control groups and `limits`.
     """
-    free = [_machine_memory(root)]
+    free = [_read_machine_memory(root)]
     if limits.memory is not None:
         free.append(limits.memory - psutil.Process(pid or None).memory_info().rss)
-    for folder in _own_groups("memory", pid, root):
+    for folder in _list_own_groups("memory", pid, root):
         for limit, usage, inactive in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -137,12 +137,12 @@ def available_memory(limits: Limits, pid: int = 0, root: Path = ROOT) -> int:
     return int(max(0, min(free)))
 
 
-def memory_limit(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
+def find_memory_limit(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
     """Return how many bytes a process may hold (0: this one); infinity without a limit."""
     bounds = [math.inf if limits.memory is None else float(limits.memory)]
-    for folder in _own_groups("memory", pid, root):
+    for folder in _list_own_groups("memory", pid, root):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            bound = number(folder / name)
+            bound = read_number(folder / name)
             bounds += [bound] if bound is not None and bound < UNLIMITED else []
     return min(bounds)
 
@@ -155,16 +155,16 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _machine_memory(root: Path) -> int:
+def _read_machine_memory(root: Path) -> int:
     """Return the bytes that the machine can provide without swapping."""
-    match = re.search(r"^MemAvailable:\s*(\d+) kB$", text(root / "proc/meminfo"), re.MULTILINE)
+    match = re.search(r"^MemAvailable:\s*(\d+) kB$", read_text(root / "proc/meminfo"), re.MULTILINE)
     return int(match[1]) * 1024 if match else int(psutil.virtual_memory().available)
 
 
-def _own_groups(controller: str, pid: int = 0, root: Path = ROOT) -> list[Path]:
+def _list_own_groups(controller: str, pid: int = 0, root: Path = ROOT) -> list[Path]:
     """Return the control groups of a process (0: this one), innermost first, up to the root."""
     groups = root / "sys/fs/cgroup"
-    for line in text(root / "proc" / (str(pid) if pid else "self") / "cgroup").splitlines():
+    for line in read_text(root / "proc" / (str(pid) if pid else "self") / "cgroup").splitlines():
         hierarchy, names, path = line.split(":", 2)
         if controller in names.split(",") or (hierarchy == "0" and not names):
             top = groups / controller if names else groups
@@ -175,7 +175,7 @@ def _own_groups(controller: str, pid: int = 0, root: Path = ROOT) -> list[Path]:
 
 def _remove_stale_groups(parent: Path) -> None:
     """Remove groups of ended processes whose agents were killed before they could."""
-    for group in entries(parent, "espalier-*"):
+    for group in list_entries(parent, "espalier-*"):
         pid = group.name.split("-")[1]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
             with contextlib.suppress(OSError):
@@ -246,7 +246,7 @@ class ProcessLimiter:
         """Create a control group below the current one and move the process into it; return
         False if that is not allowed.
         """
-        parents = _own_groups(controller)
+        parents = _list_own_groups(controller)
         if not parents:
             return False
         unified = (parents[0] / "cgroup.controllers").exists()

@@ -20,16 +20,16 @@ from typing import Any
 
 import msgspec
 
-from edge_agent.device.board import processor_name, read_board
-from edge_agent.device.disturbances import BUSY, Heat, Load, read_heat, throttled_between
-from edge_agent.device.limits import Limits, available_cpus
+from edge_agent.device.board import read_board, read_processor_name
+from edge_agent.device.disturbances import BUSY, Heat, Load, has_throttled, read_heat
+from edge_agent.device.limits import Limits, count_cpus
 from edge_agent.device.state_folder import find_folder
-from edge_agent.device.sysfs import ROOT, number
+from edge_agent.device.sysfs import ROOT, read_number
 from federated.device.profile_file import Circumstances
 from federated.installation import NAME
 from federated.runtime import files, provenance
 
-__all__ = ["PACKAGES", "MeasurementCache", "folder", "surroundings", "versions"]
+__all__ = ["PACKAGES", "MeasurementCache", "describe_surroundings", "locate_cache", "read_versions"]
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ FORMAT = 1
 PACKAGES = (NAME, "numpy", "onnxruntime", "torch")
 
 
-def folder() -> Path:
+def locate_cache() -> Path:
     """Return the cache folder; for a user without a home, a path that cannot be written."""
     try:
         return find_folder("ESPALIER_CACHE", "XDG_CACHE_HOME", ".cache/espalier")
@@ -45,14 +45,14 @@ def folder() -> Path:
         return Path(os.devnull) / "espalier"
 
 
-def versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that timings depend on."""
     return {"python": platform.python_version()} | {
         name: version for name, version in provenance.versions(PACKAGES).items() if version
     }
 
 
-def surroundings(limits: Limits, trainer: str, root: Path = ROOT) -> dict[str, Any]:
+def describe_surroundings(limits: Limits, trainer: str, root: Path = ROOT) -> dict[str, Any]:
     """Return what every timing of this process depends on: versions, the board with its power mode
     and source, processors and limits.
 
@@ -60,16 +60,16 @@ def surroundings(limits: Limits, trainer: str, root: Path = ROOT) -> dict[str, A
     """
     allowed = os.sched_getaffinity(0)
     speeds = {
-        number(root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq")
+        read_number(root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq")
         for cpu in allowed
     }
     return {
-        "versions": versions(),
+        "versions": read_versions(),
         "board": asdict(read_board(root)),
-        "processor": processor_name(root),
+        "processor": read_processor_name(root),
         # differ between a phone's small and large processors
         "speeds": sorted(speed for speed in speeds if speed),
-        "cpus": available_cpus(limits, root=root),
+        "cpus": count_cpus(limits, root=root),
         "limits": asdict(limits),
         "trainer": trainer,
     }
@@ -97,7 +97,11 @@ class MeasurementCache:
         fresh: ignore cached values
         heat, load: readers of the device's state
         """
-        self.around, self.fresh, self.where = dict(around), fresh, where or folder() / "timings"
+        self.around, self.fresh, self.where = (
+            dict(around),
+            fresh,
+            where or locate_cache() / "timings",
+        )
         self.taken, self.known, self.throttled, self.busy = 0, 0, False, 0.0
         self._heat, self._load = heat, load
         self._now = heat()
@@ -128,7 +132,7 @@ class MeasurementCache:
         before, load = self._heat(), self._load()
         value = measure()
         self._now, share = self._heat(), load.share()
-        held_back = throttled_between(before, self._now)
+        held_back = has_throttled(before, self._now)
         self.taken, self.throttled, self.busy = (
             self.taken + 1,
             self.throttled or held_back,
@@ -162,7 +166,7 @@ class MeasurementCache:
             # msgspec's and JSON's errors are ValueErrors
             log.warning("measuring again: %s is damaged: %s", path, error)
             return None
-        if throttled_between(heat, self._now):
+        if has_throttled(heat, self._now):
             log.info("measuring again: the device has throttled since the last measurement")
             return None
         return value

@@ -8,7 +8,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from edge_agent.device.sysfs import text
+from edge_agent.device.sysfs import read_text
 
 __all__ = ["SELF", "read_memory", "reset_peak"]
 
@@ -19,7 +19,7 @@ def read_memory(process: Path = SELF) -> tuple[int, int]:
     """Return the resident bytes of a process now and at their peak; 0 for what is not reported.
     `ru_maxrss` would include the parent's peak.
     """
-    sizes = re.findall(r"^(VmRSS|VmHWM):\s*(\d+) kB$", text(process / "status"), re.MULTILINE)
+    sizes = re.findall(r"^(VmRSS|VmHWM):\s*(\d+) kB$", read_text(process / "status"), re.MULTILINE)
     found = {name: int(size) * 1024 for name, size in sizes}
     return found.get("VmRSS", 0), found.get("VmHWM", 0)
 

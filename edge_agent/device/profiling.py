@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from edge_agent.device.board import read_board
-from edge_agent.device.limits import Limits, available_cpus, available_memory
-from edge_agent.device.measurement_cache import MeasurementCache, surroundings
+from edge_agent.device.limits import Limits, count_cpus, measure_free_memory
+from edge_agent.device.measurement_cache import MeasurementCache, describe_surroundings
 from federated.data.dataset import explain_misfit
 from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError, DataError
@@ -27,12 +27,12 @@ from models.submodel import Submodel
 
 __all__ = [
     "TimingSite",
-    "best_threads",
+    "choose_threads",
     "describe_device",
+    "make_timing_key",
     "measure_profile",
     "time_step",
     "time_submodels",
-    "timing_key",
 ]
 
 WARM_UP = 2  # steps before the measurement
@@ -55,8 +55,8 @@ def describe_device(agent: str, data: Card, limits: Limits, trainer: Trainer) ->
         agent,
         platform.node(),
         f"{platform.system()} {platform.machine()}",
-        available_cpus(limits),
-        free_memory(limits, trainer, board),
+        count_cpus(limits),
+        measure_training_memory(limits, trainer, board),
         uplink=0.0,
         chunk=0,
         runtime=trainer.runtime,
@@ -68,11 +68,11 @@ def describe_device(agent: str, data: Card, limits: Limits, trainer: Trainer) ->
     )
 
 
-def free_memory(limits: Limits, trainer: Trainer, board: Board) -> int:
+def measure_training_memory(limits: Limits, trainer: Trainer, board: Board) -> int:
     """Return the bytes that training may use. A GPU that shares the processor's memory shares its
     budget.
     """
-    memory = available_memory(limits)
+    memory = measure_free_memory(limits)
     if trainer.accelerator is None:
         return memory
     own = trainer.accelerator.free()
@@ -91,7 +91,7 @@ def measure_profile(
     card = data.card()
     if run.network is not None and (why := explain_misfit(card, run.network)):
         raise DataError(why)
-    notebook = MeasurementCache(surroundings(limits, trainer.runtime), fresh=fresh)
+    notebook = MeasurementCache(describe_surroundings(limits, trainer.runtime), fresh=fresh)
     site = TimingSite(limits, trainer, notebook)
     timings: tuple[Timing, ...] = ()
     if run.calibration:
@@ -127,7 +127,7 @@ def time_submodels(
     size = max(2, min(batch, len(data.x)))
     about = {"work": "train", "batch": size, "dtype": str(data.x.dtype)}
     if trainer.accelerator is None:
-        threads = threads or _threads(submodels[-1], batch, data, site, about)
+        threads = threads or _choose_threads(submodels[-1], batch, data, site, about)
         trainer.use_threads(threads)
     timings, refused = list[Timing](), list[InsufficientMemory]()
     for submodel in submodels:
@@ -146,7 +146,7 @@ def time_submodels(
     return threads or 1, tuple(timings)
 
 
-def timing_key(submodel: Submodel) -> dict[str, Any]:
+def make_timing_key(submodel: Submodel) -> dict[str, Any]:
     """Return a submodel as plain values, without fields that do not affect its time: units of
     the data, names and owners.
     """
@@ -154,7 +154,7 @@ def timing_key(submodel: Submodel) -> dict[str, Any]:
     return asdict(replace(submodel, network=network, owner=""))
 
 
-def best_threads(submodel: Submodel, batch: int, data: Any, most: int, trainer: Trainer) -> int:
+def choose_threads(submodel: Submodel, batch: int, data: Any, most: int, trainer: Trainer) -> int:
     """Return 1 or `most`, whichever is faster: sharing little work among threads, or processors
     with other agents, costs more than it gains.
     """
@@ -183,7 +183,7 @@ def time_step(submodel: Submodel, batch: int, data: Any, trainer: Trainer) -> fl
     return min(means)
 
 
-def _threads(
+def _choose_threads(
     submodel: Submodel,
     batch: int,
     data: Any,
@@ -196,7 +196,7 @@ def _threads(
     most = site.limits.threads
     if most == 1:
         return 1
-    trial = partial(best_threads, submodel, batch, data, most, site.trainer)
+    trial = partial(choose_threads, submodel, batch, data, most, site.trainer)
     try:
         return int(
             _measure(submodel, batch, site, {**about, "work": "threads", "most": most}, trial)
@@ -216,16 +216,18 @@ def _measure(
     since its code may have changed. Raises InsufficientMemory.
     """
     return site.notebook.value(
-        {**what, "submodel": timing_key(submodel)},
-        partial(_within, submodel, batch, site, take),
+        {**what, "submodel": make_timing_key(submodel)},
+        partial(_measure_within_memory, submodel, batch, site, take),
         keep=":" not in submodel.network.family,
     )
 
 
-def _within(submodel: Submodel, batch: int, site: TimingSite, take: Callable[[], float]) -> float:
+def _measure_within_memory(
+    submodel: Submodel, batch: int, site: TimingSite, take: Callable[[], float]
+) -> float:
     """Run `take` if the submodel's training fits the free memory. Raises InsufficientMemory."""
     needed = site.trainer.training_memory(submodel, batch)
-    free = free_memory(site.limits, site.trainer, read_board())
+    free = measure_training_memory(site.limits, site.trainer, read_board())
     what = (
         f"{submodel.name} at batch {batch} needs about {needed / 1e6:.0f} MB to train, but only "
         f"{free / 1e6:.0f} MB are free"

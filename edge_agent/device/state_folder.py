@@ -9,13 +9,13 @@ from pathlib import Path
 
 from federated.errors import StoreError
 
-__all__ = ["IN_HOME", "SPOOL", "find_folder", "folder"]
+__all__ = ["IN_HOME", "SPOOL", "find_folder", "locate_state"]
 
 IN_HOME = ".local/state/espalier"
 SPOOL = "spool"  # folder of weights and updates
 
 
-def folder() -> Path:
+def locate_state() -> Path:
     """Return the folder of the state, which may not exist yet. StoreError: the user has no home."""
     try:
         return find_folder("ESPALIER_STATE", "XDG_STATE_HOME", IN_HOME)

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["ROOT", "Run", "entries", "number", "run_command", "text"]
+__all__ = ["ROOT", "Run", "list_entries", "read_number", "read_text", "run_command"]
 
 ROOT = Path("/")
 PATIENCE = 5.0  # timeout of a command in seconds
@@ -30,7 +30,7 @@ def run_command(*words: str) -> str:
     return ""
 
 
-def text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return a small file's text without the NULs of device tree strings; "" if unreadable (a
     sensor may refuse).
     """
@@ -39,14 +39,14 @@ def text(path: Path) -> str:
     return ""
 
 
-def number(path: Path) -> float | None:
+def read_number(path: Path) -> float | None:
     """Return the number in a file, or None."""
     with contextlib.suppress(ValueError):
-        return float(text(path))
+        return float(read_text(path))
     return None
 
 
-def entries(folder: Path, pattern: str) -> Iterator[Path]:
+def list_entries(folder: Path, pattern: str) -> Iterator[Path]:
     """Yield a folder's matching entries sorted by name; nothing if the folder is unreadable."""
     with contextlib.suppress(OSError):
         yield from sorted(folder.glob(pattern))

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
+from federated.errors import EspalierError
 from federated.safe_text import make_safe
 
-__all__ = ["Check", "State", "exit_code", "format_check", "format_json"]
+__all__ = ["Check", "State", "find_exit_code", "format_check", "format_json", "report_error"]
 
 State: TypeAlias = Literal["ok", "warn", "fail"]
 
@@ -32,7 +33,13 @@ class Check:
     exit: int = 1
 
 
-def exit_code(checks: Sequence[Check]) -> int:
+def report_error(name: str, error: EspalierError) -> Check:
+    """Return the failed check for an error, whose text is a problem, a colon and a remedy."""
+    found, _, remedy = str(error).partition(": ")
+    return Check(name, "fail", found, remedy, error.exit_code)
+
+
+def find_exit_code(checks: Sequence[Check]) -> int:
     """Return the exit code of the first failed check, or 0 if none failed."""
     return next((check.exit for check in checks if check.state == "fail"), 0)
 
@@ -46,4 +53,6 @@ def format_check(check: Check) -> str:
 def format_json(checks: Sequence[Check]) -> str:
     """Format all checks as one line of JSON."""
     rows = [{"check": row.pop("name"), **row} for row in map(asdict, checks)]
-    return json.dumps({"fit": exit_code(checks) == 0, "exit": exit_code(checks), "checks": rows})
+    return json.dumps(
+        {"fit": find_exit_code(checks) == 0, "exit": find_exit_code(checks), "checks": rows}
+    )

@@ -28,7 +28,7 @@ from edge_agent.doctor.broker_checks import (
     format_elapsed,
     is_local,
 )
-from edge_agent.doctor.check_result import Check
+from edge_agent.doctor.check_result import Check, report_error
 from edge_agent.doctor.device_checks import check_clock, check_device
 from edge_agent.doctor.link_checks import check_link
 from federated.errors import EspalierError, LinkError
@@ -59,16 +59,14 @@ def check_connection(broker: str, run: str | None, name: str) -> Iterator[Check 
     try:
         client = Client(address, f"doctor-{name[:40]}-{secrets.token_hex(4)}")
     except EspalierError as error:
-        found, _, remedy = str(error).partition(": ")
-        yield Check("credentials", "fail", found, remedy, error.exit_code)
+        yield report_error("credentials", error)
         return
     with client:
         yield check_credentials(address, client)
         try:
             yield from check_run(client, address, run, name)
         except LinkError as error:
-            found, _, remedy = str(error).partition(": ")
-            yield Check("broker", "fail", found, remedy, error.exit_code)
+            yield report_error("broker", error)
     yield check_clock()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from edge_agent.device.board import read_power
 from edge_agent.device.disturbances import Heat, read_heat
-from edge_agent.device.limits import Limits, available_cpus, available_memory, memory_limit
+from edge_agent.device.limits import Limits, count_cpus, find_memory_limit, measure_free_memory
 from edge_agent.doctor.check_result import Check, State
 from federated.installation import pip_command
 from federated.wire import messages
@@ -42,7 +42,7 @@ TRIAL = {
 
 def check_device(store: Path, card: messages.Run | None) -> Iterator[Check]:
     """Run the checks. store: folder for weights and updates; card: of the run to join, if known."""
-    disk, memory = required_bytes(card) or (None, None)
+    disk, memory = compute_required_bytes(card) or (None, None)
     yield from check_namesake()
     yield check_disk(store, disk)
     yield check_memory(memory)
@@ -65,7 +65,7 @@ def check_namesake() -> Iterator[Check]:
         )
 
 
-def required_bytes(card: messages.Run | None) -> tuple[int, int] | None:
+def compute_required_bytes(card: messages.Run | None) -> tuple[int, int] | None:
     """Return the bytes of the largest submodel, and those of memory to train the smallest submodel
     that the run times; None if unknown.
     """
@@ -117,7 +117,7 @@ def check_disk(store: Path, largest: int | None) -> Check:
 
 def check_memory(smallest: int | None) -> Check:
     """Check the free memory. smallest: bytes to train the smallest submodel."""
-    free = available_memory(Limits())
+    free = measure_free_memory(Limits())
     found = f"{free / 1e9:.3g} GB free for this process"
     if smallest is not None:
         found += (
@@ -192,7 +192,7 @@ def check_runtime(package: str) -> Check:
 
 def check_limits() -> Check:
     """Check the processors and the word size, and report the memory limit."""
-    cpus, limit, bits = available_cpus(Limits()), memory_limit(Limits()), 8 * struct.calcsize("P")
+    cpus, limit, bits = count_cpus(Limits()), find_memory_limit(Limits()), 8 * struct.calcsize("P")
     memory = "no memory limit" if math.isinf(limit) else f"at most {limit / 1e6:.4g} MB of memory"
     found = f"{cpus:g} of {os.cpu_count()} processors, {memory}, {bits} bits"
     if bits < 64:

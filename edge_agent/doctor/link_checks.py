@@ -17,7 +17,7 @@ from edge_agent.doctor.broker_checks import (
     format_elapsed,
     report_packets,
 )
-from edge_agent.doctor.check_result import Check
+from edge_agent.doctor.check_result import Check, report_error
 from federated.errors import LinkError
 from federated.wire import messages, topics
 from federated.wire.address import get_scheme
@@ -77,8 +77,7 @@ def check_link(broker: str, run: str | None, name: str) -> Iterator[Check | mess
         try:
             yield from check_run(link, run, name)
         except LinkError as error:
-            found, _, remedy = str(error).partition(": ")
-            yield Check("broker", "fail", found, remedy, error.exit_code)
+            yield report_error("broker", error)
 
 
 def check_run(link: Link, run: str | None, name: str) -> Iterator[Check | messages.Run]:

@@ -22,7 +22,7 @@ from torch import nn
 
 from edge_agent.finetune.personal_release import (
     check_target,
-    weights_path,
+    locate_weights,
     write_release,
     write_weights,
 )
@@ -139,7 +139,7 @@ def adapt(request: FinetuneRequest, folder: Path, name: str, data: Dataset, say:
             f"wrote only the weights: {pip_command('export')} to write graphs that "
             "`edge-agent infer` can serve"
         )
-    path = weights_path(request.out, submodel)
+    path = locate_weights(request.out, submodel)
     return Adapted(*facts, "personal", str(request.out) if exports else "", str(path))
 
 

@@ -23,7 +23,7 @@ from federated.training.objective import prepare_batch
 from federated.wire import tensors
 from models.submodel import Network, Submodel
 
-__all__ = ["check_target", "weights_path", "write_release", "write_weights"]
+__all__ = ["check_target", "locate_weights", "write_release", "write_weights"]
 
 # most held-out examples to check the adapted graphs with, and most training examples to calibrate
 # int8 with
@@ -63,7 +63,9 @@ def write_release(
     """Write a release with the adapted network. origin: the adapted release; hide: fraction of
     the tokens to hide. Raises ExportError, StoreError.
     """
-    x, truth = _pose(submodel.network, data.x_held[:EXAMPLES], data.y_held[:EXAMPLES], hide)
+    x, truth = _make_examples(
+        submodel.network, data.x_held[:EXAMPLES], data.y_held[:EXAMPLES], hide
+    )
     if len(x) == 1:  # the exporter needs at least two
         x, truth = np.concatenate([x, x]), np.concatenate([truth, truth])
     contents = Contents(
@@ -72,7 +74,7 @@ def write_release(
         {submodel: net},
         x,
         truth,
-        calibration=_pose(submodel.network, data.x[:EXAMPLES], data.y[:EXAMPLES], hide)[0],
+        calibration=_make_examples(submodel.network, data.x[:EXAMPLES], data.y[:EXAMPLES], hide)[0],
         classes=origin.classes,
         about={PERSONAL: "adapted on a device to its own data", "data": data.name},
     )
@@ -84,12 +86,12 @@ def write_weights(out: Path, submodel: Submodel, net: nn.Module) -> None:
     """Write only the weights of the adapted network, without the exporter. Raises StoreError."""
     state = {name: value for name, value in net.state_dict().items() if value.is_floating_point()}
     with _replace_folder(out) as folder:
-        weights_path(folder, submodel).write_bytes(
+        locate_weights(folder, submodel).write_bytes(
             tensors.encode(msgspec.to_builtins(submodel), state)
         )
 
 
-def weights_path(out: Path, submodel: Submodel) -> Path:
+def locate_weights(out: Path, submodel: Submodel) -> Path:
     """Return the path of a submodel's weights."""
     return out / f"{submodel.name}.tensors"
 
@@ -107,7 +109,7 @@ def _replace_folder(out: Path) -> Iterator[Path]:
             files.replace_folder(new, final)
 
 
-def _pose(network: Network, x: Array, y: Array, hide: float) -> tuple[Array, Array]:
+def _make_examples(network: Network, x: Array, y: Array, hide: float) -> tuple[Array, Array]:
     """Return the inputs of the network and the expected answers, in raw units; a masked network
     gets texts with hidden tokens.
     """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edge_agent.infer import release_state
 from edge_agent.infer.answers import Answer, answer
-from edge_agent.infer.graph_choice import Choice, choose, sample_own, thread_counts
+from edge_agent.infer.graph_choice import Choice, choose, list_thread_counts, sample_own
 from edge_agent.infer.graph_trial import CPU, Held, Trial, measure_session
 from edge_agent.infer.inputs import fit_shape
 from export.bundle import read_version
@@ -140,7 +140,7 @@ class Engine:
     def open(self, path: Path, digest: str | None = None) -> Choice:
         """Answer with a single graph, without a test and other variants. Raises ExportError."""
         with self._exchange:
-            count = thread_counts(self._threads)[-1]
+            count = list_thread_counts(self._threads)[-1]
             session = load(path, digest, threads=count)
             data, trial = session.metadata, Trial(FILE, CPU, count)
             number = int(data["round"]) if data["round"].isdecimal() else 0

@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 
 from edge_agent.device.disturbances import BUSY, Load
-from edge_agent.device.limits import Limits, available_cpus
+from edge_agent.device.limits import Limits, count_cpus
 from edge_agent.infer.graph_trial import (
     CPU,
     Held,
@@ -27,7 +27,15 @@ from edge_agent.infer.graph_trial import (
 from export.verify import Session
 from federated.errors import DataError, ExportError
 
-__all__ = ["PROVIDERS", "Choice", "choose", "providers", "sample_own", "table", "thread_counts"]
+__all__ = [
+    "PROVIDERS",
+    "Choice",
+    "choose",
+    "format_trials",
+    "list_providers",
+    "list_thread_counts",
+    "sample_own",
+]
 
 log = logging.getLogger(__name__)
 
@@ -86,18 +94,18 @@ def choose(
     """
     bench = TrialSetup.open(folder, submodel, held)
     _warn_untrained(bench)
-    if before is not None and (session := _reopen(bench, before.best)) is not None:
-        return session, _choice(bench, version, before.trials, before.best, busy=before.busy)
+    if before is not None and (session := _reopen_session(bench, before.best)) is not None:
+        return session, _make_choice(bench, version, before.trials, before.best, busy=before.busy)
     others = Load()
     trials, sessions = _try_all(bench, threads)
     if not sessions or _is_damaged(trials):
         raise ExportError(
             f"{folder}: no variant of {submodel} passes its checks on this device: "
-            f"{_reasons(trials)}"
+            f"{_format_reasons(trials)}"
         )
     busy = others.share() >= BUSY
-    best = _best(trials, busy=busy)
-    return sessions[best], _choice(bench, version, tuple(trials), trials[best], busy=busy)
+    best = _choose_best(trials, busy=busy)
+    return sessions[best], _make_choice(bench, version, tuple(trials), trials[best], busy=busy)
 
 
 def _warn_untrained(bench: TrialSetup) -> None:
@@ -116,14 +124,16 @@ def _try_all(bench: TrialSetup, threads: int) -> tuple[list[Trial], dict[int, Se
     """Try every way. Return the trials, and the sessions that may still be the best by index."""
     trials, sessions = list[Trial](), dict[int, Session]()
     for variant, provider, count in itertools.product(
-        bench.entry.variants, providers(), thread_counts(threads)
+        bench.entry.variants, list_providers(), list_thread_counts(threads)
     ):
         fastest = min((trial.p90 for trial in trials if not trial.reason), default=math.inf)
-        trial, session = run_trial(bench, variant, provider, count, _reference(trials), fastest)
+        trial, session = run_trial(
+            bench, variant, provider, count, _find_reference(trials), fastest
+        )
         trials.append(trial)
         if session is not None:
             sessions[len(trials) - 1] = session
-            near = _near(trials, busy=False).keys() | _near(trials, busy=True).keys()
+            near = _find_near(trials, busy=False).keys() | _find_near(trials, busy=True).keys()
             # closes the others: all sessions together may not fit in memory
             sessions = {i: one for i, one in sessions.items() if i in near}
     return trials, sessions
@@ -142,18 +152,18 @@ def sample_own(held: Held) -> Held | None:
     return (x[chosen], y[chosen]) if len(chosen) else None
 
 
-def providers() -> tuple[str, ...]:
+def list_providers() -> tuple[str, ...]:
     """Return the available providers of ONNX Runtime, in the order of expected speed."""
     available = onnxruntime.get_available_providers()
     return tuple(name for name in PROVIDERS if name in available)
 
 
-def thread_counts(threads: int = 0) -> tuple[int, ...]:
+def list_thread_counts(threads: int = 0) -> tuple[int, ...]:
     """Return the thread counts to try: one, and all that this process may use."""
-    return (threads,) if threads else tuple(sorted({1, max(1, round(available_cpus(Limits())))}))
+    return (threads,) if threads else tuple(sorted({1, max(1, round(count_cpus(Limits())))}))
 
 
-def table(choice: Choice) -> str:
+def format_trials(choice: Choice) -> str:
     """Format the trials as a table."""
     rows: list[tuple[str, ...]] = [
         ("variant", "provider", "threads", "p50 ms", "p90 ms", "accuracy", "")
@@ -189,7 +199,7 @@ def table(choice: Choice) -> str:
     )
 
 
-def _reopen(bench: TrialSetup, trial: Trial) -> Session | None:
+def _reopen_session(bench: TrialSetup, trial: Trial) -> Session | None:
     """Return the session of an earlier choice if it still passes its checks."""
     variant = next((one for one in bench.entry.variants if one.kind == trial.kind), None)
     if variant is None:
@@ -202,15 +212,15 @@ def _reopen(bench: TrialSetup, trial: Trial) -> Session | None:
     return None if reason or session.providers[0] != trial.provider else session
 
 
-def _best(trials: list[Trial], *, busy: bool) -> int:
+def _choose_best(trials: list[Trial], *, busy: bool) -> int:
     """Return the passing trial with the fewest threads among those about as fast as the fastest.
 
     busy: other processes use the processors and delay some calls, which affects p90 but not p50
     """
-    return min(_near(trials, busy=busy), key=lambda i: (trials[i].threads, i))
+    return min(_find_near(trials, busy=busy), key=lambda i: (trials[i].threads, i))
 
 
-def _near(trials: list[Trial], *, busy: bool) -> dict[int, float]:
+def _find_near(trials: list[Trial], *, busy: bool) -> dict[int, float]:
     """Return the seconds of the passing trials that are about as fast as the fastest. A trial
     outside this set never enters it later.
     """
@@ -220,7 +230,7 @@ def _near(trials: list[Trial], *, busy: bool) -> dict[int, float]:
     return {i: seconds for i, seconds in took.items() if seconds <= TOLERANCE * min(took.values())}
 
 
-def _reference(trials: list[Trial]) -> Trial | None:
+def _find_reference(trials: list[Trial]) -> Trial | None:
     return next(
         (
             trial
@@ -239,7 +249,7 @@ def _is_damaged(trials: list[Trial]) -> bool:
     return bool(plain) and all(trial.reason for trial in plain)
 
 
-def _reasons(trials: list[Trial]) -> str:
+def _format_reasons(trials: list[Trial]) -> str:
     reasons = {
         f"{trial.kind} on {trial.provider.removesuffix('ExecutionProvider')}: {trial.reason}": None
         for trial in trials
@@ -248,7 +258,7 @@ def _reasons(trials: list[Trial]) -> str:
     return "; ".join(reasons)
 
 
-def _choice(
+def _make_choice(
     bench: TrialSetup, version: str, trials: tuple[Trial, ...], best: Trial, *, busy: bool
 ) -> Choice:
     variant = next(variant for variant in bench.entry.variants if variant.kind == best.kind)

@@ -135,10 +135,12 @@ def run_trial(
     if session.providers[0] != provider:
         return replace(trial, reason=f"the runtime fell back to {session.providers[0]}"), None
     reason, difference = check_outputs(bench, variant, session)
-    trial = replace(trial, difference=difference, reason=reason or _release_loss(bench, variant))
+    trial = replace(
+        trial, difference=difference, reason=reason or _describe_release_loss(bench, variant)
+    )
     if not trial.reason and bench.held is not None:
-        trial = replace(trial, accuracy=_accuracy(session, *bench.held))
-        trial = replace(trial, reason=_own_loss(trial, reference, len(bench.held[1])))
+        trial = replace(trial, accuracy=_measure_accuracy(session, *bench.held))
+        trial = replace(trial, reason=_describe_own_loss(trial, reference, len(bench.held[1])))
     if trial.reason:
         return trial, None
     took = _time_session(session, bench.x[:1], fastest)
@@ -195,10 +197,12 @@ def measure_session(session: Session, held: Held | None) -> tuple[Latency, float
     rng = np.random.default_rng(0)
     high = session.outputs if session.objective in TOKENS else 256
     x = rng.integers(0, high, (1, *session.inputs)).astype(session.dtype)
-    return _time_session(session, x, math.inf), None if held is None else _accuracy(session, *held)
+    return _time_session(session, x, math.inf), None if held is None else _measure_accuracy(
+        session, *held
+    )
 
 
-def _release_loss(bench: TrialSetup, variant: Variant) -> str:
+def _describe_release_loss(bench: TrialSetup, variant: Variant) -> str:
     """Return what int8 lost where the release was made, if that is too much."""
     if variant in bundle.accurate_variants(bench.entry):
         return ""
@@ -211,7 +215,7 @@ def _release_loss(bench: TrialSetup, variant: Variant) -> str:
     return f"it agrees with {plain.kind} on only {variant.agreement:.1%} in the release"
 
 
-def _own_loss(trial: Trial, reference: Trial | None, examples: int) -> str:
+def _describe_own_loss(trial: Trial, reference: Trial | None, examples: int) -> str:
     """Return what is lost on this device's own examples, if that is more than MAX_LOSS and than one
     example.
     """
@@ -236,7 +240,7 @@ def _time_session(session: Session, x: Array, fastest: float) -> Latency:
     )
 
 
-def _accuracy(session: Session, x: Array, y: Array) -> float:
+def _measure_accuracy(session: Session, x: Array, y: Array) -> float:
     """Return the fraction of right answers; for values R2 averaged over values; for texts per
     token (masked networks: one in seven is hidden).
     """

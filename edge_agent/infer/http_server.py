@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from edge_agent.infer.engine import Engine
 from edge_agent.infer.inputs import parse_npy
-from edge_agent.infer.replies import MAX_EXAMPLES, about, parse_inputs, reply
+from edge_agent.infer.replies import MAX_EXAMPLES, describe_choice, make_reply, parse_inputs
 from federated.errors import ConfigError, DataError, ExportError, UsageError, explain_os_errors
 from federated.runtime.listen_address import ListenAddress
 from federated.runtime.web_server import BodyReader, Limits, WebServer
@@ -96,7 +96,7 @@ def make_application(
             raise HTTPException(
                 503, f"{MAX_WAITING} requests are already waiting", {"Retry-After": "1"}
             )
-        kind = _content_type(request)
+        kind = _read_content_type(request)
         under_way.add(request)
         try:
             async with bodies.read(request) as body:
@@ -107,13 +107,13 @@ def make_application(
     async def health(request: Request) -> Response:
         choice = engine.choice
         return (
-            _json({"status": "waiting"}, 503)
+            _encode({"status": "waiting"}, 503)
             if choice is None
-            else _json({"status": "ok", **about(choice)})
+            else _encode({"status": "ok", **describe_choice(choice)})
         )
 
     async def release(request: Request) -> Response:
-        return _json(state())
+        return _encode(state())
 
     routes = [
         Route("/infer", _require_token(infer, token), methods=["POST"]),
@@ -153,7 +153,7 @@ def _require_token(
     return guard
 
 
-def _content_type(request: Request) -> str:
+def _read_content_type(request: Request) -> str:
     """Return the content type of a request. HTTPException: it is not supported."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json" and kind not in NPY:
@@ -170,7 +170,7 @@ def _answer(engine: Engine, kind: str, body: bytearray) -> Response:
             if kind in NPY
             else parse_inputs(body, "the request", engine.session)
         )
-        return _json(reply(engine.answer(inputs, "the request", MAX_EXAMPLES)))
+        return _encode(make_reply(engine.answer(inputs, "the request", MAX_EXAMPLES)))
     except DataError as error:
         raise HTTPException(422, str(error)) from error
     except ExportError as error:
@@ -179,12 +179,12 @@ def _answer(engine: Engine, kind: str, body: bytearray) -> Response:
 
 async def _error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _json({"error": error.detail}, error.status_code, error.headers)
+    return _encode({"error": error.detail}, error.status_code, error.headers)
 
 
 async def _failure_response(request: Request, error: Exception) -> Response:
-    return _json({"error": f"{type(error).__name__}: {str(error)[:300]}"}, 500)
+    return _encode({"error": f"{type(error).__name__}: {str(error)[:300]}"}, 500)
 
 
-def _json(value: object, status: int = 200, headers: Any = None) -> Response:
+def _encode(value: object, status: int = 200, headers: Any = None) -> Response:
     return Response(msgspec.json.encode(value), status, headers, "application/json")

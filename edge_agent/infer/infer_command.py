@@ -7,40 +7,21 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from edge_agent.infer.answers import format_answer
 from edge_agent.infer.engine import Engine
-from edge_agent.infer.graph_choice import table
+from edge_agent.infer.graph_choice import format_trials
+from edge_agent.infer.infer_request import InferRequest
 from edge_agent.infer.inputs import list_inputs, read_examples
-from edge_agent.infer.replies import about
-from edge_agent.releases.release_request import ReleaseRequest
+from edge_agent.infer.replies import describe_choice
 from federated.errors import ConfigError, UsageError, require_extra
 from federated.runtime.console import Say
 from federated.runtime.listen_address import parse_listen_address
 from federated.runtime.logs import conceal
 
-__all__ = ["InferRequest", "infer", "load_client_token"]
-
-
-@dataclass(frozen=True)
-class InferRequest(ReleaseRequest):
-    """Options of the command; see `edge-agent infer --help`."""
-
-    sha256: str | None = None
-    inputs: tuple[Path, ...] = ()
-    resize: bool = False
-    explain: bool = False
-    threads: int = 0
-    serve: str | None = None
-    token_file: Path | None = None
-    mqtt: bool = False
-
-    @property
-    def serves(self) -> bool:
-        """True if the command serves until stopped."""
-        return self.serve is not None or self.mqtt
+__all__ = ["infer", "load_client_token"]
 
 
 def infer(request: InferRequest, form: str, say: Say, stop: threading.Event | None = None) -> str:
@@ -63,7 +44,7 @@ def infer(request: InferRequest, form: str, say: Say, stop: threading.Event | No
     assert engine.session is not None
     assert engine.choice is not None
     if request.explain:
-        say(table(engine.choice))
+        say(format_trials(engine.choice))
     explain_only = request.explain and not request.inputs
     if explain_only and form == "text":
         return ""
@@ -80,7 +61,9 @@ def infer(request: InferRequest, form: str, say: Say, stop: threading.Event | No
             {"tried": [asdict(trial) for trial in engine.choice.trials]} if request.explain else {}
         )
         answers = [{"input": str(source or "-"), **one} for source, one in rows]
-        return json.dumps({**about(engine.choice), "model": str(path), **tried, "answers": answers})
+        return json.dumps(
+            {**describe_choice(engine.choice), "model": str(path), **tried, "answers": answers}
+        )
     return "\n".join(f"{source or '-'}: {format_answer(one)}" for source, one in rows)
 
 
@@ -111,29 +94,20 @@ def _open(engine: Engine, request: InferRequest) -> Path:
 def _serve(
     request: InferRequest, engine: Engine, form: str, say: Say, stop: threading.Event
 ) -> str:
-    from edge_agent.infer.service import ServicePlan, serve
+    from edge_agent.infer.service import serve
 
-    address, token = None, ""
+    door = None
     if request.serve is not None:
         address = parse_listen_address(request.serve, "--serve", "127.0.0.1:8080")
         token = "" if request.token_file is None else load_client_token(request.token_file)
+        door = address, token
         with require_extra("edge-agent infer --serve", "serve"):
             import edge_agent.infer.http_server  # noqa: F401 (whether it can be)
     if request.model is not None:
         _open(engine, request)
-    plan = ServicePlan(
-        request.name,
-        request.broker or "",
-        request.run,
-        request.submodel,
-        request.store,
-        address,
-        token,
-        request.mqtt,
-    )
-    counts = serve(plan, engine, stop, say)
+    counts = serve(request, engine, stop, say, door)
     if form == "json":
-        last = {} if engine.choice is None else about(engine.choice)
+        last = {} if engine.choice is None else describe_choice(engine.choice)
         return json.dumps({**last, **asdict(counts)})
     return f"answered {counts.answered} examples, failed {counts.failed} requests"
 

@@ -53,7 +53,7 @@ def list_inputs(inputs: Sequence[Path]) -> list[Path | None]:
 
     DataError: a folder has no readable files.
     """
-    return [file for path in inputs for file in _files_in(path)] or [None]
+    return [file for path in inputs for file in _list_files(path)] or [None]
 
 
 def read_examples(path: Path | None, session: Session, *, resize: bool = False) -> Array:
@@ -202,7 +202,7 @@ def parse_npy(data: bytes | bytearray, name: str) -> Array:
         ) from error
 
 
-def _files_in(path: Path) -> Iterator[Path]:
+def _list_files(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return

@@ -12,7 +12,7 @@ import threading
 import msgspec
 
 from edge_agent.infer.engine import Engine
-from edge_agent.infer.replies import MAX_EXAMPLES, parse_inputs, reply
+from edge_agent.infer.replies import MAX_EXAMPLES, make_reply, parse_inputs
 from federated.errors import EspalierError, LinkError
 from federated.wire import topics
 from federated.wire.link import Delivery, Link
@@ -84,7 +84,7 @@ class MqttServer:
         name = f"request {question}"
         try:
             found = msgspec.json.encode(
-                reply(
+                make_reply(
                     self._engine.answer(
                         parse_inputs(payload, name, self._engine.session), name, MAX_EXAMPLES
                     )

@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 
 from edge_agent.device.limits import Limits
-from edge_agent.device.measurement_cache import folder, surroundings
-from edge_agent.infer.graph_choice import Choice, providers
+from edge_agent.device.measurement_cache import describe_surroundings, locate_cache
+from edge_agent.infer.graph_choice import Choice, list_providers
 from edge_agent.infer.graph_trial import Held
 from federated.errors import ExportError, StoreError, explain_os_errors
 from federated.runtime import files
@@ -146,30 +146,30 @@ def clear_trial(store: Path) -> None:
 
 def load_choice(version: str, submodel: str, threads: int, held: Held | None) -> Choice | None:
     """Return the earlier choice for a release under the same circumstances, if any."""
-    return _read(_choice_file(version, submodel, threads, held), Choice)
+    return _read(_locate_choice(version, submodel, threads, held), Choice)
 
 
 def save_choice(choice: Choice, threads: int, held: Held | None) -> None:
     """Save a choice if possible."""
     try:
-        _write(_choice_file(choice.version, choice.submodel, threads, held), choice)
+        _write(_locate_choice(choice.version, choice.submodel, threads, held), choice)
     except StoreError as error:
         log.warning("cannot save the measurements of version %s: %s", choice.version, error)
 
 
-def _choice_file(version: str, submodel: str, threads: int, held: Held | None) -> Path:
+def _locate_choice(version: str, submodel: str, threads: int, held: Held | None) -> Path:
     digest = hashlib.sha256()
     for part in held or ():
         digest.update(np.ascontiguousarray(part).tobytes())
     facts = {
         "submodel": submodel,
         "threads": threads,
-        "providers": providers(),
+        "providers": list_providers(),
         "held": digest.hexdigest(),
-        **surroundings(Limits(), ""),
+        **describe_surroundings(Limits(), ""),
     }
     known = hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()
-    return folder() / "choices" / f"{version}-{known[:16]}.json"
+    return locate_cache() / "choices" / f"{version}-{known[:16]}.json"
 
 
 def _read(path: Path, kind: type[Kind]) -> Kind | None:

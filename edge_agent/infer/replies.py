@@ -17,7 +17,7 @@ from edge_agent.infer.inputs import Numbers, fit_shape, to_array
 from export.verify import Array, Session
 from federated.errors import DataError, ExportError
 
-__all__ = ["MAX_EXAMPLES", "about", "describe_state", "parse_inputs", "reply"]
+__all__ = ["MAX_EXAMPLES", "describe_choice", "describe_state", "make_reply", "parse_inputs"]
 
 MAX_EXAMPLES = 256  # maximum number of examples per request
 MAX_AT_ONCE = 1 << 16  # numbers to parse at a time; each takes 32 bytes until it is in an array
@@ -84,12 +84,12 @@ def _check_size(body: bytes | bytearray, name: str, session: Session) -> int:
     return numbers
 
 
-def reply(answered: Answered) -> dict[str, Any]:
+def make_reply(answered: Answered) -> dict[str, Any]:
     """Return answers and what produced them as plain values."""
-    return {**about(answered.choice), "answers": answered.answers}
+    return {**describe_choice(answered.choice), "answers": answered.answers}
 
 
-def about(choice: Choice) -> dict[str, Any]:
+def describe_choice(choice: Choice) -> dict[str, Any]:
     """Return the fields that identify a release and how it runs here."""
     best = choice.best
     named = {
@@ -107,7 +107,7 @@ def describe_state(engine: Engine, refused: str = "", reason: str = "") -> dict[
     refused, reason: a later version that was rejected, and why
     """
     choice, past, counts = engine.choice, engine.past, engine.counts
-    known = {} if choice is None else {**about(choice), **_measurements(choice)}
+    known = {} if choice is None else {**describe_choice(choice), **_describe_measurements(choice)}
     before = None if past is None else asdict(past)
     return {
         "state": "waiting" if choice is None else "serving",
@@ -118,7 +118,7 @@ def describe_state(engine: Engine, refused: str = "", reason: str = "") -> dict[
     }
 
 
-def _measurements(choice: Choice) -> dict[str, Any]:
+def _describe_measurements(choice: Choice) -> dict[str, Any]:
     best = choice.best
     tried = [asdict(trial) for trial in choice.trials]
     return {

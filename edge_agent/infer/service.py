@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 
 from edge_agent.infer.engine import Counts, Engine
 from edge_agent.infer.graph_choice import Choice
+from edge_agent.infer.infer_request import InferRequest
 from edge_agent.infer.mqtt_server import MqttServer
 from edge_agent.infer.replies import describe_state
 from edge_agent.releases.follow import Follower, open_follower_link
@@ -33,7 +33,7 @@ from federated.wire import topics
 from federated.wire.link import Delivery, Link
 from federated.wire.release_files import Serving
 
-__all__ = ["ServicePlan", "serve", "serving_report"]
+__all__ = ["make_serving_report", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -42,30 +42,6 @@ RECONNECT = 15.0  # seconds before reconnecting to a lost broker
 REPORT_INTERVAL = 10.0  # seconds between two reports of the counts
 
 Connect = Callable[[], Link]
-
-
-@dataclass(frozen=True)
-class ServicePlan:
-    """Options of a service.
-
-    name: name of the agent
-    broker: broker whose releases to follow; empty for none
-    run: run to follow; None if the broker has only one
-    submodel: submodel to serve; empty for the agent's own
-    store: folder of releases
-    address: HTTP address, or None
-    token: token that clients must send
-    mqtt: also answer requests over MQTT
-    """
-
-    name: str
-    broker: str = ""
-    run: str | None = None
-    submodel: str | None = None
-    store: Path = Path()
-    address: ListenAddress | None = None
-    token: str = ""
-    mqtt: bool = False
 
 
 class _Adopter:
@@ -104,7 +80,7 @@ class _Adopter:
 class _Service:
     """State of the loop that follows releases.
 
-    plan: options of the service
+    request: options of the command
     engine: answers the requests
     adopter: adopts new versions
     stop: ends the service
@@ -114,7 +90,7 @@ class _Service:
     refused, reason: the last rejected version, and why
     """
 
-    plan: ServicePlan
+    request: InferRequest
     engine: Engine
     adopter: _Adopter
     stop: threading.Event
@@ -126,20 +102,24 @@ class _Service:
 
     def report(self) -> Serving:
         """Return this agent's report of what it serves."""
-        return serving_report(self.engine, self.plan.name, self.session, self.refused, self.reason)
+        return make_serving_report(
+            self.engine, self.request.name, self.session, self.refused, self.reason
+        )
 
 
 def serve(
-    plan: ServicePlan,
+    request: InferRequest,
     engine: Engine,
     stop: threading.Event,
     say: Say,
+    door: tuple[ListenAddress, str] | None = None,
     connect: Connect | None = None,
 ) -> Counts:
     """Answer requests until `stop` is set, and return how many were answered and how many
     failed.
 
-    connect: opens the link, to `plan.broker` by default
+    door: address of the HTTP server, and the token that clients must send
+    connect: opens the link, to `request.broker` by default
 
     The service manager is notified that the agent is ready once it accepts requests, and that it is
     alive from the loop that follows releases.
@@ -151,32 +131,34 @@ def serve(
         manager = stack.enter_context(ServiceManager())
         stack.callback(engine.close)
         session = f"s{secrets.token_hex(6)}"
-        service = _Service(plan, engine, _Adopter(engine), stop, say, manager, session)
-        if plan.broker:
+        service = _Service(request, engine, _Adopter(engine), stop, say, manager, session)
+        broker = request.broker
+        if broker is not None:
             _resume_release(engine, say)
-        if plan.address is not None:
+        if door is not None:
             from edge_agent.infer.http_server import HttpServer
 
             raise_descriptor_limit()
             server = HttpServer(
                 engine,
-                plan.address,
+                door[0],
                 lambda: describe_state(engine, service.refused, service.reason),
-                plan.token,
+                door[1],
             )
             stack.callback(server.close)
             say(f"listening at {server.url}: POST /infer, GET /health, GET /release")
         manager.ready(_summarise(engine))
-        if plan.broker:
+        if broker is not None:
             _follow_releases(
-                service, connect or (lambda: open_follower_link(plan.broker, plan.run, plan.name))
+                service,
+                connect or (lambda: open_follower_link(broker, request.run, request.name)),
             )
         while not stop.wait(TURN):
             manager.ping(lambda: _summarise(engine))
     return engine.counts
 
 
-def serving_report(
+def make_serving_report(
     engine: Engine, name: str, session: str, refused: str = "", reason: str = ""
 ) -> Serving:
     """Return an agent's report of what it serves."""
@@ -245,14 +227,16 @@ def _follow_over_link(service: _Service, link: Link) -> None:
     """Follow releases and answer requests over a link until `stop` is set. Raises LinkError,
     FleetError.
     """
-    plan = service.plan
+    request = service.request
     questions: MqttServer | None = None
 
     def other(delivery: Delivery) -> None:
         if questions is not None:
             questions.hear(delivery)
 
-    wanted = Subscription(plan.run, plan.name, plan.submodel, plan.store, service.session)
+    wanted = Subscription(
+        request.run, request.name, request.submodel, request.store, service.session
+    )
     follower = Follower(link, wanted, other=other)
     reported, at = service.report(), time.monotonic()
     if service.engine.choice is not None:
@@ -261,7 +245,7 @@ def _follow_over_link(service: _Service, link: Link) -> None:
         while not service.stop.is_set():
             service.manager.ping(lambda: _summarise(service.engine))
             arrival = follower.turn(TURN)
-            if plan.mqtt and questions is None and follower.run is not None:
+            if request.mqtt and questions is None and follower.run is not None:
                 questions = _open_questions(service, link, follower.run)
             if arrival is not None:
                 service.adopter.take(arrival)
@@ -278,7 +262,7 @@ def _follow_over_link(service: _Service, link: Link) -> None:
 
 def _open_questions(service: _Service, link: Link, run: str) -> MqttServer:
     """Start answering requests over MQTT."""
-    name = service.plan.name
+    name = service.request.name
     asked, answered = topics.ask(run, name, "ID"), topics.answer(run, name, "ID")
     questions = MqttServer(link, run, name, service.engine)
     service.say(
@@ -302,7 +286,7 @@ def _report_adoption(service: _Service) -> bool:
         service.say(f"serving {what}{_describe(found)}")
     else:
         service.refused = arrival.version
-        service.reason = strip_folder(service.plan.store, str(found))
+        service.reason = strip_folder(service.request.store, str(found))
         service.say(f"rejected {what}version {arrival.version}: {found}")
     return True
 

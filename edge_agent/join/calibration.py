@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_agent.device.measurement_cache import MeasurementCache, surroundings
-from edge_agent.device.profiling import TimingSite, time_submodels, timing_key
+from edge_agent.device.measurement_cache import MeasurementCache, describe_surroundings
+from edge_agent.device.profiling import TimingSite, make_timing_key, time_submodels
 from edge_agent.join.training_worker import Calibrated, Job, Order
 from export.latency import measure_latency
 from federated.data.dataset import Dataset
@@ -49,7 +49,7 @@ def calibrate(job: Job, data: Any, order: Order, trainer: Trainer) -> Calibrated
     """
     data = data or draw_examples(order.model, order.batch)
     net = build_network(order.model, data)
-    cache = MeasurementCache(surroundings(job.limits, trainer.runtime), fresh=order.fresh)
+    cache = MeasurementCache(describe_surroundings(job.limits, trainer.runtime), fresh=order.fresh)
     if order.runtime == "torch":
         site = TimingSite(job.limits, trainer, cache)
         threads, timings = time_submodels(
@@ -97,7 +97,7 @@ def _time_graphs(net: Network, data: Dataset, order: Order, cache: MeasurementCa
         key = {
             "work": "infer",
             "runtime": "onnx",
-            "submodel": timing_key(submodel),
+            "submodel": make_timing_key(submodel),
             "dtype": dtype,
             "threads": threads,
         }

@@ -21,7 +21,7 @@ from pathlib import Path
 from edge_agent.device import state_folder
 from edge_agent.device.conditions import Conditions
 from edge_agent.device.drift import Watch
-from edge_agent.device.limits import available_cpus, memory_limit
+from edge_agent.device.limits import count_cpus, find_memory_limit
 from edge_agent.join.training_worker import Job, Worker
 from federated.device.agent_state import activity
 from federated.device.participant import Equipment, Participant
@@ -169,10 +169,10 @@ def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) ->
             conditions,
         )
         participant = Participant(link, run, job.name, session, equipment)
-        watch = Watch(lambda: current_limits(worker))
+        watch = Watch(lambda: read_limits(worker))
 
         def after_turn() -> None:
-            manager.ping(lambda: _status_line(participant))
+            manager.ping(lambda: _describe_status(participant))
             remeasure(participant, worker, watch, say)
 
         return take_part(participant, stop, say, after_turn)
@@ -206,7 +206,7 @@ def _open_spool(request: JoinRequest, run: messages.Run, stack: ExitStack, say: 
     """
     root, name = request.spool, request.job.name
     try:
-        base = root if root is not None else state_folder.folder() / state_folder.SPOOL
+        base = root if root is not None else state_folder.locate_state() / state_folder.SPOOL
         (base / run.run).mkdir(parents=True, exist_ok=True)
     except (OSError, StoreError) as error:
         if root is not None:
@@ -219,22 +219,22 @@ def _open_spool(request: JoinRequest, run: messages.Run, stack: ExitStack, say: 
     return spool
 
 
-def _status_line(participant: Participant) -> str:
+def _describe_status(participant: Participant) -> str:
     """Describe the agent in one line for the service manager."""
     now = participant.state
     doing = now.paused or activity(now)
     return f"run {now.card.run}: {doing}, {format_count(now.finished, 'update')}"
 
 
-def current_limits(worker: Worker) -> tuple[float, float]:
+def read_limits(worker: Worker) -> tuple[float, float]:
     """Return the processors and bytes that the training process may use now, or, if there is no
     such process, those that the owner allows.
     """
     limits = worker.job.limits
     try:
-        return available_cpus(limits, worker.pid), memory_limit(limits, worker.pid)
+        return count_cpus(limits, worker.pid), find_memory_limit(limits, worker.pid)
     except OSError:
-        return available_cpus(limits), memory_limit(limits)
+        return count_cpus(limits), find_memory_limit(limits)
 
 
 def remeasure(participant: Participant, worker: Worker, watch: Watch, say: Say) -> None:

@@ -60,7 +60,7 @@ def find_method(name: str) -> Method:
     try:
         return loaded_method(name)
     except Unknown as error:
-        raise Refused(f"{error}: {remedy('method', name)}") from error
+        raise Refused(f"{error}: {suggest_remedy('method', name)}") from error
 
 
 def check_allowed(job: Job, message: Any) -> None:
@@ -91,17 +91,17 @@ def check_installed(family: str) -> None:
     if ":" not in family and not has_family(family):
         raise Refused(
             f"this run trains the network '{family}', which this device lacks: "
-            f"{remedy('model', family)}"
+            f"{suggest_remedy('model', family)}"
         )
 
 
 def check_family(job: Job, family: str) -> None:
     """Raise Refused for a network of `module:attribute` that the owner did not name."""
     if ":" in family and family not in (job.model, job.model.partition("-")[0]):
-        raise Refused(f"this run trains the network '{family}': {remedy('model', family)}")
+        raise Refused(f"this run trains the network '{family}': {suggest_remedy('model', family)}")
 
 
-def remedy(flag: str, name: str) -> str:
+def suggest_remedy(flag: str, name: str) -> str:
     """Describe how the owner of the device can provide missing code."""
     if ":" in name:
         return f"join with --{flag} {name} if you trust that code"

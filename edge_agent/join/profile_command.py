@@ -18,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from edge_agent.device.board import is_metered, processor_name
+from edge_agent.device.board import is_metered, read_processor_name
 from edge_agent.device.disturbances import BUSY, Heat, measure_load, read_heat
-from edge_agent.device.measurement_cache import versions
+from edge_agent.device.measurement_cache import read_versions
 from edge_agent.join.training_worker import Calibrated, Job, Order, Worker
 from federated.device.profile_file import (
     FORMAT,
@@ -108,7 +108,7 @@ def measure_sheet(job: Job, request: ProfileRequest, say: Say) -> Sheet:
         replace(profile, uplink=uplink, chunk=chunk),
         calibrations,
         circumstances,
-        versions(),
+        read_versions(),
         job.limits.cpus,
         job.limits.memory,
         datetime.now(UTC).isoformat(timespec="seconds"),
@@ -138,7 +138,7 @@ def describe_device(profile: Profile, heat: Heat, limits: str) -> list[str]:
     gpu = f"{board.gpu}{' (shares the memory)' if board.shared else ''}" if board.gpu else "none"
     return [
         f"board      {board.model or 'unknown'} ({board.kind}), {profile.system}",
-        f"processor  {processor_name()}: {profile.cpus:g} usable; limits: {limits}; {used}",
+        f"processor  {read_processor_name()}: {profile.cpus:g} usable; limits: {limits}; {used}",
         f"memory     {profile.memory / 1e6:.0f} MB for training",
         f"gpu        {gpu}",
         f"heat       {', '.join(heat_parts)}",

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from edge_agent.releases.release_download import strip_folder, version_folder
+from edge_agent.releases.release_download import locate_version, strip_folder
 from edge_agent.releases.release_watch import Arrival, NotReleased, ReleaseWatch, Subscription
 from federated.errors import ExportError, FleetError, StoreError
 from federated.safe_text import make_safe
@@ -25,7 +25,7 @@ from federated.wire.link import LINK_UP, Delivery, Link, Will
 from federated.wire.links.catalogue import open_link
 from federated.wire.release_files import Release, Serving, label_submodel
 
-__all__ = ["Follower", "fetch", "fetch_from", "open_follower_link", "will"]
+__all__ = ["Follower", "fetch", "fetch_from", "make_will", "open_follower_link"]
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 KEEP = 2
 
 
-def will(run: str, name: str) -> Will:
+def make_will(run: str, name: str) -> Will:
     """Return a last will that removes an agent's report when the agent disappears."""
     return topics.serving(run, name), b""
 
@@ -43,7 +43,7 @@ def open_follower_link(broker: str, run: str | None, name: str) -> Link:
     """Open a Follower's link under this agent's name, so that only one process serves as it.
     Raises LinkError, UsageError.
     """
-    return open_link(broker, f"infer-{name}", will(run, name) if run else None)
+    return open_link(broker, f"infer-{name}", make_will(run, name) if run else None)
 
 
 class Follower(ReleaseWatch):
@@ -145,7 +145,7 @@ class Follower(ReleaseWatch):
         """
         if self.run is None:
             return
-        here, target = version_folder(self._wanted.store, self.run, current), self.target
+        here, target = locate_version(self._wanted.store, self.run, current), self.target
         needed = {current, target.version.name if target is not None else current}
         try:
             if here.is_dir():

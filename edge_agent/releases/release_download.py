@@ -18,7 +18,7 @@ from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
 from federated.wire.release_files import Version
 from federated.wire.retained_blobs import Download, RetainedBlob
 
-__all__ = ["MAX_BYTES", "ReleaseDownload", "strip_folder", "version_folder"]
+__all__ = ["MAX_BYTES", "ReleaseDownload", "locate_version", "strip_folder"]
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ MAX_MANIFEST_BYTES = 4 << 20
 TRIES = 3  # attempts for a file whose complete download has the wrong digest
 
 
-def version_folder(directory: Path, run: str, version: str) -> Path:
+def locate_version(directory: Path, run: str, version: str) -> Path:
     """Return the folder of a version in a device's store. ExportError: the run's name is not a
     safe folder name.
     """

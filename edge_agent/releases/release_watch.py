@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_agent.releases.release_download import ReleaseDownload, version_folder
+from edge_agent.releases.release_download import ReleaseDownload, locate_version
 from export.publish import SETTLE
 from federated.errors import EspalierError, FleetError, WireError
 from federated.wire import envelope, topics
@@ -181,7 +181,7 @@ class ReleaseWatch:
         before, self.target = self.target, find_target(card, name, submodel)
         if self.target is None:
             self._stop()
-            version = _version_for(card, name)
+            version = _find_version(card, name)
             what = (
                 f"submodel '{submodel}'"
                 if submodel
@@ -205,7 +205,7 @@ class ReleaseWatch:
         assert self.run is not None
         self._stop()
         version, submodel = self.target.version, self.target.submodel
-        folder = version_folder(self._wanted.store, self.run, version.name)
+        folder = locate_version(self._wanted.store, self.run, version.name)
         self._download = ReleaseDownload(self._link, self.run, version, submodel, folder, now)
 
     def _stop(self) -> None:
@@ -228,14 +228,14 @@ def find_target(card: Release, wanted: str, submodel: str | None = None) -> Targ
     wanted: name of an agent, or of a submodel of the stable version
     submodel: overrides the agent's own submodel
     """
-    version = _version_for(card, wanted)
+    version = _find_version(card, wanted)
     if version is None:
         return None
     chosen = submodel or version.assignment.get(wanted) or wanted
     return Target(version, chosen, version is card.canary) if chosen in version.submodels else None
 
 
-def _version_for(card: Release, agent: str) -> Version | None:
+def _find_version(card: Release, agent: str) -> Version | None:
     return card.canary if card.canary is not None and agent in card.agents else card.stable
 
 

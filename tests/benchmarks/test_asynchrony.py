@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import asynchrony
-from benchmarks.asynchrony import Course, compare, time_to
+from benchmarks.asynchrony import Course, compare, find_time
 
 
 def test_the_first_second_at_which_a_mark_is_high_enough_counts() -> None:
-    assert time_to((0.1, 0.5, 0.4, 0.6), (1.0, 2.0, 3.0, 4.0), 0.5) == 2.0
-    assert time_to((0.1, 0.2), (1.0, 2.0), 0.5) is None
+    assert find_time((0.1, 0.5, 0.4, 0.6), (1.0, 2.0, 3.0, 4.0), 0.5) == 2.0
+    assert find_time((0.1, 0.2), (1.0, 2.0), 0.5) is None
 
 
 def test_runs_are_compared_at_what_both_reached() -> None:

@@ -35,19 +35,19 @@ def test_text_is_a_table() -> None:
 
 def test_all_agents_are_at_work_and_some_updates_wait_for_earlier_names() -> None:
     names = ["a", "b", "c", "d"]
-    begun = core.at_work(names)
+    begun = core.start_round(names)
     assert begun.phase is not None
     assert begun.phase.working == 4
     assert all(state.task.lease == 75.0 for state in begun.tasks.values())
-    order = [event.key.agent for event in core.updates(names, 0)]
+    order = [event.key.agent for event in core.make_updates(names, 0)]
     assert sorted(order) == names != order
-    came, _ = core.drive(begun, on.UpdateCame(1.0, core.task("b").key, 1, "t", "d" * 64, 0.5))
+    came, _ = core.drive(begun, on.UpdateCame(1.0, core.make_task("b").key, 1, "t", "d" * 64, 0.5))
     assert came.phase is not None
     assert (came.phase.came, len(came.phase.whole)) == (1, 1)
 
 
 def test_heartbeats_come_every_fifteen_seconds_from_each_agent_and_show_progress() -> None:
-    made = islice(core.beats(["a", "b"]), 4)
+    made = islice(core.make_heartbeats(["a", "b"]), 4)
     assert [(beat.now, beat.agent, beat.step) for beat in made] == [
         (0.0, "a", 1),
         (7.5, "b", 1),
@@ -57,7 +57,7 @@ def test_heartbeats_come_every_fifteen_seconds_from_each_agent_and_show_progress
 
 
 def test_ticks_come_every_half_second_and_heartbeats_at_their_times() -> None:
-    made = list(core.ticks(["a", "b"]))
+    made = list(core.make_ticks(["a", "b"]))
     assert [event.now for event in made if isinstance(event, on.Ticked)] == [
         0.5 * number for number in range(1, 481)
     ]

@@ -16,9 +16,9 @@ import pytest
 
 from benchmarks.faults.command import derive_seed, summarise
 from benchmarks.faults.lossy_disk import LossyDisk
-from benchmarks.faults.power import lossy_disk, why_unmountable
+from benchmarks.faults.power import explain_unmountable, mount_lossy_disk
 from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, damage, why_impossible
+from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, damage, explain_impossible
 from benchmarks.faults.trial import Outcome, run_trial
 from coordinator.broker import local as brokers
 
@@ -171,11 +171,11 @@ for name in ("a", "b", "c"):
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(bool(why_unmountable()), reason=why_unmountable() or "possible")
+@pytest.mark.skipif(bool(explain_unmountable()), reason=explain_unmountable() or "possible")
 def test_a_mounted_disk_kills_its_user_and_keeps_what_was_synced(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     # creation, write, sync of the file, sync of the folder; the ninth change creates the third file
-    with lossy_disk(folder, tmp_path, 1, [9]) as power:
+    with mount_lossy_disk(folder, tmp_path, 1, [9]) as power:
         done = subprocess.run([sys.executable, "-c", CUT, str(folder)], timeout=60, check=False)
         assert done.returncode == -signal.SIGKILL
         power.cut()
@@ -223,7 +223,7 @@ def scenario(name: str) -> object:
                 os.geteuid() != 0, reason="needs root: a file system, or a network namespace"
             )
         )
-    why = why_impossible(name)
+    why = explain_impossible(name)
     marks.append(pytest.mark.skipif(bool(why), reason=why or "possible"))
     return pytest.param(name, marks=marks)
 

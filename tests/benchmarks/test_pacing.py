@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pacing import CPUS, Parts, Turn, pacing, ratio, summarise, width
+from benchmarks.pacing import CPUS, Parts, Turn, compare_agents, measure, read_width, summarise
 from federated.errors import FleetError
 
 
@@ -25,10 +25,10 @@ def test_the_ratio_compares_the_medians_of_the_agents() -> None:
     slower = [
         turn(number, "a1", 3.0) if t.agent == "a1" else t for t in turns for number in [t.round]
     ]
-    assert ratio(turns, range(1, 4)) == 1.0
-    assert ratio(slower, range(1, 4)) == 1.5
+    assert compare_agents(turns, range(1, 4)) == 1.0
+    assert compare_agents(slower, range(1, 4)) == 1.5
     with pytest.raises(FleetError, match="a0 trained in none of the rounds 5 to 6"):
-        ratio(turns, range(5, 7))
+        compare_agents(turns, range(5, 7))
 
 
 def test_the_summary_names_the_rounds_in_which_the_slowed_agent_changed_submodel() -> None:
@@ -54,9 +54,9 @@ def test_four_agents_keep_pace_and_the_slowed_one_gets_a_smaller_submodel_during
     """The benchmark promises a ratio of 1.3 on an idle machine. With one submodel for all agents it
     would be 10.
     """
-    made = pacing(tmp_path, lambda text: None, Parts(5, 3, 0))
+    made = measure(tmp_path, lambda text: None, Parts(5, 3, 0))
     assert [t.outcome for t in made.turns] == ["folded"] * 4 * 8
-    sizes = [width(submodel) for submodel in made.submodels]
+    sizes = [read_width(submodel) for submodel in made.submodels]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == 4, made.submodels
     assert made.ratio <= 2.5

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.predict import Row, draw_submodels, find_network, measure, probes_of, summarise
+from benchmarks.predict import Row, draw_submodels, find_network, find_probes, measure, summarise
 from federated.errors import Unknown
 
 NETWORK = find_network("preresnet-small")
@@ -18,7 +18,7 @@ def test_a_seed_draws_the_same_submodels_and_none_that_is_timed_before() -> None
     assert chosen == draw_submodels(NETWORK, 7, 40) != draw_submodels(NETWORK, 8, 40)
     assert chosen[:5] == draw_submodels(NETWORK, 7, 5)
     assert len(set(chosen)) == 40
-    assert not {*chosen} & {*probes_of(NETWORK)}
+    assert not {*chosen} & {*find_probes(NETWORK)}
     assert min(s.width for s in chosen) < 0.3
     assert max(s.width for s in chosen) > 0.8
     assert {sum(section) for s in chosen for section in s.mask} == {1, 2, 3, 4}

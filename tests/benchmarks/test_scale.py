@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import scale
 from benchmarks.fuzzing.samples import SUBMODEL
-from benchmarks.raw.updates import empty_update, learn
+from benchmarks.raw.updates import learn, make_update
 from benchmarks.replay import replay
 from coordinator.broker import local as brokers
 
@@ -73,6 +73,6 @@ def test_twenty_agents_lose_nothing_and_a_record_that_was_changed_is_noticed(
 
 
 def test_the_empty_update_of_a_raw_agent_is_deterministic() -> None:
-    assert empty_update("r", 1, 1, "a", SUBMODEL, "r0") == empty_update(
+    assert make_update("r", 1, 1, "a", SUBMODEL, "r0") == make_update(
         "r", 1, 1, "a", SUBMODEL, "r0"
     )

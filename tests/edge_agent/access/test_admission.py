@@ -14,7 +14,7 @@ from coordinator.access.authority import Authority
 from coordinator.access.enrolment_server import EnrolmentServer
 from edge_agent.access import admission, enrolment
 from edge_agent.access.admission import read_token, renew_if_due, resolve_broker
-from edge_agent.access.credentials import Credentials, enrolment_folder, load_credentials
+from edge_agent.access.credentials import Credentials, load_credentials, locate_enrolment
 from federated.errors import ConfigError, LinkError, UsageError
 from federated.wire.address import parse_address
 from federated.wire.enrolment_token import Token
@@ -64,13 +64,13 @@ def replace_certificate(made: Credentials, authority: Authority, life: timedelta
 def test_a_certificate_is_renewed_with_a_new_key_in_the_last_third_of_its_life_only(
     token: Token, authority: Authority, device: Path
 ) -> None:
-    made = enrolment.enrol(token, enrolment_folder(token))
+    made = enrolment.enrol(token, locate_enrolment(token))
     assert not renew_if_due(made)
     replace_certificate(made, authority, timedelta(minutes=4))  # of 14: backdated by 10
     before = made.pem.read_bytes()
     assert renew_if_due(made)
     assert made.pem.read_bytes() != before
-    assert enrolment.seconds_left(made.pem) > timedelta(days=89).total_seconds()
+    assert enrolment.count_seconds_left(made.pem) > timedelta(days=89).total_seconds()
     assert (
         enrolment.load_certificate(made.pem).public_key()
         != enrolment.x509.load_pem_x509_certificate(before).public_key()
@@ -81,7 +81,7 @@ def test_a_certificate_is_renewed_with_a_new_key_in_the_last_third_of_its_life_o
 def test_a_revoked_certificate_is_not_renewed_and_the_old_one_stays(
     token: Token, authority: Authority, device: Path
 ) -> None:
-    made = enrolment.enrol(token, enrolment_folder(token))
+    made = enrolment.enrol(token, locate_enrolment(token))
     replace_certificate(made, authority, timedelta(minutes=4))
     before = made.pem.read_bytes()
     authority.revoke(made.name)
@@ -96,7 +96,7 @@ def test_a_revoked_certificate_is_not_renewed_and_the_old_one_stays(
 def test_an_expired_certificate_requires_a_new_token(
     token: Token, authority: Authority, device: Path
 ) -> None:
-    made = enrolment.enrol(token, enrolment_folder(token))
+    made = enrolment.enrol(token, locate_enrolment(token))
     replace_certificate(made, authority, timedelta(seconds=-1))
     with pytest.raises(
         LinkError,

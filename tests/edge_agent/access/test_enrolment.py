@@ -15,7 +15,7 @@ from coordinator.access.authority import Authority
 from coordinator.access.enrolment_server import EnrolmentServer
 from edge_agent.access import enrolment
 from edge_agent.access.admission import resolve_broker
-from edge_agent.access.credentials import enrolment_folder, load_credentials
+from edge_agent.access.credentials import load_credentials, locate_enrolment
 from federated.errors import LinkError, UsageError
 from federated.wire.address import Address
 from federated.wire.enrolment_token import Token
@@ -24,7 +24,7 @@ from federated.wire.enrolment_token import Token
 def test_enrolling_saves_a_certificate_with_a_local_key_readable_by_its_owner_only(
     token: Token, authority: Authority, device: Path
 ) -> None:
-    made = enrolment.enrol(token, enrolment_folder(token))
+    made = enrolment.enrol(token, locate_enrolment(token))
     assert made.broker_address == Address(
         "localhost", 8883, tls=True, ca=str(made.ca), cert=str(made.pem)
     )
@@ -60,8 +60,8 @@ def test_a_lost_answer_is_requested_again(
             lambda *a: (_ for _ in ()).throw(LinkError("the power failed")),
         )
         with pytest.raises(LinkError, match="the power failed"):
-            enrolment.enrol(token, enrolment_folder(token))
-    assert enrolment.seconds_left(enrolment.enrol(token, enrolment_folder(token)).pem) > 0
+            enrolment.enrol(token, locate_enrolment(token))
+    assert enrolment.count_seconds_left(enrolment.enrol(token, locate_enrolment(token)).pem) > 0
 
 
 def test_nothing_is_sent_to_an_authority_that_the_token_does_not_name(
@@ -76,7 +76,7 @@ def test_nothing_is_sent_to_an_authority_that_the_token_does_not_name(
         ):
             enrolment.enrol(
                 Token(token.name, token.host, false.port, token.secret, token.fingerprint),
-                enrolment_folder(token),
+                locate_enrolment(token),
             )
     finally:
         false.close()
@@ -95,13 +95,13 @@ def test_a_server_without_a_certificate_from_the_authority_is_not_trusted(
         with pytest.raises(LinkError, match="its certificate is not trusted"):
             enrolment.enrol(
                 Token(token.name, token.host, false.port, token.secret, token.fingerprint),
-                enrolment_folder(token),
+                locate_enrolment(token),
             )
     finally:
         false.close()
         other.close()
     with pytest.raises(OSError, match="No such file"):
-        enrolment_folder(token).joinpath("agent.pem").stat()
+        locate_enrolment(token).joinpath("agent.pem").stat()
 
 
 def test_a_second_authority_after_the_right_one_is_not_trusted(
@@ -117,7 +117,7 @@ def test_a_second_authority_after_the_right_one_is_not_trusted(
     token = Token("a", "localhost", false.port, bytes(16), right.fingerprint)
     try:
         with pytest.raises(LinkError, match="its certificate is not trusted"):
-            enrolment.enrol(token, enrolment_folder(token))
+            enrolment.enrol(token, locate_enrolment(token))
     finally:
         false.close()
         other.close()
@@ -131,7 +131,7 @@ def test_an_agents_certificate_is_not_accepted_from_a_server(
     token: Token, authority: Authority, device: Path
 ) -> None:
     """It is for clients: an agent cannot enrol others in place of the coordinator."""
-    made = enrolment.enrol(token, enrolment_folder(token))
+    made = enrolment.enrol(token, locate_enrolment(token))
     false = EnrolmentServer(authority, ("127.0.0.1", 0), "8883")
     false.context.load_cert_chain(made.pem)
     try:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.access.identity import machine_name, reserve_name
+from edge_agent.access.identity import derive_name, reserve_name
 
 
 def test_a_machines_name_is_stable() -> None:
-    assert machine_name() == machine_name()
-    assert machine_name()[-5] == "-"
+    assert derive_name() == derive_name()
+    assert derive_name()[-5] == "-"
 
 
 def test_a_second_agent_on_a_host_gets_a_number_until_the_first_ends(

@@ -15,7 +15,7 @@ from edge_agent.bench.report import (
     Row,
     check_writable,
     compare,
-    differences,
+    list_differences,
     read,
     take_fingerprint,
     write,
@@ -92,7 +92,7 @@ def test_only_shared_rows_are_compared() -> None:
 def test_submodel_for_other_inputs_is_not_compared() -> None:
     old, new = report(row(p90_ms=2.0, macs=100)), report(row(p90_ms=8.0, macs=400))
     assert not compare(new, old)
-    assert differences(new, old) == ("w1 torch has other inputs or classes: not compared",)
+    assert list_differences(new, old) == ("w1 torch has other inputs or classes: not compared",)
     file = replace(row(p90_ms=2.0, macs=100), network="")
     (found,) = compare(report(replace(file, p90_ms=1.0, macs=50)), report(file))
     assert found.p90 == 0.5, "a file that became smaller is what its owner compares"
@@ -100,7 +100,7 @@ def test_submodel_for_other_inputs_is_not_compared() -> None:
 
 def test_different_durations_are_reported() -> None:
     old, new = report(row(p90_ms=2.0, seconds=3.0)), report(row(p90_ms=2.0, seconds=60.0))
-    assert differences(new, old) == ("inference was measured for 3 s, now for 60 s",)
+    assert list_differences(new, old) == ("inference was measured for 3 s, now for 60 s",)
 
 
 def test_a_row_that_failed_has_no_ratio() -> None:
@@ -116,13 +116,13 @@ def test_machine_differences_are_reported() -> None:
         versions={**old.fingerprint.versions, "torch": "1.0"},
     )
     new = replace(old, fingerprint=about)
-    assert not differences(old, old)
-    assert [text.split()[0] for text in differences(new, old)] == ["memory", "versions.torch"]
-    assert "is 1.0" in differences(new, old)[1]
+    assert not list_differences(old, old)
+    assert [text.split()[0] for text in list_differences(new, old)] == ["memory", "versions.torch"]
+    assert "is 1.0" in list_differences(new, old)[1]
     fewer = replace(
         old, fingerprint=replace(about, memory=old.fingerprint.memory, versions={"jax": "0.5"})
     )
-    assert "versions.jax was 0.5, is none" in differences(old, fewer)
+    assert "versions.jax was 0.5, is none" in list_differences(old, fewer)
 
 
 def test_unwritable_file_is_named_and_leaves_nothing(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edge_agent.bench.target import (
-    file_targets,
+    check_files,
+    draw_noise,
     find_network,
-    noise,
     prepare_target,
     resolve_runtimes,
     select_submodels,
@@ -77,10 +77,10 @@ def test_invalid_runtime_is_named() -> None:
 def test_noise_matches_inputs_and_labels(
     network: Network, dtype: str, shape: tuple[int, ...]
 ) -> None:
-    x, y = noise(network, 4)
+    x, y = draw_noise(network, 4)
     assert (x.dtype.name, x.shape, len(y)) == (dtype, shape, 4)
     assert y.max() < network.outputs
-    assert np.array_equal(x, noise(network, 4)[0])
+    assert np.array_equal(x, draw_noise(network, 4)[0])
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_every_runtime_gets_the_same_weights(tmp_path: Path) -> None:
     )
     assert not extra
     assert all(name.endswith("num_batches_tracked") for name in missing)
-    x = noise(TINY, 4)[0]
+    x = draw_noise(TINY, 4)[0]
     with torch.no_grad():
         wanted = net(torch.from_numpy(x)).numpy()
     assert wanted.std() > 0.01  # numbers that did not vanish on their way
@@ -119,18 +119,18 @@ def test_every_runtime_gets_the_same_weights(tmp_path: Path) -> None:
 def test_files_are_targets_by_their_names(tmp_path: Path) -> None:
     copy = tmp_path / "toy.onnx"
     copy.write_bytes((KEPT / "toy.onnx").read_bytes())
-    assert [t.name for t in file_targets([KEPT / "toy.onnx", KEPT / "image.onnx"], "cpu")] == [
+    assert [t.name for t in check_files([KEPT / "toy.onnx", KEPT / "image.onnx"], "cpu")] == [
         "toy.onnx",
         "image.onnx",
     ]
-    assert [t.name for t in file_targets([KEPT / "toy.onnx", copy], "cpu")] == [
+    assert [t.name for t in check_files([KEPT / "toy.onnx", copy], "cpu")] == [
         str(KEPT / "toy.onnx"),
         str(copy),
     ]
     with pytest.raises(UsageError, match="each file once"):
-        file_targets([copy, tmp_path / "." / "toy.onnx"], "cpu")
+        check_files([copy, tmp_path / "." / "toy.onnx"], "cpu")
     with pytest.raises(ExportError, match="nix"):
-        file_targets([copy, tmp_path / "nix.onnx"], "cpu")
+        check_files([copy, tmp_path / "nix.onnx"], "cpu")
 
 
 @pytest.mark.slow

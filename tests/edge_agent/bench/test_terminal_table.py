@@ -9,7 +9,13 @@ import pytest
 from rich.console import Console
 
 from edge_agent.bench.report import Ratio, Report, Row, take_fingerprint
-from edge_agent.bench.terminal_table import footnotes, ratios, summarise, table, title
+from edge_agent.bench.terminal_table import (
+    list_footnotes,
+    make_ratio_table,
+    make_table,
+    make_title,
+    summarise,
+)
 from edge_agent.device.limits import Limits
 
 FULL = {
@@ -44,7 +50,7 @@ def row(runtime: str = "torch", threads: int = 1, **values: Any) -> Row:
 
 def render_table(*rows: Row, width: int = 120) -> str:
     screen = Console(width=width, file=io.StringIO())
-    screen.print(table(Report(take_fingerprint(Limits()), rows, ""), width))
+    screen.print(make_table(Report(take_fingerprint(Limits()), rows, ""), width))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
@@ -88,11 +94,11 @@ def test_empty_columns_are_left_out() -> None:
 def test_title_names_network_and_shared_threads() -> None:
     one, two = row(p90_ms=1.0), row(threads=2, p90_ms=1.0)
     assert (
-        title(Report(take_fingerprint(Limits()), (one,), ""))
+        make_title(Report(take_fingerprint(Limits()), (one,), ""))
         == "preresnet-18, 1 thread, one example at a time"
     )
     assert (
-        title(Report(take_fingerprint(Limits()), (one, two), ""))
+        make_title(Report(take_fingerprint(Limits()), (one, two), ""))
         == "preresnet-18, one example at a time"
     )
 
@@ -109,7 +115,9 @@ def test_unreliable_rows_are_flagged_and_explained() -> None:
     )
     found = render_table(*rows)
     assert [word in found for word in ("loaded", "throttled", "failed")] == [True] * 3
-    said = "\n".join(footnotes(Report(take_fingerprint(Limits(memory=10**8)), rows, "", ("w0.5",))))
+    said = "\n".join(
+        list_footnotes(Report(take_fingerprint(Limits(memory=10**8)), rows, "", ("w0.5",)))
+    )
     for text in (
         "up to 35% of the processors",
         "heat or a weak power supply",
@@ -140,7 +148,7 @@ def test_row_is_summarised_in_a_line() -> None:
 )
 def test_a_ratio_has_a_verdict(p90: float | None, step: float | None, verdict: str) -> None:
     screen = Console(width=100, file=io.StringIO())
-    screen.print(ratios([Ratio(row(), p90, step)]))
+    screen.print(make_ratio_table([Ratio(row(), p90, step)]))
     assert isinstance(screen.file, io.StringIO)
     assert (
         screen.file.getvalue().splitlines()[1].split()[3:]

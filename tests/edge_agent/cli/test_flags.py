@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from edge_agent.cli.finetune import finetune
 from edge_agent.cli.infer import infer
 from edge_agent.cli.join import join
-from edge_agent.device.state_folder import SPOOL, folder
+from edge_agent.device.state_folder import SPOOL, locate_state
 from federated.data.defaults import PARTITION, SEED
 
 
@@ -28,5 +28,5 @@ def test_help_shows_the_folder_that_join_uses(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("ESPALIER_STATE", raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/home/u")
-    path = folder() / SPOOL
+    path = locate_state() / SPOOL
     assert f"[default: ~/{path.relative_to('/home/u')}]" in help_of(join)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.board import processor_name, read_board
+from edge_agent.device.board import read_board, read_processor_name
 from edge_agent.device.sysfs import run_command
 from federated.task import Board
 from tests.support.boards import copy_board, load_board
@@ -51,7 +51,7 @@ def test_board_is_read_from_files_and_commands(name: str, board: Board) -> None:
     ],
 )
 def test_processor_name_falls_back_to_part_numbers(name: str, named: str) -> None:
-    assert processor_name(load_board(name).root).endswith(named)
+    assert read_processor_name(load_board(name).root).endswith(named)
 
 
 def test_jetson_power_mode_is_read_from_nvpmodel_first(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_graphics_card_has_driver_name_and_separate_memory(tmp_path: Path) -> No
 
 def test_this_machine_is_read_without_an_error() -> None:
     assert read_board().kind in ("pi", "jetson", "android", "generic")
-    assert processor_name()
+    assert read_processor_name()
 
 
 def test_missing_or_failing_command_returns_empty_output() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.disturbances import Heat, read_heat, throttled_between
+from edge_agent.device.disturbances import Heat, has_throttled, read_heat
 from tests.support.boards import copy_board, load_board
 
 
@@ -63,15 +63,13 @@ def test_pi_without_zones_uses_vcgencmd(tmp_path: Path) -> None:
 
 def test_throttling_between_readings_uses_both_ends_and_counters() -> None:
     cool = Heat(50.0, 1000.0, False, False, 3)
-    assert not throttled_between(cool, cool)
-    assert throttled_between(cool, replace(cool, throttled=True))
-    assert throttled_between(cool, replace(cool, ever=True))
-    assert throttled_between(cool, replace(cool, events=4))
-    assert not throttled_between(replace(cool, ever=True), replace(cool, ever=True)), (
-        "that was before"
-    )
-    assert not throttled_between(cool, replace(cool, events=0)), "it was started anew"
-    assert not throttled_between(Heat(), Heat())
+    assert not has_throttled(cool, cool)
+    assert has_throttled(cool, replace(cool, throttled=True))
+    assert has_throttled(cool, replace(cool, ever=True))
+    assert has_throttled(cool, replace(cool, events=4))
+    assert not has_throttled(replace(cool, ever=True), replace(cool, ever=True)), "that was before"
+    assert not has_throttled(cool, replace(cool, events=0)), "it was started anew"
+    assert not has_throttled(Heat(), Heat())
 
 
 def test_this_machine_is_read_without_an_error() -> None:

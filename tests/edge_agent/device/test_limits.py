@@ -15,8 +15,8 @@ from edge_agent.device import limits
 from edge_agent.device.limits import (
     Limits,
     ProcessLimiter,
-    available_cpus,
-    available_memory,
+    count_cpus,
+    measure_free_memory,
     parse_size,
 )
 from federated.errors import ConfigError
@@ -46,7 +46,7 @@ for i in range(0, len(hoard), 4096): hoard[i] = 1
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the way of limiting: control groups where writable, or the fallbacks."""
     if request.param == "fallback":
-        monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [])
+        monkeypatch.setattr(limits, "_list_own_groups", lambda controller, *where: [])
     return str(request.param)
 
 
@@ -93,7 +93,7 @@ def test_control_groups_are_removed_on_close() -> None:
 def test_groups_of_killed_agents_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [tmp_path])
+    monkeypatch.setattr(limits, "_list_own_groups", lambda controller, *where: [tmp_path])
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     left, used = (
@@ -111,7 +111,7 @@ def test_unified_hierarchy_uses_one_group_for_both_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
-    monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [tmp_path])
+    monkeypatch.setattr(limits, "_list_own_groups", lambda controller, *where: [tmp_path])
     cage = ProcessLimiter(
         os.getpid(), Limits(cpus=0.5, memory=200_000_000)
     )  # plain files, without processes
@@ -126,11 +126,11 @@ def test_unified_hierarchy_uses_one_group_for_both_limits(
 
 
 def test_available_resources_respect_limits() -> None:
-    assert available_cpus(Limits(cpus=0.5)) == 0.5
+    assert count_cpus(Limits(cpus=0.5)) == 0.5
     # this process has run other tests before
     limit = psutil.Process().memory_info().rss + 500_000_000
-    assert 0 < available_memory(Limits(memory=limit)) < limit
-    assert available_memory(Limits()) > 0
+    assert 0 < measure_free_memory(Limits(memory=limit)) < limit
+    assert measure_free_memory(Limits()) > 0
 
 
 @pytest.mark.parametrize(
@@ -146,15 +146,15 @@ def test_available_resources_respect_limits() -> None:
 def test_tightest_control_group_applies(name: str, cpus: float | None, memory: int) -> None:
     root = load_board(name).root
     here = len(os.sched_getaffinity(0))
-    assert available_cpus(Limits(), root=root) == (min(cpus, here) if cpus else here)
-    assert available_memory(Limits(), root=root) == memory
+    assert count_cpus(Limits(), root=root) == (min(cpus, here) if cpus else here)
+    assert measure_free_memory(Limits(), root=root) == memory
 
 
 def test_the_limits_of_another_process_can_be_read() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with closing(ProcessLimiter(process.pid, Limits(cpus=0.25))):
-        assert available_cpus(Limits(), process.pid) <= 1
-        assert available_cpus(Limits(cpus=0.25), process.pid) == 0.25
+        assert count_cpus(Limits(), process.pid) <= 1
+        assert count_cpus(Limits(cpus=0.25), process.pid) == 0.25
         process.communicate(b"\n", timeout=60)
 
 

@@ -13,7 +13,12 @@ import pytest
 from edge_agent.device import measurement_cache
 from edge_agent.device.disturbances import Heat
 from edge_agent.device.limits import Limits
-from edge_agent.device.measurement_cache import MeasurementCache, folder, surroundings, versions
+from edge_agent.device.measurement_cache import (
+    MeasurementCache,
+    describe_surroundings,
+    locate_cache,
+    read_versions,
+)
 
 COOL = Heat(50.0, 2000.0, False, False, 3)
 AROUND = {"versions": {"torch": "2.13"}, "limits": {"cpus": 0.5, "memory": None}}
@@ -158,18 +163,18 @@ def test_cached_file_records_its_circumstances(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "espalier-caches" in str(folder()), "of tests alone"
+    assert "espalier-caches" in str(locate_cache()), "of tests alone"
     monkeypatch.delenv("ESPALIER_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert folder() == tmp_path / "espalier"
+    assert locate_cache() == tmp_path / "espalier"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert folder() == tmp_path / ".cache" / "espalier"
+    assert locate_cache() == tmp_path / ".cache" / "espalier"
 
 
 def test_surroundings_hold_versions_and_limits() -> None:
-    found = surroundings(Limits(cpus=0.5), "torch 2 cpu")
-    assert found["versions"]["torch"] == versions()["torch"]
+    found = describe_surroundings(Limits(cpus=0.5), "torch 2 cpu")
+    assert found["versions"]["torch"] == read_versions()["torch"]
     assert (found["cpus"], found["limits"]["cpus"], found["trainer"]) == (
         0.5,
         0.5,

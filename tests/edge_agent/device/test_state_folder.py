@@ -14,11 +14,11 @@ def test_folder_is_configured_or_conventional(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", "/home/u")
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.delenv("ESPALIER_STATE", raising=False)
-    assert state_folder.folder() == Path("/home/u/.local/state/espalier")
+    assert state_folder.locate_state() == Path("/home/u/.local/state/espalier")
     monkeypatch.setenv("XDG_STATE_HOME", "/var/lib/x")
-    assert state_folder.folder() == Path("/var/lib/x/espalier")
+    assert state_folder.locate_state() == Path("/var/lib/x/espalier")
     monkeypatch.setenv("ESPALIER_STATE", "/data/here")
-    assert state_folder.folder() == Path("/data/here")
+    assert state_folder.locate_state() == Path("/data/here")
 
 
 def test_user_without_home_gets_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,4 +29,4 @@ def test_user_without_home_gets_a_remedy(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("ESPALIER_STATE", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     with pytest.raises(StoreError, match="ESPALIER_STATE"):
-        state_folder.folder()
+        state_folder.locate_state()

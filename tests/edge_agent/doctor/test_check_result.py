@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from edge_agent.cli.main import main
-from edge_agent.doctor.check_result import Check, exit_code, format_check, format_json
+from edge_agent.doctor.check_result import Check, find_exit_code, format_check, format_json
 
 
 def test_the_first_failure_gives_the_exit_code() -> None:
@@ -19,9 +19,9 @@ def test_the_first_failure_gives_the_exit_code() -> None:
         Check("c", "fail", "x", "y", 7),
         Check("d", "fail", "x", "y", 5),
     ]
-    assert exit_code(checks) == 7
+    assert find_exit_code(checks) == 7
     assert json.loads(format_json(checks))["exit"] == 7
-    assert exit_code(checks[:2]) == 0
+    assert find_exit_code(checks[:2]) == 0
     assert format_check(Check("run", "ok", "a\x1b[2J\nb")) == "ok    run          a?[2J b"
 
 

@@ -32,12 +32,12 @@ def test_too_little_memory_for_the_smallest_submodel_fails() -> None:
 
 
 def test_the_needs_of_a_run_follow_from_its_card() -> None:
-    largest, least = device_checks.required_bytes(CARD) or (0, 0)
+    largest, least = device_checks.compute_required_bytes(CARD) or (0, 0)
     assert largest > 4 * 10_000
     assert least > 16 * 10**6
-    assert device_checks.required_bytes(None) is None
+    assert device_checks.compute_required_bytes(None) is None
     assert (
-        device_checks.required_bytes(
+        device_checks.compute_required_bytes(
             messages.Run(
                 "r", "m", "x", Network("nothing:here", "", (1,), 2), CARD.calibration, 32, "s"
             )

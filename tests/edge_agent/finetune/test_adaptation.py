@@ -25,7 +25,8 @@ from edge_agent.finetune.adaptation import (
     load_submodel,
     run_finetune,
 )
-from edge_agent.infer.infer_command import InferRequest, infer
+from edge_agent.infer.infer_command import infer
+from edge_agent.infer.infer_request import InferRequest
 from export import bundle, bundle_writer
 from export.bundle_writer import Contents
 from export.verify import load

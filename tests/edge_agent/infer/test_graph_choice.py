@@ -17,10 +17,10 @@ from edge_agent.infer import graph_trial
 from edge_agent.infer.graph_choice import (
     Choice,
     choose,
-    providers,
+    format_trials,
+    list_providers,
+    list_thread_counts,
     sample_own,
-    table,
-    thread_counts,
 )
 from edge_agent.infer.graph_trial import CPU, Trial, measure_session
 from export import bundle
@@ -63,7 +63,7 @@ def test_fastest_passing_way_is_chosen(tmp_path: Path, quick: dict[str, float]) 
 def test_fewest_threads_win_among_similar_speeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "thread_counts", lambda threads: (1, 4))
+    monkeypatch.setattr(choosing, "list_thread_counts", lambda threads: (1, 4))
     times = iter((0.00102, 0.00100, 0.00101, 0.00099))
     monkeypatch.setattr(
         graph_trial, "_time_session", lambda *_: (lambda s: Latency(s, s, s, s, s, 50))(next(times))
@@ -83,7 +83,7 @@ def test_earlier_way_may_win_within_margin_of_a_later_one(
         return Latency(seconds, seconds, seconds, seconds, seconds, 50)
 
     monkeypatch.setattr(graph_trial, "_time_session", timed)
-    monkeypatch.setattr(choosing, "thread_counts", lambda threads: (1, 2))
+    monkeypatch.setattr(choosing, "list_thread_counts", lambda threads: (1, 2))
     session, found = choose(several(tmp_path), NAME, "v")
     assert (found.best.kind, found.best.threads, found.best.p90) == ("fp32", 2, 0.001)
     assert Path(session.name).name == f"{NAME}.fp32.onnx"
@@ -94,7 +94,7 @@ def test_deviating_graph_is_rejected_however_fast(tmp_path: Path, quick: dict[st
     _, found = choose(several(tmp_path, off={"int8-u8s8": 0.5}), NAME, "v", threads=1)
     assert found.best.kind == "fp32"
     assert found.trials[1].reason == "deviates from the exporter's machine by 0.27, more than 0.1"
-    assert "deviates from the exporter's machine" in table(found)
+    assert "deviates from the exporter's machine" in format_trials(found)
 
 
 def test_small_deviations_are_accepted(tmp_path: Path, quick: dict[str, float]) -> None:
@@ -135,7 +135,7 @@ def test_own_examples_can_reject_a_way(
     assert found.examples == 4
     assert [graph_trial.accuracy for graph_trial in found.trials] == [0.75, 0.75]
     scores = iter((0.75, 0.25))  # int8 is right in one of four
-    monkeypatch.setattr(graph_trial, "_accuracy", lambda *_: next(scores))
+    monkeypatch.setattr(graph_trial, "_measure_accuracy", lambda *_: next(scores))
     _, found = choose(several(tmp_path), NAME, "v", threads=1, held=OWN)
     assert found.best.kind == "fp32"
     assert found.trials[1].reason == "loses 50.0 points of accuracy on this device's own examples"
@@ -146,7 +146,7 @@ def test_one_own_example_cannot_reject_a_way(
 ) -> None:
     quick[f"{NAME}.int8-u8s8.onnx"] = 0.0001
     scores = iter((0.75, 0.5))
-    monkeypatch.setattr(graph_trial, "_accuracy", lambda *_: next(scores))
+    monkeypatch.setattr(graph_trial, "_measure_accuracy", lambda *_: next(scores))
     assert choose(several(tmp_path), NAME, "v", threads=1, held=OWN)[1].best.kind == "int8-u8s8"
 
 
@@ -199,18 +199,18 @@ def test_provider_fallback_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
     recwarn: pytest.WarningsRecorder,
 ) -> None:
-    monkeypatch.setattr(choosing, "providers", lambda: ("XnnpackExecutionProvider", CPU))
+    monkeypatch.setattr(choosing, "list_providers", lambda: ("XnnpackExecutionProvider", CPU))
     _, found = choose(several(tmp_path, ("fp32",)), NAME, "v", threads=1)
-    if "XnnpackExecutionProvider" not in providers():
+    if "XnnpackExecutionProvider" not in list_providers():
         assert found.trials[0].reason == f"the runtime fell back to {CPU}"
-    assert found.best.provider == CPU or "XnnpackExecutionProvider" in providers()
+    assert found.best.provider == CPU or "XnnpackExecutionProvider" in list_providers()
 
 
 def test_busy_device_compares_medians() -> None:
     held_up = Trial("fp32", CPU, 1, p50=0.001, p90=0.050, runs=50)
     other = Trial("int8-u8s8", CPU, 1, p50=0.002, p90=0.003, runs=50)
-    assert choosing._best([held_up, other], busy=True) == 0
-    assert choosing._best([held_up, other], busy=False) == 1
+    assert choosing._choose_best([held_up, other], busy=True) == 0
+    assert choosing._choose_best([held_up, other], busy=False) == 1
 
 
 def test_timed_ways_have_enough_runs(tmp_path: Path) -> None:
@@ -226,21 +226,24 @@ def test_accuracy_of_classes_values_and_tokens() -> None:
     # of x: x0, -x1
     values = Session(make_bytes(given={**GIVEN, "objective": "value"}, output="values"), "toy")
     assert (
-        graph_trial._accuracy(
+        graph_trial._measure_accuracy(
             values, np.array([[1, 2], [3, 4]], np.uint8), np.array([[1.0, -2.0], [3.0, -4.0]])
         )
         == 1.0
     )
-    assert graph_trial._accuracy(
+    assert graph_trial._measure_accuracy(
         values, np.array([[1, 2], [3, 4]], np.uint8), np.array([[1.0, -4.0], [3.0, -2.0]])
     ) == pytest.approx((1 - 3) / 2)
     text = Session(make_text("next"), "text")  # after 0 comes 1, after 1 comes 2, after 2 comes 0
-    assert graph_trial._accuracy(
+    assert graph_trial._measure_accuracy(
         text, np.array([[0, 1, 2]]), np.array([[1, 2, 1]])
     ) == pytest.approx(2 / 3)
     # says 2 of what is hidden: the fourth of seven tokens
     hidden = Session(make_text("masked"), "text")
-    assert graph_trial._accuracy(hidden, np.array([[0, 1, 0], [2, 1, 0]]), np.zeros((2, 3))) == 1.0
+    assert (
+        graph_trial._measure_accuracy(hidden, np.array([[0, 1, 0], [2, 1, 0]]), np.zeros((2, 3)))
+        == 1.0
+    )
 
 
 def test_own_examples_are_sampled_and_need_labels() -> None:
@@ -255,9 +258,9 @@ def test_own_examples_are_sampled_and_need_labels() -> None:
 
 
 def test_ways_match_this_machine() -> None:
-    assert providers()[-1] == CPU
-    assert thread_counts(3) == (3,)
-    assert thread_counts()[0] == 1
+    assert list_providers()[-1] == CPU
+    assert list_thread_counts(3) == (3,)
+    assert list_thread_counts()[0] == 1
 
 
 def test_a_foreign_submodel_and_a_damaged_file_are_named(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent.infer.infer_command import InferRequest, infer
+from edge_agent.infer.infer_command import infer
+from edge_agent.infer.infer_request import InferRequest
 from edge_agent.releases.release_request import select_submodel
 from federated.errors import DataError, ExportError, Unknown, UsageError
 from federated.runtime.files import sha256
@@ -178,7 +179,8 @@ def test_inputs_that_do_not_fit_are_named(tmp_path: Path) -> None:
 def test_a_device_without_torch_answers() -> None:
     code = (
         "import sys, pathlib; sys.modules['torch'] = sys.modules['onnx'] = None\nfrom "
-        "edge_agent.infer.infer_command import InferRequest, infer\n"
+        "edge_agent.infer.infer_command import infer\n"
+        "from edge_agent.infer.infer_request import InferRequest\n"
         f"print(infer(InferRequest('pi', model=pathlib.Path({str(PICTURE)!r})), 'text', print))"
     )
     done = subprocess.run(

@@ -14,7 +14,8 @@ import pytest
 
 from edge_agent.infer import service as services
 from edge_agent.infer.engine import Engine
-from edge_agent.infer.service import ServicePlan, serve, serving_report
+from edge_agent.infer.infer_request import InferRequest
+from edge_agent.infer.service import make_serving_report, serve
 from export import bundle
 from export.publish import announce, describe_version, publish
 from federated.errors import FleetError, LinkError
@@ -40,7 +41,7 @@ class Served:
 
     broker: MemoryBroker
     engine: Engine
-    plan: ServicePlan
+    request: InferRequest
     connect: Callable[[], Link] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     lines: list[str] = field(default_factory=list)
@@ -78,11 +79,11 @@ class Served:
     def _run(self) -> None:
         try:
             serve(
-                self.plan,
+                self.request,
                 self.engine,
                 self.stop,
                 self.lines.append,
-                self.connect or (lambda: MemoryLink(self.broker, "infer-pi")),
+                connect=self.connect or (lambda: MemoryLink(self.broker, "infer-pi")),
             )
         except BaseException as error:
             self.errors.append(error)
@@ -90,8 +91,9 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    plan = ServicePlan("pi", "memory", "spring", None, tmp_path / "store", mqtt=True)
-    made = Served(MemoryBroker(), Engine(tmp_path / "store" / "@pi", threads=1), plan)
+    store = tmp_path / "store"
+    request = InferRequest("pi", "memory", run="spring", store=store, mqtt=True)
+    made = Served(MemoryBroker(), Engine(store / "@pi", threads=1), request)
     yield made
     if hasattr(made, "thread"):
         made.end()
@@ -167,7 +169,7 @@ def test_last_release_is_served_without_broker_until_it_returns(
 ) -> None:
     first = version(tmp_path, 1)
     served.engine.adopt(first, NAME)
-    fresh = Served(served.broker, Engine(tmp_path / "store" / "@pi", threads=1), served.plan)
+    fresh = Served(served.broker, Engine(tmp_path / "store" / "@pi", threads=1), served.request)
     there = threading.Event()
 
     def connect() -> Link:
@@ -203,7 +205,7 @@ def test_service_ends_without_release_and_broker(served: Served) -> None:
 
 
 def test_several_runs_require_a_choice(tmp_path: Path, served: Served) -> None:
-    served.plan = ServicePlan("pi", "memory", None, None, tmp_path / "store")
+    served.request = InferRequest("pi", "memory", store=tmp_path / "store")
     link = MemoryLink(served.broker, "coordinator")
     found = describe_version(version(tmp_path, 1), "spring", {"pi": NAME})
     for run in ("spring", "autumn"):
@@ -215,6 +217,6 @@ def test_several_runs_require_a_choice(tmp_path: Path, served: Served) -> None:
 
 
 def test_an_agent_without_a_release_reports_that_it_has_none() -> None:
-    assert serving_report(Engine(None), "pi", "s1", "0123456789ab", "broken") == Serving(
+    assert make_serving_report(Engine(None), "pi", "s1", "0123456789ab", "broken") == Serving(
         "pi", "s1", refused="0123456789ab", reason="broken"
     )

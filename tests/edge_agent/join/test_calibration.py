@@ -93,12 +93,12 @@ def test_submodels_that_exceed_the_memory_are_skipped_unless_all_do(
 ) -> None:
     made = build_network("mobilenet", draw_examples("mobilenet", 8))
     needed = [PYTORCH.training_memory(submodel, 8) for submodel in select_probes(made)]
-    monkeypatch.setattr(profiling, "available_memory", lambda limits: needed[0])
+    monkeypatch.setattr(profiling, "measure_free_memory", lambda limits: needed[0])
     found = calibrate(JOB, None, Order("mobilenet", "torch", 8, threads=1), PYTORCH)
     assert [timing.submodel for timing in found.calibration.timings] == [
         s for s, bytes_ in zip(select_probes(made), needed, strict=True) if bytes_ <= needed[0]
     ]
-    monkeypatch.setattr(profiling, "available_memory", lambda limits: min(needed) - 1)
+    monkeypatch.setattr(profiling, "measure_free_memory", lambda limits: min(needed) - 1)
     with pytest.raises(
         ConfigError,
         match=r"cannot calibrate: w0.* at batch 8 needs about \d+ MB to train.*\d+ MB are free",
@@ -169,7 +169,7 @@ def test_a_new_version_of_a_library_invalidates_the_cache(
 ) -> None:
     calibrate(JOB, None, Order("lenet", "torch", 8, threads=1), PYTORCH)
     counted.clear()
-    real = measurement_cache.versions()
-    monkeypatch.setattr(measurement_cache, "versions", lambda: {**real, "torch": "9.9"})
+    real = measurement_cache.read_versions()
+    monkeypatch.setattr(measurement_cache, "read_versions", lambda: {**real, "torch": "9.9"})
     calibrate(JOB, None, Order("lenet", "torch", 8, threads=1), PYTORCH)
     assert counted

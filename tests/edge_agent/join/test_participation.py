@@ -16,9 +16,9 @@ from edge_agent.device.disturbances import Heat
 from edge_agent.device.drift import LOOK, Watch
 from edge_agent.device.limits import Limits
 from edge_agent.join.participation import (
-    current_limits,
     find_run,
     measure_device,
+    read_limits,
     remeasure,
     say_nothing,
 )
@@ -56,7 +56,7 @@ class Device:
         )
         self.participant = Participant(self.link, CARD, "a", "s1", equipment)
         self.participant.join()
-        self.watch = Watch(lambda: current_limits(self.worker), lambda: self.heat, lambda: self.now)
+        self.watch = Watch(lambda: read_limits(self.worker), lambda: self.heat, lambda: self.now)
 
     def later(self) -> Profile:
         """Return the profile that the coordinator has some seconds later."""

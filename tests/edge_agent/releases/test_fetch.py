@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.broker import local as brokers
 from edge_agent.releases.follow import fetch, fetch_from
-from edge_agent.releases.release_download import version_folder
+from edge_agent.releases.release_download import locate_version
 from export import bundle
 from export.publish import announce, describe_version, publish
 from export.verify import load
@@ -301,7 +301,7 @@ def test_file_with_wrong_digest_is_given_up(
 
 def test_run_name_cannot_escape_the_store(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"found '\.\.'"):
-        version_folder(tmp_path, "..", "0" * 12)
+        locate_version(tmp_path, "..", "0" * 12)
 
 
 def test_unwritable_store_is_reported(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
