@@ -255,6 +255,8 @@ class Driver:
         """
         update = self.inbox.read(path, codec(task.codec))
         check_match(task, update)
+        if self.round.tasks[task.key].outlasting:
+            return update  # it is not folded
         self._collectors[task.work].check(task, update, elapsed)
         self._updates[task.key] = update
         while len(self._updates) > AT_HAND:  # a mapped file costs its pages and a descriptor

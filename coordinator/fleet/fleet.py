@@ -130,10 +130,11 @@ class Fleet:
         )
 
     def list_candidates(self, work: Work, round: int) -> list[Agent]:
-        """Return the ready agents that do not rest in this round; all ready ones if none is
-        left.
+        """Return the ready agents that do not rest in this round, or all ready ones if all rest.
+        Agents that are still busy with a probe are not among them.
         """
-        ready = self.list_ready()
+        probed = {state.task.agent for state in self.late if state.outlasting}
+        ready = [agent for agent in self.list_ready() if agent.name not in probed]
         return [agent for agent in ready if not agent.explain_rest(work, round)] or ready
 
     def list_free(self) -> list[Agent]:

@@ -206,12 +206,11 @@ class Evaluator:
     ) -> list[Planned]:
         """Plan the tasks of a phase: each submodel goes to the agents that can hold it for a
         forward pass, up to the configured number of agents.
-
-        Agents that sit out this round are used only if no other agent can hold a submodel.
         """
         config = self.run.config
-        chosen: list[tuple[Agent, Submodel, Recipe]] = []
+        chosen: list[tuple[Agent, Submodel, Recipe, bool]] = []
         seconds: dict[str, float] = {}  # by agent, which does its tasks one after the other
+        probed = frozenset[str]()
         for submodel in submodels:
             recipe = self.run.method.recipe(state, submodel)
             recipe = replace(recipe, per_class=config.evaluate.per_class)
@@ -221,20 +220,23 @@ class Evaluator:
                 if can_hold(a, submodel, config.assign.memory)
                 and (not recipe.keep or has_trained(history, a.name, submodel))
             ]
-            rested = [a for a in holders if not a.explain_rest(shipment.work, state.round)]
-            for agent in (rested or holders)[: config.evaluate.agents or None]:
-                chosen.append((agent, submodel, recipe))
+            trusted, suspects = split_suspects(holders, shipment.work, state.round)
+            probes = [a for a in suspects if a.name not in probed]
+            probed |= {a.name for a in probes}
+            for agent in (*probes, *trusted[: config.evaluate.agents or None]):
+                chosen.append((agent, submodel, recipe, agent in probes))
                 if agent.profile is not None:
                     offer = offers.make_offers(agent.profile, [submodel], recipe, 1.0)[0]
                     seconds[agent.name] = seconds.get(agent.name, 0.0) + offer.seconds
-        typical = estimate_typical_seconds(self.run.fleet.round, shipment.work, seconds.items())
-        slowest = max(seconds.values(), default=0.0)
+        waited = {a.name: seconds.get(a.name, 0.0) for a, _, _, probe in chosen if not probe}
+        typical = estimate_typical_seconds(self.run.fleet.round, shipment.work, waited.items())
+        slowest = max(waited.values(), default=0.0)
         limit = limit_phase(config.fleet.deadline, self.run.patience, slowest, typical)
         planned = []
-        for agent, submodel, recipe in chosen:
+        for agent, submodel, recipe, probe in chosen:
             task = shipment.task(agent.name, submodel, recipe, limit, round=state.round)
             task = replace(task, since=history.folded.get(agent.name, 0))
-            planned.append(Planned(task, seconds[agent.name]))
+            planned.append(Planned(task, seconds.get(agent.name, 0.0), probe))
         return planned
 
     def _run_phase(
@@ -242,10 +244,24 @@ class Evaluator:
     ) -> None:
         """Send tasks and collect their results until the phase closes."""
         limit = max((one.task.deadline for one in tasks), default=0.0)
+        quorum = sum(not one.probe for one in tasks)
         self.run.fleet.run_phase(
-            PhaseBegan(self.run.fleet.clock(), work, state.round, tuple(tasks), limit, len(tasks)),
+            PhaseBegan(self.run.fleet.clock(), work, state.round, tuple(tasks), limit, quorum),
             collector,
         )
+
+
+def split_suspects(
+    agents: Sequence[Agent], work: Work, round: int
+) -> tuple[Sequence[Agent], Sequence[Agent]]:
+    """Return the agents to wait for, and the suspects to ask besides, whose last task of this kind
+    of work timed out. Agents that sit out this round are in neither, unless no other is left.
+    """
+    rested = [agent for agent in agents if not agent.explain_rest(work, round)]
+    trusted = [agent for agent in rested if not agent.is_suspect(work)]
+    if not trusted:
+        return rested or agents, ()
+    return trusted, [agent for agent in rested if agent.is_suspect(work)]
 
 
 def fit_batch(network: Network) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from immutables import Map
+from msgspec import structs
 
 from coordinator.assign.selection import make_generator
 from coordinator.assign.standing import Standing
@@ -116,7 +117,7 @@ class Training(Collector):
             agent, submodel, self._recipe(submodel), rounds * plan.limit, round=plan.round
         )
         task = replace(task, attempt=plan.attempt, since=self.history.folded.get(agent, 0))
-        return Planned(task, plan.verdicts[agent].decision.seconds)
+        return Planned(task, plan.verdicts[agent].decision.seconds, agent in plan.probed)
 
     def make_phase(self) -> PhaseBegan:
         """Return the event that begins the phase, with all its tasks."""
@@ -221,15 +222,20 @@ def train(training: Training) -> Trained:
     run.defences.write()
     fleet.inbox.reserve = measure_growth(run, training.state)  # for the weights of this round
     folded, settled = training.folded, fleet.round.settled
-    missing = [state for state in settled if (state.task.agent, state.task.round) not in folded]
     late = [state for state in fleet.late if state.task.round == number]
+    outlasting = [structs.replace(state, outcome="late") for state in late if state.outlasting]
+    missing = [
+        state
+        for state in (*settled, *outlasting)
+        if (state.task.agent, state.task.round) not in folded
+    ]
     entries = [
         *(one.entry for one in folded.values()),
         *(describe_miss(state, number) for state in missing),
     ]
     misses = [(state, state.outcome) for state in missing]
     if run.config.fleet.mode == "sync":
-        misses += [(state, "late") for state in late]
+        misses += [(state, "late") for state in late if not state.outlasting]
     history = record_standings(training.history, learn_from_misses(training, misses))
     history = record_tasks(
         history, [state.task for state in (*settled, *late) if state.task.round == number]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import put_agent
-from coordinator.round.phase_rules import compute_lease, estimate_typical_seconds
+from coordinator.round.phase_rules import compute_lease, end_probe, estimate_typical_seconds
 from coordinator.round.round import Agent, Phase, Round, list_carried_tasks, put_task
 from coordinator.round.round_actions import Action, Ask, Forget, Prepare
 from coordinator.round.task_state import Planned, TaskState
@@ -49,7 +49,7 @@ def begin_phase(r: Round, e: on.PhaseBegan, out: list[Action]) -> Round:
         refused=0,
     )
     typical = estimate_typical_seconds(
-        r, e.work, [(one.task.agent, one.seconds) for one in e.tasks]
+        r, e.work, [(one.task.agent, one.seconds) for one in e.tasks if not one.probe]
     )
     r = replace(r, phase=make_phase(e, typical), agents=prune_agent_tasks(r), due=r.now)
     for planned in sorted(e.tasks, key=lambda one: one.task.key):
@@ -116,6 +116,7 @@ def ask(r: Round, planned: Planned, out: list[Action]) -> Round:
         planned.seconds,
         moved=r.now,
         lost=-1.0 if agent.online else r.now,
+        probe=planned.probe,
     )
     out.append(Ask(task))
     r = replace(r, phase=replace(phase, order=(*phase.order, task.key)))
@@ -135,7 +136,8 @@ def resume(r: Round, e: on.Resumed, out: list[Action]) -> Round:
     unknown.
 
     Agents of the current round count as online until they have been silent for too long; all others
-    announce themselves. An unfinished calibration or evaluation is given up and starts over.
+    announce themselves. An unfinished calibration or evaluation is given up and starts over, and so
+    are the probes of closed phases.
     """
     r = replace(
         interrupt_evaluation(r),
@@ -159,6 +161,8 @@ def resume(r: Round, e: on.Resumed, out: list[Action]) -> Round:
     for agent in list(r.agents.values()):
         online = agent.online and agent.name in members
         r = put_agent(r, replace(agent, online=online, seen=r.now))
+    for state in [state for state in r.tasks.values() if state.outlasting]:
+        r = end_probe(r, state, out)
     for key in sorted(key for key, state in r.tasks.items() if state.open):
         r = put_task(r, restart_lease(r.tasks[key], r.now))
         out.append(Ask(r.tasks[key].task))

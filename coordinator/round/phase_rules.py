@@ -32,6 +32,7 @@ __all__ = [
     "SLACK",
     "compute_lease",
     "count_wasted",
+    "end_probe",
     "estimate_seconds",
     "estimate_typical_seconds",
     "proceed",
@@ -123,6 +124,12 @@ def count_wasted(r: Round, state: TaskState, *, lenient: bool = False) -> Round:
     return replace(r, agents=r.agents.set(agent.name, agent))
 
 
+def end_probe(r: Round, state: TaskState, out: list[Action]) -> Round:
+    """Give up a probe of a closed phase."""
+    out.append(Abort(state.task, f"round {state.task.round} is closed"))
+    return put_task(r, replace(state, stage="done", outcome="late"))
+
+
 # ---- replacement ---------------------------------------------------------------------------------
 
 
@@ -187,7 +194,7 @@ def find_next_place(r: Round, phase: Phase) -> int:
     place = phase.first
     while place < len(phase.order) and place not in phase.whole:
         state = r.tasks[phase.order[place]]
-        if state.working and not state.carried:
+        if state.working and not state.carried and not state.probe:
             break
         place += 1
     return place
@@ -204,7 +211,9 @@ def close(r: Round) -> Round:
 
 
 def settle(r: Round, out: list[Action]) -> Round:
-    """Carry open tasks into the next round, or abandon them, once all updates are folded."""
+    """Carry open tasks into the next round, or abandon them, once all updates are folded. Probes
+    stay open until their leases end.
+    """
     phase = r.current_phase
     if not phase.closing or phase.whole or phase.folding is not None:
         return r
@@ -213,7 +222,11 @@ def settle(r: Round, out: list[Action]) -> Round:
             continue
         # its update would not be too old in the next round
         if phase.carries and phase.round - state.task.round < r.rules.stale:
+            r = put_task(r, replace(state, carried=True, place=-1, probe=False))
+            continue
+        if state.probe and (state.working or state.away):
             r = put_task(r, replace(state, carried=True, place=-1))
+            r = replace(r, due=min(r.due, state.due))
             continue
         outcome = "gone" if state.lost >= 0 else "stale" if state.carried else "late"
         reason = (
@@ -247,7 +260,9 @@ def find_reason_to_close(r: Round, phase: Phase) -> str:
     if phase.working or phase.preparing or returning:
         return ""
     tasks = map(r.tasks.__getitem__, phase.order if phase.work == "train" else ())
-    if not phase.came and any(task.open and task.late and task.lost < 0 for task in tasks):
+    if not phase.came and any(
+        task.open and (task.late or task.probe) and task.lost < 0 for task in tasks
+    ):
         return ""
     return "no agents left"
 

@@ -57,6 +57,7 @@ class RoundPlan:
     limit: seconds after which the training closes.
     needed: number of updates that close it.
     wanted: number of agents to be at work at the same time.
+    probed: the chosen agents that are suspects, so that the round does not wait for them.
     """
 
     round: int
@@ -69,6 +70,7 @@ class RoundPlan:
     limit: float
     needed: int
     wanted: int
+    probed: frozenset[str] = frozenset()
 
 
 class Wasted(Struct, frozen=True):
@@ -139,6 +141,10 @@ class Agent(Struct, frozen=True):
         if self.profile is None:
             return "has not measured itself yet"
         return self.excluded or (f"paused: {self.paused}" if self.paused else "")
+
+    def is_suspect(self, work: Work) -> bool:
+        """Return whether its last task of this kind of work timed out."""
+        return work in self.wasted and self.wasted[work].leases > 0
 
     def explain_rest(self, work: Work, round: int) -> str:
         """Return why it sits out a round; empty if it does not."""
@@ -225,7 +231,7 @@ class Phase(Struct, frozen=True):
 
     def counts(self, task: TaskState) -> bool:
         """Return whether a task counts toward the quorum."""
-        return task.place >= 0 and (self.flowing or not task.carried)
+        return task.place >= 0 and not task.probe and (self.flowing or not task.carried)
 
 
 class Round(Struct, frozen=True):

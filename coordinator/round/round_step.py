@@ -18,7 +18,7 @@ from coordinator.round import agent_handlers as agents
 from coordinator.round import phase_handlers as phases
 from coordinator.round import round_events as on
 from coordinator.round import update_handlers as updates
-from coordinator.round.phase_rules import count_wasted, proceed
+from coordinator.round.phase_rules import count_wasted, end_probe, proceed
 from coordinator.round.round import Round, put_task
 from coordinator.round.round_actions import Action, Report
 from coordinator.round.task_state import TaskState
@@ -49,7 +49,7 @@ def tick(r: Round, e: on.Ticked, out: list[Action]) -> Round:
         elif agent.online:
             due = min(due, agent.seen + agents.SILENCE)
     for state in list(r.tasks.values()):
-        if not (state.working or state.away) or state.place < 0:
+        if not (state.working or state.away) or (state.place < 0 and not state.probe):
             continue
         if r.now > state.due:
             r = expire_lease(r, state, out)
@@ -74,9 +74,10 @@ def update_queue(r: Round, waiting: frozenset[Key]) -> Round:
 
 
 def expire_lease(r: Round, state: TaskState, out: list[Action]) -> Round:
-    """Mark a task as late."""
+    """Mark a task as late; give it up if its phase has closed."""
     out.append(Report(LeaseExpired(state.task.agent, r.now - state.asked)))
-    return put_task(count_wasted(r, state), replace(state, late=True))
+    r = put_task(count_wasted(r, state), replace(state, late=True))
+    return end_probe(r, r.tasks[state.key], out) if state.outlasting else r
 
 
 Handler = Callable[[Round, Any, list[Action]], Round]

@@ -24,10 +24,12 @@ class Planned(Struct, frozen=True):
 
     task: without its lease.
     seconds: predicted by the coordinator, transfers included; 0: unknown.
+    probe: see `TaskState`.
     """
 
     task: Task
     seconds: float = 0.0
+    probe: bool = False
 
 
 class Spare(Struct, frozen=True):
@@ -64,6 +66,8 @@ class TaskState(Struct, frozen=True):
     reminded: time when its agent last received it again; minus infinity before the first time.
     resumed: whether an earlier process sent it, so the clock cannot measure it.
     carried: whether it is of an earlier round.
+    probe: whether its agent is a suspect. No phase waits for it. Its update is folded if it arrives
+        in time; afterwards, within the lease, it only shows that the agent delivers.
     """
 
     task: Task
@@ -83,6 +87,7 @@ class TaskState(Struct, frozen=True):
     reminded: float = -math.inf
     resumed: bool = False
     carried: bool = False
+    probe: bool = False
 
     @property
     def key(self) -> Key:
@@ -104,6 +109,11 @@ class TaskState(Struct, frozen=True):
         do not return.
         """
         return self.open and self.lost >= 0 and not self.late and self.task.lease > 0
+
+    @property
+    def outlasting(self) -> bool:
+        """True if it is a probe that is still open after the end of its phase."""
+        return self.probe and self.place < 0 and self.open
 
     @property
     def came(self) -> bool:

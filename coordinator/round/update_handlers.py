@@ -50,11 +50,14 @@ def record_chunk(r: Round, e: on.ChunkCame, out: list[Action]) -> Round:
 
 
 def accept_update(r: Round, e: on.UpdateCame, out: list[Action]) -> Round:
-    """Accept a complete update: record how long it took, and clear the agent's wasted leases."""
+    """Accept a complete update: record how long it took, and clear the agent's wasted leases. The
+    update of a probe whose phase has closed has no other effect.
+    """
     state = find_task(r, e.key, e.attempt)
     if state is None or not state.open:
         return r
-    out.append(Answer(e.key.agent, e.transfer, True, ""))
+    closed = f"round {state.task.round} is closed" if state.outlasting else ""
+    out.append(Answer(e.key.agent, e.transfer, not closed, closed, "answered"))
     seconds, agent, work = state.elapsed(r.now), see_agent(r, e.key.agent), e.key.work
     if work in agent.wasted:
         wasted = {other: wasted for other, wasted in agent.wasted.items() if other != work}
@@ -63,8 +66,12 @@ def accept_update(r: Round, e: on.UpdateCame, out: list[Action]) -> Round:
         agent = replace(agent, pace={**agent.pace, work: seconds / state.seconds})
     if work == "train":
         agent = replace(agent, loss=e.loss)
+    r = put_agent(r, agent)
+    if closed:
+        out.append(Forget(e.key))
+        return put_task(r, replace(state, stage="done", outcome="late"))
     return put_task(
-        put_agent(r, agent),
+        r,
         replace(state, stage="whole", digest=e.digest, seconds=seconds, waiting=-1.0),
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NoReturn
 
@@ -30,6 +30,8 @@ __all__ = ["plan_round"]
 
 log = logging.getLogger(__name__)
 
+BUSY = "still working on an earlier round"
+
 
 def plan_round(run: RunContext, state: State, history: FleetHistory) -> RoundPlan:
     """Plan the next round with the ready agents, and record the reason for each decision. Raises
@@ -37,6 +39,8 @@ def plan_round(run: RunContext, state: State, history: FleetHistory) -> RoundPla
     """
     number = state.round + 1
     agents = run.fleet.list_candidates("train", number)
+    if not agents:
+        raise FleetError("all agents are still working on tasks of earlier rounds")
     surveys = {a.name: dict(a.profile.survey) for a in agents if a.profile is not None}
     state = replace(state, agents=surveys)
     judged, standings = judge_agents(run, state, history, agents)
@@ -48,16 +52,20 @@ def plan_round(run: RunContext, state: State, history: FleetHistory) -> RoundPla
     busy = {late.task.agent for late in run.fleet.late if late.open}
     needed, wanted = count_wanted(run.config.fleet, len(able))
     chosen = draw_agents(run, number, able, wanted, busy)
+    probed = choose_probes(run, chosen)
+    judged |= {name: mark_probe(judged[name]) for name in probed}
     record_decisions(run, number, judged, chosen, busy)
     verdicts = {name: judged[name] for name in able}
     # if late updates count, any agent may be asked during the round
-    working = chosen if run.past is None else able
+    working = chosen.keys() - probed if run.past is None else able.keys()
     predicted = {name: verdicts[name].decision.seconds for name in working}
     typical = estimate_typical_seconds(run.fleet.round, "train", predicted.items())
     slowest = max(predicted.values(), default=0.0)
     limit = limit_phase(run.config.fleet.deadline, run.patience, slowest, typical)
     if run.config.fleet.mode == "sync":
-        needed, wanted = count_quorum(run.config, needed, len(chosen)), len(chosen)
+        # spares take the places of suspects
+        available = min(len(chosen), len(able.keys() - busy - probed))
+        needed, wanted = count_quorum(run.config, needed, available), len(chosen)
     return RoundPlan(
         number,
         run.fleet.attempt,
@@ -69,7 +77,25 @@ def plan_round(run: RunContext, state: State, history: FleetHistory) -> RoundPla
         limit,
         needed,
         wanted,
+        probed,
     )
+
+
+def choose_probes(run: RunContext, chosen: Collection[str]) -> frozenset[str]:
+    """Return the chosen agents whose last training timed out. None in buffered mode, which waits
+    for no particular agent, or if all are such agents.
+    """
+    if run.past is not None:
+        return frozenset()
+    probed = frozenset(name for name in chosen if run.fleet.agents[name].is_suspect("train"))
+    return probed if len(probed) < len(chosen) else frozenset()
+
+
+def mark_probe(verdict: Verdict) -> Verdict:
+    """Return the verdict with the remark that the round does not wait for the agent."""
+    decision = verdict.decision
+    reason = f"its last task timed out, so the round does not wait for it; {decision.reason}"
+    return replace(verdict, decision=replace(decision, reason=reason))
 
 
 def count_quorum(config: Config, needed: int, asked: int) -> int:
@@ -149,7 +175,7 @@ def record_decisions(
     """
     made: dict[str, Decision] = decisions.decide_absent(
         {
-            a.name: a.absence or a.explain_rest("train", number)
+            a.name: a.absence or a.explain_rest("train", number) or BUSY
             for a in run.fleet.agents.values()
             if a.name not in verdicts
         }
@@ -158,9 +184,7 @@ def record_decisions(
         if name in chosen or verdict.submodel is None:
             made[name] = verdict.decision
         elif name in busy:
-            made[name] = decisions.mark_undrawn(
-                verdict.decision, "still working on an earlier round"
-            )
+            made[name] = decisions.mark_undrawn(verdict.decision, BUSY)
         else:
             why = f"not sampled (fleet.fraction = {run.config.fleet.fraction:g})"
             made[name] = decisions.mark_undrawn(verdict.decision, why)

@@ -47,8 +47,8 @@ def await_able(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
     have no memory must not end a run of others.
 
     plan: plans the round with the ready agents, or raises FleetError if none can train. It is tried
-        again when another agent comes, and each minute. The error is raised if no such agent comes
-        within `fleet.wait` seconds, or can come, as in a simulation.
+        again when another agent comes or is free, and each minute. The error is raised if no such
+        agent comes within `fleet.wait` seconds, or can come, as in a simulation.
     """
     fleet, limit = run.fleet, run.config.fleet.wait
     since = fleet.clock()
@@ -59,10 +59,10 @@ def await_able(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
             if not fleet.round.rules.leases or (limit and fleet.clock() - since > limit):
                 raise
             why = str(error)
-        unable = {agent.name for agent in fleet.list_ready()}
+        unable = {agent.name for agent in fleet.list_free()}
         until = fleet.clock() + min(REPUBLISH, limit or REPUBLISH)
         while run.control.paused or (
-            fleet.clock() < until and unable.issuperset(agent.name for agent in fleet.list_ready())
+            fleet.clock() < until and unable.issuperset(agent.name for agent in fleet.list_free())
         ):
             run.publish(RunPaused() if run.control.paused else RoundDelayed(why))
             fleet.turn(POLL)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
-from unittest import mock
+from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ from coordinator.observe.events import Publish, publish_to
 from coordinator.observe.readers.terminal import LinePrinter
 from coordinator.phases.context import PATIENCE
 from coordinator.run import runner
-from coordinator.run.preparation import make_weights, prepare
+from coordinator.run.preparation import prepare
 from coordinator.run.rounds import Result
 from coordinator.settings.config import Config, load
 from edge_agent.join.participation import find_run
@@ -39,17 +38,8 @@ from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 
-Made = TypeVar("Made")
-
 RUN = "test"
 PYTORCH = open_trainer("pytorch")
-ALONE = threading.Lock()
-"""Hold this lock while drawing random numbers from torch: all threads share one generator, so
-another thread would change the numbers.
-
-In two threads, torch.get_rng_state may even deadlock: it holds the generator's mutex while a
-garbage collection gives up the GIL.
-"""
 
 
 class Here:
@@ -70,9 +60,8 @@ class Here:
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         try:
-            with ALONE:
-                execution = Execution(stop=self.stop)
-                loss = carry_out(self.trainer, task, weights, result, self.data, execution)
+            execution = Execution(stop=self.stop)
+            loss = carry_out(self.trainer, task, weights, result, self.data, execution)
             update = self.change(decode_update(result.read_bytes(), codec(task.codec)))
             result.write_bytes(encode_update(update, codec(task.codec)))
         except Exception as error:  # any error in training is a failure of the task
@@ -181,16 +170,6 @@ def make_config(settings: Mapping[str, Any], agents: int = 1) -> Config:
     return load(None, {}, list(given.items()))
 
 
-def alone(make: Callable[..., Made]) -> Callable[..., Made]:
-    """Return the same function, called by one thread at a time."""
-
-    def made(*given: object) -> Made:
-        with ALONE:
-            return make(*given)
-
-    return made
-
-
 @contextmanager
 def run_members(
     members: Sequence[Member], broker: MemoryBroker | str, folder: Path
@@ -204,8 +183,7 @@ def run_members(
     for thread in threads:
         thread.start()
     try:
-        with mock.patch("coordinator.run.runner.make_weights", alone(make_weights)):
-            yield
+        yield
     except BaseException:
         for member in members:
             member.abandoned = True

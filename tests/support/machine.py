@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
-from coordinator.round.round import Round, Rules, list_phase_tasks
+from coordinator.round.round import Round, Rules, list_phase_tasks, list_tasks
 from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned, TaskState
 from federated.task import Key, Recipe, Task
@@ -77,6 +77,10 @@ class Machine:
 
     def of(self, agent: str) -> TaskState:
         return next(state for state in list_phase_tasks(self.round) if state.task.agent == agent)
+
+    def of_task(self, agent: str) -> TaskState:
+        """Return the agent's last task, of any phase."""
+        return list_tasks(self.round, agent)[-1]
 
     @property
     def closing(self) -> str:

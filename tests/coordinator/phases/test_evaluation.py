@@ -11,7 +11,8 @@ import pytest
 
 from coordinator.fleet.shipment import select_statistics
 from coordinator.phases.collectors import Calibration
-from coordinator.phases.evaluation import replace_statistics
+from coordinator.phases.evaluation import replace_statistics, split_suspects
+from coordinator.round.round import Agent, Wasted
 from coordinator.run import preparation
 from federated.method import configure
 from federated.methods.fedavg import fedavg, propose_sizes
@@ -79,3 +80,12 @@ def test_under_a_robust_rule_a_large_batch_count_does_not_dominate() -> None:
         assert all(
             low <= float(value.min()) <= float(value.max()) <= high for value in values.values()
         )
+
+
+def test_suspects_are_asked_besides_others_after_their_rest() -> None:
+    well, suspect = Agent("well"), Agent("suspect", wasted={"evaluate": Wasted(1, 1)})
+    assert split_suspects([suspect, well], "evaluate", 2) == ([well], [])
+    assert split_suspects([suspect, well], "evaluate", 3) == ([well], [suspect])
+    assert split_suspects([suspect, well], "calibrate", 3) == ([suspect, well], [])
+    assert split_suspects([suspect], "evaluate", 2) == ([suspect], ())
+    assert split_suspects([suspect], "evaluate", 3) == ([suspect], ())

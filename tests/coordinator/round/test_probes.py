@@ -1,0 +1,129 @@
+"""Tasks of suspects: no phase waits for them, and a slow device is readmitted."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from coordinator.round import round_actions as do
+from coordinator.round import round_events as on
+from coordinator.round.phase_rules import FIRST_LEASE, MIN_LEASE
+from coordinator.round.round import Rules, Wasted, list_tasks
+from coordinator.round.task_state import Planned
+from tests.support.machine import Machine, task
+
+
+def begin(machine: Machine, round: int, work: str = "train", probed: str = "a") -> None:
+    """Begin a phase with agents `a` and `b`."""
+    tasks = tuple(Planned(task(name, round, work), 2.0, name in probed) for name in "ab")
+    quorum = sum(not one.probe for one in tasks)
+    machine.see(on.PhaseBegan(machine.now, work, round, tasks, 1e6, quorum))  # type: ignore[arg-type]
+
+
+def deliver(machine: Machine, agent: str, round: int, work: str = "train") -> list[do.Action]:
+    key = task(agent, round, work).key
+    return machine.see(on.UpdateCame(machine.now, key, 1, "t", "d" * 64, 0.5))
+
+
+def make_suspect(work: str = "train") -> Machine:
+    """Return a machine after a first phase in which `a` wasted its lease."""
+    machine = Machine(agents="ab")
+    begin(machine, 1, work, probed="")
+    deliver(machine, "b", 1, work)
+    machine.stay("a", FIRST_LEASE + 1)
+    assert machine.closing
+    assert machine.round.agents["a"].is_suspect(work)  # type: ignore[arg-type]
+    return machine
+
+
+@pytest.mark.parametrize("work", ["train", "calibrate", "evaluate"])
+def test_no_phase_waits_for_a_mute_suspect(work: str) -> None:
+    machine, waited, asked = make_suspect(work), 0.0, list[int]()
+    for round in range(2, 60):
+        agent = machine.round.agents["a"]
+        busy = any(state.open for state in list_tasks(machine.round, "a"))
+        probed = not busy and not agent.explain_rest(work, round)  # type: ignore[arg-type]
+        began = machine.now
+        if probed:
+            asked.append(round)
+            begin(machine, round, work)
+        else:
+            one = (Planned(task("b", round, work), 2.0),)
+            machine.see(on.PhaseBegan(began, work, round, one, 1e6, 1))  # type: ignore[arg-type]
+        deliver(machine, "b", round, work)
+        assert machine.closing == "quorum"
+        waited += machine.now - began
+        machine.beat("b")
+        machine.stay("a", 5.0)  # the rest of a round
+    assert waited == 0.0
+    assert asked, "it is asked again after its rest"
+    assert machine.round.agents["a"].wasted[work].leases >= 3, "silent probes count"
+    gaps = [after - before for before, after in itertools.pairwise(asked)]
+    assert gaps == sorted(gaps), "it is asked less and less often"
+
+
+def test_an_update_within_the_phase_is_folded_but_is_not_part_of_the_quorum() -> None:
+    machine = make_suspect()
+    begin(machine, 3)
+    deliver(machine, "a", 3)
+    assert not machine.closing, "the phase waits for b"
+    deliver(machine, "b", 3)
+    assert machine.closing == "quorum"
+    assert machine.order.endswith("ab")
+    assert not machine.round.agents["a"].is_suspect("train")
+
+
+def test_a_slow_device_is_readmitted_by_an_update_after_its_phase() -> None:
+    machine = make_suspect()
+    begin(machine, 3)
+    deliver(machine, "b", 3)
+    assert machine.closing
+    machine.beat("a", step=1)
+    machine.wait(MIN_LEASE)
+    machine.see(on.PhaseBegan(machine.now, "train", 4, (Planned(task("b", 4), 2.0),), 1e6, 1))
+    found = deliver(machine, "a", 3)
+    assert [one for one in found if isinstance(one, do.Answer)] == [
+        do.Answer("a", "t", False, "round 3 is closed", "answered")
+    ]
+    assert do.Forget(task("a", 3).key) in found
+    assert not machine.round.agents["a"].is_suspect("train")
+    assert machine.round.agents["a"].pace["train"] == pytest.approx(MIN_LEASE / 2.0)
+    assert not machine.order.endswith("a"), "its weights are of an earlier round"
+    deliver(machine, "b", 4)
+    assert machine.closing == "quorum"
+
+
+def test_the_lease_of_a_probe_ends_after_its_phase() -> None:
+    machine = make_suspect()
+    began = machine.now
+    begin(machine, 3)
+    deliver(machine, "b", 3)
+    before = machine.round.agents["a"].wasted["train"]
+    machine.beat("b")
+    found = machine.stay("a", 2 * MIN_LEASE + 60.0)
+    assert do.Abort(machine.of_task("a").task, "round 3 is closed") in found
+    assert machine.of_task("a").outcome == "late"
+    assert machine.now - began < 200
+    assert machine.round.agents["a"].wasted["train"] == Wasted(before.leases + 1, 3)
+
+
+def test_a_phase_without_other_updates_waits_for_its_probe() -> None:
+    machine = make_suspect()
+    begin(machine, 3)
+    key = task("b", 3).key
+    machine.see(on.TaskFailed(machine.now, key, 1, "out of memory"))
+    assert not machine.closing
+    deliver(machine, "a", 3)
+    assert machine.closing == "no agents left"
+    assert machine.order.endswith("a")
+
+
+def test_a_resumed_coordinator_gives_up_probes_of_closed_phases() -> None:
+    machine = make_suspect()
+    begin(machine, 3)
+    deliver(machine, "b", 3)
+    found = machine.see(on.Resumed(machine.now, Rules()))
+    assert [one.reason for one in found if isinstance(one, do.Abort)] == ["round 3 is closed"]
+    assert machine.of_task("a").outcome == "late"
+    assert not any(isinstance(one, do.Ask) for one in found)
