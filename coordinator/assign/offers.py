@@ -3,7 +3,7 @@
 Predictions start from the agent's measurements and are corrected by its earlier rounds. An agent
 can afford a submodel that fits its memory and whose download, training and upload fit the round.
 Without a deadline, a round is as long as the quickest agent needs for the largest submodel that any
-agent can hold.
+agent can hold, but not shorter than a quarter of the fleet's median for it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from statistics import median_high
 
 from coordinator.assign.standing import Standing, list_active
 from federated.errors import ConfigError, Unknown
@@ -37,6 +38,9 @@ __all__ = [
 
 # fraction of a bound by which another submodel must be better: measurements are noisy
 MARGIN = 0.05
+# the fleet's median time over the shortest one that sets the pace, at most: a false claim of one
+# agent must not shrink the submodels of all others
+MAX_LEAD = 4.0
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,8 @@ def find_bounds(
     fleet: Iterable[Sequence[Offer]], recipe: Recipe, slack: float, deadline: float
 ) -> Bounds:
     """Return the limits of a round: a deadline in seconds (0: none), or `slack` times what the
-    quickest agent needs for the largest submodel that any agent can hold.
+    quickest agent needs for the largest submodel that any agent can hold. An agent whose lead over
+    the fleet's median exceeds `MAX_LEAD` counts as one with this lead.
 
     The pace limits whole rounds if the recipe fixes their number of steps. If devices train for
     epochs it limits steps: a device with few examples must not hurry those with many.
@@ -153,10 +158,18 @@ def find_bounds(
     possible = [index for menu in menus for index, offer in enumerate(menu) if offer.possible]
     if not possible:
         return Bounds()
-    largest = [menu[max(possible)] for menu in menus if menu[max(possible)].possible]
+    largest = [menu[max(possible)] for menu in menus]
     if recipe.steps:
-        return Bounds(seconds=slack * min(o.seconds for o in largest))
-    return Bounds(step=slack * min(o.step for o in largest))
+        return Bounds(seconds=slack * find_pace([(o.seconds, o.possible) for o in largest]))
+    return Bounds(step=slack * find_pace([(o.step, o.possible) for o in largest]))
+
+
+def find_pace(times: Sequence[tuple[float, bool]]) -> float:
+    """Return the shortest time among the agents that can hold the submodel, but at least the
+    median of all over `MAX_LEAD`. times: of each agent, and whether it can hold the submodel.
+    """
+    quickest = min(seconds for seconds, possible in times if possible)
+    return max(quickest, median_high(seconds for seconds, _ in times) / MAX_LEAD)
 
 
 def is_quick(offer: Offer, allowed: Bounds, previous: Offer | None = None) -> bool:

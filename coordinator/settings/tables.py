@@ -213,7 +213,8 @@ class Assign(Record, frozen=True):
         Meta(
             ge=1,
             description="Maximum time of a device, as a multiple of "
-            "the time that the fastest device needs for the largest submodel.",
+            "the time that the fastest device needs for the largest submodel. It counts as at "
+            "most four times as fast as the fleet's median.",
         ),
     ] = 1.15
     memory: Annotated[

@@ -186,3 +186,20 @@ def test_one_slow_round_of_the_quickest_agent_moves_only_that_agent() -> None:
     assert cost(after[0].submodel).parameters < cost(MENU[-1]).parameters / 2
     assert [v[1].bounds.seconds for v in (before, after)] == pytest.approx([11.5, 1.2 * 11.5])
     assert after[0].decision.seconds <= 1.2 * 11.5
+
+
+@pytest.mark.parametrize("honest", [1, 2, 9])
+@pytest.mark.parametrize("memory", [10**9, 10**15], ids=["equal memory", "more memory"])
+def test_a_claim_of_impossible_speed_shrinks_no_other_submodel_much(
+    honest: int, memory: int
+) -> None:
+    """The others keep what a device that is really four times as fast would leave them."""
+    others = [Candidate(f"a{i}", device(f"a{i}")) for i in range(honest)]
+    liar = Candidate("liar", device("liar", 1e12, memory))
+    fast = Candidate("fast", device("fast", 4.0))
+    found, expected = judge(*others, liar, slack=1.15), judge(*others, fast, slack=1.15)
+    for verdict, fair in zip(found[:-1], expected[:-1], strict=True):
+        assert verdict.submodel is not None
+        assert fair.submodel is not None
+        assert cost(verdict.submodel).parameters >= cost(fair.submodel).parameters
+        assert verdict.submodel != MENU[0]

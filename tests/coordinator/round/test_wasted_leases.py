@@ -11,7 +11,7 @@ from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
 from coordinator.round.phase_rules import FIRST_LEASE, MIN_LEASE, SLACK
 from coordinator.round.round import Wasted
-from coordinator.round.task_state import Planned
+from coordinator.round.task_state import MAX_LEASES, Planned
 from tests.support.machine import OTHER, SUBMODEL, Machine, task
 
 
@@ -114,3 +114,17 @@ def test_a_failure_of_an_unknown_task_changes_nothing() -> None:
     before = machine.round
     machine.see(on.TaskFailed(5.0, task("a", 9).key, 1, "no"))
     assert machine.round is before
+
+
+def test_an_upload_that_drips_ends_with_its_lease_and_is_not_waited_for_again() -> None:
+    """A chunk every 20 seconds counts as progress, up to the maximum of the lease."""
+    machine = Machine(agents="ab").begin("ab", 2.0)
+    machine.arrive("b")
+    while not machine.closing:
+        machine.now += 20.0
+        for name in "ab":
+            machine.beat(name, state="send" if name == "a" else "idle")
+        machine.see(on.ChunkCame(machine.now, task("a").key))
+        machine.wait(0.0)
+    assert machine.now <= MAX_LEASES * FIRST_LEASE + 20.0
+    assert machine.round.agents["a"].is_suspect("train")
