@@ -22,10 +22,18 @@ pytestmark = [
 RUN = ["--name", "r", "--method", "fedavg", "--model", "mlp-small", "--min-agents", "1"]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("mosquitto", marks=needs_mosquitto), "embedded"])
+@pytest.mark.parametrize(
+    ("kind", "forgets"),
+    [
+        pytest.param("mosquitto", False, marks=needs_mosquitto),
+        ("embedded", False),
+        ("embedded", True),
+    ],
+)
 def test_the_later_coordinator_leads_and_the_earlier_one_exits(
-    start: Start, tmp_path: Path, kind: str
+    start: Start, tmp_path: Path, kind: str, forgets: bool
 ) -> None:
+    """forgets: the broker loses everything that it retained before the earlier one wakes up."""
     with brokers.start("127.0.0.1", 0, kind, tmp_path / "broker") as broker:
         where = ["--broker", broker.address]
         common = [*COORDINATOR, "start", *where, *RUN, "--rounds", "100", "--data", "digits"]
@@ -37,6 +45,8 @@ def test_the_later_coordinator_leads_and_the_earlier_one_exits(
         later = start(*common, "--runs", "copy", "--resume")
         newest = max((tmp_path / "copy" / "r").glob("round-*")).name
         eventually(lambda: max((tmp_path / "copy" / "r").glob("round-*")).name > newest, 120)
+        if forgets:
+            broker.restart()
         earlier.send_signal(signal.SIGCONT)
         assert earlier.wait(60) == 9, (tmp_path / "0.err").read_text()
         assert "took over run 'r'" in (tmp_path / "0.err").read_text()
