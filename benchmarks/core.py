@@ -25,10 +25,10 @@ import click
 
 from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
-from coordinator.round.round import Round, Rules
+from coordinator.round.round_state import Round, Rules
 from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned
-from coordinator.settings.tables import Journal
+from coordinator.settings.config_tables import Journal
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 from federated.task import HEARTBEAT, Card, Profile, Recipe, Task
 from models.submodel import Network, Submodel

@@ -26,9 +26,9 @@ from export.verify import Array
 from federated.data.catalogue import load_central
 from federated.errors import ExportError
 from federated.runtime.console import FORMAT, print_result, report_errors
-from federated.runtime.plugins import explain_lookup
+from federated.runtime.plugin_lookup import explain_lookup
 from federated.task import Recipe
-from federated.training.loop import train
+from federated.training.training_loop import train
 from models.families.catalogue import KIND, build, full, network
 from models.submodel import Moments, Submodel
 

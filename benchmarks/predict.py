@@ -18,9 +18,9 @@ import numpy as np
 from benchmarks.step_process import Taken, ask
 from edge_agent.device.disturbances import BUSY, Load
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
-from federated.runtime.plugins import explain_lookup
+from federated.runtime.plugin_lookup import explain_lookup
 from federated.task import Timing
-from federated.training.prediction import step_seconds
+from federated.training.time_prediction import step_seconds
 from models.cost import cost
 from models.families.catalogue import KIND, full, menu, network, probes
 from models.submodel import Moments, Network, Submodel

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from benchmarks.raw.updates import encode, learn, make_update
 from coordinator.assign.selection import make_generator
 from coordinator.fleet.shipment import to_torch
-from coordinator.observe.records import Entry
+from coordinator.observe.round_records import Entry
 from coordinator.phases.training import complete_recipe
-from coordinator.run.preparation import make_weights
+from coordinator.run.run_preparation import make_weights
 from coordinator.settings.config import Config, load
 from coordinator.store.store import Store
 from federated.engine.aggregate import Total, fold

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from federated.errors import ConfigError
-from models.given import give_function
+from models.given_objects import give_function
 
 __all__ = ["name_data", "name_method", "name_model"]
 
@@ -28,7 +28,7 @@ def name_model(model: Any) -> str:
         return model
     from torch import nn
 
-    from models.own.given_network import give_network
+    from models.user_networks.given_network import give_network
 
     if isinstance(model, nn.Module):
         return give_network(model)

@@ -42,9 +42,9 @@ def network(
         from coordinator.assign.data_cards import build_network
         from federated.data.catalogue import load_central
         from federated.task import Card
-        from models.own.given_network import count_outputs
+        from models.user_networks.given_network import count_outputs
     from coordinator.settings.config import Config
-    from coordinator.settings.tables import Model
+    from coordinator.settings.config_tables import Model
 
     name = name_model(model)
     if data is not None:

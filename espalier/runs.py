@@ -13,11 +13,11 @@ import msgspec
 
 from coordinator.observe.events import Publish
 from coordinator.run.event_stream import Channel, EventStream
-from coordinator.settings import tables
-from coordinator.settings.services import Broker
+from coordinator.settings import config_tables
+from coordinator.settings.service_tables import Broker
 from espalier.names import name_data, name_method, name_model
 from federated.errors import ConfigError, require_extra
-from models.given import is_given
+from models.given_objects import is_given
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ __all__ = ["Fleet", "Run", "Simulation", "export", "load_run", "predict", "run"]
 log = logging.getLogger(__name__)
 
 
-class Simulation(tables.Simulate, frozen=True, kw_only=True):
+class Simulation(config_tables.Simulate, frozen=True, kw_only=True):
     """Devices in this program. Its fields are the settings of the table [simulate], such as
     `agents=4` or `partition="dirichlet:0.3"`; `coordinator schema` describes them all.
 
@@ -44,7 +44,7 @@ class Simulation(tables.Simulate, frozen=True, kw_only=True):
     processes: bool = False
 
 
-class Fleet(tables.Fleet, frozen=True, kw_only=True):
+class Fleet(config_tables.Fleet, frozen=True, kw_only=True):
     """Real devices, which join with `edge-agent join`. Its fields are the settings of the table
     [fleet], such as `min_agents=4` or `fraction=0.5`; `coordinator schema` describes them all.
 

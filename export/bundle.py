@@ -19,9 +19,9 @@ import msgspec
 from export import verify
 from export.verify import Array
 from federated.errors import ExportError, Malformed, Unknown
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.wire import tensors, topics
-from federated.wire.release_files import label_submodel
+from federated.wire.release_messages import label_submodel
 
 __all__ = [
     "CHECK",
@@ -232,7 +232,7 @@ def list_files(bundle: Bundle, submodel: str | None = None) -> tuple[File, ...]:
 
 def describe_file(path: Path) -> File:
     """Describe an existing file."""
-    return File(path.name, path.stat().st_size, files.sha256(path))
+    return File(path.name, path.stat().st_size, atomic_files.sha256(path))
 
 
 def accurate_variants(entry: Entry) -> tuple[Variant, ...]:

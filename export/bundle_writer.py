@@ -16,7 +16,7 @@ from export import modelcard, variants, verify
 from export.bundle import MANIFEST, Bundle, Entry
 from export.verify import Array
 from federated.errors import ExportError
-from federated.runtime import files
+from federated.runtime import atomic_files
 from models.submodel import Network, Submodel
 
 __all__ = ["Contents", "write"]
@@ -65,7 +65,7 @@ def write(
     try:
         part.mkdir(parents=True)
         bundle = _write_files(part, contents, network, on_entry)
-        files.move_files(part, folder, last=MANIFEST)
+        atomic_files.move_files(part, folder, last=MANIFEST)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return bundle

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from export.graph_description import describe_graph, describe_interface
 from export.verify import INPUT, OUTPUTS, TOKENS, Array, Output
 from federated.errors import DataError, ExportError, require_extra
-from federated.runtime import files
+from federated.runtime import atomic_files
 from models.submodel import Network
 
 __all__ = ["OPSET", "export", "predict", "weights_digest"]
@@ -74,7 +74,7 @@ def export(
     except Exception as error:  # checker and shape inference share no base class
         raise ExportError(f"{path}: the exported graph is not valid: {error}") from error
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, model.SerializeToString(deterministic=True))
+    atomic_files.write(path, model.SerializeToString(deterministic=True))
     return path
 
 

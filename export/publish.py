@@ -14,7 +14,7 @@ from federated.errors import ExportError, LinkError, WireError
 from federated.wire import envelope, messages, retained_blobs, topics
 from federated.wire.chunks import split
 from federated.wire.link import Delivery, Link
-from federated.wire.release_files import Release, Serving, Version
+from federated.wire.release_messages import Release, Serving, Version
 
 __all__ = [
     "SETTLE",

@@ -24,7 +24,7 @@ import onnxruntime
 from export.bundle import Kind
 from export.verify import INPUT, Array, load
 from federated.errors import ExportError, require_extra
-from federated.runtime import files
+from federated.runtime import atomic_files
 
 __all__ = ["available_kinds", "quantize"]
 
@@ -85,7 +85,7 @@ def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
                 f"{' '.join(str(error).split())[:200]}"
             ) from error
     out.parent.mkdir(parents=True, exist_ok=True)
-    files.write(out, made.SerializeToString(deterministic=True))
+    atomic_files.write(out, made.SerializeToString(deterministic=True))
     return out
 
 

@@ -20,7 +20,7 @@ from export.quantize import available_kinds, quantize
 from export.verify import Array, Output
 from federated.errors import ExportError
 from federated.training.objective import tally
-from federated.training.tallies import Tally, add, metrics
+from federated.training.score_sums import Tally, add, metrics
 from federated.wire import tensors
 from models.cost import cost
 from models.submodel import Network, Submodel

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError, DataError
 from federated.method import Method, State, Tensors, configure
-from federated.runtime.plugins import report_failure
+from federated.runtime.plugin_lookup import report_failure
 from federated.task import Update
 from models.families.catalogue import address, build, full, initial, shapes, statistics
 from models.slicing import corners, extract
@@ -23,7 +23,7 @@ from models.submodel import Network, Submodel
 
 __all__ = ["begin_round", "cut", "fold_by_hand"]
 
-WRAPPED = "net."  # before each name of a user's network, see `models.own.user_network`
+WRAPPED = "net."  # before each name of a user's network, see `models.user_networks.user_network`
 
 
 def begin_round(

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
-from federated.wire.fields import AgentName, Amount, Digest, Name, Natural, Text, Word
+from federated.wire.field_types import AgentName, Amount, Digest, Name, Natural, Text, Word
 from models.submodel import Submodel, Target
 
 __all__ = [

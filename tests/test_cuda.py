@@ -33,7 +33,7 @@ from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer
 from federated.methods.catalogue import METHODS
 from federated.task import Task, Update
-from federated.training import zico
+from federated.training import zico_score
 from federated.training.device_memory import PREFIX
 from federated.training.execution import Execution
 from federated.wire import messages
@@ -209,7 +209,9 @@ def test_the_score_of_a_submodel_is_the_same() -> None:
     ]
     there = [(x.cuda(), y.cuda()) for x, y in batches]
     # some spreads are mere roundings
-    assert zico.score(SMALL, there, 0) == pytest.approx(zico.score(SMALL, batches, 0), rel=1e-3)
+    assert zico_score.score(SMALL, there, 0) == pytest.approx(
+        zico_score.score(SMALL, batches, 0), rel=1e-3
+    )
 
 
 # ---- simulations ---------------------------------------------------------------------------------

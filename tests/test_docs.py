@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from benchmarks.docs import command as docs
 from benchmarks.docs.command import find_outdated, replace_table
-from coordinator.observe.readers.catalogue import ALWAYS, READERS
+from coordinator.observe.event_readers.catalogue import ALWAYS, READERS
 from coordinator.settings.schema import build_schema
 from federated.errors import ConfigError
 from federated.method import configure
@@ -113,7 +113,7 @@ def test_check_fails_and_writes_nothing_if_a_page_is_out_of_date(
 def test_the_help_of_a_setting_and_its_page_name_every_built_in_member(
     group: str, setting: str, names: set[str]
 ) -> None:
-    """A new codec or reader belongs in `coordinator/settings/tables.py` and on the page."""
+    """A new codec or reader belongs in `coordinator/settings/config_tables.py` and on the page."""
     known = build_schema()["$defs"][group.title()]["properties"][setting]["description"]
     words = set(re.findall(r"[\w-]+", known))
     page = (ROOT / "docs" / "operations.md").read_text()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from coordinator.phases import training
-from coordinator.phases.context import RunContext
+from coordinator.phases.run_context import RunContext
 from coordinator.store.journal import Journal
 from coordinator.store.store import Store
 from federated.engine.aggregate import Total

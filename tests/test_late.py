@@ -19,10 +19,10 @@ import torch
 from coordinator.assign.selection import make_generator
 from coordinator.broker import local as brokers
 from coordinator.fleet.fleet import Fleet
-from coordinator.observe.records import Entry
+from coordinator.observe.round_records import Entry
 from coordinator.phases.evaluation import Evaluator
 from coordinator.run import runner
-from coordinator.run.preparation import make_weights, prepare
+from coordinator.run.run_preparation import make_weights, prepare
 from coordinator.settings.config import Config
 from coordinator.store.agent_tables import AgentTables
 from coordinator.store.journal import Journal

@@ -34,7 +34,7 @@ MAY_IMPORT = {
 # rooms of each package: a module imports from its own room and from rooms to the left, directly or
 # through modules that lie in no room
 ROOMS = {
-    "models": ("layers", "own", "families"),
+    "models": ("layers", "user_networks", "families"),
     "federated": (
         "runtime",
         "wire",
@@ -68,7 +68,7 @@ ROOMS = {
         "broker",
         "access",
         "fleet",
-        "observe.readers",
+        "observe.event_readers",
         "phases",
         "run",
         "release",
@@ -125,7 +125,7 @@ TORCH_FREE = (
     "federated.device.task_work",
     "federated.device.trainers.catalogue",
     "federated.device.trainers.trainer",
-    "federated.runtime.plugins",
+    "federated.runtime.plugin_lookup",
     "federated.task",
     "federated.wire",
     "federated.wire.codecs.catalogue",

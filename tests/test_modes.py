@@ -13,11 +13,11 @@ import pytest
 
 from coordinator.access.authority import Authority
 from coordinator.broker import local as brokers
-from coordinator.observe.readers.metrics import MetricsServer
-from coordinator.settings.services import Metrics
+from coordinator.observe.event_readers.metrics import MetricsServer
+from coordinator.settings.service_tables import Metrics
 from coordinator.store.store import Store
 from federated.device.spool import Spool
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.training import device_memory
 from tests.support.federation import Member, digits, federate
 
@@ -38,7 +38,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.getMessage()
         for record in caplog.records
-        if record.levelno == logging.WARNING and record.name == "federated.runtime.files"
+        if record.levelno == logging.WARNING and record.name == "federated.runtime.atomic_files"
     ]
 
 
@@ -115,14 +115,14 @@ def test_a_group_may_be_allowed_on_purpose(
 ) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r").chmod(0o750)
-    files.make_private(tmp_path / "r", "updates")
+    atomic_files.make_private(tmp_path / "r", "updates")
     assert not warnings(caplog)
 
 
 def test_a_file_in_a_folders_place_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "r").touch()
     with pytest.raises(FileExistsError):
-        files.make_private(tmp_path / "r", "updates")
+        atomic_files.make_private(tmp_path / "r", "updates")
 
 
 @pytest.mark.broker

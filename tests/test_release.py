@@ -22,7 +22,7 @@ from export import bundle, verify
 from export.verify import Array
 from federated.data import catalogue
 from federated.wire import tensors
-from federated.wire.release_files import Serving
+from federated.wire.release_messages import Serving
 from tests.support.federation import RUN, Member, digits, federate
 from tests.support.processes import COORDINATOR, WITHOUT_TORCH, Start, read_address
 from tests.support.waiting import eventually

@@ -10,8 +10,8 @@ import pytest
 from coordinator.broker import local as brokers
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Event, RoundStarted
-from coordinator.round.round import Round
 from coordinator.round.round_events import PhaseBegan, UpdateFolded
+from coordinator.round.round_state import Round
 from coordinator.round.round_step import step
 from coordinator.store.journal import Journal, pack
 from tests.support.federation import RUN, Member, digits, federate

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator.fleet.driver import Driver
+from coordinator.fleet.round_driver import Driver
 from coordinator.observe.events import Event, StageFinished
 from coordinator.phases.evaluation import Evaluator
 from coordinator.phases.training import Training

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from benchmarks.docs.tables import render_table
-from coordinator.observe.readers.catalogue import ALWAYS, READERS
+from coordinator.observe.event_readers.catalogue import ALWAYS, READERS
 from federated.data.catalogue import DATASETS
 from federated.engine.robust.catalogue import RULES
 from federated.methods.catalogue import METHODS, method

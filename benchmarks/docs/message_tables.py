@@ -14,7 +14,7 @@ from msgspec import inspect
 from benchmarks.docs.tables import render_table
 from federated.capabilities import CAPABILITIES, name_hook
 from federated.task import Update
-from federated.wire import fields
+from federated.wire import field_types
 from federated.wire.envelope import MESSAGES
 
 __all__ = ["list_capabilities", "list_messages", "list_names"]
@@ -28,12 +28,12 @@ SIMPLE = {
     inspect.AnyType: "any",
 }
 NAMES = {
-    "name": fields.Name,
-    "agent name": fields.AgentName,
-    "submodel name": fields.SubmodelName,
-    "transfer name": fields.Transfer,
-    "version name": fields.VersionName,
-    "digest": fields.Digest,
+    "name": field_types.Name,
+    "agent name": field_types.AgentName,
+    "submodel name": field_types.SubmodelName,
+    "transfer name": field_types.Transfer,
+    "version name": field_types.VersionName,
+    "digest": field_types.Digest,
 }
 PATTERNS = {get_args(found)[1].pattern: word for word, found in NAMES.items()}
 EMPTY = r"^\Z|"  # start of the pattern of a name that may be empty
@@ -61,13 +61,13 @@ def list_messages() -> Iterator[str]:
         inner |= find_records(inspect.type_info(record))
     names = {one.__name__: one for one in inner.values() if one not in records.values()}
     for title, record in (*records.items(), *sorted(names.items())):
-        about, fields = split_docstring(record)
+        about, field_types = split_docstring(record)
         yield f"### {title}"
         yield ""
         yield about
         yield ""
         yield from render_table(
-            ("field", "type", "default", "meaning"), list_fields(record, fields)
+            ("field", "type", "default", "meaning"), list_fields(record, field_types)
         )
         yield ""
 
@@ -90,11 +90,11 @@ def find_records(one: inspect.Type) -> dict[str, type]:
 def split_docstring(record: type) -> tuple[str, dict[str, str]]:
     """Return a record's description, and that of each of its fields."""
     about, _, rest = (record.__doc__ or "").partition("\n\n")
-    fields = dict[str, str]()
+    field_types = dict[str, str]()
     for names, text in (*INLINE.findall(about), *FIELD.findall(rest)):
         for name in names.split(", "):
-            fields[name] = tidy(text)
-    return tidy(about), fields
+            field_types[name] = tidy(text)
+    return tidy(about), field_types
 
 
 def tidy(text: str) -> str:

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from coordinator.access.authority import LIFE, Authority
 from coordinator.broker.addresses import find_free_port
 from edge_agent.access.enrolment import encode_key, sign_request
-from federated.runtime import files
+from federated.runtime import atomic_files
 
 __all__ = ["Doors"]
 
@@ -50,7 +50,7 @@ class Doors:
         key = ec.generate_private_key(ec.SECP256R1())
         path = self.folder.parent / f"{name}.pem"
         pem = self.authority.enrol(token.secret, sign_request(name, key), life=life)
-        files.write(path, pem.encode() + encode_key(key))
+        atomic_files.write(path, pem.encode() + encode_key(key))
         return path
 
     def close(self) -> None:

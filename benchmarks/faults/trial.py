@@ -23,7 +23,7 @@ from benchmarks.raw.raw_fleet import RawFleet
 from benchmarks.raw.updates import Array
 from benchmarks.replay import Make, ReplayResult, make_raw_update, read_durations, replay
 from benchmarks.scale import make_flags
-from coordinator.observe.records import Entry
+from coordinator.observe.round_records import Entry
 from coordinator.simulate.demo_fleet import python_command
 from coordinator.store.store import Store
 from federated.errors import EspalierError, StoreError

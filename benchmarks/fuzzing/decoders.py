@@ -21,10 +21,10 @@ import numpy as np
 from benchmarks.fuzzing import samples
 from coordinator.access.authority import Authority
 from coordinator.access.enrolment_server import build_application
-from coordinator.assign import constraints
+from coordinator.assign import agent_conditions
 from coordinator.broker import passwords
 from coordinator.fleet.fleet import Fleet
-from coordinator.fleet.inbox import Inbox
+from coordinator.fleet.update_inbox import Inbox
 from coordinator.round.round_events import PhaseBegan
 from coordinator.round.task_state import Planned, TaskState
 from coordinator.settings import config
@@ -382,7 +382,7 @@ def make_text_decoders() -> dict[str, Decoder]:
             decode_text(parse_address), (EspalierError,), samples.ADDRESSES, "text", largest=400
         ),
         "selections": Decoder(
-            decode_text(constraints.parse),
+            decode_text(agent_conditions.parse),
             (EspalierError,),
             samples.SELECTIONS,
             "text",

@@ -24,7 +24,7 @@ from federated.wire import envelope, tensors, topics
 from federated.wire import messages as m
 from federated.wire.chunks import slices, split
 from federated.wire.enrolment_token import Token
-from federated.wire.release_files import Release, Serving, Version
+from federated.wire.release_messages import Release, Serving, Version
 from models.families.catalogue import menu, network
 
 __all__ = [

@@ -19,8 +19,8 @@ from benchmarks.schedules.virtual_training import learn
 from coordinator.fleet.fleet import Fleet
 from coordinator.round import round_events as on
 from coordinator.round import round_step as steps
-from coordinator.round.round import Round
 from coordinator.round.round_actions import Action, Answer, TurnAway
+from coordinator.round.round_state import Round
 from coordinator.store.journal import Journal, pack
 from coordinator.store.run_files import find_problem, update_path
 from coordinator.store.store import Store

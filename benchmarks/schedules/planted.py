@@ -11,12 +11,12 @@ from unittest import mock
 
 from msgspec import structs
 
-from coordinator.fleet.driver import Driver
-from coordinator.fleet.inbox import Inbox
+from coordinator.fleet.round_driver import Driver
+from coordinator.fleet.update_inbox import Inbox
 from coordinator.round import round_events as on
 from coordinator.round import update_handlers as updates
-from coordinator.round.round import Round, put_task
 from coordinator.round.round_actions import Forget
+from coordinator.round.round_state import Round, put_task
 from coordinator.round.round_step import HANDLERS
 from coordinator.store.journal import Journal
 from federated.device.agent_state import AgentState
@@ -126,13 +126,13 @@ def announce_again(a: AgentState) -> AgentState:
 
 
 INBOX, STEP = Inbox.__init__, Driver._step
-DRIVER = "coordinator.fleet.driver.Driver"
+DRIVER = "coordinator.fleet.round_driver.Driver"
 
 DEFECTS: dict[str, Defect] = {
     "": Defect(),
     "the journal is not synced": Defect((("coordinator.store.journal.Journal.sync", do_nothing),)),
     "an update is acknowledged before it is on disk": Defect(
-        (("coordinator.fleet.inbox.Inbox.__init__", init_unsynced),)
+        (("coordinator.fleet.update_inbox.Inbox.__init__", init_unsynced),)
     ),
     "an update leaves the spool before its snapshot": Defect(
         (replace_handlers({on.UpdateFolded: forget_early}),)

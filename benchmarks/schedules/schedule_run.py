@@ -22,7 +22,7 @@ from benchmarks.schedules.oracle import Oracle
 from benchmarks.schedules.virtual_links import Cable, Network
 from benchmarks.schedules.world import Killed, Process, Stalled, World
 from coordinator.fleet.fleet import Fleet
-from coordinator.run.preparation import prepare
+from coordinator.run.run_preparation import prepare
 from coordinator.run.runner import RunOptions
 from coordinator.run.runner import run as run_coordinator
 from coordinator.settings.config import Config, load
@@ -30,7 +30,7 @@ from federated.errors import LinkError, StoreError
 
 __all__ = ["REPLACED", "Outcome", "Tell", "run_schedule"]
 
-WATCHED = "coordinator.fleet.driver.step"  # wrapped by the oracle
+WATCHED = "coordinator.fleet.round_driver.step"  # wrapped by the oracle
 REPLACED = *disks.REPLACED, "time.monotonic", WATCHED
 """Names replaced in production code during a schedule. Links, broker and task runner are passed in,
 as elsewhere.

@@ -49,7 +49,7 @@ from coordinator.access.certificates import (
 from coordinator.access.registry import Certificate, Registry
 from coordinator.broker.mosquitto import COORDINATOR, TlsFiles
 from federated.errors import ConfigError, Refused, explain_os_errors
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.wire import topics
 from federated.wire.enrolment_token import SECRET, Token
 
@@ -91,7 +91,7 @@ class Authority:
                 write_pair(folder / "root.pem", make_root())
             self._root = read_pair(folder / "root.pem")
             if not self.ca.exists() or self.ca.read_bytes() != to_pem(self._root.certificate):
-                files.write(self.ca, to_pem(self._root.certificate))
+                atomic_files.write(self.ca, to_pem(self._root.certificate))
             self._remember(hosts)
         self.renewed = renew and self.renew_own()
 
@@ -297,7 +297,7 @@ class Authority:
             builder = builder.add_revoked_certificate(
                 row.revocation_date(datetime.fromtimestamp(one.revoked or 0, UTC)).build()
             )
-        files.write(
+        atomic_files.write(
             self.crl,
             builder.sign(self._root.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
         )

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.settings.services import Broker
+from coordinator.settings.service_tables import Broker
 from federated.errors import require_extra
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from federated.errors import ConfigError, Refused
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.wire import topics
 
 __all__ = [
@@ -126,7 +126,7 @@ def write_pair(path: Path, pair: Pair) -> None:
     before the mode of its file is set.
     """
     form = serialization.PrivateFormat.PKCS8
-    files.write(
+    atomic_files.write(
         path,
         to_pem(pair.certificate)
         + pair.key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()),

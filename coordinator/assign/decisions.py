@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from coordinator.assign.decision_record import Decision
-from coordinator.assign.offers import (
+from coordinator.assign.affordable_submodels import (
     Bounds,
     Offer,
     find_affordable,
@@ -15,8 +14,9 @@ from coordinator.assign.offers import (
     is_quick,
     make_offers,
 )
+from coordinator.assign.agent_standing import Standing
+from coordinator.assign.decision_record import Decision
 from coordinator.assign.selection import make_generator
-from coordinator.assign.standing import Standing
 from coordinator.settings.config import Config
 from federated.method import Method, State
 from federated.runtime.units import human_seconds, megabytes

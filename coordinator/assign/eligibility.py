@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from coordinator.assign import constraints
+from coordinator.assign import agent_conditions
 from coordinator.assign.data_cards import AGENTS, explain_unit_mismatch
 from coordinator.settings.config import Config
 from federated.capabilities import describe_missing
@@ -48,7 +48,7 @@ class Eligibility:
         """Return why `fleet.select` excludes a device; empty if it does not. Raises ConfigError."""
         if not self.config.fleet.select:
             return ""
-        return make_safe(constraints.parse(self.config.fleet.select)(profile))
+        return make_safe(agent_conditions.parse(self.config.fleet.select)(profile))
 
 
 def explain_lacking_capabilities(profile: Profile, needed: Collection[str], method: str) -> str:

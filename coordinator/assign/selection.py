@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.settings.tables import Fleet
+from coordinator.settings.config_tables import Fleet
 
 __all__ = ["count_needed", "count_wanted", "draw_names", "make_generator"]
 

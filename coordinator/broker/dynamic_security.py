@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 from federated.errors import LinkError
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.wire import topics
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
@@ -39,7 +39,7 @@ def find_plugin(program: str) -> Path | None:
 
 def configure_plugin(plugin: Path, folder: Path) -> list[str]:
     """Return the configuration that loads the plugin, whose file is in `folder`."""
-    files.write(folder / FILE, json.dumps(EMPTY).encode())
+    atomic_files.write(folder / FILE, json.dumps(EMPTY).encode())
     return [f"plugin {plugin}", f"plugin_opt_config_file {(folder / FILE).resolve()}"]
 
 

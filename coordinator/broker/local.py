@@ -30,7 +30,7 @@ from coordinator.broker.dynamic_security import (
 )
 from coordinator.broker.mosquitto import COORDINATOR, MAX_PACKET, TlsFiles, find_mosquitto
 from federated.errors import LinkError
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.wire.address import Address, format_url, parse_address
 from federated.wire.links.paho_client import ClientSetup, connect, disconnect
 
@@ -108,7 +108,9 @@ class Broker:
         barred: clients without any rights. They stay connected until `disconnect`, but can do
             nothing.
         """
-        files.write(self.log.parent / ACL_FILE, mosquitto.format_acl(COORDINATOR, barred).encode())
+        atomic_files.write(
+            self.log.parent / ACL_FILE, mosquitto.format_acl(COORDINATOR, barred).encode()
+        )
         # Not through a trap of the shell: a shell that starts with SIGHUP ignored, as under nohup,
         # cannot set one.
         with contextlib.suppress(ProcessLookupError):
@@ -232,7 +234,7 @@ def start(
         )
     port = find_free_port(listen, port)
     folder = Path(tempfile.mkdtemp(prefix="espalier-broker-")) if directory is None else directory
-    files.make_private(folder, "updates in transit, and passwords")
+    atomic_files.make_private(folder, "updates in transit, and passwords")
     secret, file = _write_passwords(folder, passwords)
     near, far = find_reachable_hosts(listen)
     entry = Address(
@@ -288,7 +290,7 @@ def _write_passwords(folder: Path, passwords: Path | None) -> tuple[str, Path | 
         return "", None
     secret, file = secrets.token_urlsafe(24), folder / "passwords"
     users.write(file, {**users.read(passwords), COORDINATOR: users.hash_password(secret)})
-    files.warn_if_public(passwords, "passwords")
+    atomic_files.warn_if_public(passwords, "passwords")
     return secret, file
 
 
@@ -299,7 +301,7 @@ def _configure_clients(folder: Path, file: Path | None, tls: TlsFiles | None) ->
     if file is None and tls is None:
         return ["allow_anonymous true"]
     acl = folder / ACL_FILE
-    files.write(acl, mosquitto.format_acl(COORDINATOR).encode())
+    atomic_files.write(acl, mosquitto.format_acl(COORDINATOR).encode())
     return [
         "allow_anonymous false",
         *([] if file is None else [f"password_file {file.resolve()}"]),

@@ -42,7 +42,7 @@ def authority(hosts: tuple[str, ...], target: Path | None, pki: str, form: str) 
     """
     with print_errors("authority"):
         from coordinator.access.authority_folder import open_authority
-        from coordinator.settings.services import Broker
+        from coordinator.settings.service_tables import Broker
 
         with closing(open_authority(Broker(pki=pki, hosts=hosts))) as found:
             if target is not None:

@@ -23,11 +23,11 @@ def pause(run: str | None, off: bool, runs: Path, form: str) -> None:
     RUN defaults to the one in progress.
     """
     with print_errors("pause"):
-        from coordinator.store import control
+        from coordinator.store import control_requests
         from coordinator.store.run_folders import find_current_run
 
         folder = runs / (run or find_current_run(runs))
-        before = control.send_request(folder, "resume" if off else "pause").paused
+        before = control_requests.send_request(folder, "resume" if off else "pause").paused
         if off:
             answer = "resumes" if before else "was not paused"
         elif before:

@@ -25,7 +25,7 @@ def revoke(names: tuple[str, ...], pki: str, form: str) -> None:
     """
     with print_errors("revoke"):
         from coordinator.access.authority_folder import open_authority
-        from coordinator.settings.services import Broker
+        from coordinator.settings.service_tables import Broker
 
         with closing(open_authority(Broker(pki=pki))) as authority:
             enrolled = {certificate.name for certificate in authority.registry.certificates()}

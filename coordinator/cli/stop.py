@@ -32,11 +32,11 @@ def stop(run: str | None, now: bool, wait: float, runs: Path, form: str) -> None
     RUN defaults to the one in progress. `coordinator start --resume` resumes it.
     """
     with print_errors("stop"):
-        from coordinator.store import control, run_lock
+        from coordinator.store import control_requests, run_lock
         from coordinator.store.run_folders import find_current_run
 
         folder = runs / (run or find_current_run(runs))
-        control.send_request(folder, "stop now" if now else "stop")
+        control_requests.send_request(folder, "stop now" if now else "stop")
         until = time.monotonic() + wait
         while run_lock.is_held(folder) and time.monotonic() < until:
             time.sleep(0.2)

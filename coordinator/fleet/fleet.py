@@ -12,19 +12,19 @@ from pathlib import Path
 
 from immutables import Map
 
-from coordinator.access.broker_access import BrokerAccess
+from coordinator.access.run_broker import BrokerAccess
 from coordinator.assign.eligibility import Eligibility
-from coordinator.fleet.driver import Driver
-from coordinator.fleet.endpoint import Endpoint
 from coordinator.fleet.flood_guard import FloodGuard
-from coordinator.fleet.inbox import SPOILT, Inbox
 from coordinator.fleet.leadership import Leadership
+from coordinator.fleet.link_endpoint import Endpoint
+from coordinator.fleet.round_driver import Driver
 from coordinator.fleet.run_clock import RunClock
+from coordinator.fleet.update_inbox import SPOILT, Inbox
 from coordinator.observe.events import FleetChanged, LoopTurned, Publish, Rejected
 from coordinator.round import round_events as on
-from coordinator.round.collector import Collector
+from coordinator.round.collector_protocol import Collector
 from coordinator.round.phase_rules import RELIEF_PAUSE
-from coordinator.round.round import (
+from coordinator.round.round_state import (
     Agent,
     Round,
     Rules,
@@ -33,9 +33,9 @@ from coordinator.round.round import (
     list_phase_tasks,
 )
 from coordinator.round.task_state import TaskState
-from coordinator.store.control import Control
+from coordinator.store.control_requests import Control
 from coordinator.store.journal import Journal
-from coordinator.trust.acceptance import check_profile
+from coordinator.trust.message_checks import check_profile
 from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
 from federated.task import Key, Profile, Work
 from federated.wire import envelope, messages, topics

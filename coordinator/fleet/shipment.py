@@ -14,8 +14,8 @@ from functools import cached_property, lru_cache
 import torch
 
 from coordinator.fleet.fleet import Fleet
-from coordinator.fleet.weight_slots import PublishedWeights
-from coordinator.trust.acceptance import compute_shapes
+from coordinator.fleet.published_weights import PublishedWeights
+from coordinator.trust.message_checks import compute_shapes
 from federated.method import Method, State
 from federated.task import Recipe, Task, Update, Work
 from federated.wire import tensors

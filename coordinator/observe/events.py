@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from coordinator.observe.records import Entry, RoundRecord
+from coordinator.observe.round_records import Entry, RoundRecord
 from models.submodel import Submodel
 
 __all__ = [
@@ -122,7 +122,7 @@ class RoundEnded:
     """A round was stored.
 
     done: its stored record, which includes the tensors of the model: before you write it as text,
-        select fields or use `coordinator.observe.readers.reader.round_scalars`.
+        select fields or use `coordinator.observe.event_readers.reader.round_scalars`.
     """
 
     done: RoundRecord

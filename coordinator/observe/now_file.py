@@ -1,6 +1,7 @@
 """The coordinator's present state as a small file in the run's folder, for people and monitors.
 
-`coordinator.observe.readers.now` writes it. Nothing resumes from it, and it needs no open port.
+`coordinator.observe.event_readers.now_writer` writes it. Nothing resumes from it, and it needs no
+open port.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from coordinator.observe.records import Score
-from federated.training.tallies import Tallies, Tally, add, metrics
+from coordinator.observe.round_records import Score
+from federated.training.score_sums import Tallies, Tally, add, metrics
 from models.submodel import Submodel
 
 __all__ = [

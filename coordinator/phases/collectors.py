@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from coordinator.assign.offers import count_steps
+from coordinator.assign.affordable_submodels import count_steps
 from coordinator.fleet.shipment import STATS, Shipment, to_torch
-from coordinator.phases.context import RunContext
-from coordinator.round.collector import Collector
+from coordinator.phases.run_context import RunContext
+from coordinator.round.collector_protocol import Collector
 from coordinator.round.task_state import TaskState
-from coordinator.trust.acceptance import check_scores, check_statistics, check_training
+from coordinator.trust.message_checks import check_scores, check_statistics, check_training
 from federated.engine.aggregate import Part, Total, fold, mean
 from federated.task import Task, Update
 from models.slicing import corner

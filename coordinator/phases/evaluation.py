@@ -17,24 +17,24 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from coordinator.assign import offers
+from coordinator.assign import affordable_submodels
 from coordinator.fleet.shipment import STATS, Shipment, select_statistics
-from coordinator.observe.records import Score
+from coordinator.observe.round_records import Score
 from coordinator.observe.score_summary import list_networks, make_score, score_devices
 from coordinator.phases.collectors import Calibration, Scoring
-from coordinator.phases.context import RunContext, limit_phase
 from coordinator.phases.fleet_history import FleetHistory
-from coordinator.round.collector import Collector
+from coordinator.phases.run_context import RunContext, limit_phase
+from coordinator.round.collector_protocol import Collector
 from coordinator.round.phase_rules import estimate_typical_seconds
-from coordinator.round.round import Agent
 from coordinator.round.round_events import PhaseBegan
+from coordinator.round.round_state import Agent
 from coordinator.round.task_state import Planned
 from federated.data.dataset import Dataset
 from federated.errors import ExportError
 from federated.method import Method, State
 from federated.task import Recipe, Work
+from federated.training.evaluation_passes import evaluate as evaluate_locally
 from federated.training.execution import TrainingSet
-from federated.training.scoring import evaluate as evaluate_locally
 from models.cost import cost
 from models.families.catalogue import build, shapes, statistics
 from models.layers.batch_norm import calibrate
@@ -226,7 +226,9 @@ class Evaluator:
             for agent in (*probes, *trusted[: config.evaluate.agents or None]):
                 chosen.append((agent, submodel, recipe, agent in probes))
                 if agent.profile is not None:
-                    offer = offers.make_offers(agent.profile, [submodel], recipe, 1.0)[0]
+                    offer = affordable_submodels.make_offers(
+                        agent.profile, [submodel], recipe, 1.0
+                    )[0]
                     seconds[agent.name] = seconds.get(agent.name, 0.0) + offer.seconds
         waited = {a.name: seconds.get(a.name, 0.0) for a, _, _, probe in chosen if not probe}
         typical = estimate_typical_seconds(self.run.fleet.round, shipment.work, waited.items())

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from immutables import Map
 
-from coordinator.assign.standing import Standing
-from coordinator.observe.records import Entry, Folded
+from coordinator.assign.agent_standing import Standing
+from coordinator.observe.round_records import Entry, Folded
 from coordinator.store.store import Store
 from coordinator.store.training_counts import Counts, count_by_round
 from federated.task import Task

@@ -12,14 +12,13 @@ from functools import cache
 from immutables import Map
 from msgspec import structs
 
+from coordinator.assign.agent_standing import Standing
 from coordinator.assign.selection import make_generator
-from coordinator.assign.standing import Standing
 from coordinator.fleet.shipment import Shipment, to_torch
 from coordinator.observe.events import UpdateFolded, time_stage
-from coordinator.observe.records import Entry, Folded, Score
+from coordinator.observe.round_records import Entry, Folded, Score
 from coordinator.observe.score_summary import score_training
 from coordinator.phases.collectors import LateUpdates, check_update
-from coordinator.phases.context import RunContext
 from coordinator.phases.fleet_history import (
     FleetHistory,
     record_counts,
@@ -27,15 +26,16 @@ from coordinator.phases.fleet_history import (
     record_standings,
     record_tasks,
 )
-from coordinator.phases.outcomes import (
+from coordinator.phases.run_context import RunContext
+from coordinator.phases.task_outcomes import (
     describe_fold,
     describe_miss,
     learn_from_miss,
     learn_from_update,
 )
-from coordinator.round.collector import Collector, Snapshot
-from coordinator.round.round import RoundPlan
+from coordinator.round.collector_protocol import Collector, Snapshot
 from coordinator.round.round_events import PhaseBegan
+from coordinator.round.round_state import RoundPlan
 from coordinator.round.task_state import Planned, Spare, TaskState
 from coordinator.settings.config import Config
 from federated.engine.aggregate import Total

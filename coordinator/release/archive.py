@@ -20,7 +20,7 @@ import msgspec
 from coordinator.release.history import FORMAT, HISTORY, History, compute_digest, list_kept
 from export import bundle, modelcard
 from federated.errors import StoreError, explain_os_errors
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.wire.topics import VERSION
 
 __all__ = ["Archive"]
@@ -69,7 +69,7 @@ class Archive:
                 shutil.copy(folder / file, partial)
             bundle.read(partial)  # verify the copy itself
             # an existing version of this name is the same, or damaged
-            files.replace_folder(partial, self.path(name))
+            atomic_files.replace_folder(partial, self.path(name))
         return name
 
     def read(self) -> History:
@@ -101,7 +101,7 @@ class Archive:
         text = msgspec.json.format(msgspec.json.encode(history), indent=2) + b"\n"
         problem = f"cannot write the history of releases to {self.folder}"
         with explain_os_errors(StoreError, problem):
-            files.write(self.folder / HISTORY, text)
+            atomic_files.write(self.folder / HISTORY, text)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from export.bundle import Bundle
 from federated.errors import FleetError, Unknown, UsageError
 from federated.runtime.units import format_count
-from federated.wire.release_files import Serving
+from federated.wire.release_messages import Serving
 
 __all__ = [
     "LOSS",

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from federated.errors import ExportError
-from federated.wire.release_files import Release, Serving, Version
+from federated.wire.release_messages import Release, Serving, Version
 
 __all__ = [
     "FORMAT",

@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from coordinator.access.broker_access import add_certificate
+from coordinator.access.run_broker import add_certificate
 from coordinator.release import canary
 from coordinator.release import history as releases
 from coordinator.release.archive import Archive
 from coordinator.release.export_run import ExportRequest, write_release
+from coordinator.release.final_report import report
 from coordinator.release.history import History, Item
-from coordinator.release.reports import report
 from coordinator.store.run_records import open_records
 from coordinator.store.training_counts import choose_serving
 from export import bundle

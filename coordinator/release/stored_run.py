@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-from coordinator.observe.records import Entry, Score
+from coordinator.observe.round_records import Entry, Score
 from coordinator.phases.evaluation import assemble
 from coordinator.settings.config import Config, read_tables
 from coordinator.store.run_folders import DATABASE
@@ -23,9 +23,9 @@ from federated.errors import ConfigError, DataError, StoreError, Unknown
 from federated.method import Method, State
 from federated.methods.catalogue import method as method_named
 from models.families.catalogue import initial
-from models.given import is_given
-from models.own.given_network import return_network
+from models.given_objects import is_given
 from models.submodel import Network, Submodel
+from models.user_networks.given_network import return_network
 
 __all__ = [
     "PastRound",

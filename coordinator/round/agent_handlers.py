@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from coordinator.observe.events import AgentJoined, AgentLeft, AgentRefused
 from coordinator.round import round_events as on
-from coordinator.round.round import Agent, Round, list_tasks, put_task
 from coordinator.round.round_actions import Action, Ask, Forget, Report, TurnAway
+from coordinator.round.round_state import Agent, Round, list_tasks, put_task
 from coordinator.round.task_state import TaskState
 
 __all__ = [

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import put_agent
 from coordinator.round.phase_rules import compute_lease, end_probe, estimate_typical_seconds
-from coordinator.round.round import Agent, Phase, Round, list_carried_tasks, put_task
 from coordinator.round.round_actions import Action, Ask, Forget, Prepare
+from coordinator.round.round_state import Agent, Phase, Round, list_carried_tasks, put_task
 from coordinator.round.task_state import Planned, TaskState
 from federated.task import Key
 

@@ -11,7 +11,8 @@ from statistics import median_high, median_low
 
 from msgspec.structs import replace
 
-from coordinator.round.round import (
+from coordinator.round.round_actions import Abort, Action, Fold, Prepare, Relieve, Snapshot
+from coordinator.round.round_state import (
     RETURN_TIME,
     Agent,
     Phase,
@@ -21,7 +22,6 @@ from coordinator.round.round import (
     list_tasks,
     put_task,
 )
-from coordinator.round.round_actions import Abort, Action, Fold, Prepare, Relieve, Snapshot
 from coordinator.round.task_state import Spare, TaskState
 from federated.task import Work
 

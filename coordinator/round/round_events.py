@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from coordinator.round.round import RoundPlan, Rules
+from coordinator.round.round_state import RoundPlan, Rules
 from coordinator.round.task_state import Planned, Spare
 from federated.task import Key, Profile, Work
 from federated.wire.messages import Offer

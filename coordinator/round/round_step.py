@@ -19,8 +19,8 @@ from coordinator.round import phase_handlers as phases
 from coordinator.round import round_events as on
 from coordinator.round import update_handlers as updates
 from coordinator.round.phase_rules import count_wasted, end_probe, proceed
-from coordinator.round.round import Round, put_task
 from coordinator.round.round_actions import Action, Report
+from coordinator.round.round_state import Round, put_task
 from coordinator.round.task_state import TaskState
 from federated.task import Key
 

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from coordinator.observe.events import TaskFailed as FailureReported
 from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import put_agent, see_agent
-from coordinator.round.round import Round, find_task, put_task
 from coordinator.round.round_actions import Action, Answer, Forget, Receive, Relieve, Report
+from coordinator.round.round_state import Round, find_task, put_task
 from federated.task import Key
 
 __all__ = [

@@ -18,7 +18,7 @@ from coordinator.observe.events import (
     RunEnded,
     skip_repeats,
 )
-from coordinator.store.control import Stopped
+from coordinator.store.control_requests import Stopped
 
 __all__ = ["Channel", "EventStream"]
 

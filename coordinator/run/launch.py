@@ -12,24 +12,24 @@ from typing import Any
 import msgspec
 from rich.live import Live
 
-from coordinator.access.broker_access import open_broker_access
+from coordinator.access.run_broker import open_broker_access
 from coordinator.fleet.fleet import Fleet
-from coordinator.observe.events import Event, LoopTurned, Publish, publish_to
-from coordinator.observe.readers.terminal import (
+from coordinator.observe.event_readers.terminal_output import (
     LinePrinter,
     Screen,
     render_agents,
     render_scores,
 )
+from coordinator.observe.events import Event, LoopTurned, Publish, publish_to
 from coordinator.observe.score_summary import list_untrained, select_overall
-from coordinator.round.round import Agent
+from coordinator.round.round_state import Agent
 from coordinator.run.config_sources import ConfigSources
-from coordinator.run.preparation import Prepared, find_name, prepare
 from coordinator.run.rounds import Result
+from coordinator.run.run_preparation import Prepared, find_name, prepare
 from coordinator.run.runner import RunOptions, run
 from coordinator.settings.config import Config, read_tables, to_json
-from coordinator.settings.services import Log
-from coordinator.store.control import Stopped
+from coordinator.settings.service_tables import Log
+from coordinator.store.control_requests import Stopped
 from coordinator.store.run_folders import find_latest_run, list_runs
 from coordinator.store.run_records import open_records
 from federated.errors import ConfigError, UsageError

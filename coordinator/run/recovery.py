@@ -8,8 +8,8 @@ from functools import cache
 
 from coordinator.fleet.shipment import Shipment
 from coordinator.phases.collectors import LateUpdates, rebuild_shipment
-from coordinator.phases.context import RunContext
 from coordinator.phases.fleet_history import FleetHistory, record_tasks
+from coordinator.phases.run_context import RunContext
 from coordinator.phases.training import Training
 from coordinator.round.round_events import (
     PhaseBegan,

@@ -15,17 +15,17 @@ from functools import partial
 from coordinator.assign.selection import make_generator
 from coordinator.fleet.shipment import Shipment
 from coordinator.observe.events import PrivacySpent, RoundEnded, RoundStarted, time_stage
-from coordinator.observe.records import Entry, RoundRecord, Score
+from coordinator.observe.round_records import Entry, RoundRecord, Score
 from coordinator.observe.score_summary import is_target_reached
-from coordinator.phases.context import RunContext
 from coordinator.phases.evaluation import Evaluator, drop_statistics
 from coordinator.phases.fleet_history import FleetHistory, load_history
+from coordinator.phases.run_context import RunContext
 from coordinator.phases.training import Trained, Training, train
-from coordinator.round.round import RoundPlan
 from coordinator.round.round_events import RoundPlanned, TasksDropped
-from coordinator.run.planning import plan_round
-from coordinator.run.readiness import await_able, await_round
+from coordinator.round.round_state import RoundPlan
 from coordinator.run.recovery import resume_round
+from coordinator.run.round_planning import plan_round
+from coordinator.run.waiting_for_agents import await_able, await_round
 from coordinator.store.past_states import encode_touched
 from federated.engine.aggregate import Total
 from federated.engine.buffered import Touched, find_touched

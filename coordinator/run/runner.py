@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from coordinator.access.broker_access import BrokerAccess
+from coordinator.access.run_broker import BrokerAccess
+from coordinator.assign.affordable_submodels import match_pins
 from coordinator.assign.data_cards import build_network
 from coordinator.assign.eligibility import Eligibility
-from coordinator.assign.offers import match_pins
 from coordinator.fleet.fleet import Fleet, Intake
 from coordinator.fleet.run_clock import RunClock
+from coordinator.observe.event_readers.catalogue import Oversight, oversee
 from coordinator.observe.events import Publish
-from coordinator.observe.readers.catalogue import Oversight, oversee
-from coordinator.phases.context import ENDLESS, PATIENCE, RunContext
 from coordinator.phases.evaluation import Evaluator
-from coordinator.round.round import Rules
-from coordinator.run.network_agreement import await_network
-from coordinator.run.preparation import Prepared, make_weights, propose_menu
+from coordinator.phases.run_context import ENDLESS, PATIENCE, RunContext
+from coordinator.round.round_state import Rules
+from coordinator.run.network_vote import await_network
 from coordinator.run.rounds import Result, conduct
+from coordinator.run.run_preparation import Prepared, make_weights, propose_menu
 from coordinator.settings.config import Config, to_json
 from coordinator.store.database import Facts
 from coordinator.store.past_states import PastStates
@@ -75,7 +75,8 @@ def run(
 
     read: reader of all events.
     bind: called with the fleet once it exists.
-    Raises Stopped if a user stopped the run (`coordinator.store.control`); it can be resumed.
+    Raises Stopped if a user stopped the run (`coordinator.store.control_requests`); it can be
+    resumed.
     """
     config = prepared.config
     with oversee(prepared.store.folder, config, read, prepared.metrics, options.clock) as oversight:

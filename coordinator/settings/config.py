@@ -17,8 +17,7 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from coordinator.settings.services import Broker, Log, Metrics
-from coordinator.settings.tables import (
+from coordinator.settings.config_tables import (
     Assign,
     Data,
     Evaluate,
@@ -32,6 +31,7 @@ from coordinator.settings.tables import (
     Simulate,
     Wire,
 )
+from coordinator.settings.service_tables import Broker, Log, Metrics
 from federated.errors import ConfigError, EspalierError, Unknown, UsageError
 from federated.settings import Record, Seed, Settings, validate
 from federated.task import Recipe

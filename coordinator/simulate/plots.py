@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from federated.wire.release_files import label_submodel
+from federated.wire.release_messages import label_submodel
 
 __all__ = [
     "plot_accuracies",

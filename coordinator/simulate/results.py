@@ -21,10 +21,10 @@ from typing import Any
 
 import msgspec
 
-from coordinator.observe.records import Score
+from coordinator.observe.round_records import Score
 from coordinator.observe.score_summary import is_target_reached, summarize
 from coordinator.settings.config import Config, to_json
-from coordinator.simulate.data_source import DataSource, name_devices
+from coordinator.simulate.device_data import DataSource, name_devices
 from coordinator.store import training_counts
 from coordinator.store.store import Store
 from coordinator.trust import privacy_budget
@@ -35,7 +35,7 @@ from federated.method import State
 from federated.methods.catalogue import method
 from federated.runtime.console import Say
 from federated.runtime.provenance import commit, versions
-from federated.wire.release_files import UNTRAINED
+from federated.wire.release_messages import UNTRAINED
 from models.cost import cost
 from models.families.catalogue import initial
 from models.submodel import Submodel

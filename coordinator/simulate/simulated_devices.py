@@ -24,7 +24,7 @@ from typing import Any
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.settings.config import Config
-from coordinator.simulate.data_source import DataSource, name_devices
+from coordinator.simulate.device_data import DataSource, name_devices
 from coordinator.simulate.workers import UNLIMITED, Workers, read_outcome
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool

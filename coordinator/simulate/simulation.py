@@ -20,16 +20,16 @@ import msgspec
 import torch
 
 from coordinator.assign.data_cards import AGENTS
+from coordinator.observe.event_readers.terminal_output import LinePrinter
 from coordinator.observe.events import Publish
-from coordinator.observe.readers.terminal import LinePrinter
-from coordinator.phases.context import ENDLESS
+from coordinator.phases.run_context import ENDLESS
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.launch import check_same, load_named, load_stored
-from coordinator.run.preparation import Prepared, prepare
+from coordinator.run.run_preparation import Prepared, prepare
 from coordinator.run.runner import RunOptions, run
 from coordinator.settings.config import Config
 from coordinator.simulate import results
-from coordinator.simulate.data_source import DataSource, name_devices
+from coordinator.simulate.device_data import DataSource, name_devices
 from coordinator.simulate.simulated_devices import Devices, ServingLink
 from coordinator.simulate.workers import OwnThread, ProcessPool, Workers
 from coordinator.store.run_folders import list_runs

@@ -26,7 +26,7 @@ from threading import Event
 from typing import Any, Protocol
 
 from coordinator.settings.config import Config
-from coordinator.simulate.data_source import DataSource
+from coordinator.simulate.device_data import DataSource
 from federated.device.task_work import carry_out
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import ConfigError, EspalierError
@@ -36,7 +36,7 @@ from federated.task import Task
 from federated.training.execution import Execution
 from federated.wire.codecs.catalogue import find_codec
 from federated.wire.messages import Run
-from models.given import OBJECTS, is_given, strip_module
+from models.given_objects import OBJECTS, is_given, strip_module
 
 __all__ = ["UNLIMITED", "OwnThread", "ProcessPool", "Workers", "read_outcome"]
 
@@ -193,8 +193,8 @@ def drop_data(source: DataSource) -> DataSource:
 
 
 def list_given_objects(config: Config) -> dict[str, Any]:
-    """Return the objects of `models.given` that a configuration names. Raises ConfigError for one
-    that another process cannot have.
+    """Return the objects of `models.given_objects` that a configuration names. Raises ConfigError
+    for one that another process cannot have.
     """
     names = (config.method_name, config.model.name, config.data.name)
     labels = [strip_module(name) for name in names if is_given(name)]

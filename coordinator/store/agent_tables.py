@@ -12,8 +12,8 @@ from dataclasses import astuple
 
 import msgspec
 
+from coordinator.assign.agent_standing import Standing
 from coordinator.assign.decision_record import Decision
-from coordinator.assign.standing import Standing
 from coordinator.row_digests import seal
 from federated.errors import StoreError, explain_os_errors
 from federated.task import Profile

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from coordinator import row_digests
-from coordinator.observe.records import RoundRecord
+from coordinator.observe.round_records import RoundRecord
 from coordinator.store import agent_tables, run_lock
 from coordinator.store.run_folders import DATABASE
 from coordinator.trust import trust_tables
 from federated.errors import StoreError
-from federated.runtime.files import sync
+from federated.runtime.atomic_files import sync
 from federated.runtime.write_ahead_log import find_log_damage
 from models.submodel import Network, Submodel
 

@@ -26,14 +26,14 @@ import msgspec
 from immutables import Map
 from msgspec import Struct
 
-from coordinator.observe.records import Folded
-from coordinator.round.round import Round
+from coordinator.observe.round_records import Folded
 from coordinator.round.round_events import RoundEvent, RoundPlanned
+from coordinator.round.round_state import Round
 from coordinator.store.journal_records import FRAME, frame, split_records
 from coordinator.store.tensor_files import read_tensors, write_tensors
 from federated.engine.aggregate import Total, dump, load
 from federated.errors import StoreError, explain_os_errors
-from federated.runtime import files
+from federated.runtime import atomic_files
 
 __all__ = ["REMEDY", "Base", "Journal", "pack"]
 
@@ -112,7 +112,7 @@ class Journal:
         self._check()
         with self._explain_errors():
             try:
-                files.write(path, frame(pack(base)))
+                atomic_files.write(path, frame(pack(base)))
                 self._open(path)
             except OSError:
                 # a resumed run would read it as the newest, while events go to the old one
@@ -143,7 +143,7 @@ class Journal:
         if self._file is None or not self._unsynced:
             return
         with self._explain_errors():
-            files.sync(Path(self._file.name))
+            atomic_files.sync(Path(self._file.name))
         self._unsynced = False
 
     def write_total(self, name: str, total: Total) -> str:
@@ -209,7 +209,7 @@ class Journal:
 
     def _open(self, path: Path) -> None:
         """Open a segment for appending after its last complete record."""
-        files.sync(path)  # an earlier process may have died between writing and syncing
+        atomic_files.sync(path)  # an earlier process may have died between writing and syncing
         data = path.read_bytes()
         end = sum(FRAME.size + len(payload) for payload in split_records(data))
         if end < len(data):

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from federated.errors import describe_os_error
-from federated.runtime.files import sha256
+from federated.runtime.atomic_files import sha256
 from federated.task import Key
 
 __all__ = ["TEMPORARY", "find_problem", "name_file", "update_path"]

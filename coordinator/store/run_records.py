@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.observe.records import Entry, Score
+from coordinator.observe.round_records import Entry, Score
 from coordinator.store.agent_tables import AgentTables
 from coordinator.store.database import Facts, open_database
 from coordinator.store.run_folders import DATABASE, make_missing_error

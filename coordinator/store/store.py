@@ -24,8 +24,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from coordinator.observe.records import RoundRecord
-from coordinator.round.round import Round
+from coordinator.observe.round_records import RoundRecord
+from coordinator.round.round_state import Round
 from coordinator.row_digests import seal
 from coordinator.store import run_lock
 from coordinator.store.database import (
@@ -48,7 +48,7 @@ from coordinator.store.run_records import RunRecords
 from coordinator.store.tensor_files import read_tensors, write_tensors
 from coordinator.trust import trust_tables
 from federated.errors import StoreError, explain_os_errors
-from federated.runtime.files import make_private, warn_if_public
+from federated.runtime.atomic_files import make_private, warn_if_public
 from models.submodel import Submodel
 
 __all__ = ["Store"]

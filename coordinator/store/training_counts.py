@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from coordinator.observe.records import Score
+from coordinator.observe.round_records import Score
 from coordinator.store.run_records import RunRecords
 
 __all__ = [

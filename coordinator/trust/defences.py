@@ -1,7 +1,7 @@
 """Defences of a run against malicious updates, and against what updates reveal: from the
 configuration to the hooks of a round.
 
-robust.bound   coordinator.trust.bounds    refuses an update before it is folded
+robust.bound   coordinator.trust.norm_bounds    refuses an update before it is folded
 robust.rule    federated.engine.robust      aggregates updates with a rule other than the mean
 private.noise  federated.engine.private     bounds each device's change, and adds noise to the sum
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from coordinator.settings.config import Config
 from coordinator.trust import privacy_budget
-from coordinator.trust.bounds import Bound, check_change, compute_bounds, measure_change
+from coordinator.trust.norm_bounds import Bound, check_change, compute_bounds, measure_change
 from coordinator.trust.trust_tables import ChangeNorm, TrustTables
 from federated.engine.aggregate import Key, Part, Total, fold
 from federated.engine.part_store import PartStore

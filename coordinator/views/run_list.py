@@ -20,7 +20,7 @@ from coordinator.views.run_status import (
 )
 from federated.errors import EspalierError
 from federated.safe_table import make_table, render_table
-from federated.wire.release_files import UNTRAINED
+from federated.wire.release_messages import UNTRAINED
 
 __all__ = ["describe_runs", "render_runs"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.observe.records import Entry
+from coordinator.observe.round_records import Entry
 from coordinator.simulate import plots
 from coordinator.store.run_folders import find_current_run
 from coordinator.store.run_records import RunRecords, open_records

@@ -11,7 +11,7 @@ import msgspec
 from rich.table import Table
 
 from coordinator.observe.now_file import STATES, TASKS, Now, read_now
-from coordinator.observe.records import Score
+from coordinator.observe.round_records import Score
 from coordinator.observe.score_summary import (
     VIEWS,
     format_metric,
@@ -19,7 +19,7 @@ from coordinator.observe.score_summary import (
     select_overall,
 )
 from coordinator.settings.config import Config, read_tables
-from coordinator.store import control, run_lock
+from coordinator.store import control_requests, run_lock
 from coordinator.store.run_folders import find_current_run
 from coordinator.store.run_records import RunRecords, open_records
 from coordinator.store.training_counts import count_run
@@ -55,7 +55,7 @@ def describe_status(name: str | None, runs: Path) -> dict[str, Any]:
         held, now, requests = (
             run_lock.is_held(folder),
             read_now(folder),
-            control.read_requests(folder),
+            control_requests.read_requests(folder),
         )
         updated = datetime.fromisoformat(now.updated) if held and now else None
         config, (scored, scores) = read_config(records), find_last_scores(records)

@@ -31,7 +31,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.store import control
+from coordinator.store import control_requests
 from coordinator.store.run_folders import list_runs
 from coordinator.views.run_list import describe_runs
 from coordinator.web.run_pages import PARTS, describe_part
@@ -214,11 +214,11 @@ class Pages:
 
     async def send(self, run: str, command: str) -> dict[str, Any]:
         """Send a request to a run's coordinator."""
-        known = get_args(control.Command)
+        known = get_args(control_requests.Command)
         if command not in known:
             raise HTTPException(422, f"command: expected one of {', '.join(known)}")
         await self._check(run)
-        await self._call(control.send_request, self._runs / run, command)
+        await self._call(control_requests.send_request, self._runs / run, command)
         return {"run": run, "asked": command}
 
     async def stream(self, request: Request) -> Response:

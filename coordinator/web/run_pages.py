@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from coordinator.observe.records import Entry
+from coordinator.observe.round_records import Entry
 from coordinator.settings.config import Config, describe_key, to_json
 from coordinator.store.run_records import open_records
 from coordinator.store.training_counts import count_run

@@ -12,7 +12,7 @@ from pathlib import Path
 from starlette.requests import Request
 
 from federated.errors import ConfigError, explain_os_errors
-from federated.runtime.files import warn_if_public
+from federated.runtime.atomic_files import warn_if_public
 
 __all__ = ["COOKIE", "LIFETIME", "SignIn", "load_token"]
 

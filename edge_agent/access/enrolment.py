@@ -27,7 +27,7 @@ from cryptography.x509.oid import NameOID
 
 from edge_agent.access.credentials import Credentials, Enrolment, hold_lock
 from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.wire import tls
 from federated.wire.address import Address
 from federated.wire.enrolment_token import (
@@ -57,7 +57,7 @@ def enrol(token: Token, folder: Path) -> Credentials:
         folder.chmod(0o700)
         with hold_lock(folder):
             key = load_or_create_key(folder / "key.pem")
-            files.write(folder / "ca.pem", authority.encode())
+            atomic_files.write(folder / "ca.pem", authority.encode())
             answer = post(
                 Address(token.host, token.port, tls=True, ca=str(folder / "ca.pem")),
                 ENROL,
@@ -67,7 +67,7 @@ def enrol(token: Token, folder: Path) -> Credentials:
             enrolment = Enrolment(token.name, token.host, token.port, answer.broker, digest)
             credentials = Credentials(**msgspec.structs.asdict(enrolment), folder=folder)
             save_certificate(credentials, answer, key)
-            files.write(folder / "about.json", msgspec.json.encode(enrolment))
+            atomic_files.write(folder / "about.json", msgspec.json.encode(enrolment))
             (folder / "key.pem").unlink()
     return credentials
 
@@ -128,7 +128,7 @@ def load_or_create_key(path: Path) -> ec.EllipticCurvePrivateKey:
         if isinstance(key, ec.EllipticCurvePrivateKey):
             return key
     new = ec.generate_private_key(ec.SECP256R1())
-    files.write(path, encode_key(new))
+    atomic_files.write(path, encode_key(new))
     path.chmod(0o600)
     return new
 
@@ -151,7 +151,7 @@ def save_certificate(
             f"and name, found another: {error}"
         ) from error
     # only the owner may open the folder, so the file is protected before the chmod too
-    files.write(credentials.pem, answer.certificate.encode() + encode_key(key))
+    atomic_files.write(credentials.pem, answer.certificate.encode() + encode_key(key))
     credentials.pem.chmod(0o600)
 
 

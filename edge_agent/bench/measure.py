@@ -313,9 +313,9 @@ def predict(
     """
     if submodel is None or not timings or any(one.submodel == submodel for one in timings):
         return None
-    from federated.training import prediction
+    from federated.training import time_prediction
 
-    return prediction.predict(timings, submodel, batch, training=training)
+    return time_prediction.predict(timings, submodel, batch, training=training)
 
 
 def _print(report: Report, old: Report | None, request: Request, form: str, say: Say) -> bool:

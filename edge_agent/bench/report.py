@@ -19,7 +19,7 @@ from edge_agent.device.board import read_board, read_processor_name
 from edge_agent.device.limits import Limits, count_cpus
 from edge_agent.device.measurement_cache import PACKAGES
 from federated.errors import ConfigError, UsageError, explain_os_errors
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.runtime.provenance import commit, versions
 from federated.task import Board
 
@@ -289,7 +289,7 @@ def write(report: Report, path: Path) -> None:
         table.writerows(asdict(row) for row in report.rows)
         content = text.getvalue().encode()
     with explain_os_errors(ConfigError, f"{path}: cannot be written"):
-        files.write(path, content)
+        atomic_files.write(path, content)
 
 
 def check_writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:

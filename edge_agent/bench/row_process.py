@@ -187,7 +187,7 @@ def _time_steps(plan: Plan, batch: int, net: nn.Module) -> list[float]:
     from edge_agent.bench.target import draw_noise
     from federated.task import Recipe
     from federated.training.execution import TrainingSet
-    from federated.training.loop import train
+    from federated.training.training_loop import train
 
     assert plan.submodel is not None
     x, y = draw_noise(plan.submodel.network, batch)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from export.bundle import Kind
 from federated.errors import ExportError, Unknown, UsageError
-from federated.runtime.plugins import explain_lookup
+from federated.runtime.plugin_lookup import explain_lookup
 from models.submodel import Network, Submodel
 
 __all__ = [

@@ -27,7 +27,7 @@ from edge_agent.device.state_folder import find_folder
 from edge_agent.device.sysfs import ROOT, read_number
 from federated.device.profile_file import Circumstances
 from federated.installation import NAME
-from federated.runtime import files, provenance
+from federated.runtime import atomic_files, provenance
 
 __all__ = ["PACKAGES", "MeasurementCache", "describe_surroundings", "locate_cache", "read_versions"]
 
@@ -175,6 +175,6 @@ class MeasurementCache:
     def _write(path: Path, entry: Mapping[str, Any]) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            files.write(path, json.dumps(entry).encode())
+            atomic_files.write(path, json.dumps(entry).encode())
         except OSError as error:
             log.warning("cannot cache a measurement: %s: %s", path, error.strerror)

@@ -38,7 +38,7 @@ from federated.installation import pip_command
 from federated.runtime.console import Say
 from federated.task import Recipe
 from federated.training.execution import Diverged, Execution, TrainingSet
-from federated.training.tallies import metrics
+from federated.training.score_sums import metrics
 from models.families import catalogue
 from models.submodel import Network, Submodel
 
@@ -78,7 +78,7 @@ class Adapted:
 
     examples: number of training examples.
     held_out: number of held-out examples.
-    before, after: `federated.training.tallies.metrics` on the held-out examples.
+    before, after: `federated.training.score_sums.metrics` on the held-out examples.
     kept: "personal" or "release".
     model: the folder to serve from now on; empty if only the weights were written.
     weights: path of the adapted weights; empty if the release is kept.

@@ -18,7 +18,7 @@ from export.bundle_writer import Contents
 from export.verify import Array
 from federated.data.dataset import Dataset
 from federated.errors import ExportError, StoreError, UsageError, explain_os_errors
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.training.objective import prepare_batch
 from federated.wire import tensors
 from models.submodel import Network, Submodel
@@ -106,7 +106,7 @@ def _replace_folder(out: Path) -> Iterator[Path]:
             new = Path(aside, "new")
             new.mkdir()
             yield new
-            files.replace_folder(new, final)
+            atomic_files.replace_folder(new, final)
 
 
 def _make_examples(network: Network, x: Array, y: Array, hide: float) -> tuple[Array, Array]:

@@ -18,7 +18,7 @@ from edge_agent.infer.inputs import fit_shape
 from export.bundle import read_version
 from export.verify import Array, Session, load
 from federated.errors import DataError, EspalierError, ExportError, StoreError
-from federated.runtime.files import sha256
+from federated.runtime.atomic_files import sha256
 
 __all__ = ["Answered", "Counts", "Engine", "Past"]
 

@@ -26,7 +26,7 @@ from edge_agent.device.measurement_cache import describe_surroundings, locate_ca
 from edge_agent.infer.graph_choice import Choice, list_providers
 from edge_agent.infer.graph_trial import Held
 from federated.errors import ExportError, StoreError, explain_os_errors
-from federated.runtime import files
+from federated.runtime import atomic_files
 
 __all__ = [
     "ReleasePlace",
@@ -187,4 +187,4 @@ def _write(path: Path, value: object) -> None:
     """Write a file atomically. Raises StoreError."""
     with explain_os_errors(StoreError, f"{path}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, msgspec.json.encode(value))
+        atomic_files.write(path, msgspec.json.encode(value))

@@ -31,7 +31,7 @@ from federated.runtime.listen_address import ListenAddress
 from federated.runtime.service_manager import ServiceManager
 from federated.wire import topics
 from federated.wire.link import Delivery, Link
-from federated.wire.release_files import Serving
+from federated.wire.release_messages import Serving
 
 __all__ = ["make_serving_report", "serve"]
 

@@ -28,7 +28,7 @@ from federated.device.task_work import carry_out
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.runtime.compiler_import import defer_compiler
 from federated.task import Card, Profile, Task
 from federated.training.execution import Execution, Stopped
@@ -162,7 +162,7 @@ def _perform(
         )
         weights, result = Path(message["weights"]), Path(message["result"])
         loss = carry_out(site.trainer, task, weights, result, site.data, execution)
-        files.sync(result)
+        atomic_files.sync(result)
     except Stopped:
         channel.receive()  # the request that cancelled it
         return {"failed": "cancelled"}

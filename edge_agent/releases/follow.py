@@ -23,7 +23,7 @@ from federated.safe_text import make_safe
 from federated.wire import envelope, topics
 from federated.wire.link import LINK_UP, Delivery, Link, Will
 from federated.wire.links.catalogue import open_link
-from federated.wire.release_files import Release, Serving, label_submodel
+from federated.wire.release_messages import Release, Serving, label_submodel
 
 __all__ = ["Follower", "fetch", "fetch_from", "make_will", "open_follower_link"]
 

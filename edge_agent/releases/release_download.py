@@ -12,10 +12,10 @@ from pathlib import Path
 from export import bundle
 from export.bundle import File
 from federated.errors import ExportError, StoreError, WireError, explain_os_errors
-from federated.runtime.files import sha256
+from federated.runtime.atomic_files import sha256
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
-from federated.wire.release_files import Version
+from federated.wire.release_messages import Version
 from federated.wire.retained_blobs import Download, RetainedBlob
 
 __all__ = ["MAX_BYTES", "ReleaseDownload", "locate_version", "strip_folder"]

@@ -14,7 +14,7 @@ from export.publish import SETTLE
 from federated.errors import EspalierError, FleetError, WireError
 from federated.wire import envelope, topics
 from federated.wire.link import Delivery, Link
-from federated.wire.release_files import Release, Version
+from federated.wire.release_messages import Release, Version
 
 __all__ = ["Arrival", "NotReleased", "ReleaseWatch", "Subscription", "Target", "find_target"]
 

@@ -17,18 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from federated.data import vision
-from federated.data.arrays import call, read_npz
-from federated.data.arrays import dataset as of_arrays
+from federated.data import published_images
 from federated.data.csv_tables import is_table, read_table
+from federated.data.custom_arrays import call, read_npz
+from federated.data.custom_arrays import dataset as of_arrays
 from federated.data.dataset import Dataset, Indices
 from federated.data.defaults import PARTITION, SEED
+from federated.data.held_out_splits import hold_out, hold_out_last, hold_out_users, strata
 from federated.data.images import read_folder, read_zip
 from federated.data.partitions import Shard, draw_shard, generator
-from federated.data.sequences import har, wikitext_2
-from federated.data.strata import hold_out, hold_out_last, hold_out_users, strata
+from federated.data.published_sequences import har, wikitext_2
 from federated.errors import ConfigError, DataError
-from federated.runtime.plugins import find
+from federated.runtime.plugin_lookup import find
 from models.extensions import Kind, known_names
 
 __all__ = ["DATASETS", "HELD", "data_root", "load", "load_central", "load_device", "take_part"]
@@ -68,24 +68,31 @@ class BuiltIn:
 
 
 DATASETS: Mapping[str, BuiltIn] = {
-    "cifar10": BuiltIn(vision.cifar10, "images of ten classes, 32 x 32; downloaded"),
-    "cifar100": BuiltIn(vision.cifar100, "images of a hundred classes, 32 x 32; downloaded"),
-    "cinic10": BuiltIn(vision.cinic10, "images of CIFAR-10's classes, 32 x 32; downloaded"),
+    "cifar10": BuiltIn(published_images.cifar10, "images of ten classes, 32 x 32; downloaded"),
+    "cifar100": BuiltIn(
+        published_images.cifar100, "images of a hundred classes, 32 x 32; downloaded"
+    ),
+    "cinic10": BuiltIn(
+        published_images.cinic10, "images of CIFAR-10's classes, 32 x 32; downloaded"
+    ),
     "digits": BuiltIn(
         digits,
         "1797 handwritten digits, 8 x 8 (UCI, CC BY 4.0); part of the package",
         "a stratified 20 % that no agent trains on",
     ),
-    "fashion-mnist": BuiltIn(vision.fashion_mnist, "images of clothes, 28 x 28; downloaded"),
+    "fashion-mnist": BuiltIn(
+        published_images.fashion_mnist, "images of clothes, 28 x 28; downloaded"
+    ),
     "har": BuiltIn(
         har,
         "windows of motion sensor data from phones and watches of 23 people; a file in "
         "`--data-root`: `har/windows100.npz`",
         "a fifth of the people; on a device, the last recordings",
     ),
-    "mnist": BuiltIn(vision.mnist, "handwritten digits, 28 x 28; downloaded"),
+    "mnist": BuiltIn(published_images.mnist, "handwritten digits, 28 x 28; downloaded"),
     "svhn": BuiltIn(
-        vision.svhn, "images of house numbers, 32 x 32; downloaded; needs the extra `data`"
+        published_images.svhn,
+        "images of house numbers, 32 x 32; downloaded; needs the extra `data`",
     ),
     "wikitext-2": BuiltIn(
         wikitext_2,

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from federated.data.arrays import dataset
+from federated.data.custom_arrays import dataset
 from federated.data.dataset import Dataset
 from federated.errors import DataError
-from models.given import give
+from models.given_objects import give
 
 __all__ = ["give_data"]
 
@@ -22,8 +22,8 @@ KEYS = ("x", "y", "x_held", "y_held")
 def give_data(given: object) -> str:
     """Register data, and return their name, which is the same for equal data in every process.
 
-    given: (x, y) or (x, y, x_held, y_held) of arrays or tensors, as in `federated.data.arrays`, or
-        a Dataset
+    given: (x, y) or (x, y, x_held, y_held) of arrays or tensors, as in
+        `federated.data.custom_arrays`, or a Dataset
     DataError: they are something else, or unusable
     """
     if not isinstance(given, Dataset) and not (isinstance(given, tuple) and len(given) in (2, 4)):

@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from federated.data import splits
+from federated.data import agent_splits
 from federated.data.dataset import Dataset, Indices, Labels
-from federated.data.strata import strata
+from federated.data.held_out_splits import strata
 from federated.errors import ConfigError, DataError, Unknown
 
 __all__ = [
@@ -46,11 +46,11 @@ DRAWN = 0.25  # fraction of the examples for an agent without a shard
 
 def _parse_iid(argument: str) -> Partition:
     if not argument:
-        return lambda dataset, agents, rng: splits.split_equally(len(dataset.x), agents, rng)
+        return lambda dataset, agents, rng: agent_splits.split_equally(len(dataset.x), agents, rng)
     ratio = float(argument)
     if not 0 < ratio < 1:
         raise ValueError
-    return lambda dataset, agents, rng: splits.split_unequally(
+    return lambda dataset, agents, rng: agent_splits.split_unequally(
         strata(dataset)[0], agents, ratio, rng
     )
 
@@ -59,10 +59,10 @@ def _parse_dirichlet(argument: str) -> Partition:
     first, *rest = argument.split(":")
     alpha = _parse_alpha(first)
     balanced = rest[-1:] == ["balanced"]
-    minimum = int(rest.pop(0)) if rest[balanced:] else splits.LEAST
-    if minimum < splits.LEAST or len(rest) != balanced:
+    minimum = int(rest.pop(0)) if rest[balanced:] else agent_splits.LEAST
+    if minimum < agent_splits.LEAST or len(rest) != balanced:
         raise ValueError
-    return lambda dataset, agents, rng: splits.split_by_dirichlet(
+    return lambda dataset, agents, rng: agent_splits.split_by_dirichlet(
         _read_classes(dataset), agents, alpha, rng, minimum, balanced=balanced
     )
 
@@ -76,7 +76,7 @@ def _parse_classes(argument: str) -> Partition:
     def split(dataset: Dataset, agents: int, rng: np.random.Generator) -> list[Indices]:
         y = _read_classes(dataset)
         count = max(1, round(wanted * len(dataset.labels))) if share else int(wanted)
-        return splits.split_by_classes(y, agents, count, rng)
+        return agent_splits.split_by_classes(y, agents, count, rng)
 
     return split
 
@@ -86,7 +86,7 @@ def _parse_skewed(argument: str) -> Partition:
     strong, alpha = int(first), _parse_alpha(second)
     if strong < 1:
         raise ValueError
-    return lambda dataset, agents, rng: splits.split_by_strength(
+    return lambda dataset, agents, rng: agent_splits.split_by_strength(
         _read_classes(dataset), agents, strong, alpha, rng
     )
 
@@ -101,7 +101,7 @@ def _parse_users(argument: str) -> Partition:
                 f"partition users: {dataset.name} does not name the person of each example; use "
                 "another partition"
             )
-        return splits.split_by_user(dataset.users, agents)
+        return agent_splits.split_by_user(dataset.users, agents)
 
     return split
 
@@ -146,10 +146,10 @@ def parse(text: str) -> Partition:
     if name not in PARTITIONS:
         raise Unknown("partition", name, PARTITIONS)
     make, example = PARTITIONS[name]
-    if at and not (most.isdecimal() and int(most) >= splits.LEAST):
+    if at and not (most.isdecimal() and int(most) >= agent_splits.LEAST):
         raise ConfigError(
-            f"partition '{text}': expected at least {splits.LEAST} examples per agent after '@', "
-            f"found '{most}'"
+            f"partition '{text}': expected at least {agent_splits.LEAST} examples per agent after "
+            f"'@', found '{most}'"
         )
     try:
         split = make(argument)
@@ -166,10 +166,10 @@ def parse(text: str) -> Partition:
                 for part in parts
             ]
         for agent, part in enumerate(parts):
-            if len(part) < splits.LEAST:
+            if len(part) < agent_splits.LEAST:
                 raise DataError(
                     f"partition {text} of {dataset.name} over {agents} agents: expected "
-                    f"at least {splits.LEAST} examples for each, "
+                    f"at least {agent_splits.LEAST} examples for each, "
                     f"found {len(part)} for agent {agent}"
                 )
         return parts

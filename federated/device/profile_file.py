@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from federated.errors import ConfigError, WireError, explain_os_errors
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.task import LONGEST, SHORTEST, Profile, Timing
 from federated.wire import envelope
 
@@ -95,7 +95,7 @@ class Sheet:
 def write(sheet: Sheet, path: Path) -> None:
     """Write a sheet atomically. Raises ConfigError if the file cannot be written."""
     with explain_os_errors(ConfigError, f"{path}: cannot be written"):
-        files.write(
+        atomic_files.write(
             path,
             msgspec.json.format(
                 msgspec.json.encode({"format": FORMAT, **msgspec.to_builtins(sheet)}), indent=2

@@ -29,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from federated.errors import StoreError, WireError, explain_os_errors
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.task import Task
 from federated.training.device_memory import FOLDER
 from federated.wire import envelope, messages
@@ -105,7 +105,7 @@ class Spool:
         """
         self.folder, self.lasting, self.limit = folder, lasting, limit
         with explain_os_errors(StoreError, f"cannot use the spool {folder}"):
-            files.make_private(folder, "what this device learned")
+            atomic_files.make_private(folder, "what this device learned")
             self._lock = _lock(folder) if lasting else -1
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class Spool:
     def is_intact(path: Path) -> bool:
         """Return whether weights have the digest that their name states."""
         try:
-            return files.sha256(path) == path.stem
+            return atomic_files.sha256(path) == path.stem
         except OSError:
             return False
 
@@ -162,7 +162,7 @@ class Spool:
         )
         try:
             note = replace(note, digest=note.expected_digest)
-            files.write(update.path.with_suffix(TASK), msgspec.msgpack.encode(note))
+            atomic_files.write(update.path.with_suffix(TASK), msgspec.msgpack.encode(note))
         except OSError as error:
             log.warning(
                 "round %d: a restart would lose the update: cannot write to %s: %s",
@@ -246,7 +246,7 @@ class Spool:
             intact = (
                 isinstance(manifest, messages.Manifest)
                 and _size(update) == manifest.size
-                and files.sha256(update) == manifest.sha256
+                and atomic_files.sha256(update) == manifest.sha256
             )
         except (OSError, ValueError, WireError) as error:  # errors of msgspec are ValueErrors
             log.warning("ignored %s: %s", path, error)

@@ -17,7 +17,7 @@ from federated.task import Task, Update
 from federated.training import device_memory
 from federated.training.device_memory import variate_name
 from federated.training.execution import UNWATCHED, Array, Examples, Execution, TrainingSet
-from federated.training.tallies import Tallies
+from federated.training.score_sums import Tallies
 from federated.wire import tensors as blobs
 from federated.wire.codecs.catalogue import codec
 from federated.wire.codecs.codec import encode_update

@@ -31,7 +31,7 @@ class Pass:
     """Network that a device runs on its examples during training.
 
     submodel: the network; its branches count once, since training runs them merged
-        (`models.layers.branches`)
+        (`models.layers.parallel_branches`)
     times: passes of each example per local epoch; the expected number where the method draws
     learns: True if a backward pass follows
     """

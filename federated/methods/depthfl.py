@@ -2,8 +2,8 @@
 2023, OpenReview pf8RIZTMU58), with FedDyn.
 
 Difference from FedAvg: a device of depth n keeps sections 1 to n whole, with an exit after each of
-them (`models.layers.exits`). It trains all its exits at once, each with the others as teachers
-(mutual self-distillation, section 3.2; z_i are logits and p_i their softmax, T = 1):
+them (`models.layers.early_exits`). It trains all its exits at once, each with the others as
+teachers (mutual self-distillation, section 3.2; z_i are logits and p_i their softmax, T = 1):
 
     sum_i [ CE(z_i) + lambda_t / (n - 1) * sum_(j != i) KL(p_j || p_i) ],
     lambda_t = exp(-5 (1 - min(t, ramp) / ramp)^2)
@@ -14,8 +14,8 @@ run of 20 rounds would leave lambda at 0.013.
 
 FedDyn (Acar et al., arXiv 2111.04263, Algorithm 1) is added, as in the authors' code. `solver =
 "fedavg"` leaves it out, for comparisons that give every method the same solver. Its device half is
-in the recipe (`federated.training.variates`). For weights and biases, with N the number of agents
-and count the number of those whose update of this round holds the coordinate,
+in the recipe (`federated.training.step_corrections`). For weights and biases, with N the number of
+agents and count the number of those whose update of this round holds the coordinate,
 
     h <- h - alpha count / N (mean - w),    w <- mean - h / alpha
 
@@ -45,7 +45,7 @@ from federated.task import Recipe, Update
 from federated.training import objective
 from federated.training.hooks import Hooks, Session
 from models.families.catalogue import initial
-from models.layers.exits import run_exits
+from models.layers.early_exits import run_exits
 from models.slicing import Plan, as_slices, is_statistic, read_home
 from models.submodel import Network, Submodel
 

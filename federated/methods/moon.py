@@ -36,7 +36,7 @@ from federated.methods.common.inactive_mechanisms import one_round
 from federated.methods.fedavg import fedavg, propose_sizes, recipe
 from federated.task import Recipe
 from federated.training.hooks import Hooks, Session
-from federated.training.loop import plain_loss
+from federated.training.training_loop import plain_loss
 from models.layers.batch_norm import norms
 from models.submodel import Submodel
 

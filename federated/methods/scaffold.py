@@ -3,7 +3,7 @@
 
 Difference from FedAvg: the coordinator keeps a control variate c and each device its own c_i, of
 the shapes of the trainable parameters and initially 0. A device adds c - c_i to each of its steps
-and sends the change of c_i (`federated.training.variates`). Then
+and sends the change of c_i (`federated.training.step_corrections`). Then
 
     w <- w + eta_g (mean_S w_i - w),    c <- c + (1/N) sum_S (c_i+ - c_i)
 

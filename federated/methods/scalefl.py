@@ -2,10 +2,10 @@
 2023; not on arXiv).
 
 Difference from FedAvg: a level is narrow and shallow at once. Level l keeps a fraction v_l of all
-channels and ends at exit h_l (section 3.1; `models.layers.exits`, exits-conv), by default v = (.7,
-.7, .75, 1) and h = (1, 2, 3, 4); a network with fewer exits ends at its last one. A Scaler divides
-by v before each norm, in evaluation too, as in the authors' code. A device trains all its exits z_1
-.. z_n, and the last one teaches the others (section 3.3):
+channels and ends at exit h_l (section 3.1; `models.layers.early_exits`, exits-conv), by default v =
+(.7, .7, .75, 1) and h = (1, 2, 3, 4); a network with fewer exits ends at its last one. A Scaler
+divides by v before each norm, in evaluation too, as in the authors' code. A device trains all its
+exits z_1 .. z_n, and the last one teaches the others (section 3.3):
 
     ( sum_(j < n) j (CE(z_j) + gamma T^2 KL(softmax(z_n / T) || softmax(z_j / T))) + n CE(z_n) )
     / (n (n + 1) / 2),    T = 3
@@ -40,7 +40,7 @@ from federated.methods.fedavg import fedavg, recipe
 from federated.task import Recipe
 from federated.training import objective
 from federated.training.hooks import Hooks, Session
-from models.layers.exits import run_exits
+from models.layers.early_exits import run_exits
 from models.submodel import Network, Submodel
 
 __all__ = ["scalefl", "weighted_loss"]

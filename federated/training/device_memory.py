@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federated.errors import Malformed
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.task import Recipe
 from federated.wire import tensors
 from models.submodel import Submodel
@@ -94,7 +94,7 @@ def write(folder: Path, round: int, values: Mapping[str, Array], *, since: int) 
             if old.ndim == value.ndim and old.dtype == value.dtype
         ]
         layers[name] = [*same, value]  # later layers overwrite earlier ones
-    files.write_pieces(folder / f"{round}{SUFFIX}", add_digest(encode_layers(layers)))
+    atomic_files.write_pieces(folder / f"{round}{SUFFIX}", add_digest(encode_layers(layers)))
     prune(folder, since, round)
 
 

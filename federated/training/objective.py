@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from federated.training.tallies import fields
+from federated.training.score_sums import fields
 from models.submodel import Network
 
 __all__ = ["loss", "mask_logits", "masked_loss", "prepare_batch", "tally"]
@@ -71,7 +71,7 @@ def flatten_places(out: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
 def tally(
     network: Network, out: Tensor, truth: Tensor, *, per_class: bool
 ) -> dict[str, list[float]]:
-    """Return the sums of one batch, as `federated.training.tallies` names them."""
+    """Return the sums of one batch, as `federated.training.score_sums` names them."""
     if network.objective == "value":
         errors = (out - truth).square()
         sums = {"errors": errors.sum(0), "sum": truth.sum(0), "squares": truth.square().sum(0)}

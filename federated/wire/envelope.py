@@ -21,7 +21,7 @@ from federated.errors import Malformed, ProtocolMismatch
 from federated.safe_text import make_safe
 from federated.task import Profile, Task, Update
 from federated.wire import topics
-from federated.wire.fields import Natural, Text
+from federated.wire.field_types import Natural, Text
 from federated.wire.messages import (
     MAX_CHUNK,
     Abort,
@@ -39,7 +39,7 @@ from federated.wire.messages import (
     Run,
     Status,
 )
-from federated.wire.release_files import Release, Serving
+from federated.wire.release_messages import Release, Serving
 
 __all__ = ["MAX_MESSAGE", "MESSAGES", "PROTOCOL", "decode", "decode_with_epoch", "encode"]
 

@@ -1,7 +1,7 @@
 """The messages between a coordinator and its agents: frozen records with checked fields
-(`federated.wire.fields`).
+(`federated.wire.field_types`).
 
-Further messages are in `federated.task` and `federated.wire.release_files`.
+Further messages are in `federated.task` and `federated.wire.release_messages`.
 `federated.wire.envelope` encodes them.
 """
 
@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta
 
 from federated.task import Card, Profile, Task, Work
-from federated.wire.fields import (
+from federated.wire.field_types import (
     AgentName,
     Crc,
     Digest,
@@ -26,7 +26,7 @@ from federated.wire.fields import (
     Transfer,
     Word,
 )
-from federated.wire.release_files import Release, Serving
+from federated.wire.release_messages import Release, Serving
 from federated.wire.topics import UNOWNED
 from models.submodel import Network, Submodel
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from federated.errors import Refused
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import WINDOW, slices
 from federated.wire.link import Link
@@ -188,7 +188,7 @@ class Download:
         try:
             partial.finish(sync=self._sync).replace(self.path)
             if self._sync:
-                files.sync(self.path.parent)
+                atomic_files.sync(self.path.parent)
         except Refused:
             self.digest_failures += 1
             raise

@@ -1,11 +1,12 @@
 """The families of networks by name, and functions on them: build, shapes, names, menus.
 
 A family is a key of FAMILIES, an entry point of the group `espalier.families`, or
-`module:attribute`: a `Family`, or a function that returns a network (`models.own.user_network`).
+`module:attribute`: a `Family`, or a function that returns a network
+(`models.user_networks.user_network`).
 
 `models` does not use the project's errors: an unknown model raises `LookupError(name, known
 names)`, and a model that cannot be built raises `ValueError`. Callers turn them into `Unknown`
-and `ConfigError` (`federated.runtime.plugins.explain_lookup`).
+and `ConfigError` (`federated.runtime.plugin_lookup.explain_lookup`).
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from models.families.vit import VIT
 from models.family import Address, Family, Pieces
 from models.layers.basic import project, scale
 from models.layers.batch_norm import NORMS
-from models.own.user_network import own
 from models.random_state import isolate_random_state
 from models.submodel import DataMoments, Moments, Network, Submodel, Target
+from models.user_networks.user_network import own
 
 __all__ = [
     "FAMILIES",
@@ -100,7 +101,7 @@ def network(
     classes, values or tokens.
 
     model: a family ("preresnet": its default preset), a family and a preset ("preresnet-18",
-        "module:attribute-18"), or "module:function" (see `models.own.user_network`).
+        "module:attribute-18"), or "module:function" (see `models.user_networks.user_network`).
     moments: of the data, which the network normalises.
     target: kind of label in the data.
     LookupError(model, known names): unknown model. ValueError: it cannot be built.

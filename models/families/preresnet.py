@@ -6,11 +6,10 @@ block. A block that changes channels or resolution projects its shortcut with a 
 the activated input. Every section but the first halves the resolution. Initialisation is PyTorch's,
 batch norm 1 and 0, the linear's bias 0 (HeteroFL).
 
-With exits (`models.layers.exits`) a submodel ends at its last exit and has no later blocks. An exit
-first normalises and activates its feature, with its own norm: a block's output is a sum without
-activation.
-"steps": the residual of a block is multiplied by a learnable number, initially 1 (NeFL, arXiv
-2308.07761, section III).
+With exits (`models.layers.early_exits`) a submodel ends at its last exit and has no later blocks.
+An exit first normalises and activates its feature, with its own norm: a block's output is a sum
+without activation. "steps": the residual of a block is multiplied by a learnable number, initially
+1 (NeFL, arXiv 2308.07761, section III).
 
 A block keeps its index in the largest network, so `sections.1.3.conv2.weight` names the same block
 in every submodel.
@@ -29,7 +28,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.family import Family, check_mask
 from models.layers.basic import Norm, Standardise
-from models.layers.exits import (
+from models.layers.early_exits import (
     EXITS,
     early_exits,
     exit_kind,

@@ -10,10 +10,9 @@ with projected shortcuts; "small" and "tiny" are for a CPU.
 Width scales every section's channels and a bottleneck's inner ones. Depth may leave out any block
 (NeFL, arXiv 2308.07761). If the first block of a section is left out, its projection stays,
 relu(projection(x)), since it changes channels and resolution; without a projection, x passes
-through unchanged. With exits (`models.layers.exits`) a submodel ends at its last exit and has no
-later blocks.
-"steps": the residual of a block is multiplied by a learnable number, relu(shortcut(x) + step *
-F(x)), initially 1 (NeFL, section III).
+through unchanged. With exits (`models.layers.early_exits`) a submodel ends at its last exit and has
+no later blocks. "steps": the residual of a block is multiplied by a learnable number,
+relu(shortcut(x) + step * F(x)), initially 1 (NeFL, section III).
 
 Initialisation is torchvision's for its stem and for 56 and 110 (He-normal convolutions, fan out),
 PyTorch's for the others.
@@ -30,7 +29,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.family import Family, Tensors, Torchvision, check_mask, parse_address
 from models.layers.basic import Norm, Standardise
-from models.layers.exits import (
+from models.layers.early_exits import (
     EXITS,
     early_exits,
     exit_kind,

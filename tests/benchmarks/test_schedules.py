@@ -47,7 +47,7 @@ def test_only_disk_and_clock_are_replaced_in_production_code(
         names
         == set(REPLACED)
         == {
-            "coordinator.fleet.driver.step",
+            "coordinator.fleet.round_driver.step",
             "io.open",
             "mmap.mmap",
             "os.fsync",

@@ -16,13 +16,13 @@ from torch import nn
 
 import espalier
 from coordinator.store import run_lock
-from coordinator.store.control import send_request
+from coordinator.store.control_requests import send_request
 from espalier import events
 from federated.data import catalogue
 from federated.errors import ConfigError, DataError, ExportError, StoreError, Unknown, UsageError
 from federated.method import Method
 from federated.methods.fedavg import fedavg
-from models import given
+from models import given_objects
 from tests.espalier.conftest import Data, Tiny
 from tests.support.federation import RUN, Member, digits, run_members
 from tests.support.own import Recurrent
@@ -88,7 +88,7 @@ def test_a_run_is_sliced_predicted_and_exported(
 
 def test_one_thread_learns_what_worker_processes_learn(tmp_path: Path) -> None:
     def train(name: str, **given: Any) -> dict[str, torch.Tensor]:
-        env = espalier.Simulation(agents=3, **given)
+        env = espalier.Simulation(agents=3, **given_objects)
         run = espalier.run(
             "fedavg", "mlp-small", env=env, runs=tmp_path, name=name, rounds=2, train={"steps": 3}
         )
@@ -141,8 +141,8 @@ def test_a_run_of_another_process_needs_its_module(
     tiny: nn.Module, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulate(tiny, data, tmp_path, rounds=1).result()
-    monkeypatch.setattr(given, "OBJECTS", {})
-    monkeypatch.setattr("models.own.given_network.OBJECTS", given.OBJECTS)
+    monkeypatch.setattr(given_objects, "OBJECTS", {})
+    monkeypatch.setattr("models.user_networks.given_network.OBJECTS", given_objects.OBJECTS)
     with pytest.raises(ConfigError, match=r"run 'mine': .*pass it again"):
         espalier.load_run(tmp_path / "mine")
     with pytest.raises(ConfigError, match=r"Tiny.*another structure"):
@@ -164,7 +164,7 @@ def test_a_method_of_the_program_needs_no_module(
     run = simulate(tiny, data, tmp_path, mine, name="", rounds=1)
     assert run.name.startswith("mine_")
     assert run.result().rounds == 1
-    assert espalier.load_run(run.folder).method.name.startswith("models.given:mine_")
+    assert espalier.load_run(run.folder).method.name.startswith("models.given_objects:mine_")
     named = simulate(tiny, data, tmp_path, fedavg, rounds=1).result()
     assert named.method.name == "federated.methods.fedavg:fedavg"
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from federated.runtime.files import sha256
+from federated.runtime.atomic_files import sha256
 
 pytest.importorskip("torch")
 pytest.importorskip("onnx")

@@ -20,7 +20,7 @@ from export.quantize import available_kinds, quantize  # noqa: E402
 from federated.data.catalogue import load_central  # noqa: E402
 from federated.errors import DataError, ExportError  # noqa: E402
 from federated.task import Recipe  # noqa: E402
-from federated.training.loop import train  # noqa: E402
+from federated.training.training_loop import train  # noqa: E402
 from models.families.catalogue import FAMILIES, build, full, menu, network  # noqa: E402
 from models.submodel import Submodel  # noqa: E402
 from tests.models.test_every_family import batch  # noqa: E402

@@ -14,7 +14,7 @@ import pytest
 
 from export.verify import BATCH, METADATA, load
 from federated.errors import DataError, ExportError
-from federated.runtime.files import sha256
+from federated.runtime.atomic_files import sha256
 from tests.export.conftest import GIVEN, make_bytes, make_text
 
 X = np.array([[1, 2], [5, 3]], np.uint8)

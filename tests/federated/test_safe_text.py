@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from coordinator.observe import events
-from coordinator.observe.readers.terminal import LinePrinter, Screen, render_agents
-from coordinator.observe.records import Entry, RoundRecord
-from coordinator.round.round import Agent
+from coordinator.observe.event_readers.terminal_output import LinePrinter, Screen, render_agents
+from coordinator.observe.round_records import Entry, RoundRecord
+from coordinator.round.round_state import Agent
 from coordinator.views.agent_table import describe_agents
 from coordinator.views.agent_table import render_agents as render_devices
 from coordinator.views.run_log import format_event

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from coordinator.fleet.fleet import Fleet
+from coordinator.observe.event_readers.terminal_output import LinePrinter
 from coordinator.observe.events import Publish, publish_to
-from coordinator.observe.readers.terminal import LinePrinter
-from coordinator.phases.context import PATIENCE
+from coordinator.phases.run_context import PATIENCE
 from coordinator.run import runner
-from coordinator.run.preparation import prepare
 from coordinator.run.rounds import Result
+from coordinator.run.run_preparation import prepare
 from coordinator.settings.config import Config, load
 from edge_agent.join.participation import find_run
 from federated.data import catalogue

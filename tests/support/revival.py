@@ -12,12 +12,12 @@ from typing import Any
 from msgspec import structs
 
 from coordinator.fleet.fleet import Fleet
+from coordinator.observe.event_readers.terminal_output import LinePrinter
 from coordinator.observe.events import Publish
-from coordinator.observe.readers.terminal import LinePrinter
 from coordinator.round.round_step import step
 from coordinator.run import runner
-from coordinator.run.preparation import prepare
 from coordinator.run.rounds import Result
+from coordinator.run.run_preparation import prepare
 from coordinator.store.journal import Journal, pack
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.federation import Member, make_config, run_members

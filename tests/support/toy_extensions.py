@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from coordinator.observe.event_readers.reader import ReaderContext
 from coordinator.observe.events import Event, Publish, RoundEnded, RunEnded
-from coordinator.observe.readers.reader import ReaderContext
 from federated.engine.robust.arithmetic import Array, majority, per_coordinate
 from federated.engine.robust.rule import Rule
 from federated.method import Method, State

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from federated.errors import require_extra
-from federated.runtime.plugins import check_declares, find, report_failure
+from federated.runtime.plugin_lookup import check_declares, find, report_failure
 from models.extensions import Kind
 
 if TYPE_CHECKING:  # settings import this module, and need no numpy

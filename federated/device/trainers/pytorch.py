@@ -18,11 +18,11 @@ from federated.errors import ConfigError
 from federated.methods.catalogue import hooks, loaded_hooks, loaded_method
 from federated.settings import validate
 from federated.task import Recipe
-from federated.training import scoring
+from federated.training import evaluation_passes
 from federated.training.execution import Array, Examples, Execution, TrainingData, TrainingSet
 from federated.training.hooks import Survey
-from federated.training.loop import descend, open_session, train
-from federated.training.tallies import Tallies
+from federated.training.score_sums import Tallies
+from federated.training.training_loop import descend, open_session, train
 from federated.wire.messages import Run
 from models.cost import cost
 from models.families.catalogue import build, shapes, statistics
@@ -153,7 +153,7 @@ class PyTorchNetwork:
     def calibrate(
         self, x: Array, stop: Callable[[], bool] | None = None
     ) -> tuple[dict[str, Array], int]:
-        found, batches = scoring.calibrate(
+        found, batches = evaluation_passes.calibrate(
             self.net, x, self.start.recipe.batch, self.start.seed, stop
         )
         return to_arrays(found), batches
@@ -161,7 +161,7 @@ class PyTorchNetwork:
     def evaluate(
         self, data: TrainingData, recipe: Recipe, stop: Callable[[], bool] | None = None
     ) -> Tallies:
-        return scoring.evaluate(self.net, self.start.submodel, recipe, data, stop)
+        return evaluation_passes.evaluate(self.net, self.start.submodel, recipe, data, stop)
 
 
 def build_network(start: Start) -> nn.Module:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 from federated.task import Recipe
 from federated.training.execution import Array, Examples, Execution, TrainingData
-from federated.training.tallies import Tallies
+from federated.training.score_sums import Tallies
 from federated.wire.messages import Run
 from models.submodel import Submodel
 
@@ -109,8 +109,8 @@ class LoadedNetwork(Protocol):
     def evaluate(
         self, data: TrainingData, recipe: Recipe, stop: Callable[[], bool] | None = None
     ) -> Tallies:
-        """Return sums over the examples, by view (see `federated.training.scoring.evaluate`); empty
-        without examples.
+        """Return sums over the examples, by view (see
+        `federated.training.evaluation_passes.evaluate`); empty without examples.
 
         recipe: gives the batch size, the fraction of hidden tokens, and whether to count per class.
         Raises Stopped.

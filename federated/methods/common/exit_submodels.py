@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from federated.errors import ConfigError
 from federated.method import Settings
 from models.families.catalogue import full, parameters, shapes
-from models.layers.exits import levels
+from models.layers.early_exits import levels
 from models.submodel import Network, Submodel
 
 __all__ = ["exit_submodels", "inner_submodels", "sort_menu"]

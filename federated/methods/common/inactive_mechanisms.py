@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from federated.method import Method, Settings
-from models.layers.exits import exit_places
+from models.layers.early_exits import exit_places
 from models.submodel import Submodel
 
 __all__ = ["inactive", "one_exit", "one_round", "one_size", "one_step", "same_blocks"]

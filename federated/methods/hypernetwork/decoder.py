@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from federated.methods.hypernetwork.graph import Role
+from federated.methods.hypernetwork.operation_graph import Role
 from models.slicing import as_slices, corner
 
 __all__ = ["Decoder", "bounding_shape", "cap_shape", "normalise", "tile"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from federated.errors import Unknown
-from federated.runtime.plugins import find
+from federated.runtime.plugin_lookup import find
 from federated.wire.codecs.codec import Codec
 from federated.wire.codecs.fp16 import FP16
 from federated.wire.codecs.raw import RAW

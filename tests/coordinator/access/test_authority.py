@@ -21,7 +21,7 @@ from coordinator.access.certificates import list_own_names, read_server_names
 from coordinator.broker.mosquitto import COORDINATOR
 from edge_agent.access.enrolment import sign_request
 from federated.errors import ConfigError, Refused, UsageError
-from federated.runtime import files
+from federated.runtime import atomic_files
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 OTHER = ec.generate_private_key(ec.SECP256R1())
@@ -240,7 +240,7 @@ def test_many_agents_are_revoked_with_one_list(authority: Authority) -> None:
     for name in ("a", "b", "c"):
         token = authority.invite(name, "localhost", 8884, 60)
         authority.enrol(token.secret, sign_request(name, KEY))
-    with mock.patch.object(files, "write", wraps=files.write) as write:
+    with mock.patch.object(atomic_files, "write", wraps=atomic_files.write) as write:
         assert authority.revoke_all(["a", "b", "nobody"]) == {"a": 1, "b": 1, "nobody": 0}
     assert [call.args[0] for call in write.call_args_list] == [authority.crl]
     assert len(list(x509.load_pem_x509_crl(authority.crl.read_bytes()))) == 2

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from coordinator.assign.affordable_submodels import MARGIN, make_offers
+from coordinator.assign.agent_standing import Standing, record_failure, record_late
 from coordinator.assign.decisions import (
     Candidate,
     Verdict,
@@ -15,14 +17,12 @@ from coordinator.assign.decisions import (
     mark_undrawn,
     megabytes,
 )
-from coordinator.assign.offers import MARGIN, make_offers
-from coordinator.assign.standing import Standing, record_failure, record_late
 from coordinator.settings.config import Config
-from coordinator.settings.tables import Assign, Fleet
+from coordinator.settings.config_tables import Assign, Fleet
 from federated.task import Profile, Recipe, Timing
 from models.cost import cost
 from models.submodel import Submodel
-from tests.coordinator.assign.test_offers import CARD, MENU
+from tests.coordinator.assign.test_affordable_submodels import CARD, MENU
 
 RECIPE = Recipe(batch=32, steps=10, epochs=10)
 NAMES = [submodel.name for submodel in MENU]

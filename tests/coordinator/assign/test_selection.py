@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.assign.selection import count_needed, count_wanted, draw_names, make_generator
-from coordinator.settings.tables import Fleet
+from coordinator.settings.config_tables import Fleet
 
 NAMES = [f"a{i}" for i in range(10)]
 

@@ -17,27 +17,32 @@ import msgspec
 import numpy as np
 import pytest
 
+from coordinator.assign.agent_standing import Standing, reset_timings
 from coordinator.assign.data_cards import build_network, explain_unit_mismatch, find_majority
 from coordinator.assign.decisions import Candidate, decide
-from coordinator.assign.standing import Standing, reset_timings
-from coordinator.fleet.inbox import Inbox
 from coordinator.fleet.shipment import to_torch
+from coordinator.fleet.update_inbox import Inbox
 from coordinator.observe import events
-from coordinator.observe.readers.log import write_log
-from coordinator.observe.readers.metrics import count_metrics
-from coordinator.observe.readers.reader import ReaderContext
-from coordinator.observe.readers.terminal import LinePrinter
-from coordinator.observe.records import Folded
-from coordinator.observe.records import RoundRecord as Finished
+from coordinator.observe.event_readers.log_output import write_log
+from coordinator.observe.event_readers.metrics import count_metrics
+from coordinator.observe.event_readers.reader import ReaderContext
+from coordinator.observe.event_readers.terminal_output import LinePrinter
+from coordinator.observe.round_records import Folded
+from coordinator.observe.round_records import RoundRecord as Finished
 from coordinator.observe.score_summary import score_devices, score_training
 from coordinator.phases.evaluation import Calibration, Scoring
-from coordinator.phases.outcomes import describe_fold, learn_from_update
-from coordinator.round.round import Round, TaskState
+from coordinator.phases.task_outcomes import describe_fold, learn_from_update
 from coordinator.round.round_events import ProfileCame, RoundEvent
+from coordinator.round.round_state import Round, TaskState
 from coordinator.settings.config import Config, load
 from coordinator.store.journal import Base, pack, unpack
 from coordinator.store.store import Store
-from coordinator.trust.acceptance import check_match, check_profile, check_training, compute_shapes
+from coordinator.trust.message_checks import (
+    check_match,
+    check_profile,
+    check_training,
+    compute_shapes,
+)
 from federated.engine.aggregate import Total, dump, fold
 from federated.engine.aggregate import load as load_total
 from federated.errors import WireError
@@ -45,7 +50,7 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.safe_text import MAX_TEXT
 from federated.task import LONGEST, Profile, Recipe, Task, Update
-from federated.training.tallies import fields
+from federated.training.score_sums import fields
 from federated.wire import envelope, tensors
 from federated.wire.codecs.raw import RAW
 from models.families.catalogue import initial, menu, network, statistics

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.fleet.leadership import FENCE
-from coordinator.fleet.weight_slots import WeightSlots
+from coordinator.fleet.published_weights import WeightSlots
 from coordinator.observe.events import AgentJoined, AgentLeft, Event, Rejected
 from coordinator.round.agent_handlers import SILENCE
 from federated.errors import Refused, StoreError

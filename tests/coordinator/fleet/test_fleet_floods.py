@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.access.broker_access import BrokerAccess
-from coordinator.fleet import driver
+from coordinator.access.run_broker import BrokerAccess
+from coordinator.fleet import round_driver
 from coordinator.fleet.fleet import SUSPENDED, Fleet, Intake
 from coordinator.fleet.flood_guard import REFUSALS_AT_ONCE
 from coordinator.observe.events import Event, Rejected
@@ -51,7 +51,7 @@ def test_a_flood_of_messages_delays_no_lease(
 def test_a_journal_that_grows_large_begins_a_new_segment(
     memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "LARGE", 20_000)
+    monkeypatch.setattr(round_driver, "LARGE", 20_000)
     journal = Journal(tmp_path)
     fleet = Fleet(
         MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(journal=journal), clock=clock

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.access.broker_access import BrokerAccess
+from coordinator.access.run_broker import BrokerAccess
 from coordinator.fleet.fleet import Fleet
 from federated.errors import Refused
 from federated.task import Task

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.weight_slots import WeightSlots
-from coordinator.run.preparation import propose_menu
+from coordinator.fleet.published_weights import WeightSlots
+from coordinator.run.run_preparation import propose_menu
 from federated.device.spool import Spool
 from federated.device.transfers import Uploads
 from federated.errors import ConfigError

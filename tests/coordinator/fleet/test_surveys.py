@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from coordinator.fleet.fleet import Fleet
-from coordinator.trust.acceptance import check_profile
+from coordinator.trust.message_checks import check_profile
 from federated.data.dataset import Dataset
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import Refused

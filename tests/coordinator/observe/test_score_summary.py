@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from coordinator.observe.records import Score
+from coordinator.observe.round_records import Score
 from coordinator.observe.score_summary import summarize
 from coordinator.simulate.results import encode_json
 from models.submodel import Network, Submodel

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.phases import training
-from coordinator.phases.context import RunContext
+from coordinator.phases.run_context import RunContext
 from federated.method import State
 from tests.support.federation import Member, digits, federate
 

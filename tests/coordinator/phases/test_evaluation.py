@@ -12,8 +12,8 @@ import pytest
 from coordinator.fleet.shipment import select_statistics
 from coordinator.phases.collectors import Calibration
 from coordinator.phases.evaluation import replace_statistics, split_suspects
-from coordinator.round.round import Agent, Wasted
-from coordinator.run import preparation
+from coordinator.round.round_state import Agent, Wasted
+from coordinator.run import run_preparation
 from federated.method import configure
 from federated.methods.fedavg import fedavg, propose_sizes
 from federated.task import Update
@@ -29,7 +29,7 @@ def test_each_exit_is_scored_centrally_and_on_devices(
     method = replace(
         fedavg(), features=("exits",), menu=partial(propose_sizes, features=("exits",))
     )
-    monkeypatch.setattr(preparation, "method_named", lambda name: method)
+    monkeypatch.setattr(run_preparation, "method_named", lambda name: method)
     settings = {
         "rounds": 1,
         "method.name": "fedavg",

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.assign.standing import Setback, Standing
-from coordinator.observe.records import Entry, Folded
+from coordinator.assign.agent_standing import Setback, Standing
+from coordinator.observe.round_records import Entry, Folded
 from coordinator.phases.fleet_history import (
     FleetHistory,
     load_history,

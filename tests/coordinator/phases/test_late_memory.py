@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.observe.records import RoundRecord
-from coordinator.round.round import Round
+from coordinator.observe.round_records import RoundRecord
+from coordinator.round.round_state import Round
 from coordinator.store.store import Store
 from federated.task import Update
 from tests.support.federation import RUN, Member, digits, federate

@@ -16,7 +16,7 @@ from coordinator.release.history import History, Item, compute_digest, release
 from export import bundle
 from export.publish import describe_version
 from federated.errors import ExportError, StoreError
-from federated.runtime import files
+from federated.runtime import atomic_files
 from tests.support.disk_calls import record_disk_calls
 from tests.support.release import toy
 
@@ -67,7 +67,7 @@ def test_a_damaged_version_stays_until_its_replacement_is_in_place(
     name = archive.add(folder := toy(tmp_path / "made"))
     (archive.path(name) / "w1-d1.onnx").write_bytes(b"damaged")
     if not exchange:
-        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(atomic_files, "_exchange", lambda one, other: False)
     removed: list[bool] = []
     real = shutil.rmtree
 

@@ -10,7 +10,7 @@ import pytest
 from coordinator.release.canary import Verdict, draw_agents, judge, select_reports
 from export.bundle import Bundle, Entry, File, Variant
 from federated.errors import FleetError, Unknown, UsageError
-from federated.wire.release_files import Serving
+from federated.wire.release_messages import Serving
 
 OLD, NEW = "a" * 12, "b" * 12
 FLEET = [f"d{i}" for i in range(21)]

@@ -21,7 +21,7 @@ from coordinator.release.history import (
     start_canary,
 )
 from federated.errors import ExportError
-from federated.wire.release_files import Release, Serving, Version
+from federated.wire.release_messages import Release, Serving, Version
 
 EMPTY = History("r")
 

@@ -19,7 +19,7 @@ from export import bundle
 from federated.errors import ExportError, FleetError, LinkError, StoreError, Unknown, UsageError
 from federated.wire import envelope, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from federated.wire.release_files import Release, Serving
+from federated.wire.release_messages import Release, Serving
 from tests.support.release import toy
 from tests.support.waiting import eventually
 

@@ -12,7 +12,7 @@ from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import SILENCE
 from coordinator.round.phase_rules import FIRST_LEASE, MEDIAN_CAP, MIN_LEASE, SLACK, compute_lease
-from coordinator.round.round import (
+from coordinator.round.round_state import (
     RETURN_TIME,
     Round,
     Rules,

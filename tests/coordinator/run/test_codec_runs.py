@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from coordinator.run import runner
-from coordinator.run.preparation import prepare
+from coordinator.run.run_preparation import prepare
 from coordinator.store.store import Store
 from coordinator.trust import defences
 from federated.errors import StoreError, Unknown

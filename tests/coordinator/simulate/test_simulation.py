@@ -19,11 +19,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from coordinator.cli.main import main
-from coordinator.observe.records import Score
+from coordinator.observe.round_records import Score
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.runner import complete_card
 from coordinator.settings.config import load
-from coordinator.simulate.data_source import DataSource
+from coordinator.simulate.device_data import DataSource
 from coordinator.simulate.results import find_target_round
 from coordinator.simulate.simulation import simulate
 from coordinator.simulate.workers import ProcessPool

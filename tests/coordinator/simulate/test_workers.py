@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.simulate.data_source import DataSource
+from coordinator.simulate.device_data import DataSource
 from coordinator.simulate.workers import drop_data
 
 pytestmark = pytest.mark.skipif(

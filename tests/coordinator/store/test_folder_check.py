@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from coordinator.assign.agent_standing import Standing
 from coordinator.assign.decision_record import Decision
-from coordinator.assign.standing import Standing
-from coordinator.observe.records import Entry, RoundRecord, Score
+from coordinator.observe.round_records import Entry, RoundRecord, Score
 from coordinator.row_digests import find_damage
 from coordinator.store.database import Facts
 from coordinator.store.folder_check import allow_new_journal, may_begin_journal

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from coordinator.assign.affordable_submodels import Bounds, Offer
+from coordinator.assign.agent_standing import Setback, Standing
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.decisions import Verdict
-from coordinator.assign.offers import Bounds, Offer
-from coordinator.assign.standing import Setback, Standing
-from coordinator.observe.records import Entry, Folded, RoundRecord
+from coordinator.observe.round_records import Entry, Folded, RoundRecord
 from coordinator.round import round_events as on
-from coordinator.round.round import Round, RoundPlan
 from coordinator.round.round_events import RoundEvent
+from coordinator.round.round_state import Round, RoundPlan
 from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal, pack

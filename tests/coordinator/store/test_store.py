@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from coordinator.assign.agent_standing import Setback, Standing
 from coordinator.assign.decision_record import Decision
-from coordinator.assign.standing import Setback, Standing
-from coordinator.observe.records import Entry, RoundRecord, Score
-from coordinator.round.round import Round
+from coordinator.observe.round_records import Entry, RoundRecord, Score
 from coordinator.round.round_events import Ticked
+from coordinator.round.round_state import Round
 from coordinator.store import database as databases
 from coordinator.store.database import Facts
 from coordinator.store.journal import Base

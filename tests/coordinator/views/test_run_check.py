@@ -12,11 +12,11 @@ import torch
 from click.testing import CliRunner, Result
 
 from coordinator.cli.main import main
-from coordinator.observe.records import RoundRecord
+from coordinator.observe.round_records import RoundRecord
 from coordinator.release.archive import Archive
 from coordinator.release.history import History
 from coordinator.round import round_events as on
-from coordinator.round.round import Round
+from coordinator.round.round_state import Round
 from coordinator.store.database import Facts
 from coordinator.store.journal import Base
 from coordinator.store.run_files import update_path

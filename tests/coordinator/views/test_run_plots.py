@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.cli.main import main
-from coordinator.observe.records import Entry
+from coordinator.observe.round_records import Entry
 from coordinator.store.store import Store
 from coordinator.views.run_plots import collect_assignments, collect_times
 from tests.support.federation import RUN, Member, digits, federate

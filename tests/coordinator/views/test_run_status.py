@@ -19,7 +19,7 @@ from coordinator.cli.main import main
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.now_file import FILE
 from coordinator.round.round_events import RoundPlanned
-from coordinator.store.control import Stopped, send_request
+from coordinator.store.control_requests import Stopped, send_request
 from coordinator.store.store import Store
 from coordinator.trust.privacy_budget import compute_epsilon
 from coordinator.views.run_list import describe_runs

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.store.control import read_requests
+from coordinator.store.control_requests import read_requests
 from coordinator.views.run_status import describe_status
 from coordinator.web.serve import PACKAGE, find_page
 from federated.runtime.listen_address import parse_listen_address

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.cli.main import main
-from coordinator.store.control import read_requests
+from coordinator.store.control_requests import read_requests
 from coordinator.store.store import Store
 from federated.runtime.listen_address import parse_listen_address
 from tests.support.federation import RUN, Member, digits, federate

@@ -34,9 +34,9 @@ from federated.data import catalogue
 from federated.data.dataset import Dataset
 from federated.errors import ConfigError, DataError, ExportError, Unknown, UsageError
 from federated.task import Recipe
+from federated.training.evaluation_passes import calibrate
 from federated.training.execution import TrainingSet
-from federated.training.loop import train
-from federated.training.scoring import calibrate
+from federated.training.training_loop import train
 from federated.wire import tensors
 from models.families import catalogue as families
 from models.submodel import Network, Submodel

@@ -18,7 +18,7 @@ from edge_agent.infer.infer_command import infer
 from edge_agent.infer.infer_request import InferRequest
 from edge_agent.releases.release_request import select_submodel
 from federated.errors import DataError, ExportError, Unknown, UsageError
-from federated.runtime.files import sha256
+from federated.runtime.atomic_files import sha256
 from tests.support.release import GRAPH, toy
 from tests.support.variants import NAME, several
 

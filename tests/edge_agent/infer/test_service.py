@@ -22,7 +22,7 @@ from federated.errors import FleetError, LinkError
 from federated.wire import envelope, topics
 from federated.wire.link import Link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from federated.wire.release_files import Release, Serving
+from federated.wire.release_messages import Release, Serving
 from tests.support.variants import NAME, several
 from tests.support.waiting import eventually
 

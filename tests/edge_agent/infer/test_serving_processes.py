@@ -23,7 +23,7 @@ from export import bundle
 from export.publish import announce, describe_version, publish
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
-from federated.wire.release_files import Release
+from federated.wire.release_messages import Release
 from tests.support.processes import WITHOUT_TORCH, Start, read_address
 from tests.support.variants import NAME, several
 

@@ -19,7 +19,7 @@ import pytest
 from coordinator.broker import local as brokers
 from coordinator.broker.local import Broker
 from coordinator.fleet.fleet import Fleet
-from coordinator.phases.context import ENDLESS
+from coordinator.phases.run_context import ENDLESS
 from coordinator.store.store import Store
 from federated.task import Update
 from federated.wire import envelope, messages, topics

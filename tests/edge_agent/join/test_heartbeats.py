@@ -69,7 +69,9 @@ def test_an_agent_with_a_stopped_training_process_does_not_count_as_silent(
         "fleet.deadline": 60,
     }
     try:
-        with caplog.at_level(logging.WARNING, logger="coordinator.observe.readers.log"):
+        with caplog.at_level(
+            logging.WARNING, logger="coordinator.observe.event_readers.log_output"
+        ):
             federate(tmp_path, [Member("a0", digits(0, 2))], settings, watch=watch)
         waker.join(60)
     finally:

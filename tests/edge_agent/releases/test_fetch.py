@@ -18,14 +18,14 @@ from export import bundle
 from export.publish import announce, describe_version, publish
 from export.verify import load
 from federated.errors import ExportError, FleetError, LinkError, StoreError
-from federated.runtime.files import sha256
+from federated.runtime.atomic_files import sha256
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import slices
 from federated.wire.link import Delivery, Link
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.partial_file import HAVE, PART
-from federated.wire.release_files import Release, Version
+from federated.wire.release_messages import Release, Version
 from tests.support.release import Clock, toy
 
 PADDED = 40  # KiB: several chunks

@@ -18,7 +18,7 @@ from federated.errors import FleetError
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from federated.wire.release_files import Release, Serving, Version
+from federated.wire.release_messages import Release, Serving, Version
 from tests.support.release import Clock, toy
 
 ASSIGNED = {"pi": "w1-d1"}

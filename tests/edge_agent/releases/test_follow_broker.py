@@ -11,7 +11,7 @@ from edge_agent.releases.release_watch import Subscription
 from export.publish import announce, describe_version, publish
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
-from federated.wire.release_files import Release, Serving
+from federated.wire.release_messages import Release, Serving
 from tests.support.release import toy
 
 

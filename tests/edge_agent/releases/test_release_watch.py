@@ -9,7 +9,7 @@ import pytest
 from edge_agent.releases.release_watch import NotReleased, ReleaseWatch, Subscription, find_target
 from export.publish import announce
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from federated.wire.release_files import Release, Version
+from federated.wire.release_messages import Release, Version
 from tests.support.release import Clock
 
 STABLE = Version("a" * 12, 7, "a" * 64, 1, ("s", "l"), {"pi": "s", "tv": "l"})

@@ -9,7 +9,7 @@ import pytest
 
 from federated.data.catalogue import load_central, load_device
 from federated.data.partitions import Shard
-from federated.data.sequences import wikitext_2
+from federated.data.published_sequences import wikitext_2
 from federated.errors import DataError
 
 PUBLISHED = Path(__file__).parents[4] / "shared" / "data"

@@ -13,7 +13,7 @@ import pytest
 
 from federated.device.spool import AGE, InUse, Spool, SpooledUpdate, identify_run
 from federated.errors import StoreError
-from federated.runtime import files
+from federated.runtime import atomic_files
 from federated.wire.chunks import split
 from tests.support.clerk import CARD, open_spool, task
 
@@ -149,7 +149,7 @@ def test_a_note_that_cannot_be_written_is_only_a_warning(
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "write", full)
+    monkeypatch.setattr(atomic_files, "write", full)
     with caplog.at_level(logging.WARNING):
         kept = finished(open_spool(tmp_path))
     assert "a restart would lose the update" in caplog.text

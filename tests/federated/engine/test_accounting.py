@@ -16,7 +16,7 @@ from federated.engine.accounting import Pass, effort, macs
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.training.execution import TrainingSet
-from federated.training.loop import descend, open_session
+from federated.training.training_loop import descend, open_session
 from models.cost import cost, count_flops
 from models.families.catalogue import build, full, initial, network
 from models.submodel import Submodel

@@ -15,7 +15,7 @@ from federated.methods.moon import contrast
 from federated.task import Update
 from federated.training.execution import TrainingSet
 from federated.training.hooks import Hooks
-from federated.training.loop import descend, open_session
+from federated.training.training_loop import descend, open_session
 from models.families.catalogue import build
 from tests.support.golden import close, floats, golden
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from federated.engine.accounting import effort
-from federated.training.zico import zico
+from federated.training.zico_score import zico
 from tests.support.golden import close, floats, golden
 
 

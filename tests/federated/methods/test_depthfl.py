@@ -20,7 +20,7 @@ from federated.task import Recipe, Update
 from federated.training import device_memory
 from federated.training.execution import TrainingSet
 from federated.training.hooks import Hooks
-from federated.training.loop import descend, open_session
+from federated.training.training_loop import descend, open_session
 from models.families.catalogue import full, initial, network, shapes
 from models.submodel import Submodel
 from tests.support.exits import Told

@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from coordinator.assign.offers import make_offers
+from coordinator.assign.affordable_submodels import make_offers
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.dynamicfl import SCORES, allot_branches
 from federated.task import Card, Profile, Task, Timing
-from federated.training.loop import descend, open_session
+from federated.training.training_loop import descend, open_session
 from models.cost import BranchableLayer, branchable_layers, cost
 from models.families.catalogue import build, full, initial, network, probes, shapes, statistics
-from models.layers.branches import Branch, originals
+from models.layers.parallel_branches import Branch, originals
 from models.submodel import Moments
 from tests.support.federation import Member, digits, federate
 from tests.support.tasks import perform

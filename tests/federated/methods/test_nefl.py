@@ -18,7 +18,7 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.common.nested_submodels import GAMMAS
 from federated.task import Card, Profile, Update
-from federated.training.loop import train
+from federated.training.training_loop import train
 from models.families.catalogue import build, full, initial, network, shapes, statistics
 from tests.support.counts import NOTES
 from tests.support.families import small

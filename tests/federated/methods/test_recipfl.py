@@ -15,7 +15,7 @@ from coordinator.store.store import Store
 from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError, Unknown
 from federated.method import configure
-from federated.methods.hypernetwork import network as hyper
+from federated.methods.hypernetwork import graph_hypernetwork as hyper
 from federated.task import Card, Profile, Update
 from federated.wire.topics import SUBMODEL
 from models.cost import cost

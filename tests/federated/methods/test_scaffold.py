@@ -18,7 +18,7 @@ from federated.task import Update
 from federated.training import device_memory
 from federated.training.execution import TrainingSet
 from federated.training.hooks import Hooks
-from federated.training.loop import descend, open_session
+from federated.training.training_loop import descend, open_session
 from federated.wire import envelope, messages
 from federated.wire.links.memory import MemoryBroker
 from models.families.catalogue import build, full, initial, network, shapes, statistics

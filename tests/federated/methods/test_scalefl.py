@@ -18,7 +18,7 @@ from federated.methods.scalefl import weighted_loss
 from federated.task import Recipe
 from federated.training.execution import TrainingSet
 from federated.training.hooks import Hooks
-from federated.training.loop import descend, open_session
+from federated.training.training_loop import descend, open_session
 from models.families.catalogue import build, initial, network
 from models.layers.batch_norm import norms
 from models.slicing import extract

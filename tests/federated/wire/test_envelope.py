@@ -20,7 +20,7 @@ from federated.safe_text import MAX_TEXT
 from federated.task import Card, Profile, Recipe, Task, Timing
 from federated.wire import envelope
 from federated.wire import messages as m
-from federated.wire.release_files import Release, Serving, Version
+from federated.wire.release_messages import Release, Serving, Version
 from models.submodel import Network, Submodel
 
 NETWORK = Network("preresnet", "small", (1, 8, 8), 10, (4.9,), (6.0,))

@@ -1,0 +1,254 @@
+"""The broker of a run: use the configured one, or start one that ends with the run.
+
+With --tls a thread checks every second what `coordinator enroll` and `coordinator revoke` changed
+in the authority's folder, and updates the broker: a revoked agent loses its rights at once and its
+connections are closed. Every hour it renews the certificates that expire soon. A broker that this
+process started is restarted when it crashes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.access.authority_folder import find_default_folder, open_authority
+from coordinator.access.enrolment_process import EnrolmentProcess
+from coordinator.broker import local as brokers
+from coordinator.broker.addresses import check_exposure
+from coordinator.broker.mosquitto import COORDINATOR
+from coordinator.settings.service_tables import Broker as Wanted
+from federated.errors import ConfigError, EspalierError
+from federated.runtime.console import Say
+from federated.wire.address import PORTS, add_credentials, format_url, get_scheme, parse_address
+from federated.wire.link import Link
+
+if TYPE_CHECKING:
+    from coordinator.access.authority import Authority
+
+__all__ = ["AuthorityWatcher", "BrokerAccess", "Poller", "add_certificate", "open_broker_access"]
+
+log = logging.getLogger(__name__)
+
+SUSPENSION = 600.0  # seconds
+POLL = 1.0  # seconds between checks of the authority's folder
+NAMED = 10  # agents that a message names
+RENEWAL_CHECK = 3600.0  # seconds between checks for certificates that expire soon
+HAND_OVER = (
+    "the broker's certificate or the revocation list changed, and the broker is external: install "
+    "both before the old ones expire, or it rejects every client (coordinator authority "
+    "--for-broker DIR)"
+)
+
+
+@dataclass
+class BrokerAccess:
+    """A coordinator's access to a broker.
+
+    address: of the broker, with the coordinator's credentials.
+    barred: agents whose certificates were all revoked; their messages must be ignored.
+    suspended: agents that flooded the coordinator -> end of their suspension, monotonic seconds.
+    link: the coordinator's link; agents that fill it are suspended.
+    """
+
+    address: str
+    barred: frozenset[str] = frozenset()
+    suspended: dict[str, float] = field(default_factory=dict)
+    link: Link | None = None
+
+    def suspend(self, name: str) -> None:
+        """Take an agent's rights away for SUSPENSION seconds, if the broker was started here."""
+        self.suspended[name] = time.monotonic() + SUSPENSION
+
+    def list_suspended(self) -> frozenset[str]:
+        """Return the agents that have no rights at present.
+
+        Any thread may ask. The one that folds may wait for the broker, which a flood keeps busy
+        until its sender is suspended.
+        """
+        for name in self.link.take_flooders() if self.link is not None else ():
+            self.suspend(name)
+        now = time.monotonic()
+        return frozenset(name for name, until in list(self.suspended.items()) if now < until)
+
+
+class Poller:
+    """Calls a function every second, from its own thread, until closed."""
+
+    def __init__(self, poll: Callable[[], object]) -> None:
+        self._poll, self._stop = poll, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(POLL):
+            try:
+                self._poll()
+            except (EspalierError, OSError) as error:  # the next poll may succeed
+                log.error("broker access: %s", error)
+
+
+class AuthorityWatcher:
+    """Applies changes in an authority's folder to the broker.
+
+    broker: the broker that this process started; None for an external one. clock: Unix time, which
+    advances while the machine is suspended.
+    """
+
+    def __init__(
+        self,
+        authority: Authority,
+        access: BrokerAccess,
+        broker: brokers.Broker | None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._authority, self._access, self._broker, self._clock = authority, access, broker, clock
+        self._checked = clock()
+        if broker is None and authority.renewed:
+            log.warning("%s", HAND_OVER)
+        access.barred = authority.registry.list_barred()
+        self._applied = access.barred, self._read_file_times()  # what the broker has
+        if broker is not None and access.barred:
+            broker.reload(access.barred)
+
+    def poll(self) -> None:
+        """Restart a crashed broker, load new files, and disconnect newly revoked agents.
+
+        What fails is tried again at the next poll. Raises EspalierError, OSError.
+        """
+        barred, stamp = self._authority.registry.list_barred(), self._read_file_times()
+        self._access.barred = barred  # the coordinator ignores an agent before the broker does
+        # an external broker has its own files, which this process cannot change for ten minutes
+        names = barred | (self._access.list_suspended() if self._broker else frozenset())
+        if self._broker is not None:
+            self._broker.restart_if_dead()
+        if (names, stamp) != self._applied:
+            self._apply(names, names - self._applied[0])
+            self._applied = names, stamp
+        # abs: the system clock may be set back
+        if abs((now := self._clock()) - self._checked) > RENEWAL_CHECK:
+            # the next poll loads what is renewed here
+            self._authority.renew_own(datetime.fromtimestamp(now, UTC))
+            self._checked = now
+
+    def _apply(self, names: frozenset[str], new: frozenset[str]) -> None:
+        if self._broker is not None:
+            self._broker.reload(names)
+            if new:
+                shown = ", ".join(sorted(new)[:NAMED])
+                more = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
+                log.warning("revoked or suspended: %s%s; closing their connections", shown, more)
+                self._broker.disconnect(new)
+        elif new:
+            log.warning(
+                "revoked: %s; the broker is external: install the new revocation list "
+                "(coordinator authority --for-broker DIR)",
+                ", ".join(sorted(new)),
+            )
+        else:
+            log.warning("%s", HAND_OVER)
+
+    def _read_file_times(self) -> tuple[int, ...]:
+        """Return when the files that the broker reads were last written."""
+        return tuple(
+            path.stat().st_mtime_ns for path in (self._authority.crl, self._authority.server)
+        )
+
+
+def add_certificate(broker: str) -> str:
+    """Return a broker's address with the coordinator's certificate, if the address requires one and
+    this user has the authority (or ESPALIER_BROKER__PKI names it).
+    """
+    if get_scheme(broker) not in PORTS:
+        return broker  # only MQTT brokers use certificates
+    address = parse_address(broker)
+    folder = Path(os.environ.get("ESPALIER_BROKER__PKI") or find_default_folder())
+    pem = folder / "coordinator.pem"
+    if not address.tls or address.cert is not None or address.user is not None or not pem.is_file():
+        return broker
+    return format_url(add_credentials(address, str(folder / "ca.pem"), str(pem)))
+
+
+@contextmanager
+def open_broker_access(wanted: Wanted, folder: Path, say: Say) -> Iterator[BrokerAccess]:
+    """Use the configured broker, or start one for the lifetime of the context. With `tls`, also
+    open the authority and serve enrolment.
+    """
+    if wanted.tls:
+        with _open_with_tls(wanted, folder, say) as access:
+            yield access
+        return
+    if wanted.url:
+        yield BrokerAccess(wanted.url)
+        return
+    passwords = Path(wanted.passwords) if wanted.passwords else None
+    port = PORTS["mqtt"] if wanted.port is None else wanted.port
+    with ExitStack() as stack:
+        broker = stack.enter_context(
+            brokers.start(wanted.listen, port, wanted.kind, folder / "broker", passwords)
+        )
+        stack.callback(Poller(broker.restart_if_dead).close)
+        address = f"mqtt://USER:PASSWORD@{broker.address}" if passwords else broker.address
+        say(
+            f"started {broker.name} at {broker.address}; agents join with: edge-agent "
+            f"join --broker {address}"
+        )
+        yield BrokerAccess(broker.url)
+
+
+@contextmanager
+def _open_with_tls(wanted: Wanted, folder: Path, say: Say) -> Iterator[BrokerAccess]:
+    if wanted.passwords:
+        raise ConfigError(
+            "--tls and --passwords cannot be combined: --tls identifies devices by certificates, "
+            "--passwords by users"
+        )
+    check_exposure(wanted.listen, known=True)
+    with ExitStack() as stack:
+        authority = open_authority(wanted)
+        stack.callback(authority.close)
+        if wanted.url:
+            address = parse_address(wanted.url)
+            if not address.tls:
+                raise ConfigError(
+                    f"--tls requires a broker with TLS: expected mqtts://HOST, found {address}"
+                )
+            address = add_credentials(address, str(authority.ca), str(authority.coordinator))
+            broker, public, access = None, str(address), BrokerAccess(format_url(address))
+        else:
+            # compared, not bound
+            authority.add_hosts([wanted.listen] if wanted.listen not in ("0.0.0.0", "::") else [])  # noqa: S104
+            port = PORTS["mqtts"] if wanted.port is None else wanted.port
+            broker = stack.enter_context(
+                brokers.start(
+                    wanted.listen, port, wanted.kind, folder / "broker", authority.tls_files
+                )
+            )
+            public, access = broker.address.rpartition(":")[2], BrokerAccess(broker.url)
+        enrolment = EnrolmentProcess(authority.folder, (wanted.listen, wanted.enrol), public)
+        stack.callback(enrolment.close)
+        stack.callback(Poller(enrolment.restart_if_dead).close)
+        authority.registry.set_fact("enrolment", str(enrolment.port))
+        authority.registry.set_fact("listen", wanted.listen)
+        stack.callback(Poller(AuthorityWatcher(authority, access, broker).poll).close)
+        what = (
+            f"started {broker.name} at {broker.address}"
+            if broker
+            else f"using the broker at {public} as '{COORDINATOR}'"
+        )
+        say(
+            f"{what}; devices enrol at port {enrolment.port}: coordinator enroll NAME "
+            "prints a token for edge-agent join --token"
+        )
+        yield access

@@ -1,0 +1,227 @@
+"""Predicted time and memory of every submodel on an agent, and which submodels it can afford.
+
+Predictions start from the agent's measurements and are corrected by its earlier rounds. An agent
+can afford a submodel that fits its memory and whose download, training and upload fit the round.
+Without a deadline, a round is as long as the quickest agent needs for the largest submodel that any
+agent can hold, but not shorter than a quarter of the fleet's median for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from statistics import median_high
+
+from coordinator.assign.agent_standing import Standing, list_active
+from federated.errors import ConfigError, Unknown
+from federated.task import Profile, Recipe
+from federated.training.time_prediction import step_seconds
+from federated.wire.codecs.codec import Codec
+from federated.wire.codecs.raw import RAW
+from models.cost import Cost, cost
+from models.submodel import Submodel
+
+__all__ = [
+    "MARGIN",
+    "Bounds",
+    "Offer",
+    "count_steps",
+    "count_traffic",
+    "find_affordable",
+    "find_bounds",
+    "is_quick",
+    "make_offers",
+    "match_pins",
+]
+
+# fraction of a bound by which another submodel must be better: measurements are noisy
+MARGIN = 0.05
+# the fleet's median time over the shortest one that sets the pace, at most: a false claim of one
+# agent must not shrink the submodels of all others
+MAX_LEAD = 4.0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The predicted cost of a submodel on one agent.
+
+    submodel: as the menu lists it.
+    step: seconds of a training step.
+    seconds: of a round: download, training and upload.
+    memory: bytes of a training step.
+    fits: whether the agent has that memory.
+    barred: the setback that excludes this submodel, in words; empty if there is none.
+    """
+
+    submodel: Submodel
+    step: float
+    seconds: float
+    memory: int
+    fits: bool
+    barred: str = ""
+
+    @property
+    def possible(self) -> bool:
+        return self.fits and not self.barred
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Time limits of a round.
+
+    step: seconds of a training step.
+    seconds: of a round.
+    paced: whether the fleet's own speed sets the limits; else a deadline does.
+    """
+
+    step: float = math.inf
+    seconds: float = math.inf
+    paced: bool = True
+
+
+def make_offers(
+    profile: Profile,
+    menu: Sequence[Submodel],
+    recipe: Recipe,
+    share: float,
+    standing: Standing | None = None,
+    codec: Codec = RAW,
+) -> list[Offer]:
+    """Return the cost of each submodel of the menu on an agent.
+
+    share: fraction of its memory that training may use.
+    standing: what earlier rounds have shown; None: nothing.
+    codec: of its updates.
+    """
+    known = standing or Standing()
+    steps = count_steps(recipe, profile.data.examples)
+    rate = known.rate or profile.uplink
+    made = []
+    for submodel in menu:
+        needs = cost(submodel, recipe.batch)
+        transfer = count_traffic(needs, codec) / rate if rate > 0 else 0.0
+        step = known.step * step_seconds(profile.timings, submodel.unowned, recipe.batch)
+        memory = math.ceil(known.memory * needs.memory)
+        made.append(
+            Offer(
+                submodel,
+                step,
+                steps * step + known.step * known.extra + transfer,
+                memory,
+                memory <= share * profile.memory,
+            )
+        )
+    return [replace(offer, barred=find_barrier(offer, made, known)) for offer in made]
+
+
+def count_traffic(needs: Cost, codec: Codec) -> int:
+    """Return the bytes that a training transfers: raw weights down, an encoded update up."""
+    return needs.bytes + codec.size(needs.bytes // 4)
+
+
+def find_barrier(offer: Offer, menu: Sequence[Offer], standing: Standing) -> str:
+    """Return the setback that bars an offer no smaller than the one that failed, in words; empty if
+    there is none. Late updates do not bar the quickest offer.
+    """
+    quickest = min(menu, key=lambda o: o.seconds)
+    for setback in list_active(standing):
+        for failed in menu:
+            if failed.submodel.unowned.name != setback.submodel:
+                continue
+            too_slow = offer is not quickest and offer.seconds >= setback.share * failed.seconds
+            if too_slow if setback.kind == "late" else offer.memory >= failed.memory:
+                return setback.words
+    return ""
+
+
+def count_steps(recipe: Recipe, examples: int) -> int:
+    """Return the most steps that a device with this many examples takes in a round."""
+    passes = recipe.epochs * max(1, math.ceil(examples / recipe.batch))
+    return min(recipe.steps, passes) if recipe.steps else passes
+
+
+def find_bounds(
+    fleet: Iterable[Sequence[Offer]], recipe: Recipe, slack: float, deadline: float
+) -> Bounds:
+    """Return the limits of a round: a deadline in seconds (0: none), or `slack` times what the
+    quickest agent needs for the largest submodel that any agent can hold. An agent whose lead over
+    the fleet's median exceeds `MAX_LEAD` counts as one with this lead.
+
+    The pace limits whole rounds if the recipe fixes their number of steps. If devices train for
+    epochs it limits steps: a device with few examples must not hurry those with many.
+    """
+    if deadline:
+        return Bounds(seconds=deadline, paced=False)
+    menus = list(fleet)
+    possible = [index for menu in menus for index, offer in enumerate(menu) if offer.possible]
+    if not possible:
+        return Bounds()
+    largest = [menu[max(possible)] for menu in menus]
+    if recipe.steps:
+        return Bounds(seconds=slack * find_pace([(o.seconds, o.possible) for o in largest]))
+    return Bounds(step=slack * find_pace([(o.step, o.possible) for o in largest]))
+
+
+def find_pace(times: Sequence[tuple[float, bool]]) -> float:
+    """Return the shortest time among the agents that can hold the submodel, but at least the
+    median of all over `MAX_LEAD`. times: of each agent, and whether it can hold the submodel.
+    """
+    quickest = min(seconds for seconds, possible in times if possible)
+    return max(quickest, median_high(seconds for seconds, _ in times) / MAX_LEAD)
+
+
+def is_quick(offer: Offer, allowed: Bounds, previous: Offer | None = None) -> bool:
+    """Return whether a submodel keeps within the bounds. previous: the agent's present submodel. In
+    a close case the agent keeps it and gets none that is slower.
+    """
+    room = 1.0
+    if previous is not None and offer.submodel == previous.submodel:
+        room += MARGIN
+    elif previous is not None and offer.seconds > previous.seconds:
+        room -= MARGIN
+    return (
+        offer.step <= room * allowed.step
+        and offer.seconds <= (room if allowed.paced else min(room, 1.0)) * allowed.seconds
+    )
+
+
+def find_affordable(
+    menu: Sequence[Offer], allowed: Bounds, previous: Offer | None = None
+) -> tuple[Submodel, ...]:
+    """Return the submodels that fit the memory and keep within the bounds, smallest first.
+
+    If none is quick enough, return the smallest that fits: late is better than never. Empty if none
+    fits, or all are barred.
+    """
+    possible = [o for o in menu if o.possible]
+    return tuple(o.submodel for o in possible if is_quick(o, allowed, previous)) or tuple(
+        o.submodel for o in possible[:1]
+    )
+
+
+def match_pins(
+    menu: Sequence[Submodel], wanted: Mapping[str, str]
+) -> Callable[[str], Submodel | None]:
+    """Return a function from an agent's name to its pinned submodel, or None.
+
+    wanted: shell pattern -> submodel; the first pattern that matches an agent counts. A submodel's
+    name may omit the method's features: `w0.5-d2.2` for `w0.5-d2.2-scaler`.
+    Raises ConfigError for a submodel that the menu lacks.
+    """
+    known = {replace(submodel, features=()).name: submodel for submodel in menu} | {
+        submodel.name: submodel for submodel in menu
+    }
+    for pattern, name in wanted.items():
+        if name not in known:
+            raise ConfigError(
+                f"assign.submodels: {pattern}: {Unknown('submodel', name, [s.name for s in menu])}"
+            )
+
+    def find_pin(agent: str) -> Submodel | None:
+        return next(
+            (known[name] for pattern, name in wanted.items() if fnmatchcase(agent, pattern)), None
+        )
+
+    return find_pin

@@ -1,0 +1,345 @@
+"""Incoming updates: each transfer goes into a file of the spool, a few at a time, acknowledged with
+a bitmap. Partial files survive a restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import math
+import mmap
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.store.run_files import name_file, update_path
+from federated.errors import Refused
+from federated.runtime import atomic_files
+from federated.task import Key, Update
+from federated.wire import messages
+from federated.wire.codecs.codec import Codec, decode_update
+from federated.wire.partial_file import HAVE, PART, PartialFile
+
+__all__ = ["Inbox"]
+
+log = logging.getLogger(__name__)
+
+IDLE = 30.0  # seconds over which a transfer's speed is measured while others wait for its slot
+PACE = 32_768  # bytes per second that keep a slot: less than a poor mobile link achieves
+# times that a complete transfer may have a wrong digest: a power cut damages it once, a bad file
+# every time
+SPOILT = 3
+
+
+@dataclass
+class Transfer:
+    """The transfer of one update.
+
+    agent: its sender.
+    offer: what the agent announced.
+    partial: the chunks received so far.
+    progressed: when the last new chunk arrived, in the coordinator's seconds.
+    spoilt: times that its digest was wrong.
+    since: when the current measurement of its speed began.
+    got: chunks received by then.
+    """
+
+    agent: str
+    offer: messages.Offer
+    partial: PartialFile
+    progressed: float
+    spoilt: int = 0
+    since: float = 0.0
+    got: int = 0
+
+    def begin(self, now: float) -> None:
+        """Begin a new measurement of its speed."""
+        self.since, self.got = now, self.partial.received
+
+    def pace(self, now: float) -> float:
+        """Return bytes per second since `since`; 0 if no chunk arrived for IDLE seconds, infinite
+        if it is too early to tell.
+        """
+        if now - self.progressed > IDLE:
+            return 0.0
+        if now - self.since <= IDLE:
+            return math.inf
+        return (self.partial.received - self.got) * self.offer.manifest.chunk / (now - self.since)
+
+
+class Inbox:
+    """Receives expected updates up to their expected size, at most `slots` of them at a time.
+
+    While others wait, a transfer keeps its slot as long as it is not slower than PACE. A slower one
+    moves to the end of the queue and resumes later; a silent one leaves the queue.
+    This bounds the wait of an agent: each transfer ahead of it takes at most IDLE seconds, or its
+    size divided by PACE if that is longer.
+
+    A transfer without room on the disk waits as for a slot.
+
+    slots: number of transfers at a time.
+    sync: whether a received update is synced to disk before it is acknowledged.
+    reserve: bytes of disk to leave free, for what removes updates from the spool.
+    full: whether something waits for room, until `retry` is called.
+    """
+
+    def __init__(self, spool: Path, slots: int, *, sync: bool = True) -> None:
+        self.spool, self.slots, self._sync = spool, slots, sync
+        self.reserve, self.full = 0, False
+        self._logged = False  # whether the lack of room was logged
+        self._expected: dict[Key, int] = {}  # update -> its largest acceptable size, bytes
+        self._flowing: dict[Key, Transfer] = {}
+        self._parked: dict[Key, Transfer] = {}  # transfers that lost their slot
+        self._waiting: dict[Key, messages.Offer] = {}
+        spool.mkdir(parents=True, exist_ok=True)
+
+    def expect(self, limits: Mapping[Key, int], hold: Collection[Key] = ()) -> None:
+        """Expect only these updates, and drop all other transfers.
+
+        limits: update -> its maximum size in bytes.
+        hold: updates that stay expected, with their transfers and limits.
+
+        Partial files of an earlier process are resumed. Complete ones are removed: their digests
+        were not recorded, so damage would go unnoticed. Their agents got no answer and send them
+        again.
+        """
+        hold = set(hold)
+        held = {key: limit for key, limit in self._expected.items() if key in hold}
+        new = {key: limit for key, limit in limits.items() if key not in held}
+        for key in {*self._flowing, *self._parked} - held.keys():
+            self._drop(key)
+        self._waiting = {key: offer for key, offer in self._waiting.items() if key in held}
+        self._expected, self.full, self._logged = held | new, False, False
+        for key in new:
+            self.remove(key)
+
+    def expect_also(self, key: Key, limit: int) -> None:
+        """Also expect this update, with its largest size in bytes."""
+        self._expected[key] = limit
+
+    def path(self, key: Key) -> Path:
+        """Return the file of an update once it is complete."""
+        return update_path(self.spool, key)
+
+    def forget(self, folder: str, keep: Collection[Key] = ()) -> None:
+        """Remove a folder of the spool, or all that match a pattern such as `round-*`, with their
+        files, except those of the given updates.
+        """
+        kept = {name_file(key).partition(".")[0] for key in keep}
+        for path in self.spool.glob(folder):
+            if not kept:
+                shutil.rmtree(path, ignore_errors=True)
+            for file in path.glob("*"):
+                if file.name.partition(".")[0] not in kept:
+                    file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it holds kept files
+                path.rmdir()
+
+    def open(self, agent: str, offer: messages.Offer, now: float) -> messages.Grant:
+        """Answer an offer: grant a slot with the bitmap of the chunks that are already here, or ask
+        the agent to wait for a slot or for room on the disk.
+
+        Raises Refused if the update is too large.
+        """
+        manifest = offer.manifest
+        key = Key(agent, offer.submodel, offer.round, offer.work)
+        limit = self._expected.get(key, 0)
+        if not 0 < manifest.size <= limit:
+            raise Refused(
+                f"update of {agent} for {offer.submodel}: expected at most {limit} bytes, "
+                f"found {manifest.size}"
+            )
+        known = self._flowing.get(key) or self._parked.get(key)
+        if known is not None and known.offer.manifest != manifest:
+            self._drop(key)
+        if key in self._flowing:
+            return self._grant(self._flowing[key])
+        self._waiting[key] = offer
+        if (
+            len(self._flowing) >= self.slots
+            or len(self._waiting) > 1
+            or (self.full and key not in self._parked)
+        ):
+            return messages.Grant(manifest.transfer, b"", False)
+        return self._admit(key, now)
+
+    def take(
+        self, agent: str, chunk: messages.Chunk, now: float
+    ) -> tuple[messages.Offer, Path | None] | None:
+        """Store a chunk. Once the transfer is complete, return the offer and the file, or no file
+        if its digest was wrong too often and it is given up.
+
+        Chunks in flight when a transfer lost its slot are stored too; otherwise they would be sent
+        again and again. Raises Refused for a corrupt chunk or a wrong digest: the transfer
+        continues, or starts over.
+        """
+        key = self.find_key(agent, chunk.transfer)
+        if key is None:
+            return None  # no longer expected
+        transfer = self._transfer(key)
+        if transfer.partial.take(chunk, now):
+            transfer.progressed = now
+        if not transfer.partial.complete:
+            return None
+        try:
+            path = transfer.partial.finish(sync=self._sync)
+        except Refused:
+            transfer.spoilt += 1
+            if transfer.spoilt < SPOILT:
+                raise
+            self._drop(key)
+            self._waiting.pop(key, None)
+            return transfer.offer, None
+        self._flowing.pop(key, None)
+        self._parked.pop(key, None)
+        self._waiting.pop(key, None)
+        if self._sync:
+            atomic_files.sync(path.parent)
+        return transfer.offer, path
+
+    def find_key(self, agent: str, transfer: str) -> Key | None:
+        """Return the update that a transfer carries; None if it is not expected."""
+        return next(
+            (
+                key
+                for key in (*self._flowing, *self._parked)
+                if key.agent == agent and self._transfer(key).offer.manifest.transfer == transfer
+            ),
+            None,
+        )
+
+    def _transfer(self, key: Key) -> Transfer:
+        return self._flowing.get(key) or self._parked[key]
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Number of transfers that have a slot, and number of those that wait for one."""
+        return len(self._flowing), len(self._waiting)
+
+    @property
+    def waiting(self) -> frozenset[Key]:
+        """Updates that wait for a slot, or for room on the disk."""
+        return frozenset(self._waiting)
+
+    def remove(self, key: Key) -> None:
+        """Remove a complete update."""
+        self.path(key).unlink(missing_ok=True)
+
+    def grants(self, now: float, *, quiet: bool = True) -> Iterator[tuple[str, messages.Grant]]:
+        """Yield the acknowledgements that are due, and slots for those that wait. quiet: whether
+        all received messages are handled, so that speeds can be measured.
+        """
+        for key in self._slow(now) if quiet else []:
+            transfer = self._parked[key] = self._flowing.pop(key)
+            if transfer.pace(now):
+                self._waiting[key] = transfer.offer  # a silent one offers again when it is back
+                yield transfer.agent, messages.Grant(transfer.offer.manifest.transfer, b"", False)
+        for transfer in list(self._flowing.values()):
+            if transfer.partial.is_grant_due(now):
+                yield transfer.agent, self._grant(transfer)
+        while len(self._flowing) < self.slots and (
+            first := next((k for k in self._waiting if not self.full or k in self._parked), None)
+        ):
+            yield first[0], self._admit(first, now)
+
+    def _slow(self, now: float) -> list[Key]:
+        """Return the transfers that lose their slots, the slowest first: at most as many as
+        wait.
+        """
+        paces = {key: transfer.pace(now) for key, transfer in self._flowing.items()}
+        slow = sorted((key for key, pace in paces.items() if pace < PACE), key=paces.__getitem__)[
+            : len(self._waiting)
+        ]
+        for key, transfer in self._flowing.items():
+            if key not in slow and now - transfer.since > IDLE:
+                transfer.begin(now)
+        return slow
+
+    def read(self, path: Path, codec: Codec) -> Update:
+        """Read the update in a file; with the codec raw, its tensors are views of the mapped file.
+        Raises WireError.
+        """
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return decode_update(memoryview(mapped), codec)
+
+    def retry(self, made: bool) -> None:
+        """Try again to find room for those that wait. made: whether room was made.
+
+        Otherwise, if no transfer is running that could finish and leave, remove the one that lost
+        its slot first, or a partial file of an earlier process; its agent sends the update again.
+        """
+        if not made and not self._flowing:
+            if self._parked:
+                self._drop(next(iter(self._parked)))
+            elif left := next(
+                (
+                    part
+                    for key in self._expected
+                    if (part := add_suffix(self.path(key), PART)).exists()
+                ),
+                None,
+            ):
+                left.unlink()
+                left.with_suffix(HAVE).unlink(missing_ok=True)
+        self.full = False
+
+    def _admit(self, key: Key, now: float) -> messages.Grant:
+        """Give a slot to a waiting transfer. Without room on the disk it goes to the end of the
+        queue.
+        """
+        offer = self._waiting.pop(key)
+        transfer = self._parked.pop(key, None)
+        if transfer is None:
+            try:
+                partial = self._begin(offer.manifest, self.path(key))
+            except OSError as error:
+                if not self._logged:
+                    log.error(
+                        "no room for the %d bytes of %s from %s in %s: %s",
+                        offer.manifest.size,
+                        key[1],
+                        key[0],
+                        self.spool,
+                        error.strerror,
+                    )
+                self._logged = self.full = True
+                self._waiting[key] = offer
+                return messages.Grant(offer.manifest.transfer, b"", False)
+            transfer = Transfer(key[0], offer, partial, now)
+        transfer.progressed = now
+        transfer.begin(now)
+        self._flowing[key] = transfer
+        return self._grant(transfer)
+
+    def _begin(self, manifest: messages.Manifest, path: Path) -> PartialFile:
+        """Begin a transfer and reserve its room, or continue the one of an earlier process. Raises
+        OSError if it would use the reserve.
+        """
+        if not path.parent.exists():
+            path.parent.mkdir()
+            if self._sync:  # the folder must exist after a power cut
+                atomic_files.sync(path.parent.parent)
+        part = add_suffix(path, PART)
+        more = manifest.size - (part.stat().st_size if part.exists() else 0)
+        if more > 0 and shutil.disk_usage(self.spool).free < more + self.reserve:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return PartialFile(manifest, path, limit=manifest.size)
+
+    def _drop(self, key: Key) -> None:
+        for store in (self._flowing, self._parked):
+            if key in store:
+                store.pop(key).partial.discard()
+
+    def _grant(self, transfer: Transfer) -> messages.Grant:
+        return messages.Grant(
+            transfer.offer.manifest.transfer, transfer.partial.acknowledge(), True
+        )
+
+
+def add_suffix(path: Path, suffix: str) -> Path:
+    """Return the path of a file that belongs to the transfer into `path`."""
+    return path.with_name(path.name + suffix)

@@ -1,0 +1,258 @@
+"""Metrics for Prometheus, served at `[metrics] listen` (with the library prometheus-client).
+
+Labels are words from fixed lists (states, outcomes, kinds of rejection). They name no agent, and no
+message of an agent creates a new series. Counters start with this coordinator. Beyond loopback, the
+server requires client certificates of the configured authority.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from coordinator.observe import events
+from coordinator.observe.event_readers.now_writer import measure_load
+from coordinator.observe.event_readers.reader import ReaderContext
+from coordinator.observe.events import Publish
+from coordinator.observe.now_file import STATES, TASKS
+from coordinator.observe.round_records import RoundRecord
+from coordinator.settings.service_tables import Metrics
+from federated.errors import ConfigError, LinkError, explain_os_errors, require_extra
+from federated.runtime import atomic_files as disk
+from federated.runtime.listen_address import parse_listen_address
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+Family = TypeVar("Family", "CounterMetricFamily", "GaugeMetricFamily")
+
+__all__ = ["REFUSALS", "STAGES", "MetricsServer", "RunMeter", "count_metrics"]
+
+STAGES = ("fold", "snapshot", "finish", "evaluate", "save")
+REFUSALS = ("joining", "protocol", "malformed", "message", "unasked", "size", "update", "flood")
+OUTCOMES = tuple(word for word in TASKS if word not in ("open", "lost", "received"))
+# histogram buckets in seconds: computations of the coordinator
+SHORT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+# histogram buckets in seconds: rounds and updates
+LONG = (1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 10800.0)
+MAX_CONNECTIONS, MAX_PER_ADDRESS = 32, 16
+MAX_REQUESTS = 10.0  # requests per second of a client: each takes time from the run
+CLIENT_TIMEOUT = 10.0  # seconds in which a request must begin
+CLOSE_TIMEOUT = 2.0  # seconds that requests in progress have when the server closes
+
+
+class RunMeter:
+    """A counter of events in a server's registry, which also reports the fleet at each request."""
+
+    def __init__(self, context: ReaderContext, registry: CollectorRegistry) -> None:
+        from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
+
+        # the library adds the process's start time to each counter as a second series
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._context = context
+        self._epsilon: float | None = None
+        self._rounds = Counter("espalier_rounds", "Finished rounds.", registry=registry)
+        self._round = Gauge(
+            "espalier_round", "The round in progress, or finished last.", registry=registry
+        )
+        self._wanted = Gauge(
+            "espalier_rounds_wanted", "Number of rounds of the run.", registry=registry
+        )
+        self._wanted.set(context.config.rounds)
+        self._seconds = Histogram(
+            "espalier_round_seconds", "Duration of rounds.", buckets=LONG, registry=registry
+        )
+        self._stages = Histogram(
+            "espalier_stage_seconds",
+            "Duration of the coordinator's computations.",
+            ["stage"],
+            buckets=SHORT,
+            registry=registry,
+        )
+        self._waited = Histogram(
+            "espalier_update_seconds",
+            "Time from a task to its accepted update.",
+            buckets=LONG,
+            registry=registry,
+        )
+        self._updates = Counter(
+            "espalier_updates",
+            "Tasks of finished rounds, by outcome.",
+            ["outcome"],
+            registry=registry,
+        )
+        self._accuracy = Gauge(
+            "espalier_accuracy_ratio",
+            "Accuracy of submodels in the last evaluation.",
+            ["of"],
+            registry=registry,
+        )
+        self._rejects = Counter(
+            "espalier_rejects",
+            "Rejected messages and updates, by kind.",
+            ["reason"],
+            registry=registry,
+        )
+        for metric, words in (
+            (self._stages, STAGES),
+            (self._rejects, REFUSALS),
+            (self._updates, OUTCOMES),
+        ):
+            for word in words:
+                metric.labels(word)
+        registry.register(self)
+
+    def read(self, event: events.Event) -> None:
+        match event:
+            case events.RoundStarted(number):
+                self._round.set(number)
+            case events.UpdateFolded(entry):
+                self._waited.observe(entry.seconds)
+            case events.PrivacySpent(epsilon):
+                self._epsilon = epsilon
+            case events.StageFinished(stage, seconds):
+                self._stages.labels(stage if stage in STAGES else "other").observe(seconds)
+            case events.RoundEnded(done):
+                self._end(done)
+            case events.Rejected(kind) if kind in REFUSALS:
+                self._rejects.labels(kind).inc()
+            case events.AgentRefused():
+                self._rejects.labels("joining").inc()
+            case _:
+                pass
+
+    def _end(self, done: RoundRecord) -> None:
+        from coordinator.observe.score_summary import select_overall
+
+        self._rounds.inc()
+        self._seconds.observe(done.seconds)
+        for entry in done.entries:
+            word = entry.outcome.partition(":")[0]
+            self._updates.labels(word if word in OUTCOMES else "other").inc()
+        if found := select_overall(done.scores):
+            self._accuracy.labels("largest").set(found[-1].accuracy)
+            self._accuracy.labels("worst").set(min(score.accuracy for score in found))
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the fleet's present state, for a request in the server's thread."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        if self._context.fleet is None:
+            return
+        now = measure_load(self._context.fleet)
+        agents = GaugeMetricFamily(
+            "espalier_agents", "Agents that the coordinator knows, by state.", labels=["state"]
+        )
+        yield label(agents, {state: now.agents.get(state, 0) for state in STATES})
+        tasks = GaugeMetricFamily(
+            "espalier_tasks", "Tasks of the round in progress, by state.", labels=["state"]
+        )
+        yield label(tasks, {state: now.tasks.get(state, 0) for state in TASKS})
+        link = CounterMetricFamily(
+            "espalier_link_bytes",
+            "Bytes through the coordinator's link, as seen from the agents.",
+            labels=["direction"],
+        )
+        yield label(link, {"up": now.bytes_up, "down": now.bytes_down})
+        gauges: list[tuple[str, str, float | None]] = [
+            ("transfers_receiving", "Updates that are being received.", now.receiving),
+            ("transfers_waiting", "Updates that wait for a slot.", now.waiting),
+            ("link_queue_length", "Received messages that are not handled yet.", now.queued),
+            ("spool_files", "Files in the coordinator's spool.", now.spool_files),
+            ("spool_bytes", "Bytes in the coordinator's spool.", now.spool_bytes),
+            (
+                "privacy_epsilon",
+                "Privacy spent so far: epsilon at the configured delta.",
+                self._epsilon,
+            ),
+        ]
+        for name, text, value in gauges:
+            if value is not None:
+                yield GaugeMetricFamily(f"espalier_{name}", text, value)
+
+
+def label(family: Family, values: Mapping[str, float]) -> Family:
+    """Add a value for each label to a metric."""
+    for name, value in values.items():
+        family.add_metric([name], value)
+    return family
+
+
+def count_metrics(context: ReaderContext) -> Publish:
+    """Make a reader that counts for Prometheus. Raises ConfigError without an address."""
+    if context.registry is None:
+        raise ConfigError(
+            "the reader 'metrics' has no address: set metrics.listen, such as 127.0.0.1:9464"
+        )
+    return RunMeter(context, context.registry).read
+
+
+class MetricsServer:
+    """A server at `wanted.listen`, in its own thread, until it is closed. It starts before the run,
+    so that a wrong address fails first.
+
+    registry: the metrics that it serves.
+    address: its URL, with the actual port for port 0.
+    """
+
+    def __init__(self, wanted: Metrics) -> None:
+        """Start the server. Raises UsageError for an invalid address, ConfigError for unusable
+        files or an address beyond loopback without certificates, LinkError for a port in use,
+        MissingExtra.
+        """
+        listen = parse_listen_address(wanted.listen, "metrics.listen", "127.0.0.1:9464")
+        host, port = listen.host, listen.port
+        tls = make_tls_context(wanted, local=listen.local)
+        with require_extra("--metrics", "coordinator"):
+            from prometheus_client import (
+                CollectorRegistry,
+                PlatformCollector,
+                ProcessCollector,
+                make_asgi_app,
+            )
+
+            from federated.runtime.web_server import Limits, WebServer
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        limits = Limits(
+            MAX_CONNECTIONS,
+            CLOSE_TIMEOUT,
+            idle=CLIENT_TIMEOUT,
+            per_address=MAX_PER_ADDRESS,
+            requests=MAX_REQUESTS,
+        )
+        app, problem = make_asgi_app(self.registry), f"metrics cannot be served at {wanted.listen}"
+        remedy = "choose another port with --metrics"
+        with explain_os_errors(LinkError, problem, remedy=remedy):
+            self._server = WebServer(app, (host, port), limits, tls=tls)
+        shown, scheme = f"[{host}]" if ":" in host else host, "https" if tls else "http"
+        self.address = f"{scheme}://{shown}:{self._server.port}/metrics"
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def make_tls_context(wanted: Metrics, *, local: bool) -> ssl.SSLContext | None:
+    """Return the server's TLS context; None without certificates. Raises ConfigError."""
+    files = [wanted.certificate, wanted.key, wanted.ca]
+    if not local and not all(files):
+        raise ConfigError(
+            f"metrics.listen = '{wanted.listen}' opens the metrics to the network: set "
+            "metrics.certificate, metrics.key and metrics.ca to require client certificates, or "
+            "listen on loopback behind a proxy or an SSH tunnel"
+        )
+    if missing := [path for path in files if path and not Path(path).is_file()]:
+        raise ConfigError(f"metrics: the file {missing[0]} does not exist")
+    if not all(files):
+        return None
+    problem = "metrics: the certificate, its key and the authority do not match"
+    with explain_os_errors(ConfigError, problem):  # SSLError is an OSError
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=wanted.ca)
+        context.load_cert_chain(wanted.certificate, wanted.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    disk.warn_if_public(Path(wanted.key), "the key of the metrics' certificate")
+    return context

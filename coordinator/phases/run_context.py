@@ -1,0 +1,80 @@
+"""The values that all rounds of a run share, and the time limit of their phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coordinator.fleet.fleet import Fleet
+from coordinator.observe.events import Publish
+from coordinator.round.phase_rules import FIRST_LEASE, MEDIAN_CAP, SLACK
+from coordinator.round.task_state import MAX_LEASES
+from coordinator.settings.config import Config
+from coordinator.store.control_requests import Control
+from coordinator.store.past_states import PastStates
+from coordinator.store.store import Store
+from coordinator.trust.defences import Defences
+from federated.method import Method
+from models.submodel import Submodel
+
+__all__ = ["ENDLESS", "MIN_LIMIT", "PATIENCE", "RunContext", "limit_phase"]
+
+PATIENCE = 6.0  # time limit of a phase, in predicted seconds of its slowest task
+# the patience of a simulation: its devices wait for a worker as long as it takes, even with a
+# deadline, which only chooses agents
+ENDLESS = 1e9
+MIN_LIMIT = 60.0  # seconds
+
+
+def limit_phase(deadline: float, patience: float, slowest: float, typical: float) -> float:
+    """Return the seconds after which a phase closes: the configured deadline, or `patience` times
+    the predicted seconds of its slowest task.
+
+    Predictions start from claims of devices, so a phase lasts no longer than the longest lease of
+    an agent with typical progress.
+
+    deadline: seconds; 0: none.
+    slowest, typical: predicted seconds (see `phase_rules.estimate_typical_seconds`).
+    """
+    if patience >= ENDLESS:
+        return max(MIN_LIMIT, patience * slowest)
+    longest = MAX_LEASES * max(FIRST_LEASE, SLACK * MEDIAN_CAP * typical)
+    return deadline or max(MIN_LIMIT, min(patience * slowest, longest))
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The values that all rounds of a run share. `coordinator.run.runner` makes them before the
+    first round.
+
+    config: settings of the run.
+    method: method of the run; wrapped by `federated.engine.buffered` if late updates count.
+    menu: the submodels that agents train, smallest first.
+    fleet: the agents and the current phase.
+    store: folder of the run.
+    publish: sends an event to all readers of the run.
+    control: requests of users to pause or stop the run.
+    defences: checks of updates, robust rules, and the budget of a private run.
+    past: the states that late updates are based on; None if late updates do not count.
+    pinned: agent -> the submodel that the configuration sets for it, if any.
+    patience: time limit of a phase without a deadline, in predicted seconds of its slowest task.
+    """
+
+    config: Config
+    method: Method
+    menu: tuple[Submodel, ...]
+    fleet: Fleet
+    store: Store
+    publish: Publish
+    control: Control
+    defences: Defences
+    past: PastStates | None
+    pinned: Callable[[str], Submodel | None]
+    patience: float
+
+    @property
+    def measures_time(self) -> bool:
+        """True if measured seconds say something about the devices. Simulated devices only claim
+        their speeds.
+        """
+        return self.patience < ENDLESS

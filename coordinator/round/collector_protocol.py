@@ -1,0 +1,55 @@
+"""The code that checks and sums a phase's updates: its interface, with defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.observe.round_records import Folded
+from coordinator.round.task_state import Planned, TaskState
+from federated.task import Task, Update
+
+__all__ = ["Collector", "Snapshot"]
+
+HEADER = 65_536  # bytes allowed for an update's header
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A total that was written to disk.
+
+    name: of its file.
+    folded: the updates in it.
+    digest: sha256 of the file.
+    """
+
+    name: str
+    folded: tuple[Folded, ...]
+    digest: str
+
+
+class Collector(Protocol):
+    """Checks and sums the updates of a phase: by default of one without spares and snapshots."""
+
+    def limit(self, task: Task) -> int:
+        """Return the maximum size of an encoded update, in bytes. No device sends more tensors than
+        it received, and no codec enlarges them.
+        """
+        return task.size + HEADER
+
+    def check(self, task: Task, update: Update, elapsed: float) -> None:
+        """Raise Refused for an update that must not be folded.
+
+        elapsed: seconds since the task was sent; infinite if an earlier process sent it.
+        """
+
+    def fold(self, state: TaskState, update: Update) -> None:
+        """Add an update to the total."""
+
+    def prepare(self, agent: str) -> Planned:
+        """Return the task of a spare, after recording that it is asked."""
+        raise AssertionError("this phase has no spares")
+
+    def snapshot(self) -> Snapshot | None:
+        """Write the total to disk; None if it has no such form. Raises StoreError."""
+        return None

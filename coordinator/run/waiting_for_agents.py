@@ -1,0 +1,114 @@
+"""Waiting before a round: for the end of a pause, and for agents that can train."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from coordinator.fleet.fleet import Fleet
+from coordinator.observe.events import AgentsAwaited, Publish, RoundDelayed, RunPaused
+from coordinator.phases.run_context import RunContext
+from coordinator.round.round_state import Agent, RoundPlan
+from coordinator.store.store import Store
+from federated.errors import FleetError
+from federated.runtime.units import format_count
+
+__all__ = ["await_able", "await_agents", "await_round"]
+
+POLL = 0.2  # seconds
+REPUBLISH = 60.0  # seconds after which the run's card is published again, if a broker lost it
+# seconds before the round after one without updates; they double with each, MAX_EMPTY times at most
+MIN_DELAY, MAX_EMPTY = 15.0, 6
+
+
+def await_round(run: RunContext) -> None:
+    """Wait until the run is not paused and enough agents are ready. Raises FleetError if they do
+    not come.
+
+    After rounds without updates, wait longer each time, since the cause may pass.
+    """
+    config, fleet = run.config.fleet, run.fleet
+    empty = count_empty(run.store) if fleet.round.rules.leases else 0
+    until = fleet.clock() + (MIN_DELAY * 2 ** (empty - 1) if empty else 0.0)
+    while fleet.clock() < until:
+        run.publish(RoundDelayed("no update in the last round; delaying the next one"))
+        fleet.turn(POLL)
+    while True:
+        while run.control.paused:  # agents stay connected
+            run.publish(RunPaused())
+            fleet.turn(POLL)
+        await_agents(fleet, config.min_agents, config.wait, run.publish)
+        if not run.control.paused:  # it may be paused while waiting for agents
+            return
+
+
+def await_able(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
+    """Wait until a ready agent can train, and return the plan of the round. An agent that claims to
+    have no memory must not end a run of others.
+
+    plan: plans the round with the ready agents, or raises FleetError if none can train. It is tried
+        again when another agent comes or is free, and each minute. The error is raised if no such
+        agent comes within `fleet.wait` seconds, or can come, as in a simulation.
+    """
+    fleet, limit = run.fleet, run.config.fleet.wait
+    since = fleet.clock()
+    while True:
+        try:
+            return plan()
+        except FleetError as error:
+            if not fleet.round.rules.leases or (limit and fleet.clock() - since > limit):
+                raise
+            why = str(error)
+        unable = {agent.name for agent in fleet.list_free()}
+        until = fleet.clock() + min(REPUBLISH, limit or REPUBLISH)
+        while run.control.paused or (
+            fleet.clock() < until and unable.issuperset(agent.name for agent in fleet.list_free())
+        ):
+            run.publish(RunPaused() if run.control.paused else RoundDelayed(why))
+            fleet.turn(POLL)
+        # without its card, which a broker may lose, no agent can join the run
+        fleet.endpoint.publish(fleet.run)
+        await_agents(fleet, run.config.fleet.min_agents, limit, run.publish)
+
+
+def await_agents(fleet: Fleet, wanted: int, limit: float, publish: Publish) -> list[Agent]:
+    """Wait for `wanted` ready agents, and return all ready ones. Raises FleetError if they do not
+    come within `limit` seconds (0: no limit).
+    """
+    start = published = time.monotonic()
+    while len(ready := fleet.list_ready()) < wanted:
+        now = time.monotonic()
+        if now - published > REPUBLISH:
+            published = now
+            fleet.endpoint.publish(fleet.run)
+        waited = now - start
+        if limit and waited > limit:
+            raise FleetError(
+                f"expected {format_count(wanted, 'agent')}, found {len(ready)} after "
+                f"{waited:.0f} s: "
+                f"{describe_absence(fleet) or 'no others connected'}"
+            )
+        publish(AgentsAwaited(len(ready), wanted))
+        fleet.turn(POLL)
+    return ready
+
+
+def count_empty(store: Store) -> int:
+    """Return the number of consecutive rounds without updates up to the last one, at most
+    `MAX_EMPTY`.
+    """
+    done, empty = store.rounds_done, 0
+    while empty < min(done, MAX_EMPTY) and not any(
+        entry.outcome == "folded" for entry in store.read_entries(done - empty)
+    ):
+        empty += 1
+    return empty
+
+
+def describe_absence(fleet: Fleet) -> str:
+    """Return the reasons why agents cannot be asked."""
+    return "; ".join(
+        f"{a.name} {'was ' if a.refused else ''}{a.absence}"
+        for a in fleet.agents.values()
+        if a.absence
+    )

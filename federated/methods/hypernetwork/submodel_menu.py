@@ -1,0 +1,109 @@
+"""Submodels of RecipFL: narrower networks, networks that end after the first section, or other
+networks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from federated.errors import ConfigError
+from federated.method import Settings
+from federated.methods.common.exit_submodels import sort_menu
+from federated.methods.common.inactive_mechanisms import one_size
+from federated.methods.fedavg import propose_sizes
+from federated.methods.hypernetwork.operation_graph import read_graph
+from federated.runtime.plugin_lookup import explain_lookup
+from models.cost import cost
+from models.families import catalogue
+from models.families.catalogue import KIND, full, parameters
+from models.submodel import Network, Submodel, Target
+
+__all__ = ["inactive", "propose"]
+
+
+def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
+    """Return the menu, smallest first and the run's whole network last.
+
+    ConfigError: the network has no such submodels, or its graph cannot be read.
+    """
+    if (
+        settings["hidden"] < 4
+        or settings["hidden"] % 4
+        or settings["cap"] < 1
+        or not 0 <= settings["dropout"] < 1
+    ):
+        found = ", ".join(f"{key} = {settings[key]}" for key in ("hidden", "cap", "dropout"))
+        raise ConfigError(
+            f"recipfl: expected hidden as a multiple of 4, cap of at least 1, and dropout of at "
+            f"least 0 and below 1, found {found}"
+        )
+    with explain_lookup(KIND):
+        if settings["models"]:
+            menu = other_networks(network, settings["models"])
+        elif settings["shrink"] == "depth":
+            menu = split_sections(network)
+        else:
+            menu = propose_sizes(network, settings)
+    for submodel in menu:
+        try:
+            read_graph(submodel)
+        except Exception as error:  # a custom network can raise anything
+            raise ConfigError(
+                f"recipfl: cannot read the graph of {submodel.name} ({error}): use another model"
+            ) from error
+    return menu
+
+
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    """Yield the reasons why knowledge transfer or different sizes have no effect."""
+    if not settings["transfer"]:
+        yield (
+            "transfer = false lets no strong device teach the small network: set "
+            "method.transfer = true"
+        )
+    yield from one_size(
+        menu,
+        settings,
+        remedy="method.widths to several widths, or method.models to smaller networks",
+    )
+
+
+def split_sections(network: Network) -> tuple[Submodel, ...]:
+    """Return the first section with an exit of its own, and the whole network.
+
+    ValueError: the network has only one section, or its family has no such exits.
+    """
+    whole = full(network)
+    if len(whole.mask) < 2:
+        raise ValueError(
+            f"model '{network.family}' has no second section to leave out: set shrink = 'width'"
+        )
+    mask = (whole.mask[0], *((0,) * len(m) for m in whole.mask[1:]))
+    return sort_menu([replace(whole, mask=mask, features=("exits-adapter",)), whole])
+
+
+def other_networks(network: Network, models: Sequence[str]) -> tuple[Submodel, ...]:
+    """Return the networks of these names by parameters, for the run's data, and last the run's own
+    network, which belongs to the strong devices.
+
+    Neither parameters nor multiply-adds alone show which network is larger: on 32x32 images VGG-16
+    has fewer parameters than ResNet-101 but twice its multiply-adds, and the poster calls it the
+    larger one. So a network is rejected only if it exceeds the run's own in both.
+
+    LookupError, ValueError: see `models.families.catalogue.network`
+    ValueError: a network is larger than the run's own
+    """
+    target: Target = "token" if network.objective in {"next", "masked"} else network.objective  # type: ignore[assignment]
+    whole, made = full(network), list[Submodel]()
+    for model in dict.fromkeys(models):
+        other = catalogue.network(model, network.inputs, network.outputs, network, target)
+        made.append(full(replace(other, label=re.sub(r"[^A-Za-z0-9_.-]", "_", model))))
+        if parameters(made[-1]) > parameters(whole) and cost(made[-1]).macs > cost(whole).macs:
+            raise ValueError(
+                f"model '{model}' has more parameters and multiply-adds than the run's own model, "
+                f"which must be the largest: set model.name={model} and list the present one in "
+                "models"
+            )
+    return (*sort_menu(made), whole)

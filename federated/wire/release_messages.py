@@ -1,0 +1,111 @@
+"""Messages about released models: the version that each agent is to serve, and the reports of
+agents that answer requests with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from federated.wire.field_types import (
+    AgentName,
+    Amount,
+    Digest,
+    Name,
+    Natural,
+    Score,
+    SubmodelName,
+    SubmodelOrNone,
+    Text,
+    VersionName,
+    VersionOrNone,
+    Word,
+)
+
+__all__ = ["UNTRAINED", "Release", "Serving", "Version", "label_submodel"]
+
+UNTRAINED = "not trained"  # label of a submodel that no update of its run trained
+
+
+def label_submodel(submodel: str, *, untrained: bool) -> str:
+    """Return the display name of a submodel."""
+    return f"{submodel} ({UNTRAINED})" if untrained else submodel
+
+
+@dataclass(frozen=True)
+class Version:
+    """A released folder of files, identified by its manifest file.
+
+    name: the first 12 digits of `sha256`.
+    round: round of the run that trained the networks.
+    sha256: digest of the manifest file, hexadecimal.
+    size: bytes of the manifest file.
+    submodels: submodels in the folder.
+    assignment: the submodel of each agent.
+    untrained: submodels that no update of the run trained.
+    """
+
+    name: VersionName
+    round: Natural
+    sha256: Digest
+    size: Natural
+    submodels: tuple[SubmodelName, ...]
+    assignment: dict[AgentName, SubmodelName] = field(default_factory=dict)
+    untrained: tuple[SubmodelName, ...] = ()
+
+
+@dataclass(frozen=True)
+class Release:
+    """Retained card of the released versions of a run.
+
+    run: name of the run.
+    stable: for all agents; None: no version.
+    canary: for `agents` only; None: no version.
+    agents: names of the agents that try the canary.
+    """
+
+    run: Name
+    stable: Version | None = None
+    canary: Version | None = None
+    agents: tuple[AgentName, ...] = ()
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Retained report of a serving agent.
+
+    agent: its name.
+    session: identifies its process.
+    version: in use; empty before the first one, as are the next three.
+    submodel: in use.
+    variant: of the exported files in use, such as `int8`.
+    provider: execution provider of ONNX Runtime in use.
+    p50: median seconds per request, measured on the device when it installed the version.
+    p90: 90th percentile of the same.
+    accuracy: on `examples` held-out examples of its own; None without examples.
+    examples: their number.
+    before: the previous version.
+    p90_before: of the previous version, measured in the same minute.
+    accuracy_before: of the previous version, measured in the same minute.
+    answered: number of requests answered since the process started.
+    failed: number of requests failed since the process started.
+    refused: a later version that the agent rejected.
+    reason: why it rejected that version.
+    """
+
+    agent: AgentName
+    session: Name
+    version: VersionOrNone = ""
+    submodel: SubmodelOrNone = ""
+    variant: Word = ""
+    provider: Word = ""
+    p50: Amount | None = None
+    p90: Amount | None = None
+    accuracy: Score | None = None
+    examples: Natural = 0
+    before: VersionOrNone = ""
+    p90_before: Amount | None = None
+    accuracy_before: Score | None = None
+    answered: Natural = 0
+    failed: Natural = 0
+    refused: VersionOrNone = ""
+    reason: Text = ""

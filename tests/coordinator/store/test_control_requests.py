@@ -1,0 +1,141 @@
+"""Requests reach a coordinator through the run's database."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from coordinator.store import run_lock
+from coordinator.store.control_requests import (
+    Control,
+    Requests,
+    Stopped,
+    read_requests,
+    send_request,
+)
+from federated.errors import StoreError
+from tests.support.clock import Clock
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    sqlite3.connect(tmp_path / "run.sqlite").execute("PRAGMA journal_mode=WAL")
+    return tmp_path
+
+
+@pytest.fixture
+def control(folder: Path, clock: Clock) -> Iterator[Control]:
+    """Yield the control of a coordinator that holds the run."""
+    lock = run_lock.acquire(folder)
+    control = Control(folder, clock)
+    yield control
+    control.close()
+    os.close(lock)
+
+
+def test_a_pause_starts_within_a_second_and_lasts_until_it_is_resumed(
+    folder: Path, control: Control, clock: Clock
+) -> None:
+    send_request(folder, "pause")
+    control.look()
+    assert not control.paused, "it looks once a second"
+    assert read_requests(folder) == Requests(paused=True, seen=False)
+    clock.now = 1.0
+    control.look()
+    assert control.paused
+    assert read_requests(folder) == Requests(paused=True)
+    send_request(folder, "resume")
+    clock.now = 2.0
+    control.look()
+    assert not control.paused
+    assert read_requests(folder) == Requests()
+
+
+def test_a_stop_waits_for_the_end_of_the_round(
+    folder: Path, control: Control, clock: Clock
+) -> None:
+    control.begin_round()
+    send_request(folder, "stop")
+    clock.now = 1.0
+    control.look()
+    assert control.stopping
+    with pytest.raises(Stopped):
+        control.end_round()
+    assert read_requests(folder) == Requests(), "it is obeyed once"
+
+
+def test_a_stop_now_does_not_wait(folder: Path, control: Control, clock: Clock) -> None:
+    control.begin_round()
+    send_request(folder, "stop")
+    send_request(folder, "stop now")
+    clock.now = 1.0
+    with pytest.raises(Stopped):
+        control.look()
+
+
+def test_a_stop_is_obeyed_at_once_between_rounds(
+    folder: Path, control: Control, clock: Clock
+) -> None:
+    send_request(folder, "stop")
+    clock.now = 1.0
+    with pytest.raises(Stopped):
+        control.look()
+
+
+def test_the_next_coordinator_ignores_an_old_stop_but_stays_paused(
+    folder: Path, control: Control
+) -> None:
+    send_request(folder, "stop")
+    send_request(folder, "pause")
+    later = Control(folder)
+    assert (later.paused, later.stopping) == (True, False)
+    later.close()
+
+
+def test_a_pause_that_an_older_version_stored_holds(folder: Path, clock: Clock) -> None:
+    with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
+        database.execute("CREATE TABLE wishes (about PRIMARY KEY, wanted, at, heard)")
+        database.execute("INSERT INTO wishes VALUES ('pause', 'pause', '2026-01-01', 1)")
+    for _ in range(2):
+        with closing(Control(folder, clock)) as control:
+            assert control.paused
+        assert read_requests(folder) == Requests(paused=True)
+
+
+def test_a_request_during_a_write_is_not_lost(folder: Path, control: Control, clock: Clock) -> None:
+    send_request(folder, "pause")
+    writing = sqlite3.connect(folder / "run.sqlite", isolation_level=None)
+    writing.execute("BEGIN IMMEDIATE")
+    clock.now = 1.0
+    control.look()
+    assert control.paused, "a writer does not block readers"
+    assert not read_requests(folder).seen
+    writing.execute("COMMIT")
+    clock.now = 2.0
+    control.look()
+    assert read_requests(folder).seen
+
+
+def test_a_request_without_a_coordinator_is_an_error(folder: Path) -> None:
+    with pytest.raises(StoreError, match="not running"):
+        send_request(folder, "stop now")
+    assert read_requests(folder) == Requests()
+
+
+def test_a_missing_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"no run 'nothing' in .*: none$"):
+        send_request(tmp_path / "nothing", "pause")
+
+
+def test_is_held_does_not_keep_the_lock(folder: Path) -> None:
+    assert not run_lock.is_held(folder)
+    lock = run_lock.acquire(folder)
+    assert run_lock.is_held(folder)
+    os.close(lock)
+    assert not run_lock.is_held(folder)
+    os.close(run_lock.acquire(folder))
