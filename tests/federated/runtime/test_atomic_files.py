@@ -53,7 +53,7 @@ def test_a_limit_on_the_size_of_files_keeps_the_old_content(tmp_path, before):
         path.write_bytes(before)
     code = (
         "import resource, signal, sys; from pathlib import Path\n"
-        "from federated.runtime import files as disk\n"
+        "from federated.runtime import atomic_files as disk\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try: disk.write(Path(sys.argv[1]), bytes(10_000))\n"
