@@ -20,11 +20,11 @@ from typing import Literal
 import psutil
 import pytest
 
-from coordinator.access import enrolment_process
 from coordinator.access.authority import Authority
 from coordinator.access.enrolment_process import EnrolmentProcess
 from edge_agent.access.enrolment import enrol
 from federated.errors import LinkError
+from federated.runtime import server_process
 from tests.support.flood import count_descriptors, open_silent, start_flood
 from tests.support.waiting import eventually
 
@@ -49,7 +49,7 @@ def office(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Iterator[En
         shell = ["/bin/sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh"]
         return popen([*shell, *command], **options)  # type: ignore[call-overload,no-any-return]
 
-    monkeypatch.setattr(enrolment_process.subprocess, "Popen", start)
+    monkeypatch.setattr(server_process.subprocess, "Popen", start)
     with contextlib.closing(EnrolmentProcess(authority.folder, ("127.0.0.1", 0), "8883")) as made:
         monkeypatch.undo()
         yield made
@@ -114,7 +114,7 @@ def test_a_killed_process_is_restarted_at_the_same_port(
 def test_a_process_that_cannot_start_is_tried_less_and_less_often(
     authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(enrolment_process, "RESTART_DELAY", 0.1)
+    monkeypatch.setattr(server_process, "RESTART_DELAY", 0.1)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     office = EnrolmentProcess(authority.folder, ("127.0.0.1", 0), "8883")
     with contextlib.closing(office):

@@ -1,0 +1,134 @@
+"""A server in a process of its own, so that a flood of connections neither slows the parent nor
+takes its descriptors.
+
+The parent opens the port, so that clients wait there while the process restarts. The process ends
+when the pipe from the parent closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from federated.runtime.connection_limits import raise_descriptor_limit
+
+__all__ = ["ServerProcess", "become_server"]
+
+log = logging.getLogger(__name__)
+
+RESTART_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds; doubled while the process keeps failing
+STOP_TIMEOUT = 8.0  # seconds for the process to end by itself
+LONGEST_LINE = 1000  # bytes of a line of the process's log
+NICE = 5  # the parent has priority
+OOM_SCORE = "500"  # the kernel ends this process before the parent when memory runs out
+
+
+class ServerProcess:
+    """A process that serves a listening socket, until closed. A failure of it never ends the
+    parent.
+
+    name: for messages.
+    port: that it serves.
+    """
+
+    def __init__(
+        self, name: str, module: str, listening: socket.socket, arguments: Sequence[str]
+    ) -> None:
+        """Start `python -m MODULE FD ARGUMENTS...` with the socket's descriptor."""
+        self.name, self._socket = name, listening
+        self.port: int = listening.getsockname()[1]
+        self._command = ["-m", module, str(listening.fileno()), *arguments]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._delay, self._started, self._due = RESTART_DELAY, 0.0, 0.0
+        self.restart_if_dead()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, or None if the process could not be started."""
+        return None if self._process is None else self._process.pid
+
+    def restart_if_dead(self) -> None:
+        """Start the process if it does not run, at growing intervals if it keeps failing."""
+        now = time.monotonic()
+        if self._process is not None:
+            if (status := self._process.poll()) is None:
+                return
+            self._discard(self._process)
+            if now - self._started > LONGEST_DELAY:  # it worked for a while
+                self._delay = RESTART_DELAY
+            self._due = now + self._delay
+            log.error("%s exited with status %d; retrying in %g s", self.name, status, self._delay)
+            self._delay = min(2 * self._delay, LONGEST_DELAY)
+        if now >= self._due:
+            try:
+                self._start()
+            except OSError as error:
+                log.error("%s cannot start: %s", self.name, error)
+            self._started = now
+
+    def close(self) -> None:
+        """End the process and close the port."""
+        self._socket.close()
+        if self._process is not None:
+            self._discard(self._process)
+
+    def _discard(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT)
+        process.kill()
+        process.wait()
+        self._process = None
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(  # noqa: S603  # nothing in it comes from elsewhere
+            [sys.executable, *self._command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=[self._socket.fileno()],
+            start_new_session=True,  # Ctrl-C must reach only the parent
+        )
+        assert self._process.stderr is not None
+        threading.Thread(
+            target=relay_log,
+            args=(self.name, self._process.stderr),
+            name=f"{self.name}-log",
+            daemon=True,
+        ).start()
+
+
+def relay_log(name: str, lines: IO[bytes]) -> None:
+    """Log the lines that the process writes."""
+    with lines:
+        while line := lines.readline(LONGEST_LINE):
+            log.warning("%s: %s", name, line.decode(errors="replace").rstrip())
+
+
+def become_server() -> threading.Event:
+    """Give the parent priority over this process. Return an event that is set when the parent ends
+    or closes standard input.
+    """
+    raise_descriptor_limit()
+    os.nice(NICE)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+    ended = threading.Event()
+    threading.Thread(target=watch_parent, args=(ended,), daemon=True).start()
+    return ended
+
+
+def watch_parent(ended: threading.Event) -> None:
+    """Wait until standard input closes, as it does when the parent ends."""
+    os.read(0, 1)
+    ended.set()
