@@ -14,6 +14,7 @@ from federated.errors import StoreError
 from federated.runtime.console import print_result, report_errors
 
 __all__ = [
+    "FILE",
     "INIT",
     "PKI",
     "RUNS",
@@ -64,6 +65,7 @@ def list_given(flags: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(keys[flag], value) for flag, value in flags.items() if value not in (None, ())]
 
 
+FILE = click.Path(dir_okay=False, path_type=Path)
 INIT = config_flag("--init", key="model.init", metavar="CHECKPOINT")
 PKI = config_flag(
     "--pki", key="broker.pki", envvar="ESPALIER_BROKER__PKI", default="", metavar="DIR"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 
-from coordinator.cli.options import INIT, RUNS, config_flag, list_given, print_errors
+from coordinator.cli.options import FILE, INIT, RUNS, config_flag, list_given, print_errors
 from federated.runtime.console import FORMAT, print_result, speaker
 
 __all__ = ["start"]
@@ -70,6 +71,16 @@ __all__ = ["start"]
     metavar="KEY=VALUE",
     help="a setting of the configuration, such as train.lr=0.05; may be repeated",
 )
+@click.option(
+    "--web",
+    is_flag=False,
+    flag_value="127.0.0.1:8600",
+    metavar="[HOST:PORT]",
+    help="also serve the page of `coordinator web`, at 127.0.0.1:8600 unless another address is "
+    "given; beyond this machine it needs a certificate",
+)
+@click.option("--web-certificate", type=FILE, metavar="FILE", help="certificate for HTTPS")
+@click.option("--web-key", type=FILE, metavar="FILE", help="key of the certificate")
 @click.option("--resume", is_flag=True, help="resume the run of this name, or the latest")
 @click.option(
     "--or-resume",
@@ -81,6 +92,9 @@ __all__ = ["start"]
 def start(
     file: Path | None,
     settings: tuple[str, ...],
+    web: str | None,
+    web_certificate: Path | None,
+    web_key: Path | None,
     resume: bool,
     or_resume: bool,
     runs: Path,
@@ -88,11 +102,17 @@ def start(
     **flags: Any,
 ) -> None:
     """Start or resume a run, and wait until it ends."""
-    with print_errors("start"):
+    with print_errors("start"), ExitStack() as stack:
         from coordinator.run.config_sources import ConfigSources
         from coordinator.run.launch import View, start_run
 
         live = form == "text" and sys.stdout.isatty()
+        if web is not None:
+            from coordinator.web.serve import Listen, serve_beside
+
+            options = ("--web", "--web-certificate", "--web-key")
+            where = Listen(web, web_certificate, web_key, options=options)
+            stack.enter_context(serve_beside(runs, where, speaker(form)))
         result = start_run(
             ConfigSources(file, os.environ, settings, list_given(flags)),
             runs,

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import RUNS, print_errors
+from coordinator.cli.options import FILE, RUNS, print_errors
 
 __all__ = ["web"]
-
-FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()

@@ -12,6 +12,7 @@ All but the page's files require a sign-in, and a request requires the token onc
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -36,11 +37,10 @@ from coordinator.store.run_folders import list_runs
 from coordinator.views.run_list import describe_runs
 from coordinator.web.run_pages import PARTS, describe_part
 from coordinator.web.sign_in import COOKIE, LIFETIME, SignIn
-from federated.errors import ConfigError, EspalierError, explain_os_errors
-from federated.runtime.listen_address import ListenAddress
+from federated.errors import EspalierError
 from federated.runtime.web_server import BodyReader, Limits, WebServer
 
-__all__ = ["PageServer", "Site", "make_application"]
+__all__ = ["LOCAL", "PageServer", "Site", "format_url", "make_application"]
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")
 POLL = 1.0  # seconds between two looks at a run's folder, as often as its coordinator writes it
@@ -86,16 +86,12 @@ class PageServer:
     """Serve the page in a thread until closed."""
 
     def __init__(
-        self, site: Site, address: ListenAddress, tls: ssl.SSLContext | None = None
+        self, site: Site, listening: socket.socket, tls: ssl.SSLContext | None = None
     ) -> None:
-        """Start listening. Raises ConfigError."""
         self._pages = Pages(site.runs)
         app = make_application(site, self._pages, secure=tls is not None)
-        with explain_os_errors(ConfigError, f"--listen {address.host}:{address.port}"):
-            self._server = WebServer(app, (address.host, address.port), LIMITS, tls=tls)
-        host, port = self._server.host, self._server.port
-        scheme = "http" if tls is None else "https"
-        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        self._server = WebServer(app, listening, LIMITS, tls=tls)
+        self.url = format_url(self._server.host, self._server.port, secure=tls is not None)
 
     @property
     def alive(self) -> bool:
@@ -104,6 +100,11 @@ class PageServer:
     def close(self) -> None:
         self._pages.closing = True
         self._server.close()
+
+
+def format_url(host: str, port: int, *, secure: bool) -> str:
+    scheme = "https" if secure else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def make_application(site: Site, pages: Pages, *, secure: bool = False) -> Starlette:

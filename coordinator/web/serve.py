@@ -1,21 +1,28 @@
-"""`coordinator web`: serve the page until ctrl-C."""
+"""Serve the web page: until ctrl-C, or in a process beside a run."""
 
 from __future__ import annotations
 
+import socket
 import ssl
+import sys
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from coordinator.web.page_server import LOCAL, PageServer, Site
+from coordinator.access.run_broker import Poller
+from coordinator.web.page_server import LOCAL, PageServer, Site, format_url
 from coordinator.web.sign_in import load_token
 from federated.errors import ConfigError, MissingExtra, UsageError, explain_os_errors
-from federated.runtime.listen_address import parse_listen_address
+from federated.runtime.connection_limits import listen
+from federated.runtime.listen_address import ListenAddress, parse_listen_address
+from federated.runtime.server_process import ServerProcess, become_server
 
-__all__ = ["TOKEN", "Listen", "find_page", "serve_page"]
+__all__ = ["ADDRESS", "TOKEN", "Listen", "find_page", "serve_beside", "serve_page"]
+
+ADDRESS = "127.0.0.1:8600"
 
 TOKEN = "web-token"  # noqa: S105  # file in the folder of the runs
 PACKAGE = "espalier_web"  # the built page, which has a distribution of its own
@@ -28,34 +35,76 @@ class Listen:
     address: HOST:PORT or PORT.
     certificate, key: files for HTTPS; None: HTTP, on loopback only.
     token_file: of the token; None: `web-token` in the folder of the runs.
+    options: names of the options for address, certificate and key, for error messages.
     """
 
     address: str
     certificate: Path | None = None
     key: Path | None = None
     token_file: Path | None = None
+    options: tuple[str, str, str] = ("--listen", "--certificate", "--key")
 
 
-def serve_page(runs: Path, listen: Listen, say: Callable[[str], None]) -> None:
+def serve_page(runs: Path, where: Listen, say: Callable[[str], None]) -> None:
     """Serve the page of a folder of runs until the process is interrupted. Raises UsageError,
     ConfigError, MissingExtra.
     """
-    files, tls = find_page(), load_certificate(listen)
-    address = parse_listen_address(listen.address, "--listen", "127.0.0.1:8600")
+    site, address, tls = prepare_site(runs, where)
+    with closing(PageServer(site, bind(address, where), tls)) as server:
+        say(f"open {server.url} and sign in with the token in {where.token_file or runs / TOKEN}")
+        while server.alive:
+            time.sleep(1)
+
+
+@contextmanager
+def serve_beside(runs: Path, where: Listen, say: Callable[[str], None]) -> Iterator[None]:
+    """Serve the page in a process of its own inside the context. Raises as `serve_page`."""
+    _, address, tls = prepare_site(runs, where)
+    files = (where.certificate, where.key, where.token_file)
+    arguments = [str(runs), where.address, *("" if file is None else str(file) for file in files)]
+    listening = bind(address, where)
+    with closing(ServerProcess("web page", __name__, listening, arguments)) as process:
+        url = format_url(address.host, process.port, secure=tls is not None)
+        say(f"open {url} and sign in with the token in {where.token_file or runs / TOKEN}")
+        with closing(Poller(process.restart_if_dead)):
+            yield
+
+
+def prepare_site(runs: Path, where: Listen) -> tuple[Site, ListenAddress, ssl.SSLContext | None]:
+    """Check where the page is served, and create the folder of the runs and the token if they are
+    missing. Raises UsageError, ConfigError, MissingExtra.
+    """
+    files, tls = find_page(), load_certificate(where)
+    option, certificate, key = where.options
+    address = parse_listen_address(where.address, option, ADDRESS)
     if not address.local and tls is None:
         raise UsageError(
-            f"--listen {address.host}: other machines can reach this address; serve HTTPS with "
-            "--certificate FILE --key FILE"
+            f"{option} {address.host}: other machines can reach this address; serve HTTPS with "
+            f"{certificate} FILE {key} FILE"
         )
     with explain_os_errors(ConfigError, f"--runs {runs}"):
         runs.mkdir(parents=True, exist_ok=True)
-    token_file = listen.token_file or runs / TOKEN
     hosts = (*LOCAL, address.host) if address.local else ()
-    site = Site(runs, files, load_token(token_file), hosts)
-    with closing(PageServer(site, address, tls)) as server:
-        say(f"open {server.url} and sign in with the token in {token_file}")
-        while server.alive:
-            time.sleep(1)
+    return Site(runs, files, load_token(where.token_file or runs / TOKEN), hosts), address, tls
+
+
+def bind(address: ListenAddress, where: Listen) -> socket.socket:
+    """Return a listening socket. Raises ConfigError."""
+    with explain_os_errors(ConfigError, f"{where.options[0]} {where.address}"):
+        return listen(address.host, address.port)
+
+
+def main(descriptor: int, runs: Path, address: str, *files: str) -> None:
+    """Serve the page at an open socket until standard input closes: the process of
+    `serve_beside`. files: certificate, key and token file; empty: none.
+    """
+    ended = become_server()
+    certificate, key, token_file = (Path(file) if file else None for file in files)
+    site, _, tls = prepare_site(runs, Listen(address, certificate, key, token_file))
+    with closing(PageServer(site, socket.socket(fileno=descriptor), tls)) as server:
+        while not ended.wait(1):
+            if not server.alive:
+                sys.exit("the server stopped")
 
 
 def find_page() -> Path:
@@ -66,18 +115,23 @@ def find_page() -> Path:
     return Path(found.origin).parent / "static"
 
 
-def load_certificate(listen: Listen) -> ssl.SSLContext | None:
+def load_certificate(where: Listen) -> ssl.SSLContext | None:
     """Return a context for HTTPS; None without a certificate. Raises UsageError, ConfigError."""
-    if listen.certificate is None and listen.key is None:
+    _, certificate, key = where.options
+    if where.certificate is None and where.key is None:
         return None
-    if listen.certificate is None or listen.key is None:
-        raise UsageError("HTTPS needs both --certificate FILE and --key FILE")
+    if where.certificate is None or where.key is None:
+        raise UsageError(f"HTTPS needs both {certificate} FILE and {key} FILE")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(listen.certificate, listen.key)
+        context.load_cert_chain(where.certificate, where.key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"--certificate {listen.certificate} and --key {listen.key}: {error}"
+            f"{certificate} {where.certificate} and {key} {where.key}: {error}"
         ) from error
     return context
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -19,7 +19,7 @@ import pytest
 from coordinator.store.control_requests import read_requests
 from coordinator.views.run_status import describe_status
 from coordinator.web.serve import PACKAGE, find_page
-from federated.runtime.listen_address import parse_listen_address
+from federated.runtime.connection_limits import listen
 from tests.support.processes import AGENT, COORDINATOR, Start, wait_for_words
 from tests.support.waiting import eventually
 
@@ -52,7 +52,7 @@ def server(tmp_path: Path) -> Iterator[Any]:
 
     (tmp_path / "runs").mkdir(exist_ok=True)
     site = Site(tmp_path / "runs", find_page(), TOKEN)
-    with closing(PageServer(site, parse_listen_address("0", "--listen", "8600"))) as made:
+    with closing(PageServer(site, listen("127.0.0.1", 0))) as made:
         yield made
 
 

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from coordinator.cli.main import main
 from coordinator.store.control_requests import read_requests
 from coordinator.store.store import Store
-from federated.runtime.listen_address import parse_listen_address
+from federated.runtime.connection_limits import listen
 from tests.support.federation import RUN, Member, digits, federate
 
 pytest.importorskip("uvicorn")
@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(runs: Path, tmp_path: Path) -> Iterator[PageServer]:
     (tmp_path / "index.html").write_text("<!doctype html>the page")
     site = Site(runs, tmp_path, TOKEN)
-    with closing(PageServer(site, parse_listen_address("0", "--listen", "8600"))) as made:
+    with closing(PageServer(site, listen("127.0.0.1", 0))) as made:
         yield made
 
 
@@ -239,8 +239,8 @@ def test_with_a_certificate_the_page_is_served_with_https(
     (tmp_path / "index.html").write_text("the page")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
-    address = parse_listen_address("127.0.0.1:0", "--listen", "8600")
-    with closing(PageServer(Site(runs, tmp_path, TOKEN, ()), address, context)) as server:
+    site = Site(runs, tmp_path, TOKEN, ())
+    with closing(PageServer(site, listen("127.0.0.1", 0), context)) as server:
         assert server.url.startswith("https://")
         trust = ssl.create_default_context(cafile=certificate[0])
         trust.check_hostname = False

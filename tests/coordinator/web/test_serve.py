@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
 from coordinator.cli.main import main
 from federated.errors import ConfigError
+from tests.support.processes import COORDINATOR, Start
+from tests.support.waiting import eventually
 
 pytest.importorskip("starlette")
 
@@ -89,3 +95,68 @@ def test_a_session_ends_after_its_lifetime_and_old_ones_make_room() -> None:
         newest = Asks(sign_in.begin())
     assert not sign_in.knows(second)  # type: ignore[arg-type]
     assert sign_in.knows(newest)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def built_page(tmp_path: Path) -> None:
+    """A package that stands for the built page, in the folder where commands start."""
+    static = tmp_path / serve.PACKAGE / "static"
+    static.mkdir(parents=True)
+    (static.parent / "__init__.py").write_text("")
+    (static / "index.html").write_text("<!doctype html>the page")
+
+
+@pytest.mark.processes
+@pytest.mark.beside
+@pytest.mark.broker
+@pytest.mark.usefixtures("built_page")
+def test_start_serves_the_page_beside_the_run(start: Start, tmp_path: Path) -> None:
+    """The page's process is restarted after a kill, and ends with the coordinator."""
+    command = ["start", "--name", "r", "--method", "fedavg", "--model", "mlp-small", "--port", "0"]
+    coordinator = start(*COORDINATOR, *command, "--web", "127.0.0.1:0", "--format", "json")
+    printed = tmp_path / "0.err"
+
+    def find_url() -> str:
+        found = re.search(r"open (http://\S+) and sign in", printed.read_text())
+        return found[1] if found else ""
+
+    eventually(find_url)
+    url = find_url()
+
+    def read(path: str) -> bytes:
+        with urllib.request.urlopen(url + path, timeout=30) as answer:
+            return bytes(answer.read())
+
+    assert b"the page" in read("/")
+    token = (tmp_path / "runs" / serve.TOKEN).read_text().strip()
+    ask = urllib.request.Request(f"{url}/api/runs", headers={"Authorization": f"Bearer {token}"})
+    eventually(lambda: b'"r"' in urllib.request.urlopen(ask, timeout=30).read(), 60)
+
+    def find_child() -> psutil.Process | None:
+        for child in psutil.Process(coordinator.pid).children():
+            with contextlib.suppress(psutil.ZombieProcess):
+                if "coordinator.web.serve" in child.cmdline():
+                    return child
+        return None
+
+    first = find_child()
+    assert first is not None
+    first.kill()
+    eventually(lambda: (child := find_child()) is not None and child.pid != first.pid, 60)
+    assert b"the page" in read("/")
+    second = find_child()
+    assert second is not None
+    coordinator.kill()
+    psutil.wait_procs([second], 30)
+    assert not second.is_running()
+
+
+@pytest.mark.usefixtures("page")
+def test_start_refuses_an_unsafe_address_of_the_page_before_it_creates_a_run(
+    tmp_path: Path,
+) -> None:
+    result = CliRunner().invoke(
+        main, ["start", "--web", "0.0.0.0:0", "--runs", str(tmp_path / "runs")]
+    )
+    assert (result.exit_code, "--web-certificate FILE" in result.output) == (2, True)
+    assert not (tmp_path / "runs").exists()
