@@ -141,8 +141,10 @@ class Training(Collector):
         self.run.fleet.inbox.reserve = measure_reserve(self.run, self.state)
 
     def _spares(self) -> tuple[Spare, ...]:
-        """Return the agents that can train but were not asked, in random order."""
-        verdicts = self.plan.verdicts
+        """Return the agents that can train but were not asked, in random order; without suspects,
+        unless the round waits for no particular agent.
+        """
+        verdicts, agents = self.plan.verdicts, self.run.fleet.agents
         order = make_generator(self.run.config.seed, 4, self.plan.round).permutation(
             sorted(verdicts)
         )
@@ -150,6 +152,7 @@ class Training(Collector):
             Spare(agent, verdicts[agent].decision.seconds)
             for agent in order.tolist()
             if agent not in self.plan.chosen
+            and (self.run.past is not None or not agents[agent].is_suspect("train"))
         )
 
     # ---- as a collector --------------------------------------------------------------------------
