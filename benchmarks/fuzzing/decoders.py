@@ -146,6 +146,9 @@ class AcceptAll:
     def prepare(self, agent: str) -> Planned:
         return Planned(samples.TASK)
 
+    def settle(self) -> None:
+        return None
+
     def snapshot(self) -> None:
         pass
 

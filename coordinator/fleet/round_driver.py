@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 from coordinator.fleet.link_endpoint import Endpoint
@@ -129,6 +130,8 @@ class Driver:
             self._collectors[self.phase.work].fold(
                 self.round.tasks[event.key], self._update(event.key)
             )
+            if not any(isinstance(one, on.UpdateFolded) for one in islice(self._events, 1, None)):
+                self._collectors[self.phase.work].settle()
         for action in actions:
             self._do(action)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+import numpy as np
 import torch
 
 from coordinator.fleet.fleet import Fleet
@@ -32,11 +33,25 @@ CUT = 4  # submodels whose tensors a shipment caches, to measure updates against
 
 
 def to_torch(update: Update) -> Update:
-    """Return the update with torch tensors that share its memory."""
+    """Return the update with torch tensors that share its memory, as views of one flat tensor if
+    the arrays are views of one buffer of float32.
+    """
+    arrays = update.tensors
+    base = getattr(next(iter(arrays.values()), None), "base", None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the arrays are read-only, and no code writes
-        shared = {name: torch.from_numpy(array) for name, array in update.tensors.items()}
-    return replace(update, tensors=shared)
+        if (
+            not isinstance(base, np.ndarray)
+            or base.nbytes % 4
+            or any(a.base is not base or a.dtype != np.float32 for a in arrays.values())
+        ):
+            return replace(update, tensors={n: torch.from_numpy(a) for n, a in arrays.items()})
+        flat = torch.from_numpy(base.view(np.float32).reshape(-1))
+    start, views = flat.data_ptr(), dict[str, torch.Tensor]()
+    for name, array in arrays.items():
+        offset = (array.__array_interface__["data"][0] - start) // 4
+        views[name] = flat[offset : offset + array.size].view(array.shape)
+    return replace(update, tensors=views)
 
 
 def select_statistics(state: State, submodel: Submodel) -> dict[str, torch.Tensor]:

@@ -16,7 +16,8 @@ from coordinator.phases.run_context import RunContext
 from coordinator.round.collector_protocol import Collector
 from coordinator.round.task_state import TaskState
 from coordinator.trust.message_checks import check_scores, check_statistics, check_training
-from federated.engine.aggregate import Part, Total, fold, mean
+from federated.engine.aggregate import Total, fold, mean
+from federated.engine.parts import Part
 from federated.task import Task, Update
 from models.slicing import corner
 from models.submodel import Submodel

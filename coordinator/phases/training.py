@@ -14,6 +14,7 @@ from msgspec import structs
 
 from coordinator.assign.agent_standing import Standing
 from coordinator.assign.selection import make_generator
+from coordinator.fleet.round_driver import AT_HAND
 from coordinator.fleet.shipment import Shipment, to_torch
 from coordinator.observe.events import UpdateFolded, time_stage
 from coordinator.observe.round_records import Entry, Folded, Score
@@ -93,9 +94,9 @@ class Training(Collector):
         )
         self.shipment = Shipment(run.fleet, self.state, run.method)
         self.history = record_standings(history, plan.standings)
-        self.total: Total | PartStore = (
-            run.defences.begin(plan.round, plan.chosen.values()) or Total()
-        )
+        self.total: Total | PartStore = run.defences.begin(
+            plan.round, plan.chosen.values()
+        ) or Total(most=AT_HAND)
         self.folded: dict[tuple[str, int], Folded] = {}
         self._recipe = cache(
             # `self` in a cached function would be a cycle: the total would outlive its round
@@ -106,6 +107,7 @@ class Training(Collector):
     def restore(self, total: Total, folded: Sequence[Folded]) -> None:
         """Continue from a snapshot."""
         self.total = total
+        total.most = AT_HAND
         for one in folded:
             self._record(one, one.entry.task or self.plan.round)
 
@@ -174,6 +176,11 @@ class Training(Collector):
         standing, tallies = self._learn(state, update), dict(update.notes.get("tallies", {}))
         self._record(Folded(entry, update.submodel.plain, standing, tallies), update.round)
         run.publish(UpdateFolded(entry))
+
+    def settle(self) -> None:
+        if isinstance(self.total, Total):
+            with time_stage(self.run.publish, "fold"):
+                self.total.settle()
 
     def prepare(self, agent: str) -> Planned:
         verdict, number = self.plan.verdicts[agent], self.plan.round

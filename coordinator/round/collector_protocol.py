@@ -46,6 +46,10 @@ class Collector(Protocol):
     def fold(self, state: TaskState, update: Update) -> None:
         """Add an update to the total."""
 
+    def settle(self) -> None:
+        """Add the updates that were folded to the total: no further one follows at once."""
+        return
+
     def prepare(self, agent: str) -> Planned:
         """Return the task of a spare, after recording that it is asked."""
         raise AssertionError("this phase has no spares")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from coordinator.store.store import Store
-from federated.engine.aggregate import Weight
 from federated.engine.buffered import Base, Touched
+from federated.engine.parts import Weight
 from federated.errors import StoreError
 from federated.method import State
 

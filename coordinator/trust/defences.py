@@ -22,8 +22,9 @@ from coordinator.settings.config import Config
 from coordinator.trust import privacy_budget
 from coordinator.trust.norm_bounds import Bound, check_change, compute_bounds, measure_change
 from coordinator.trust.trust_tables import ChangeNorm, TrustTables
-from federated.engine.aggregate import Key, Part, Total, fold
+from federated.engine.aggregate import Key, Total, fold
 from federated.engine.part_store import PartStore
+from federated.engine.parts import Part
 from federated.engine.private import make_private
 from federated.engine.robust.catalogue import rule
 from federated.engine.robust.rule import Rule, combine, make_robust

@@ -21,17 +21,18 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from models.slicing import Where, as_slices
+from federated.engine.blocks import Blocks, Layout, Runs, find_layout, pack
+from federated.engine.parts import Part, RowParts, Weight
+from models.slicing import Row, Where, as_slices, corner
 
 __all__ = [
     "Key",
-    "Part",
     "Sum",
     "Total",
-    "Weight",
     "bands",
     "dump",
     "fold",
@@ -42,34 +43,10 @@ __all__ = [
     "sum_extra",
 ]
 
+COMPILED = 64  # plans and layouts whose additions a total keeps
+
 Key = tuple[str | int, ...]
 """Name of one contribution; only the first one with a given key is folded."""
-
-Weight = float | Tensor
-"""One number, or a float64 vector over axis 0 of a rectangle."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One rectangle of one home in one update. It adds weight x scale x value to the sum, and
-    weight to the divisor.
-
-    home: name of the home
-    where: rectangle within it
-    shape: shape of the whole home
-    value: tensor of the rectangle's shape
-    weight: one number, or a vector over axis 0 of the rectangle
-    scale: factor of the value alone
-    extra: further numbers, summed per rectangle beside the weight
-    """
-
-    home: str
-    where: Where
-    shape: tuple[int, ...]
-    value: Tensor
-    weight: float | Tensor = 1.0
-    scale: float = 1.0
-    extra: tuple[float, ...] = ()
 
 
 @dataclass
@@ -84,16 +61,107 @@ class Sum:
     cover: dict[Where, list[Weight]] = field(default_factory=dict)
 
 
-@dataclass
 class Total:
     """Sums of all updates.
 
-    sums: by home
     seen: keys of the folded updates, in order
+    most: updates that may wait until they are added together; with 1, each is added at once
     """
 
-    sums: dict[str, Sum] = field(default_factory=dict)
-    seen: dict[Key, None] = field(default_factory=dict)
+    def __init__(
+        self,
+        sums: dict[str, Sum] | None = None,
+        seen: dict[Key, None] | None = None,
+        most: int = 1,
+    ) -> None:
+        self.seen, self.most = {} if seen is None else seen, most
+        self._sums = {} if sums is None else sums
+        self._blocks = Blocks()
+        self._compiled: dict[tuple[object, ...], Compiled] = {}
+        self._waiting: list[tuple[Compiled, Tensor, RowParts]] = []
+
+    @property
+    def sums(self) -> dict[str, Sum]:
+        """The sums by home, of all folded updates."""
+        self.settle()
+        self._blocks, self._compiled = Blocks(), {}  # the caller may replace a sum
+        return self._sums
+
+    def settle(self) -> None:
+        """Add the updates that wait."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._blocks.add(
+                [(one.runs, flat, one.factors(update)) for one, flat, update in waiting]
+            )
+
+    def queue(self, update: RowParts) -> bool:
+        """Take an update whose tensors lie in one buffer, to be added with others. Return False if
+        they do not. ValueError: a part does not fit its home.
+        """
+        found = find_layout(update.tensors)
+        if found is None or isinstance(update.terms.weight, Tensor):
+            return False
+        flat, layout = found
+        key = (id(update.rows), layout, update.forms)  # `Compiled` keeps the rows alive
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compile(update, layout)
+            if compiled is None:
+                return False
+            if len(self._compiled) >= COMPILED:
+                self._compiled.clear()
+            self._compiled[key] = compiled
+        compiled.count(self._sums, update)
+        self._waiting.append((compiled, flat, update))
+        if len(self._waiting) >= self.most:
+            self.settle()
+        return True
+
+    def _compile(self, update: RowParts, layout: Layout) -> Compiled | None:
+        """Return what updates with these rows, layout and forms have in common; None if a sum is
+        not float32.
+        """
+        rows = {i: row for i, row in enumerate(update.rows) if row.local in update.tensors}
+        check(self, [update.part(row) for row in rows.values()])
+        known = [self._sums[row.home] for row in rows.values() if row.home in self._sums]
+        if any(one.value.dtype != torch.float32 for one in known):
+            return None
+        new = {row.home: row.shape for row in rows.values() if row.home not in self._sums}
+        self._sums |= {home: Sum(value) for home, value in pack(new).items()}
+        for row in rows.values():
+            self._blocks.include(row.home, self._sums[row.home].value)
+        by_row = {name for name, terms in update.own.items() if isinstance(terms.weight, Tensor)}
+        runs = self._blocks.compile(rows, layout, joined=not update.own, by_row=by_row)
+        return Compiled(update.rows, tuple(rows.values()), runs)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What all updates with the same rows, layout and forms have in common.
+
+    plan: all rows of the plan
+    rows: those whose tensors the updates hold
+    runs: the additions
+    """
+
+    plan: tuple[Row, ...]
+    rows: tuple[Row, ...]
+    runs: Runs
+
+    def factors(self, update: RowParts) -> list[Weight]:
+        """Return the factor of the values of each row of the plan."""
+        usual = update.terms.factor
+        own = {name: terms.factor for name, terms in update.own.items()}
+        return [own.get(row.local, usual) for row in self.plan]
+
+    def count(self, sums: Mapping[str, Sum], update: RowParts) -> None:
+        """Add the weights and extras of an update to those of the rectangles."""
+        usual = update.terms.columns
+        own = {name: terms.columns for name, terms in update.own.items()}
+        for row in self.rows:
+            cover = sums[row.home].cover
+            cover[row.there] = add_columns(cover.get(row.there), own.get(row.local, usual))
 
 
 def fold(total: Total, parts: Iterable[Part], key: Key) -> bool:
@@ -104,19 +172,35 @@ def fold(total: Total, parts: Iterable[Part], key: Key) -> bool:
     """
     if key in total.seen:
         return False
-    parts = list(parts)  # views, so that this holds one update and no copy of it
-    for part in parts:
-        check(total, part)
-    for part in parts:
-        add(total, part)
+    if not (isinstance(parts, RowParts) and total.queue(parts)):
+        total.settle()
+        parts = list(parts)  # views, so that this holds one update and no copy of it
+        check(total, parts)
+        for part in parts:
+            add(total, part)
     total.seen[key] = None
     return True
 
 
-def check(total: Total, part: Part) -> None:
-    """Raise ValueError if a part does not fit its home."""
-    known = total.sums.get(part.home)
-    shape = part.shape if known is None else tuple(known.value.shape)
+def check(total: Total, parts: Iterable[Part]) -> None:
+    """Raise ValueError if a part of an update does not fit its home."""
+    homes: dict[str, tuple[tuple[int, ...], int]] = {}  # shape and number of extras
+    for part in parts:
+        known = total._sums.get(part.home)
+        if known is not None and part.home not in homes:
+            columns = next(iter(known.cover.values()))
+            homes[part.home] = tuple(known.value.shape), len(columns) - 1
+        shape, extras = homes.setdefault(part.home, (part.shape, len(part.extra)))
+        check_shape(part, shape)
+        if len(part.extra) != extras:
+            raise ValueError(
+                f"part of {part.home}: expected {extras} extras as in earlier parts, "
+                f"found {len(part.extra)}"
+            )
+
+
+def check_shape(part: Part, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if a part does not fit a home of this shape."""
     fits = len(part.where) == len(shape) and all(
         0 <= a < b <= n for (a, b), n in zip(part.where, shape, strict=True)
     )
@@ -135,21 +219,15 @@ def check(total: Total, part: Part) -> None:
             f"part of {part.home}: expected one weight for each of {part.value.shape[0]} rows, "
             f"found weights of shape {rows}"
         )
-    columns = None if known is None else len(next(iter(known.cover.values())))
-    if columns is not None and columns != 1 + len(part.extra):
-        raise ValueError(
-            f"part of {part.home}: expected {columns - 1} extras as in earlier parts, "
-            f"found {len(part.extra)}"
-        )
 
 
 def add(total: Total, part: Part) -> None:
     """Add one part to its home's sum."""
     value = part.value if part.value.is_floating_point() else part.value.double()
-    known = total.sums.get(part.home)
+    known = total._sums.get(part.home)
     if known is None:
         wide = torch.float64 if value.dtype == torch.float64 else torch.float32
-        known = total.sums[part.home] = Sum(torch.zeros(part.shape, dtype=wide))
+        known = total._sums[part.home] = Sum(torch.zeros(part.shape, dtype=wide))
     view = known.value[as_slices(part.where)]
     if isinstance(part.weight, Tensor):
         rows = (
@@ -177,10 +255,11 @@ def merge(into: Total, other: Total) -> Total:
     """
     if twice := into.seen.keys() & other.seen.keys():
         raise ValueError(f"totals cannot be merged: both folded {sorted(map(str, twice))[:4]}")
+    sums = into.sums
     for home, theirs in other.sums.items():
-        mine = into.sums.get(home)
+        mine = sums.get(home)
         if mine is None:
-            into.sums[home] = theirs
+            sums[home] = theirs
             continue
         if mine.value.dtype == torch.float32:
             mine.value = mine.value.to(theirs.value.dtype)
@@ -230,14 +309,22 @@ def mean(total: Sum, old: Tensor | None = None) -> Tensor:
 
     Integer tensors truncate. ValueError: a coordinate is uncovered and there is no old value.
     """
-    out = torch.full_like(total.value, math.nan) if old is None else old.clone()
-    for band, weight in bands(total):
-        target, value = out[as_slices(band)], total.value[as_slices(band)]
+    model, found = total.value if old is None else old, list(regions(total))
+    if found and covers_all(*found[0], model):
+        out = make_empty(model)
+    elif old is None:
+        out = torch.full_like(model, math.nan)
+    else:
+        out = make_empty(model).copy_(old)
+    for where, weight in found:
+        target, value = out[as_slices(where)], total.value[as_slices(where)]
         if isinstance(weight, Tensor):
             column = weight.reshape(-1, *[1] * (value.dim() - 1))
             target.copy_(
                 torch.where(column > 0, value / column.clamp(min=1e-300), target).to(target.dtype)
             )
+        elif weight > 0 and target.dtype == value.dtype:
+            torch.div(value, weight, out=target)
         elif weight > 0:
             target.copy_(value / weight)
     if old is None and bool(out.isnan().any()):
@@ -246,6 +333,36 @@ def mean(total: Sum, old: Tensor | None = None) -> Tensor:
             "the sum holds NaN"
         )
     return out
+
+
+def make_empty(model: Tensor) -> Tensor:
+    """Return a tensor of any values, with the shape and dtype of another. Large ones are numpy's,
+    for the reason that `pack` names.
+    """
+    if model.dtype != torch.float32:
+        return torch.empty_like(model)
+    return torch.from_numpy(np.empty(tuple(model.shape), np.float32))
+
+
+def covers_all(where: Where, weight: Weight, home: Tensor) -> bool:
+    """Return True if a rectangle is a whole home, and has one number above 0 to divide by."""
+    return not isinstance(weight, Tensor) and weight > 0 and where == corner(home.shape)
+
+
+def regions(total: Sum) -> Iterator[tuple[Where, Weight]]:
+    """Yield rectangles with the weights to divide by, in this order: a later one replaces an
+    earlier one inside it.
+
+    Nested rectangles need one division each, where there would be many `bands`.
+    """
+    nested = sorted(total.cover, key=lambda where: [b - a for a, b in where], reverse=True)
+    numbers = not any(isinstance(columns[0], Tensor) for columns in total.cover.values())
+    if numbers and all(is_inside(b, a) for a, b in itertools.pairwise(nested)):
+        for where in nested:
+            outer = (w for w in total.cover if is_inside(where, w))
+            yield where, sum((total.cover[w][0] for w in outer), start=0.0)
+    else:
+        yield from bands(total)
 
 
 def sum_extra(total: Sum, column: int) -> float:
@@ -276,7 +393,7 @@ def load(tensors: Mapping[str, Tensor], text: str) -> Total:
         raise ValueError(
             f"dumped total: {len(tensors)} tensors do not match its {len(found['cover'])} homes"
         )
-    total = Total(seen={tuple(key): None for key in found["seen"]})
+    sums = dict[str, Sum]()
     for home, rows in found["cover"].items():
         cover = {
             tuple((a, b) for a, b in where): [
@@ -284,5 +401,5 @@ def load(tensors: Mapping[str, Tensor], text: str) -> Total:
             ]
             for where, columns in rows
         }
-        total.sums[home] = Sum(tensors[home].clone(), cover)
-    return total
+        sums[home] = Sum(tensors[home].clone(), cover)
+    return Total(sums, {tuple(key): None for key in found["seen"]})

@@ -24,14 +24,16 @@ measurements, not sums of steps, and a variance stays positive.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Part, Total, Weight, is_inside, slice_rows
+from federated.engine.aggregate import Total, is_inside, slice_rows
+from federated.engine.blocks import intersect
+from federated.engine.parts import Part, Weight
 from federated.errors import ConfigError
 from federated.method import Method, State, Tensors
 from federated.task import Update
@@ -68,7 +70,7 @@ def make_buffered(method: Method, past: Callable[[int, int], Base]) -> Method:
     if why := method.forbids.get("buffered"):
         raise ConfigError(f"method {method.name} does not support late updates: {why}")
 
-    def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
+    def parts(state: State, plan: Plan, update: Update) -> Iterable[Part]:
         if update.round > state.round:
             return method.parts(state, plan, update)
         base = past(update.round - 1, state.round)
@@ -152,14 +154,6 @@ def ages(since: Sequence[Mapping[Where, Weight]], where: Where) -> list[tuple[Wh
         (band, sum((covers(one, band) for one in inner), start=0.0))
         for band in itertools.product(*map(itertools.pairwise, edges))
     ]
-
-
-def intersect(one: Where, other: Where) -> Where | None:
-    """Return the intersection of two rectangles, if any; of scalars, which have no axis,
-    themselves.
-    """
-    cut = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
-    return cut if all(a < b for a, b in cut) else None
 
 
 def covers(one: Mapping[Where, Weight], band: Where) -> Weight:

@@ -23,7 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from federated.engine.aggregate import Key, Part, Sum, Total, add_columns, check
+from federated.engine.aggregate import Key, Sum, Total, add_columns, check
+from federated.engine.parts import Part
 from federated.engine.update_norms import count_once
 from models.slicing import Where, corner
 
@@ -102,8 +103,8 @@ class PartStore:
         counting = [
             count_once(part) for part in parts if isinstance(part.weight, Tensor) or part.weight > 0
         ]
+        check(self.frame, counting)
         for part in counting:
-            check(self.frame, part)
             if part.scale != 1 or part.extra:
                 raise ValueError(
                     f"part of {part.home}: robust rules cannot compare a scale or extras"

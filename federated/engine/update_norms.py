@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Part, Sum
+from federated.engine.aggregate import Sum
+from federated.engine.parts import Part
 from federated.method import State, Tensors
 from models.slicing import as_slices, read_home
 

@@ -15,20 +15,20 @@ Every other method is built on this record.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Part, Total, mean
+from federated.engine.aggregate import Total, mean
+from federated.engine.parts import RowParts, Terms
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, Tensors, round_at
 from federated.task import Profile, Recipe, Update
 from models.families.catalogue import full, menu, parameters, shapes, statistics
-from models.slicing import Plan, Row, as_slices, corners, extract
+from models.slicing import Plan, Row, corners, extract
 from models.submodel import Network, Submodel
 
 __all__ = [
@@ -203,18 +203,9 @@ def weight(state: State, update: Update) -> float:
     return float(update.samples) if state.settings["weighting"] == "samples" else 1.0
 
 
-def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
-    """Yield one part per row of the plan whose tensor the update holds."""
-    share = weight(state, update)
-    for row in plan.rows:
-        if row.local in update.tensors:
-            yield Part(
-                row.home,
-                row.there,
-                row.shape,
-                torch.as_tensor(update.tensors[row.local])[as_slices(row.here)],
-                share,
-            )
+def parts(state: State, plan: Plan, update: Update) -> RowParts:
+    """Return one part per row of the plan whose tensor the update holds."""
+    return RowParts(plan.rows, update.tensors, Terms(weight(state, update)))
 
 
 def finish(state: State, total: Total, rng: np.random.Generator) -> State:

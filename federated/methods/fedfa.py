@@ -32,26 +32,28 @@ whole network reaches 0.958 with "l2", 0.924 with "rms" and 0.930 with "none", t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Part, Sum, Total, add_columns, mean, sum_extra
+from federated.engine.aggregate import Sum, Total, add_columns, mean, sum_extra
+from federated.engine.parts import Part
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods.common.central_norm import central_norm
 from federated.methods.common.inactive_mechanisms import one_size, same_blocks
 from federated.methods.common.size_choice import CHOICES, choose
 from federated.methods.fedavg import fedavg, finish, parts, propose_sizes, recipe
-from federated.methods.heterofl import own_rows
+from federated.methods.heterofl import split_head
 from federated.task import Recipe, Update
 from federated.training.hooks import Hooks
 from federated.training.zico_score import survey
-from models.families.catalogue import find_labelled, full, normalising
-from models.slicing import Plan, graft, is_statistic
+from models.families.catalogue import full, normalising
+from models.slicing import Plan, Row, graft, is_statistic
 from models.submodel import Network, Submodel
 
 __all__ = ["fedfa", "fedfa_d", "fedfa_w", "is_scaled"]
@@ -85,20 +87,39 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     return propose_sizes(network, msgspec.structs.replace(settings, depths=blocks))
 
 
-def graft_and_scale(state: State, plan: Plan, update: Update) -> Iterator[Part]:
-    """Yield grafted parts, with each layer scaled to norm 1; its norm and a count of 1 are
-    extras.
+def graft_and_scale(state: State, plan: Plan, update: Update) -> Iterable[Part]:
+    """Return grafted parts, with each layer scaled to norm 1; its norm and a count of 1 are
+    extras. A layer of norm 0 has a home of its own.
     """
     settings = state.settings
-    grafted = graft(plan, {home: tuple(value.shape) for home, value in state.tensors.items()})
+    whole = tuple((home, tuple(value.shape)) for home, value in state.tensors.items())
+    found = replace(parts(state, plan, update), rows=graft_once(plan, whole))
+    if settings["label_split_head"]:
+        found = split_head(found, plan.submodel, update)
     layers = {k: v for k, v in update.tensors.items() if is_scaled(state, plan.submodel, k, v)}
     norms = {k: central_norm(torch.as_tensor(v), settings["scaling"]) for k, v in layers.items()}
-    classes, labels = find_labelled(plan.submodel), update.notes.get("labels")
-    for row in grafted.rows:
-        for part in parts(state, replace(plan, rows=(row,)), update):
-            if settings["label_split_head"] and row.home in classes and labels is not None:
-                part = own_rows(part, list(labels), plan.submodel.network.outputs)
-            yield scale_part(part, norms.get(row.local))
+    scaled = {
+        name: replace(found.own.get(name, found.terms), scale=1 / norm, extra=(norm, 1.0))
+        for name, norm in norms.items()
+        if norm >= TINY
+    }
+    found = replace(found, own={**found.own, **scaled})
+    if len(scaled) == len(norms):
+        return found
+    flat = norms.keys() - scaled.keys()
+    return (
+        replace(found.part(row), home=row.home + ZERO, extra=(0.0, 1.0))
+        if row.local in flat
+        else found.part(row)
+        for row in found.rows
+        if row.local in found.tensors
+    )
+
+
+@lru_cache(maxsize=16)
+def graft_once(plan: Plan, whole: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Row, ...]:
+    """Return the rows of a grafted plan, the same object for all updates of a submodel."""
+    return graft(plan, dict(whole)).rows
 
 
 def is_scaled(state: State, submodel: Submodel, name: str, tensor: Tensor) -> bool:
@@ -119,15 +140,6 @@ def own_recipe(state: State, submodel: Submodel) -> Recipe:
         recipe(state, submodel),
         labels=bool(state.settings["label_split_head"]) and submodel.network.objective != "value",
     )
-
-
-def scale_part(part: Part, norm: float | None) -> Part:
-    """Return a part scaled to norm 1, or in the home of layers with norm 0."""
-    if norm is None:
-        return part
-    if norm < TINY:
-        return replace(part, home=part.home + ZERO, extra=(0.0, 1.0))
-    return replace(part, scale=1 / norm, extra=(norm, 1.0))
 
 
 def finish_scaled(state: State, total: Total, rng: np.random.Generator) -> State:

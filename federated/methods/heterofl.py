@@ -10,46 +10,56 @@ by the rate before each norm in training. Batch norm is static.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Part
+from federated.engine.parts import RowParts
 from federated.method import Method, State, vary
 from federated.methods.common.inactive_mechanisms import one_size
 from federated.methods.fedavg import fedavg, parts, propose_sizes, recipe
 from federated.task import Recipe, Update
 from models.families.catalogue import find_labelled
-from models.slicing import Plan
+from models.slicing import Plan, Row
 from models.submodel import Submodel
 
-__all__ = ["heterofl", "own_rows"]
+__all__ = ["heterofl", "split_head"]
 
 FEATURES = ("scaler",)
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
 
-def own_rows(part: Part, labels: list[int], outputs: int) -> Part:
-    """Return the part with weight 0 in the rows (axis 0, classes) of which a device has no
-    examples. Rows that stand for no class keep their weight.
+def own_rows(row: Row, weight: float, labels: Sequence[int], outputs: int) -> Tensor:
+    """Return the weights of a row's classes (axis 0): 0 for those of which a device has no
+    examples. What stands for no class keeps its weight.
     """
-    rows = torch.arange(*part.where[0])
+    rows = torch.arange(*row.there[0])
     held: Tensor = torch.isin(rows, torch.tensor(labels, dtype=torch.long)) | (rows >= outputs)
-    return replace(part, weight=part.weight * held.double())
+    return weight * held.double()
 
 
-def own_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
-    """Yield FedAvg's parts; of tensors with a row per class, only the device's own rows count."""
-    classes, labels = find_labelled(plan.submodel), update.notes.get("labels")
-    for part in parts(state, plan, update):
-        yield (
-            part
-            if part.home not in classes or labels is None
-            else own_rows(part, list(labels), plan.submodel.network.outputs)
+def split_head(found: RowParts, submodel: Submodel, update: Update) -> RowParts:
+    """Return the parts with only the device's own rows of tensors with a row per class."""
+    classes, labels = find_labelled(submodel), update.notes.get("labels")
+    if labels is None:
+        return found
+    own = {
+        row.local: replace(
+            terms := found.own.get(row.local, found.terms),
+            weight=own_rows(row, float(terms.weight), list(labels), submodel.network.outputs),
         )
+        for row in found.rows
+        if row.home in classes
+    }
+    return replace(found, own={**found.own, **own})
+
+
+def own_parts(state: State, plan: Plan, update: Update) -> RowParts:
+    """Return FedAvg's parts; of tensors with a row per class, only the device's own rows count."""
+    return split_head(parts(state, plan, update), plan.submodel, update)
 
 
 def own_recipe(state: State, submodel: Submodel) -> Recipe:

@@ -38,7 +38,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Part, Total, fold, mean
+from federated.engine.aggregate import Total, fold, mean
+from federated.engine.parts import Part
 from federated.engine.server_optimizer import adamw, step
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, vary

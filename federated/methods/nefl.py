@@ -21,15 +21,15 @@ over all devices that train it. The authors' code keeps only its norm (`projecti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Part
+from federated.engine.parts import Part
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, Tensors, vary
 from federated.methods import fedavg as base
@@ -192,18 +192,20 @@ def recipe(state: State, submodel: Submodel) -> Recipe:
     )
 
 
-def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
-    """Yield FedAvg's parts, with or without the projections of skipped blocks."""
+def parts(state: State, plan: Plan, update: Update) -> Iterable[Part]:
+    """Return FedAvg's parts, with or without the projections of skipped blocks."""
     if state.settings["projection_owner"] == "mask":
-        plan = replace(
-            plan,
-            rows=tuple(
-                row
-                for row in plan.rows
-                if "@" in row.home or not is_skipped(plan.submodel, row.local)
-            ),
-        )
+        plan = without_skipped(plan)
     return base.parts(state, plan, update)
+
+
+@lru_cache(maxsize=16)
+def without_skipped(plan: Plan) -> Plan:
+    """Return the plan without projections of skipped blocks, the same object for all updates of a
+    submodel.
+    """
+    rows = (r for r in plan.rows if "@" in r.home or not is_skipped(plan.submodel, r.local))
+    return replace(plan, rows=tuple(rows))
 
 
 def is_skipped(submodel: Submodel, name: str) -> bool:

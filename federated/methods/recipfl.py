@@ -44,7 +44,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Part, Total, mean
+from federated.engine.aggregate import Total, mean
+from federated.engine.parts import Part
 from federated.engine.server_optimizer import ServerOptimizer, adamw, step
 from federated.method import MODES, Method, Setting, Settings, State, Tensors, vary
 from federated.methods import fedavg as base

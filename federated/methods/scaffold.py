@@ -37,7 +37,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Part, Sum, Total, Weight, bands, is_inside
+from federated.engine.aggregate import Sum, Total, bands, is_inside
+from federated.engine.parts import Part, Weight
 from federated.method import Method, Setting, Settings, State, Tensors, vary
 from federated.methods import fedavg as base
 from federated.methods.common.inactive_mechanisms import one_round

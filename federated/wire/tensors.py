@@ -238,17 +238,12 @@ def _place_tensors(
 
 
 def _make_views(data: memoryview, entries: list[Any]) -> dict[str, Array]:
-    views: dict[str, Array] = {}
+    flat, views = np.frombuffer(data, np.uint8), dict[str, Array]()
     for name, dtype, shape, start, end in _place_tensors(entries, len(data)):
-        views[name] = np.frombuffer(data[start:end], np.dtype(dtype).newbyteorder("<")).reshape(
-            shape
-        )
-        if (
-            dtype == "bool"
-            and data[start:end].nbytes
-            and np.frombuffer(data[start:end], np.uint8).max() > 1
-        ):
+        found = flat[start:end]
+        if dtype == "bool" and found.size and found.max() > 1:
             raise Malformed(f"tensor {name[:100]!r}: expected bool values of 0 and 1")
+        views[name] = found.view(np.dtype(dtype).newbyteorder("<")).reshape(shape)
     return views
 
 

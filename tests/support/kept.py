@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from federated.engine.aggregate import Part, mean
+from federated.engine.aggregate import mean
 from federated.engine.part_store import PartStore
+from federated.engine.parts import Part
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
 

@@ -138,6 +138,9 @@ class Folding:
         self.asked.append(agent)
         return Planned(task(agent))
 
+    def settle(self) -> None:
+        return None
+
     def snapshot(self) -> Snapshot | None:
         self.snapshots += 1
         return None

@@ -20,8 +20,9 @@ from typing import Literal
 
 import numpy as np
 
-from federated.engine.aggregate import Part, Total
+from federated.engine.aggregate import Total
 from federated.engine.part_store import PartStore
+from federated.engine.parts import Part
 from federated.engine.update_norms import add_missing_homes, count_once
 from federated.errors import ConfigError
 from federated.method import Method, State, Tensors

@@ -33,6 +33,9 @@ def test_an_update_without_room_does_not_block_the_fold_of_later_names(
         clock.now += seconds
 
     class Snapshots(Folding):
+        def settle(self) -> None:
+            return None
+
         def snapshot(self) -> Snapshot | None:
             tries.append(clock.now)
             if len(tries) < 2:

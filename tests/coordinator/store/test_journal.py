@@ -29,7 +29,8 @@ from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal, pack
 from coordinator.store.store import Store
-from federated.engine.aggregate import Part, Total, fold
+from federated.engine.aggregate import Total, fold
+from federated.engine.parts import Part
 from federated.errors import StoreError
 from federated.task import Recipe, Task
 from models.families.catalogue import menu, network

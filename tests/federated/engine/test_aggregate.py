@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federated.engine.aggregate import Part, Total, bands, dump, fold, load, mean, merge, sum_extra
+from federated.engine.aggregate import Total, bands, dump, fold, load, mean, merge, sum_extra
+from federated.engine.parts import Part
 
 
 def part(value, where=None, shape=None, weight=1.0, home="w", **rest):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Part, Total, fold
+from federated.engine.aggregate import Total, fold
 from federated.engine.buffered import (
     Base,
     Touched,
@@ -23,6 +23,7 @@ from federated.engine.buffered import (
     make_buffered,
     rebase_update,
 )
+from federated.engine.parts import Part
 from federated.errors import ConfigError
 from federated.method import Method, Settings, State, configure
 from federated.methods.catalogue import METHODS, method

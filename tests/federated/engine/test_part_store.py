@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from federated.engine.aggregate import Part
 from federated.engine.part_store import PartStore
+from federated.engine.parts import Part
 
 
 def part(value, where=None, shape=None, weight=1.0, home="w", **rest):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Part, Total, fold
+from federated.engine.aggregate import Total, fold
+from federated.engine.parts import Part
 from federated.engine.server_optimizer import ServerOptimizer, adamw, coverage_mask, step
 
 OLD = torch.tensor([1.0, 2.0, 3.0])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from federated.engine.aggregate import Part, Sum
+from federated.engine.aggregate import Sum
+from federated.engine.parts import Part
 from federated.engine.update_norms import (
     add_missing_homes,
     change_norm,

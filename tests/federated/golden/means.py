@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from federated.engine.aggregate import Part, Total, fold, mean
+from federated.engine.aggregate import Total, fold, mean
+from federated.engine.parts import Part
 from federated.methods.catalogue import method
 from models.layers.batch_norm import calibrate
 from models.slicing import corner

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from federated.engine.aggregate import Part
 from federated.errors import ConfigError, Unknown
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
@@ -19,6 +18,7 @@ from federated.settings import validate
 from federated.task import Recipe
 from models.cost import cost
 from models.families.catalogue import full, initial, network, shapes, statistics
+from models.slicing import Row
 from tests.support.rounds import NET, play_round, start
 
 # ---- catalogue and settings ----------------------------------------------------------------------
@@ -303,8 +303,8 @@ def test_with_a_menu_fedavg_is_the_coverage_mean():
 
 
 def test_only_rows_of_held_classes_weigh():
-    part = own_rows(Part("h", ((1, 4), (0, 2)), (5, 2), torch.zeros(3, 2), 2.0), [0, 2, 99], 3)
-    assert part.weight.tolist() == [0.0, 2.0, 2.0]
+    row = Row("w", ((0, 3), (0, 2)), "h", ((1, 4), (0, 2)), (5, 2))
+    assert own_rows(row, 2.0, [0, 2, 99], 3).tolist() == [0.0, 2.0, 2.0]
 
 
 def test_the_head_of_an_absent_class_stays():
