@@ -1,82 +1,145 @@
-"""Time to fold ten updates of a ResNet-18, against reading their bytes once."""
+"""Time to fold the updates of a ResNet-18 and to divide by their weights, beside other projects and
+beside reading the bytes once.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
+import click
 import numpy as np
 import torch
 
-from benchmarks.timings import Row, time_interleaved
+from benchmarks.peers.contest import hold
+from benchmarks.peers.environments import PEERS
+from benchmarks.peers.updates import NETWORK, map_updates, write_updates
+from benchmarks.timings import Row, compare, print_rows
+from coordinator.fleet.round_driver import AT_HAND
+from coordinator.fleet.shipment import to_torch
 from federated.engine.aggregate import Total, fold
 from federated.method import State, configure
 from federated.methods.catalogue import method
+from federated.runtime.console import FORMAT, report_errors
 from federated.task import Update
-from models.families.catalogue import initial, network
-from models.slicing import extract
+from models.families.catalogue import initial
+from models.slicing import Plan, as_slices
 from models.submodel import Submodel
 
-__all__ = ["measure"]
+__all__ = ["command", "count_tensors", "ours", "read_bytes"]
 
-AGENTS = 10
-# a mean, a mean with a weight per row, and layers scaled by their norm
-COMMON = ("fedavg", "heterofl", "fedfa")
+OURS, BYTES, COUNTS = (f"{__name__}:{name}" for name in ("ours", "read_bytes", "count_tensors"))
+GOALS = {  # least ratio of a rival's time to ours, by number of updates
+    10: {"nvflare": 1.4, "flwr": 3.0, "pfl": 1.0, "reading": 0.6},
+    50: {"nvflare": 1.7, "flwr": 3.0, "pfl": 1.0, "reading": 0.7},
+}
+COUNTING, FEDFA = 2.5, 1 / 2.5
 
 
-def measure() -> list[Row]:
+def measure_fedavg(count: int, peers: Sequence[str]) -> list[Row]:
+    """Time FedAvg of updates that are all at hand, and of updates that come one by one."""
+    entries = {peer: f"benchmarks.peers.{peer}:aggregation" for peer in peers}
+    entries["reading"] = BYTES
+    with write_updates("fedavg", count) as folder:
+        task = {"method": "fedavg", "folder": folder, "most": AT_HAND}
+        together = hold([OURS, *entries.values()], task)
+        single = hold([OURS, *entries.values()], {**task, "most": 1})
+    return [
+        compare(f"fedavg, {count} {what}", times[OURS], rival, times[entry], goal)
+        for what, times in (("at hand", together), ("one by one", single))
+        for rival, entry in entries.items()
+        for goal in [GOALS[count][rival] if times is together else 1.0]
+        if times is together or rival == "nvflare"
+    ]
+
+
+def measure_methods() -> list[Row]:
+    """Time ten updates of HeteroFL's five sizes beside tensors of counts, and of FedFA beside
+    FedAvg.
+    """
+    times = dict[str, dict[str, float]]()
+    for name in ("fedavg", "heterofl", "fedfa"):
+        with write_updates(name, 10) as folder:
+            task = {"method": name, "folder": folder, "most": AT_HAND}
+            times[name] = hold([OURS, COUNTS] if name == "heterofl" else [OURS], task)
+    counted, plain = times["heterofl"][COUNTS], times["fedavg"][OURS]
+    return [
+        compare("heterofl, 10", times["heterofl"][OURS], "count tensors", counted, COUNTING),
+        compare("fedfa, 10", times["fedfa"][OURS], "our fedavg", plain, FEDFA),
+    ]
+
+
+# ---- contestants ---------------------------------------------------------------------------------
+
+
+def begin(task: Mapping[str, Any]) -> tuple[State, list[Update], Callable[[Submodel], Plan]]:
+    """Return the state, the updates and the plan of each submodel, as a round has them."""
     torch.set_num_threads(1)
-    made = network("preresnet-18", (3, 32, 32), 10)
-    rows = []
-    for name in COMMON:
-        chosen = method(name)
-        settings = configure(chosen, {})
-        menu = chosen.menu(made, settings)
-        state = chosen.start(initial(made, 0), menu, settings)
-        updates = [
-            update(state, chosen.place(state, s).submodel, i, name)
-            for i, s in enumerate((menu * AGENTS)[:AGENTS])
-        ]
-        read = [value for u in updates for value in u.tensors.values()]
-        times = time_interleaved(
-            {"ours": partial(run_round, name, state, updates), "limit": partial(touch, read)}
-        )
-        rows.append(
-            Row(
-                f"{name}, {AGENTS} agents",
-                times["ours"],
-                times["limit"],
-                times["limit"] / times["ours"],
-            )
-        )
-    return rows
+    chosen = method(task["method"])
+    settings = configure(chosen, {})
+    state = chosen.start(initial(NETWORK, 0), chosen.menu(NETWORK, settings), settings)
+    place = lru_cache(lambda submodel: chosen.place(state, submodel))
+    return state, [to_torch(update) for update in map_updates(task["folder"])], place
 
 
-def update(state: State, submodel: Submodel, index: int, name: str) -> Update:
-    chosen = method(name)
-    received = {
-        k: v.clone() for k, v in extract(state.tensors, chosen.place(state, submodel)).items()
-    }
-    return Update(
-        "bench",
-        1,
-        1,
-        f"a{index}",
-        "train",
-        submodel,
-        "r0",
-        10,
-        1,
-        received,
-        {"labels": [0, 1], "loss": 1.0},
-    )
+def ours(task: Mapping[str, Any]) -> Callable[[], object]:
+    """Fold and finish as the coordinator does."""
+    state, updates, place = begin(task)
+    chosen = method(task["method"])
+
+    def run() -> object:
+        total = Total(most=task["most"])
+        for one in updates:
+            fold(total, chosen.parts(state, place(one.submodel), one), (one.agent,))
+        return chosen.finish(state, total, np.random.default_rng(0))
+
+    return run
 
 
-def run_round(name: str, state: State, updates: list[Update]) -> State:
-    chosen, total = method(name), Total()
-    for one in updates:
-        fold(total, chosen.parts(state, chosen.place(state, one.submodel), one), (one.agent,))
-    return chosen.finish(state, total, np.random.default_rng(0))
+def read_bytes(task: Mapping[str, Any]) -> Callable[[], object]:
+    """Read all values of the updates once."""
+    _, updates, _ = begin(task)
+    buffers = [next(iter(update.tensors.values()))._base for update in updates]
+    return lambda: [float(one.sum()) for one in buffers if one is not None]
 
 
-def touch(values: list[torch.Tensor]) -> float:
-    return sum(float(value.sum()) for value in values)
+def count_tensors(task: Mapping[str, Any]) -> Callable[[], object]:
+    """Add slices, and count the devices of each entry, as the authors of HeteroFL do."""
+    state, updates, place = begin(task)
+
+    def run() -> object:
+        sums = {home: torch.zeros_like(value) for home, value in state.tensors.items()}
+        counts = {home: torch.zeros_like(value) for home, value in state.tensors.items()}
+        for one in updates:
+            for row in place(one.submodel).rows:
+                where = as_slices(row.there)
+                sums[row.home][where] += one.tensors[row.local]
+                counts[row.home][where] += 1
+        return {
+            home: torch.where(counts[home] > 0, value / counts[home].clamp(min=1), value)
+            for home, value in sums.items()
+        }
+
+    return run
+
+
+@click.command("aggregation")
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    type=click.Choice([*PEERS, "none"]),
+    default=tuple(PEERS),
+    help="other project to compare with; may be repeated (default: all)",
+)
+@FORMAT
+def command(peers: tuple[str, ...], form: str) -> None:
+    """Time the aggregation of ResNet-18 updates beside other projects, in processor time.
+
+    The first run installs those projects into the user's cache.
+    """
+    with report_errors("python -m benchmarks aggregation", "coordinator", "interrupted"):
+        chosen = [peer for peer in peers if peer in PEERS]
+        rows = [row for count in GOALS for row in measure_fedavg(count, chosen)]
+        print_rows(rows + measure_methods(), form)

@@ -1,48 +1,81 @@
-"""Time several functions in turns, so that disturbances affect all alike, and print the median of
-each beside its limit.
-"""
+"""Times beside those of rivals in the same run: other projects, or what memory bandwidth allows."""
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 
-__all__ = ["Row", "lines", "time_interleaved"]
+from federated.runtime.console import print_result
+
+__all__ = ["RUNS", "Row", "compare", "print_rows", "time_interleaved"]
 
 RUNS = 7
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement.
+    """One comparison.
 
+    name: what is measured
     ours: median milliseconds
-    limit: median milliseconds that memory bandwidth alone allows
-    ratio: limit / ours, at best 1
+    rival: what it is compared with
+    theirs: median milliseconds of the rival
+    ratio: theirs / ours
+    goal: least ratio
+    met: whether the ratio reaches the goal
     """
 
     name: str
     ours: float
-    limit: float
+    rival: str
+    theirs: float
     ratio: float
+    goal: float
+    met: bool
+
+
+def compare(name: str, ours: float, rival: str, theirs: float, goal: float) -> Row:
+    return Row(name, ours, rival, theirs, theirs / ours, goal, theirs / ours >= goal)
 
 
 def time_interleaved(tasks: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median milliseconds of each task, run in turns after a warm-up."""
+    """Return the median milliseconds of each task, run in turns."""
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for turn in range(RUNS + 1):
         for name, task in tasks.items():
             start = time.perf_counter()
             task()
-            if turn:
-                times[name].append((time.perf_counter() - start) * 1000)
-    return {name: statistics.median(values) for name, values in times.items()}
+            if turn:  # the first one is a warm-up
+                times[name].append(1000 * (time.perf_counter() - start))
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def print_rows(rows: Sequence[Row], form: str) -> None:
+    """Print comparisons, with what their times depend on."""
+    machine = {
+        "processors": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "numpy")},
+    }
+    print_result(
+        {"machine": machine, "rows": [asdict(row) for row in rows]},
+        form,
+        lambda _: "\n".join([", ".join(f"{k} {v}" for k, v in machine.items()), *lines(rows)]),
+    )
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
     return [
-        f"{'':28}{'ours ms':>10}{'limit ms':>10}{'ratio':>8}",
-        *(f"{r.name:28}{r.ours:10.2f}{r.limit:10.2f}{r.ratio:8.2f}" for r in rows),
+        f"{'':26}{'ours ms':>9}  {'rival':16}{'rival ms':>9}{'ratio':>7}{'goal':>6}",
+        *(
+            f"{r.name:26}{r.ours:9.2f}  {r.rival:16}{r.theirs:9.2f}{r.ratio:7.2f}{r.goal:6.2f} "
+            f"{'met' if r.met else 'missed'}"
+            for r in rows
+        ),
     ]

@@ -1,0 +1,48 @@
+"""Virtual environments of peers, made once per user. They share the packages of this environment,
+such as torch, and hold only what the peer needs in other versions.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+from federated.errors import ConfigError
+
+__all__ = ["PEERS", "set_up"]
+
+PEERS: Mapping[str, str] = {
+    "flwr": "flwr==1.42.0",
+    "nvflare": "nvflare==2.9.0",
+    "pfl": "pfl==0.6.0",
+}
+"""What to install for each peer."""
+
+
+def folder() -> Path:
+    """Return the folder of all environments, in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "espalier" / "peers"
+
+
+def set_up(peer: str) -> Path:
+    """Return the Python of a peer's environment, and make it on the first call. Raises ConfigError
+    if it cannot be installed.
+    """
+    home = folder() / PEERS[peer].replace("==", "-")
+    python, done = home / "bin" / "python", home / "installed"
+    if not done.exists():
+        packages = home / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+        try:
+            subprocess.run([sys.executable, "-m", "venv", home], check=True)  # noqa: S603
+            (packages / "base.pth").write_text(sysconfig.get_path("purelib") + "\n")
+            install = [python, "-m", "pip", "install", "--quiet", PEERS[peer]]
+            subprocess.run([str(word) for word in install], check=True)  # noqa: S603
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise ConfigError(f"cannot install the peer {peer} into {home}: {error}") from error
+        done.touch()
+    return python

@@ -1,0 +1,27 @@
+"""The benchmark of aggregation: that its contestants compute what they are timed for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.aggregation import ours
+from benchmarks.peers.contest import hold
+from benchmarks.peers.updates import map_updates, write_updates
+
+
+def test_our_contestant_computes_the_weighted_mean():
+    with write_updates("fedavg", 3) as folder:
+        found = ours({"method": "fedavg", "folder": folder, "most": 2})()
+        updates = map_updates(folder)
+        weights = [update.samples for update in updates]
+        assert len(set(weights)) == 3
+        for name in ("stem.weight", "linear.weight"):
+            values = [update.tensors[name].astype(np.float64) for update in updates]
+            expected = np.average(values, axis=0, weights=weights)
+            np.testing.assert_allclose(found.tensors[name], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_contestant_that_fails_is_named():
+    with pytest.raises(RuntimeError, match="read_bytes"):
+        hold(["benchmarks.aggregation:read_bytes"], {"method": "fedavg", "folder": "/none"})
