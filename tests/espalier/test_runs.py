@@ -88,7 +88,7 @@ def test_a_run_is_sliced_predicted_and_exported(
 
 def test_one_thread_learns_what_worker_processes_learn(tmp_path: Path) -> None:
     def train(name: str, **given: Any) -> dict[str, torch.Tensor]:
-        env = espalier.Simulation(agents=3, **given_objects)
+        env = espalier.Simulation(agents=3, **given)
         run = espalier.run(
             "fedavg", "mlp-small", env=env, runs=tmp_path, name=name, rounds=2, train={"steps": 3}
         )
