@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[1]
 TOY = dict.fromkeys(MEMBERS, "toy")
 # entry-point group -> files of the catalogue's folder that define no member
 NO_MEMBERS = {
-    "espalier.data": {"given_data", "splits"},
+    "espalier.data": {"given_data", "agent_splits"},
     "espalier.links": {"connection_history", "paho_client"},
     "espalier.readers": {"terminal"},  # a command passes it to the run
     "espalier.rules": {"arithmetic"},

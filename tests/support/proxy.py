@@ -14,15 +14,16 @@ PIECE = 16 << 10
 
 
 class Proxy:
-    """rate: bytes per second toward the broker, over all connections; the other direction is not
-    limited.
+    """port, host: of the broker.
 
+    rate: bytes per second toward the broker, over all connections; the other direction is not
+        limited.
     passed: bytes that went towards the broker; may be set.
     """
 
-    def __init__(self, port: int, rate: float = math.inf) -> None:
+    def __init__(self, port: int, rate: float = math.inf, host: str = "127.0.0.1") -> None:
         self.rate, self.passed = rate, 0
-        self._target, self._open = port, True
+        self._target, self._open = (host, port), True
         self._free = 0.0  # when the next piece may pass
         self._lock = threading.Lock()
         self._ends: list[socket.socket] = []
@@ -55,11 +56,7 @@ class Proxy:
             while True:
                 near, _ = self._server.accept()
                 try:
-                    far = (
-                        socket.create_connection(("127.0.0.1", self._target))
-                        if self._open
-                        else None
-                    )
+                    far = socket.create_connection(self._target) if self._open else None
                 except OSError:  # the broker is away
                     far = None
                 if far is None:

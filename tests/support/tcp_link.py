@@ -14,14 +14,25 @@ from typing import Any
 import msgpack
 
 from federated.errors import LinkError
-from federated.wire.link import CHUNK, Delivery, DeliveryQueue, Payload, Probe, Will
+from federated.wire.link import (
+    CHUNK,
+    LINK_DOWN,
+    LINK_UP,
+    Delivery,
+    DeliveryQueue,
+    Payload,
+    Probe,
+    Will,
+)
 from federated.wire.topics import matches
 
 __all__ = ["TcpHub", "TcpLink", "open_tcp_link"]
 
+RETRY = 0.1  # seconds between attempts to connect again
+
 
 def frames(there: socket.socket) -> Iterator[list[Any]]:
-    """Yield messages until the other end closes."""
+    """Yield messages until the connection ends."""
     unpacker = msgpack.Unpacker(max_buffer_size=1 << 30)
     with contextlib.suppress(OSError):
         while data := there.recv(1 << 16):
@@ -58,15 +69,18 @@ class TcpHub:
             with self._lock:
                 match kind:
                     case "hello":
-                        self._patterns[there], will = {}, rest[1]
-                        self.clients.append(rest[0])
+                        name, will, patterns = rest
+                        self.clients.append(name)
+                        self._patterns[there] = {}
+                        self._send(there, "welcome")
+                        for pattern in patterns:
+                            self._subscribe(there, pattern)
                     case "publish":
-                        self._publish(*rest)
+                        number, *message = rest
+                        self._publish(*message)
+                        self._send(there, "acknowledged", number)
                     case "subscribe":
-                        self._patterns[there][rest[0]] = None
-                        for topic, payload in self.retained.items():
-                            if matches(rest[0], topic):
-                                self._send(there, topic, payload, retained=True)
+                        self._subscribe(there, rest[0])
                     case "unsubscribe":
                         self._patterns[there].pop(rest[0], None)
                     case "bye":
@@ -77,6 +91,12 @@ class TcpHub:
                 self._publish(*will, True)
         there.close()
 
+    def _subscribe(self, there: socket.socket, pattern: str) -> None:
+        self._patterns[there][pattern] = None
+        for topic, payload in self.retained.items():
+            if matches(pattern, topic):
+                self._send(there, "delivery", topic, payload, True)
+
     def _publish(self, topic: str, payload: bytes, retain: bool) -> None:
         if retain and payload:
             self.retained[topic] = payload
@@ -84,27 +104,32 @@ class TcpHub:
             self.retained.pop(topic, None)
         for there, patterns in self._patterns.items():
             if any(matches(pattern, topic) for pattern in patterns):
-                self._send(there, topic, payload, retained=False)
+                self._send(there, "delivery", topic, payload, False)
 
-    def _send(self, there: socket.socket, topic: str, payload: bytes, *, retained: bool) -> None:
+    def _send(self, there: socket.socket, *message: object) -> None:
         with contextlib.suppress(OSError):
-            there.sendall(msgpack.packb([topic, payload, retained]))
+            there.sendall(msgpack.packb(message))
 
 
 class TcpLink:
-    """A `Link` that a lost connection ends."""
+    """A `Link` with a thread that reads from the hub and reconnects. What the hub did not
+    acknowledge is sent again after a reconnection.
+    """
 
     max_payload, max_chunk = 1 << 24, CHUNK
 
     def __init__(self, host: str, port: int, client_id: str, will: Will | None) -> None:
         self.sent_bytes = self.received_bytes = 0
-        self._deliveries, self._lock = DeliveryQueue(), threading.Lock()
+        self._hub, self._client_id, self._will = (host, port), client_id, will
+        self._deliveries, self._closed = DeliveryQueue(), threading.Event()
+        self._changed = threading.Condition()  # guards the three fields below
+        self._patterns = dict[str, None]()
+        self._waiting = dict[int, tuple[str, bytes, bool]]()  # not acknowledged, by number
+        self._last = 0  # number of the last published message
         try:
-            self._socket = socket.create_connection((host, port), timeout=10)
+            self._connect()
         except OSError as error:
             raise LinkError(f"no hub at {host}:{port}: {error}") from error
-        self._socket.settimeout(None)
-        self._tell("hello", client_id, will)
         self._thread = threading.Thread(target=self._hear, daemon=True)
         self._thread.start()
 
@@ -118,23 +143,32 @@ class TcpLink:
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         if len(payload) > self.max_payload:
             raise LinkError(f"{topic}: the hub accepts {self.max_payload} bytes: lower wire.chunk")
-        self.sent_bytes += len(topic) + len(payload)
-        self._tell("publish", topic, bytes(payload), retain)
+        message = (topic, bytes(payload), retain)
+        with self._changed:
+            self.sent_bytes += len(topic) + len(payload)
+            self._last += 1
+            self._waiting[self._last] = message
+            self._tell("publish", self._last, *message)
 
     def subscribe(self, pattern: str) -> None:
-        self._tell("subscribe", pattern)
+        with self._changed:
+            self._patterns[pattern] = None
+            self._tell("subscribe", pattern)
 
     def unsubscribe(self, pattern: str) -> None:
-        self._tell("unsubscribe", pattern)
+        with self._changed:
+            self._patterns.pop(pattern, None)
+            self._tell("unsubscribe", pattern)
 
     def receive(self, timeout: float) -> Delivery | None:
         delivery = self._deliveries.get(timeout)
-        if delivery is None and not self._thread.is_alive():
-            raise LinkError("the hub closed the connection")
+        if delivery is None and self._closed.is_set():
+            raise LinkError("the link is closed")
         return delivery
 
     def flush(self, timeout: float) -> bool:
-        return True
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting, timeout)
 
     def probe(self, topic: str, sizes: tuple[int, ...] = (CHUNK,)) -> Probe:
         start = time.perf_counter()
@@ -142,24 +176,61 @@ class TcpLink:
         return max(sizes), max(sizes) / (time.perf_counter() - start)
 
     def close(self) -> None:
-        with contextlib.suppress(LinkError, OSError):
+        with self._changed:
+            self._closed.set()
             self._tell("bye")
-            self._socket.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._socket.close()
 
+    def _connect(self) -> None:
+        """Connect and subscribe. The hub's first answer shows that it is there: a proxy also
+        accepts connections to a hub that is gone.
+        """
+        self._socket = socket.create_connection(self._hub, timeout=10)
+        hello = ("hello", self._client_id, self._will, list(self._patterns))
+        self._socket.sendall(msgpack.packb(hello))
+        self._coming = frames(self._socket)
+        if next(self._coming, None) is None:
+            self._socket.close()
+            raise ConnectionError("the hub closed the connection")
+        self._socket.settimeout(None)
+
     def _tell(self, *message: object) -> None:
-        with self._lock:
-            try:
-                self._socket.sendall(msgpack.packb(message))
-            except OSError as error:
-                raise LinkError(f"the connection to the hub is lost: {error}") from error
+        """Send a message. If the connection is lost, `_reconnect` repeats what matters."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(msgpack.packb(message))
 
     def _hear(self) -> None:
-        for topic, payload, retained in frames(self._socket):
-            self.received_bytes += len(topic) + len(payload)
-            self._deliveries.put(Delivery(topic, payload, retained), force=True)
+        while True:
+            for kind, *rest in self._coming:
+                if kind == "delivery":
+                    self.received_bytes += len(rest[0]) + len(rest[1])
+                    self._deliveries.put(Delivery(*rest), force=True)
+                else:
+                    with self._changed:
+                        self._waiting.pop(rest[0], None)
+                        self._changed.notify_all()
+            self._socket.close()
+            if not self._closed.is_set():
+                self._deliveries.put(Delivery(LINK_DOWN, b"the hub is gone"), force=True)
+            if not self._reconnect():
+                break
+            self._deliveries.put(Delivery(LINK_UP, b""), force=True)
         self._deliveries.close()
+
+    def _reconnect(self) -> bool:
+        """Connect, and send what was not acknowledged. Return False once the link is closed."""
+        while not self._closed.wait(RETRY):
+            with contextlib.suppress(OSError), self._changed:
+                if self._closed.is_set():
+                    break
+                self._connect()
+                for number, message in self._waiting.items():
+                    self._tell("publish", number, *message)
+                return True
+        return False
 
 
 def open_tcp_link(address: str, client_id: str, will: Will | None = None) -> TcpLink:

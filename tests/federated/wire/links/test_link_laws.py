@@ -1,21 +1,26 @@
 """Properties that agents and coordinator require of every kind of link.
 
 TRY_LINK=SCHEME://ADDRESS tries a link of your own, which its relay or broker must serve already.
+With an address SCHEME://HOST:PORT, its connection is also cut, by a proxy between both.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from coordinator.broker import local as brokers
 from federated.errors import LinkError
-from federated.wire.link import Delivery, Link, Will
+from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link, Will
 from federated.wire.links.catalogue import LINKS, open_link
+from federated.wire.links.memory import MemoryLink
+from tests.support.proxy import Proxy
 from tests.support.tcp_link import TcpHub
 from tests.support.tried import list_tried
 
@@ -25,25 +30,57 @@ ROOM = f"laws-{os.getpid()}"  # of topics: a relay of your own may retain those 
 
 
 @pytest.fixture(params=list_tried("link", ()) or KINDS)
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Serves one kind of link at an address."""
+    match request.param:
+        case "memory":
+            yield f"memory://{tmp_path.name}"
+        case "toytcp":
+            with closing(TcpHub()) as hub:
+                yield hub.address.replace("toytcp", "tests.support.tcp_link:open_tcp_link")
+        case "mqtt":
+            with brokers.start(port=0, kind="embedded", directory=tmp_path) as broker:
+                yield f"mqtt://{broker.address}"
+        case other:
+            yield other
+
+
+@pytest.fixture
+def connect(address: str) -> Iterator[Connect]:
     """Opens a link under a client's name, and closes it after the test."""
     with ExitStack() as stack:
-        match request.param:
-            case "memory":
-                address = f"memory://{tmp_path.name}"
-            case "toytcp":
-                hub = stack.enter_context(closing(TcpHub()))
-                address = hub.address.replace("toytcp", "tests.support.tcp_link:open_tcp_link")
-            case "mqtt":
-                made = brokers.start(port=0, kind="embedded", directory=tmp_path)
-                address = stack.enter_context(made).address
-            case other:
-                address = other
 
         def open_one(name: str, will: Will | None = None) -> Link:
             return stack.enter_context(closing(open_link(address, f"{ROOM}-{name}", will)))
 
         yield open_one
+
+
+@dataclass(frozen=True)
+class Cable:
+    """A link whose connection can be cut: until `mend`, it cannot connect again."""
+
+    link: Link
+    cut: Callable[[], None]
+    mend: Callable[[], None]
+
+
+@pytest.fixture
+def cable(address: str) -> Iterator[Cable]:
+    """The link of a client with the will (will, gone)."""
+    name, will = f"{ROOM}-cable", (f"{ROOM}/will", b"gone")
+    scheme, _, place = address.partition("://")
+    host, _, port = place.rpartition(":")
+    with ExitStack() as stack:
+        if port.isdecimal():
+            proxy = stack.enter_context(closing(Proxy(int(port), host=host)))
+            cut, mend, address = proxy.cut, proxy.mend, f"{scheme}://127.0.0.1:{proxy.port}"
+        link = stack.enter_context(closing(open_link(address, name, will)))
+        if isinstance(link, MemoryLink):
+            cut, mend = link.drop, link.restore
+        elif not port.isdecimal():
+            pytest.skip(f"no connection of {scheme}:// can be cut without HOST:PORT")
+        yield Cable(link, cut, mend)
 
 
 def drain(link: Link, name: str) -> list[Delivery]:
@@ -127,3 +164,51 @@ def test_the_limit_of_payloads_is_kept_and_probed(connect: Connect) -> None:
     if link.max_payload <= 1 << 24:  # no test allocates more
         with pytest.raises(LinkError):
             link.publish(f"{ROOM}/large", bytes(link.max_payload + 1))
+
+
+def wait_for(link: Link, topic: str, payload: bytes | None = None) -> None:
+    """Receive until a delivery of the topic comes, for up to 30 s."""
+    until = time.monotonic() + 30
+    while (left := until - time.monotonic()) > 0:
+        found = link.receive(left)
+        if found is not None and found.topic == topic and payload in (None, found.payload):
+            return
+    raise AssertionError(f"no delivery of {topic}")
+
+
+def test_a_cut_connection_is_reported_and_returns_with_its_subscriptions(
+    connect: Connect, cable: Cable
+) -> None:
+    peer, topic = connect("peer"), f"{ROOM}/news"
+    peer.subscribe(f"{ROOM}/will")
+    cable.link.subscribe(topic)
+    drain(cable.link, "cable")
+    drain(peer, "peer")
+    cable.cut()
+    wait_for(cable.link, LINK_DOWN)
+    wait_for(peer, f"{ROOM}/will", b"gone")
+    cable.mend()
+    wait_for(cable.link, LINK_UP)
+    peer.publish(topic, b"after")
+    wait_for(cable.link, topic, b"after")
+
+
+def test_no_message_that_was_flushed_is_lost_in_a_cut(connect: Connect, cable: Cable) -> None:
+    """Some are under way when the connection is cut, others are published while it is down. They
+    may arrive twice.
+    """
+    peer, topic = connect("peer"), f"{ROOM}/numbers"
+    peer.subscribe(topic)
+    drain(peer, "peer")
+    assert cable.link.flush(10)
+    for number in range(100):
+        cable.link.publish(topic, b"%d" % number)
+    cable.cut()
+    wait_for(cable.link, LINK_DOWN)
+    for number in range(100, 120):
+        cable.link.publish(topic, b"%d" % number)
+    assert not cable.link.flush(0.1)
+    cable.mend()
+    assert cable.link.flush(30)
+    arrived = {int(delivery.payload) for delivery in drain(peer, "end") if delivery.topic == topic}
+    assert arrived == set(range(120))
