@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from benchmarks.docs import command as docs
 from benchmarks.docs.command import find_outdated, replace_table
 from coordinator.observe.event_readers.catalogue import ALWAYS, READERS
-from coordinator.settings.schema import build_schema
+from coordinator.views.config_schema import build_schema
+from federated.engine.robust.catalogue import RULES
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
@@ -108,15 +109,15 @@ def test_check_fails_and_writes_nothing_if_a_page_is_out_of_date(
     [
         ("wire", "codec", set(CODECS)),
         ("observe", "readers", READERS.keys() - {*ALWAYS, "metrics"}),  # of [metrics] listen
+        ("robust", "rule", set(RULES)),
     ],
 )
 def test_the_help_of_a_setting_and_its_page_name_every_built_in_member(
     group: str, setting: str, names: set[str]
 ) -> None:
-    """A new codec or reader belongs in `coordinator/settings/config_tables.py` and on the page."""
     known = build_schema()["$defs"][group.title()]["properties"][setting]["description"]
     words = set(re.findall(r"[\w-]+", known))
-    page = (ROOT / "docs" / "operations.md").read_text()
+    page = "".join((ROOT / name).read_text() for name in ("docs/operations.md", "SECURITY.md"))
     assert names <= words, f"{group}.{setting}: its description lacks {names - words}"
     missing = {name for name in names if not re.search(rf"[`\"]{name}[`\"]", page)}
-    assert not missing, f"docs/operations.md lacks {missing}"
+    assert not missing, f"docs/operations.md and SECURITY.md lack {missing}"

@@ -44,7 +44,7 @@ TOY = dict.fromkeys(MEMBERS, "toy")
 NO_MEMBERS = {
     "espalier.data": {"given_data", "agent_splits"},
     "espalier.links": {"connection_history", "paho_client"},
-    "espalier.readers": {"terminal"},  # a command passes it to the run
+    "espalier.readers": {"terminal_output"},  # a command passes it to the run
     "espalier.rules": {"arithmetic"},
 }
 NET = network("mlp", (4,), 2)

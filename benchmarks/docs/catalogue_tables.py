@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from benchmarks.docs.tables import render_table
-from coordinator.observe.event_readers.catalogue import ALWAYS, READERS
+from coordinator.observe.event_readers.catalogue import READERS, list_optional
 from federated.data.catalogue import DATASETS
 from federated.engine.robust.catalogue import RULES
 from federated.methods.catalogue import METHODS, method
@@ -89,8 +89,7 @@ def list_readers() -> Iterator[str]:
     """Yield the table of the readers that `observe.readers` adds, with the first lines of their
     files.
     """
-    added = READERS.keys() - {*ALWAYS, "metrics"}  # `[metrics] listen` adds this one
-    rows = ((f"`{name}`", describe_file(READERS[name])) for name in sorted(added))
+    rows = ((f"`{name}`", describe_file(READERS[name])) for name in list_optional())
     return render_table(("`observe.readers`", "output"), rows)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.docs.tables import render_table
-from coordinator.settings.schema import build_schema
+from coordinator.views.config_schema import build_schema
 
 __all__ = ["list_settings"]
 

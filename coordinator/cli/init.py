@@ -33,7 +33,7 @@ def init_command(method: str | None, out: Path | None) -> None:
     """
     with print_errors("init"):
         from coordinator.settings.config import METHOD
-        from coordinator.settings.schema import render_template
+        from coordinator.views.config_schema import render_template
 
         text = render_template(method or METHOD)
         if out is None:

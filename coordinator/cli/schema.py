@@ -18,6 +18,6 @@ def schema_command() -> None:
     Editors and validators of TOML files can use it.
     """
     with print_errors("schema"):
-        from coordinator.settings.schema import build_schema
+        from coordinator.views.config_schema import build_schema
 
         click.echo(json.dumps(build_schema(), indent=2))

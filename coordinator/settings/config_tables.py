@@ -236,8 +236,8 @@ class Robust(Record, frozen=True):
     rule: Annotated[
         str,
         Meta(
-            description="Rule that combines updates: built in, of an installed package, or "
-            "module:attribute for your own. none: the method's own."
+            description="Rule that combines updates: a built-in one, one of an installed package, "
+            "or module:attribute for your own. none: the method's own."
         ),
     ] = "none"
     byzantine: Annotated[
@@ -334,7 +334,7 @@ class Wire(Record, frozen=True):
     codec: Annotated[
         str,
         Meta(
-            description="Codec of the devices' updates: raw, fp16, one of a package that is "
+            description="Codec of the devices' updates: a built-in one, one of a package that is "
             "installed here and on the devices, or module:attribute for your own."
         ),
     ] = "raw"
@@ -346,8 +346,8 @@ class Observe(Record, frozen=True):
     readers: Annotated[
         tuple[str, ...],
         Meta(
-            description="Names of readers: csv, tensorboard, mlflow, one of an installed package, "
-            "or module:function for your own."
+            description="Names of readers: a built-in one, one of an installed package, or "
+            "module:function for your own."
         ),
     ] = ()
 

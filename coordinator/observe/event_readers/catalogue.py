@@ -29,7 +29,7 @@ from federated.runtime.logs import EVENTS, record_log
 from federated.runtime.plugin_lookup import find, report_failure
 from models.extensions import Kind
 
-__all__ = ["READERS", "Oversight", "find_readers", "make_reader", "oversee"]
+__all__ = ["READERS", "Oversight", "find_readers", "list_optional", "make_reader", "oversee"]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,11 @@ READERS: Mapping[str, ReaderFactory] = {
     "tensorboard": write_tensorboard,
 }
 ALWAYS = ("log", "now", "clock")
+
+
+def list_optional() -> list[str]:
+    """Return the names of the built-in readers that `observe.readers` adds to a run."""
+    return sorted(READERS.keys() - {*ALWAYS, "metrics"})  # `metrics.listen` adds this one
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from coordinator.cli.main import main
 from coordinator.settings.config import load
-from coordinator.settings.schema import build_schema, render_template
+from coordinator.views.config_schema import build_schema, render_template
 
 
 def test_init_writes_to_standard_output_or_to_a_new_file(tmp_path: Path) -> None:

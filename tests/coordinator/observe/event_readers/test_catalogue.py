@@ -1,4 +1,7 @@
-"""Readers are chosen by name, other packages can add some, and none of them can end a run."""
+"""Readers are chosen by name, other packages can add some, and none of them can end a run.
+
+TRY_READER=module:function tries a reader of your own instead of the built-in ones.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from coordinator.settings.service_tables import Metrics
 from federated.errors import ConfigError, Unknown
 from tests.support.federation import RUN, Member, digits, federate, make_config
 from tests.support.plugins import install
+from tests.support.tried import list_tried
 
 TINY = {
     "model.name": "mlp-small",
@@ -87,8 +91,9 @@ def test_a_reader_that_raises_is_logged_and_removed(
     assert "no room" in str(record.exc_info)
 
 
-@pytest.mark.parametrize("name", sorted(READERS.keys() - {"mlflow"}))  # it needs a server
-def test_every_built_in_reader_reads_a_run(name: str, tmp_path: Path) -> None:
+# mlflow needs a server
+@pytest.mark.parametrize("name", list_tried("reader", sorted(READERS.keys() - {"mlflow"})))
+def test_every_reader_reads_a_run(name: str, tmp_path: Path) -> None:
     if name == "tensorboard":
         pytest.importorskip("tensorboardX")
     chosen = {"metrics.listen": "127.0.0.1:0"} if name == "metrics" else {"observe.readers": [name]}

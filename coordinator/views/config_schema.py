@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
+from coordinator.observe.event_readers.catalogue import list_optional
 from coordinator.settings.config import METHOD, Config, find_table
+from federated.engine.robust.catalogue import RULES
 from federated.method import Method
 from federated.methods.catalogue import loaded_methods, method
 from federated.settings import Settings
+from federated.wire.codecs.catalogue import CODECS
 
 __all__ = ["DIALECT", "build_schema", "render_template"]
 
@@ -33,6 +36,9 @@ def build_schema() -> Schema:
     records = [method.record for method in methods.values()]
     _, parts = msgspec.json.schema_components((Config, *records), ref_template="#/$defs/{name}")
     root = parts.pop("Config")
+    add_names(parts["Observe"], "readers", list_optional())
+    add_names(parts["Robust"], "rule", ("none", *RULES))
+    add_names(parts["Wire"], "codec", CODECS)
     for field in root["properties"].values():
         if "$ref" in field:
             del field["default"]  # each field of the table has its own
@@ -56,6 +62,12 @@ def build_schema() -> Schema:
         for name, made in methods.items()
     }
     return {"$schema": DIALECT, **root, "allOf": alternatives, "$defs": {**parts, **known}}
+
+
+def add_names(part: Schema, key: str, names: Iterable[str]) -> None:
+    """Add the names of a catalogue's members to the description of a setting that takes them."""
+    field = part["properties"][key]
+    field["description"] += f" Built in: {', '.join(names)}."
 
 
 def describe_method(part: Schema, made: Method) -> Schema:

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from coordinator.settings.config import Config, load
-from coordinator.settings.schema import render_template
+from coordinator.views.config_schema import render_template
 from federated.errors import Unknown
 from federated.methods.catalogue import METHODS, method
 

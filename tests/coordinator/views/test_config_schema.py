@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from coordinator.settings.config import load
-from coordinator.settings.schema import build_schema
+from coordinator.views.config_schema import build_schema
 from federated.errors import EspalierError
 from federated.methods.catalogue import METHODS, method
 
