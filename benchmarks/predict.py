@@ -16,7 +16,7 @@ import click
 import numpy as np
 
 from benchmarks.step_process import Taken, ask
-from edge_agent.device.disturbances import BUSY, Load
+from edge_agent.device.heat_and_load import BUSY, Load
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 from federated.runtime.plugin_lookup import explain_lookup
 from federated.task import Timing

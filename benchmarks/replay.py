@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.raw.updates import encode, learn, make_update
+from benchmarks.raw_agents.updates import encode, learn, make_update
 from coordinator.assign.selection import make_generator
 from coordinator.fleet.shipment import to_torch
 from coordinator.observe.round_records import Entry
@@ -24,7 +24,7 @@ from coordinator.run.run_preparation import make_weights
 from coordinator.settings.config import Config, load
 from coordinator.store.store import Store
 from federated.engine.aggregate import Total, fold
-from federated.engine.buffered import Base, Touched, find_touched, make_buffered
+from federated.engine.late_updates import Base, Touched, find_touched, make_buffered
 from federated.errors import StoreError
 from federated.method import Method, State
 from federated.methods.catalogue import method as method_named

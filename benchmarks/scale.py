@@ -23,8 +23,8 @@ import click
 import psutil
 
 from benchmarks.output_files import make_folder
-from benchmarks.raw.raw_agent import Raw
-from benchmarks.raw.raw_fleet import RawFleet
+from benchmarks.raw_agents.raw_agent import Raw
+from benchmarks.raw_agents.raw_fleet import RawFleet
 from benchmarks.replay import read_durations, replay
 from coordinator.broker import local as brokers
 from coordinator.simulate.demo_fleet import Running, process, python_command

@@ -20,9 +20,9 @@ import numpy as np
 from msgspec import Meta
 from torch import Tensor
 
-from federated.engine.accounting import Passes, own_pass
 from federated.engine.aggregate import Total
 from federated.engine.parts import Part
+from federated.engine.training_effort import Passes, own_pass
 from federated.errors import Unknown
 from federated.settings import Settings, validate
 from federated.task import Profile, Recipe, Update

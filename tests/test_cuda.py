@@ -22,7 +22,7 @@ from coordinator.release.export_run import ExportRequest, write_release
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
-from edge_agent.device.limits import Limits
+from edge_agent.device.process_limits import Limits
 from edge_agent.join.training_worker import Job, Worker
 from export import bundle
 from federated.data import catalogue

@@ -21,8 +21,8 @@ import pytest
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.views.method_pages import describe_method, list_methods
-from edge_agent.device.limits import Limits
-from edge_agent.join.permission import check_run, load_own
+from edge_agent.device.process_limits import Limits
+from edge_agent.join.code_permission import check_run, load_own
 from edge_agent.join.training_worker import Job
 from federated.data import catalogue as data
 from federated.device.trainers.catalogue import open_trainer

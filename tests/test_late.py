@@ -29,7 +29,7 @@ from coordinator.store.journal import Journal
 from coordinator.store.store import Store
 from coordinator.trust import defences
 from federated.engine.aggregate import Total, fold
-from federated.engine.buffered import Base, Touched, find_touched, make_buffered
+from federated.engine.late_updates import Base, Touched, find_touched, make_buffered
 from federated.errors import ConfigError
 from federated.method import State
 from federated.methods.catalogue import method

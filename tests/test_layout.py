@@ -104,7 +104,7 @@ TORCH_FREE = (
     "edge_agent.doctor.check_result",
     "edge_agent.doctor.connection_checks",
     "edge_agent.doctor.device_checks",
-    "edge_agent.releases.follow",
+    "edge_agent.releases.release_follower",
     "edge_agent.infer.http_server",
     "edge_agent.infer.mqtt_server",
     "edge_agent.infer.service",
@@ -279,7 +279,8 @@ def test_only_one_file_each_uses_mqtt_topics_and_checkpoints() -> None:
     spelled = [p for p in FILES if "fl/v1" in p.read_text()]
     assert [name_of(p) for p in spelled] == ["federated.wire.topics"]
     assert {name_of(p) for p in FILES if any(name.startswith("paho") for name in imports(p))} <= {
-        "benchmarks.raw.raw_fleet",  # hundreds of clients in one thread, which no link is made for
+        # hundreds of clients in one thread, which no link is made for
+        "benchmarks.raw_agents.raw_fleet",
         "federated.wire.links.mqtt",
         "federated.wire.links.paho_client",
         "coordinator.broker.local",

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_agent.releases.follow import Follower, open_follower_link
+from edge_agent.releases.release_follower import Follower, open_follower_link
 from edge_agent.releases.release_watch import Subscription
 from export import bundle, verify
 from export.verify import Array

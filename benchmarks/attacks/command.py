@@ -21,8 +21,8 @@ from types import MappingProxyType
 import click
 import msgspec
 
-from benchmarks.attacks.agents import ATTACKERS
 from benchmarks.attacks.machine_faults import DAMAGE
+from benchmarks.attacks.malicious_agents import ATTACKERS
 from benchmarks.attacks.process_faults import PROCESS_FAULTS
 from benchmarks.attacks.strangers import STRANGERS, behind_tls
 from benchmarks.faults.scenarios import SCENARIOS, Scenario, explain_impossible

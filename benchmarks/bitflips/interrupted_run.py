@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from benchmarks.replay import ReplayResult, replay
-from benchmarks.schedules.device import RUN
-from benchmarks.schedules.faults import COORDINATOR, Schedule
-from benchmarks.schedules.oracle import Oracle, Struck
+from benchmarks.schedules.agent_process import RUN
+from benchmarks.schedules.random_schedules import COORDINATOR, Schedule
+from benchmarks.schedules.schedule_checks import Oracle, Struck
 from benchmarks.schedules.schedule_run import Trial
+from benchmarks.schedules.virtual_clock import Killed, Process
 from benchmarks.schedules.virtual_training import learn
-from benchmarks.schedules.world import Killed, Process
 from coordinator.fleet.fleet import Fleet
 from coordinator.views.run_check import check_run
 from federated.errors import StoreError

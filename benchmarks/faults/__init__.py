@@ -1,3 +1,1 @@
-"""Fault campaign: scenarios, their places (places, proxy, fuse), one run (trial), and all of them
-(command).
-"""
+"""Fault campaign: scenarios that kill, cut and fill parts of a run, which must lose no update."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from benchmarks.faults.real_parts import Process, mount_small_disk
 from benchmarks.faults.trial import RUN, Trial, fill_later, strike_later
+from benchmarks.faults.trial_parts import Process, mount_small_disk
 from coordinator.simulate.demo_fleet import python_command
 from federated.data import catalogue
 from federated.data.dataset import Dataset

@@ -6,15 +6,15 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from benchmarks.faults.power import (
+from benchmarks.faults.power_cuts import (
     cut_power_of_agent,
     cut_power_of_coordinator,
     explain_unmountable,
 )
 from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.real_agents import fill_agent_disk, kill_agent
-from benchmarks.faults.real_parts import make_slow_link, mount_small_disk
 from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, fill_later, strike_later
+from benchmarks.faults.trial_parts import make_slow_link, mount_small_disk
 
 __all__ = ["MOSQUITTO_ONLY", "SCENARIOS", "Scenario", "explain_impossible"]
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.faults.certificates import Doors
-from benchmarks.faults.real_parts import Broker, Process, Space
-from benchmarks.raw.raw_agent import Raw
-from benchmarks.raw.raw_fleet import RawFleet
-from benchmarks.raw.updates import Array
+from benchmarks.faults.trial_parts import Broker, Process, Space
+from benchmarks.raw_agents.raw_agent import Raw
+from benchmarks.raw_agents.raw_fleet import RawFleet
+from benchmarks.raw_agents.updates import Array
 from benchmarks.replay import Make, ReplayResult, make_raw_update, read_durations, replay
 from benchmarks.scale import make_flags
 from coordinator.observe.round_records import Entry

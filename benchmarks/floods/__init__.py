@@ -1,3 +1,1 @@
-"""Floods that a run must withstand: the process that floods (attacker), one row of the benchmark
-(trial), revocations (revocations) and the command (command).
-"""
+"""Floods of connections and messages that a run must withstand, and revocations of many agents."""

@@ -22,11 +22,11 @@ from types import MappingProxyType
 
 import msgspec
 
-from benchmarks.attacks.agents import LIAR, make_beat, make_chunk, make_noise, make_offer
 from benchmarks.attacks.flood import STRANGER, THREADS, connect
+from benchmarks.attacks.malicious_agents import LIAR, make_beat, make_chunk, make_noise, make_offer
 from benchmarks.faults.trial import RUN
-from benchmarks.raw.raw_agent import Raw, RawAgent
-from benchmarks.raw.raw_fleet import RawFleet
+from benchmarks.raw_agents.raw_agent import Raw, RawAgent
+from benchmarks.raw_agents.raw_fleet import RawFleet
 from coordinator.simulate.demo_fleet import process_environment, python_command
 
 __all__ = ["AGENT_FLOODS", "STRANGER_FLOODS", "Attacker", "Order", "connect_packet", "main"]

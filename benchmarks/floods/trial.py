@@ -14,10 +14,10 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.attacks.agents import DEADLINE, LIAR
+from benchmarks.attacks.malicious_agents import DEADLINE, LIAR
 from benchmarks.faults.certificates import Doors
-from benchmarks.faults.real_parts import Process
 from benchmarks.faults.trial import RUN, Trial
+from benchmarks.faults.trial_parts import Process
 from benchmarks.floods.attacker import AGENT_FLOODS, STRANGER_FLOODS, Attacker, Order
 from coordinator.broker.addresses import find_free_port
 from coordinator.simulate.demo_fleet import python_command

@@ -22,8 +22,8 @@ import msgspec
 import torch
 
 from benchmarks.output_files import check_log
-from benchmarks.schedules.faults import Fault, Schedule, draw
-from benchmarks.schedules.planted import DEFECTS
+from benchmarks.schedules.planted_defects import DEFECTS
+from benchmarks.schedules.random_schedules import Fault, Schedule, draw
 from benchmarks.schedules.schedule_run import REPLACED, Outcome, run_schedule
 from federated.errors import ConfigError, Unknown
 from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker

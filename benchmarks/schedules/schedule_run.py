@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from benchmarks.schedules import disks
-from benchmarks.schedules.device import RESTART, RUN, Device
-from benchmarks.schedules.disks import Disks
-from benchmarks.schedules.faults import CHARACTERS, COORDINATOR, DEATHS, Fault, Schedule
-from benchmarks.schedules.oracle import Oracle
+from benchmarks.schedules import virtual_disks
+from benchmarks.schedules.agent_process import RESTART, RUN, Device
+from benchmarks.schedules.random_schedules import CHARACTERS, COORDINATOR, DEATHS, Fault, Schedule
+from benchmarks.schedules.schedule_checks import Oracle
+from benchmarks.schedules.virtual_clock import Killed, Process, Stalled, World
+from benchmarks.schedules.virtual_disks import Disks
 from benchmarks.schedules.virtual_links import Cable, Network
-from benchmarks.schedules.world import Killed, Process, Stalled, World
 from coordinator.fleet.fleet import Fleet
 from coordinator.run.run_preparation import prepare
 from coordinator.run.runner import RunOptions
@@ -31,7 +31,7 @@ from federated.errors import LinkError, StoreError
 __all__ = ["REPLACED", "Outcome", "Tell", "run_schedule"]
 
 WATCHED = "coordinator.fleet.round_driver.step"  # wrapped by the oracle
-REPLACED = *disks.REPLACED, "time.monotonic", WATCHED
+REPLACED = *virtual_disks.REPLACED, "time.monotonic", WATCHED
 """Names replaced in production code during a schedule. Links, broker and task runner are passed in,
 as elsewhere.
 """

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.schedules.lies import falsify_update
-from benchmarks.schedules.world import World
+from benchmarks.schedules.lying_agent import falsify_update
+from benchmarks.schedules.virtual_clock import World
 from federated.data.dataset import Dataset
 from federated.device.task_runner import Outcome
 from federated.device.trainers.catalogue import open_trainer

@@ -48,7 +48,7 @@ class RunContext:
     first round.
 
     config: settings of the run.
-    method: method of the run; wrapped by `federated.engine.buffered` if late updates count.
+    method: method of the run; wrapped by `federated.engine.late_updates` if late updates count.
     menu: the submodels that agents train, smallest first.
     fleet: the agents and the current phase.
     store: folder of the run.

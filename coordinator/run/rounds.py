@@ -28,7 +28,7 @@ from coordinator.run.round_planning import plan_round
 from coordinator.run.waiting_for_agents import await_able, await_round
 from coordinator.store.past_states import encode_touched
 from federated.engine.aggregate import Total
-from federated.engine.buffered import Touched, find_touched
+from federated.engine.late_updates import Touched, find_touched
 from federated.errors import ConfigError, FleetError
 from federated.method import State
 

@@ -29,7 +29,7 @@ from coordinator.store.database import Facts
 from coordinator.store.past_states import PastStates
 from coordinator.trust.defences import Defences, check_leaks
 from federated.capabilities import list_required
-from federated.engine.buffered import make_buffered
+from federated.engine.late_updates import make_buffered
 from federated.errors import ConfigError, EspalierError, LinkError, StoreError, Superseded
 from federated.method import Method, Settings
 from federated.methods.catalogue import loaded_hooks

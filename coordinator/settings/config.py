@@ -95,7 +95,7 @@ class Config(Record, frozen=True, dict=True):
         rounds. Raises Unknown for an unknown method, UsageError, ConfigError.
         """
         # not at the top: these load PyTorch, which reading a stored run does not need
-        from federated.engine.private import uniform_settings
+        from federated.engine.differential_privacy import uniform_settings
         from federated.method import configure
         from federated.methods.catalogue import METHODS, method
 

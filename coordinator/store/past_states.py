@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coordinator.store.store import Store
-from federated.engine.buffered import Base, Touched
+from federated.engine.late_updates import Base, Touched
 from federated.engine.parts import Weight
 from federated.errors import StoreError
 from federated.method import State

@@ -1,9 +1,10 @@
 """Defences of a run against malicious updates, and against what updates reveal: from the
 configuration to the hooks of a round.
 
-robust.bound   coordinator.trust.norm_bounds    refuses an update before it is folded
-robust.rule    federated.engine.robust      aggregates updates with a rule other than the mean
-private.noise  federated.engine.private     bounds each device's change, and adds noise to the sum
+robust.bound   coordinator.trust.norm_bounds          refuses an update before it is folded
+robust.rule    federated.engine.robust                aggregates with a rule other than the mean
+private.noise  federated.engine.differential_privacy  bounds each device's change, and adds noise to
+                                                      the sum
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from coordinator.trust import privacy_budget
 from coordinator.trust.norm_bounds import Bound, check_change, compute_bounds, measure_change
 from coordinator.trust.trust_tables import ChangeNorm, TrustTables
 from federated.engine.aggregate import Key, Total, fold
+from federated.engine.differential_privacy import make_private
 from federated.engine.part_store import PartStore
 from federated.engine.parts import Part
-from federated.engine.private import make_private
 from federated.engine.robust.catalogue import rule
 from federated.engine.robust.rule import Rule, combine, make_robust
 from federated.engine.update_norms import clip_parts

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from edge_agent.access.credentials import Credentials, Enrolment, hold_lock
+from edge_agent.access.enrolment_files import Credentials, Enrolment, hold_lock
 from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors
 from federated.runtime import atomic_files
 from federated.wire import tls

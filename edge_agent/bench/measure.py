@@ -34,7 +34,7 @@ from edge_agent.bench.target import (
     resolve_runtimes,
     select_submodels,
 )
-from edge_agent.device.limits import Limits
+from edge_agent.device.process_limits import Limits
 from export.latency import SECONDS
 from federated.errors import ConfigError, UsageError, explain_os_errors
 from federated.runtime.console import Say, handle_sigterm

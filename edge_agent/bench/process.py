@@ -13,7 +13,7 @@ import msgspec
 
 from edge_agent.bench.report import Row
 from edge_agent.bench.row_process import Plan
-from edge_agent.device.limits import Limits, ProcessLimiter
+from edge_agent.device.process_limits import Limits, ProcessLimiter
 
 __all__ = ["run_plans"]
 

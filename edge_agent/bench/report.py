@@ -16,8 +16,8 @@ import msgspec
 import psutil
 
 from edge_agent.device.board import read_board, read_processor_name
-from edge_agent.device.limits import Limits, count_cpus
 from edge_agent.device.measurement_cache import PACKAGES
+from edge_agent.device.process_limits import Limits, count_cpus
 from federated.errors import ConfigError, UsageError, explain_os_errors
 from federated.runtime import atomic_files
 from federated.runtime.provenance import commit, versions

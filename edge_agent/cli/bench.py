@@ -155,7 +155,7 @@ def bench(form: str, **options: Any) -> None:
     with report_errors("edge-agent bench", "bench", "interrupted"):
         from edge_agent.bench.measure import Request
         from edge_agent.bench.measure import bench as measure
-        from edge_agent.device.limits import Limits, parse_size
+        from edge_agent.device.process_limits import Limits, parse_size
 
         memory, cpus = options.pop("limit_memory"), options.pop("limit_cpus")
         network_flags = ("model", "inputs", "classes", "widths", "depths", "submodels")

@@ -40,8 +40,8 @@ def doctor(
     Exits with 0 if nothing failed, else with the code of the first failure.
     """
     with print_errors("doctor"):
-        from edge_agent.access.admission import resolve_broker
-        from edge_agent.access.identity import derive_name
+        from edge_agent.access.agent_name import derive_name
+        from edge_agent.access.broker_credentials import resolve_broker
         from edge_agent.device import state_folder
         from edge_agent.doctor.check_result import find_exit_code, format_check, format_json
         from edge_agent.doctor.connection_checks import examine

@@ -99,7 +99,7 @@ def finetune(name: str | None, form: str, **options: Any) -> None:
     infer can serve.
     """
     with print_errors("finetune"):
-        from edge_agent.access.admission import resolve_broker
+        from edge_agent.access.broker_credentials import resolve_broker
         from edge_agent.cli.option_values import check_agent_name, rename_data_options
         from edge_agent.finetune.adaptation import FinetuneRequest, run_finetune
 

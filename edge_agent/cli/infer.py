@@ -77,7 +77,7 @@ def infer(name: str | None, form: str, **options: Any) -> None:
     set for releases. Does not need PyTorch.
     """
     with print_errors("infer"):
-        from edge_agent.access.admission import resolve_broker
+        from edge_agent.access.broker_credentials import resolve_broker
         from edge_agent.cli.option_values import (
             check_agent_name,
             rename_data_options,

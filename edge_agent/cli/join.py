@@ -138,9 +138,9 @@ def join(
     Ctrl-C leaves the run cleanly.
     """
     with print_errors("join"):
-        from edge_agent.access.admission import read_token, resolve_broker
+        from edge_agent.access.broker_credentials import read_token, resolve_broker
         from edge_agent.cli.option_values import make_job, stop_on_signals
-        from edge_agent.device.limits import parse_size
+        from edge_agent.device.process_limits import parse_size
 
         broker, name = resolve_broker(
             broker, name, read_token(token, token_file), keep_renewing=not dry_run

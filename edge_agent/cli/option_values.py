@@ -8,8 +8,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_agent.access.identity import derive_name, reserve_name
-from edge_agent.device.limits import Limits, parse_size
+from edge_agent.access.agent_name import derive_name, reserve_name
+from edge_agent.device.process_limits import Limits, parse_size
 from edge_agent.join.training_worker import Job
 from federated.data.defaults import DATA, PARTITION, SEED
 from federated.device.trainers.catalogue import DEFAULT

@@ -85,7 +85,7 @@ def profile(
 ) -> None:
     """Measure this device's hardware, limits and speed. Measurements are cached."""
     with print_errors("profile"):
-        from edge_agent.access.admission import resolve_broker
+        from edge_agent.access.broker_credentials import resolve_broker
         from edge_agent.cli.option_values import check_agent_name, make_job, split_words
         from edge_agent.join.profile_command import ProfileRequest, profile_device
 

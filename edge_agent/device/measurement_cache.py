@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from edge_agent.device.board import read_board, read_processor_name
-from edge_agent.device.disturbances import BUSY, Heat, Load, has_throttled, read_heat
-from edge_agent.device.limits import Limits, count_cpus
+from edge_agent.device.heat_and_load import BUSY, Heat, Load, has_throttled, read_heat
+from edge_agent.device.process_limits import Limits, count_cpus
 from edge_agent.device.state_folder import find_folder
 from edge_agent.device.sysfs import ROOT, read_number
 from federated.device.profile_file import Circumstances

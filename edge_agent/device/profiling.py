@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from edge_agent.device.board import read_board
-from edge_agent.device.limits import Limits, count_cpus, measure_free_memory
 from edge_agent.device.measurement_cache import MeasurementCache, describe_surroundings
+from edge_agent.device.process_limits import Limits, count_cpus, measure_free_memory
 from federated.data.dataset import explain_misfit
 from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError, DataError

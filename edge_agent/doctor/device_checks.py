@@ -16,8 +16,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from edge_agent.device.board import read_power
-from edge_agent.device.disturbances import Heat, read_heat
-from edge_agent.device.limits import Limits, count_cpus, find_memory_limit, measure_free_memory
+from edge_agent.device.heat_and_load import Heat, read_heat
+from edge_agent.device.process_limits import (
+    Limits,
+    count_cpus,
+    find_memory_limit,
+    measure_free_memory,
+)
 from edge_agent.doctor.check_result import Check, State
 from federated.installation import pip_command
 from federated.wire import messages

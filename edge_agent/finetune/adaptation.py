@@ -26,7 +26,7 @@ from edge_agent.finetune.personal_release import (
     write_release,
     write_weights,
 )
-from edge_agent.releases.release_request import ReleaseRequest
+from edge_agent.releases.release_options import ReleaseRequest
 from export import bundle
 from export.bundle import Bundle, Entry
 from export.verify import TOKENS

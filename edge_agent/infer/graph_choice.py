@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from edge_agent.device.disturbances import BUSY, Load
-from edge_agent.device.limits import Limits, count_cpus
+from edge_agent.device.heat_and_load import BUSY, Load
+from edge_agent.device.process_limits import Limits, count_cpus
 from edge_agent.infer.graph_trial import (
     CPU,
     Held,

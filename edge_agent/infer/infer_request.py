@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_agent.releases.release_request import ReleaseRequest
+from edge_agent.releases.release_options import ReleaseRequest
 
 __all__ = ["InferRequest"]
 

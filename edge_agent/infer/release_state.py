@@ -21,8 +21,8 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from edge_agent.device.limits import Limits
 from edge_agent.device.measurement_cache import describe_surroundings, locate_cache
+from edge_agent.device.process_limits import Limits
 from edge_agent.infer.graph_choice import Choice, list_providers
 from edge_agent.infer.graph_trial import Held
 from federated.errors import ExportError, StoreError, explain_os_errors
@@ -43,7 +43,9 @@ log = logging.getLogger(__name__)
 
 CURRENT = "current.json"
 TRYING = "trying.json"
-MAX_EARLIER = 2  # earlier releases, as many as `edge_agent.releases.follow` keeps in the store
+MAX_EARLIER = (
+    2  # earlier releases, as many as `edge_agent.releases.release_follower` keeps in the store
+)
 ATTEMPTS = 2  # crashes allowed during the tests of a release: the first may be a power cut
 
 Kind = TypeVar("Kind")

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from edge_agent.join.code_permission import find_method, load_own
 from edge_agent.join.participation import find_run
-from edge_agent.join.permission import find_method, load_own
 from edge_agent.join.training_worker import Job, Worker
 from federated.task import Card, Task, Update, Work
 from federated.wire import messages, tensors

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_agent.device import state_folder
-from edge_agent.device.conditions import Conditions
-from edge_agent.device.drift import Watch
-from edge_agent.device.limits import count_cpus, find_memory_limit
+from edge_agent.device.measurement_drift import Watch
+from edge_agent.device.process_limits import count_cpus, find_memory_limit
+from edge_agent.device.training_conditions import Conditions
 from edge_agent.join.training_worker import Job, Worker
 from federated.device.agent_state import activity
 from federated.device.participant import Equipment, Participant
@@ -131,7 +131,8 @@ class JoinRequest:
     spool: folder of what outlives the agent, with a subfolder per run and name; None for the
         default.
     spool_limit: most bytes of weights and updates in it.
-    when: the conditions under which the device trains (see `edge_agent.device.conditions`).
+    when: the conditions under which the device trains (see
+        `edge_agent.device.training_conditions`).
     fresh: measure the device even if its timings are cached.
     """
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from edge_agent.device.board import is_metered, read_processor_name
-from edge_agent.device.disturbances import BUSY, Heat, measure_load, read_heat
+from edge_agent.device.heat_and_load import BUSY, Heat, measure_load, read_heat
 from edge_agent.device.measurement_cache import read_versions
 from edge_agent.join.training_worker import Calibrated, Job, Order, Worker
 from federated.device.profile_file import (

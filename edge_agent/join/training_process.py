@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-from edge_agent.device.limits import end_with_parent
-from edge_agent.join.permission import check_allowed, check_family, check_run, load_own
-from edge_agent.join.task_gauge import TaskGauge
+from edge_agent.device.process_limits import end_with_parent
+from edge_agent.join.code_permission import check_allowed, check_family, check_run, load_own
+from edge_agent.join.task_measurement import TaskGauge
 from edge_agent.join.training_worker import Calibrated, Channel, Job, Order
 from federated.device.task_work import carry_out
 from federated.device.trainers.catalogue import open_trainer

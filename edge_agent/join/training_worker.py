@@ -24,7 +24,7 @@ from typing import Any
 import msgpack
 import msgspec
 
-from edge_agent.device.limits import Limits, ProcessLimiter
+from edge_agent.device.process_limits import Limits, ProcessLimiter
 from federated.device.profile_file import Calibration, Circumstances
 from federated.device.task_runner import Outcome
 from federated.device.trainers.catalogue import DEFAULT

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.faults.command import derive_seed, summarise
 from benchmarks.faults.lossy_disk import LossyDisk
-from benchmarks.faults.power import explain_unmountable, mount_lossy_disk
+from benchmarks.faults.power_cuts import explain_unmountable, mount_lossy_disk
 from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, damage, explain_impossible
 from benchmarks.faults.trial import Outcome, run_trial

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import scale
 from benchmarks.fuzzing.samples import SUBMODEL
-from benchmarks.raw.updates import learn, make_update
+from benchmarks.raw_agents.updates import learn, make_update
 from benchmarks.replay import replay
 from coordinator.broker import local as brokers
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from benchmarks.schedules.command import follow, shrink, try_schedule
-from benchmarks.schedules.faults import COORDINATOR, KINDS, Fault, Schedule, draw
-from benchmarks.schedules.planted import DEFECTS
+from benchmarks.schedules.planted_defects import DEFECTS
+from benchmarks.schedules.random_schedules import COORDINATOR, KINDS, Fault, Schedule, draw
 from benchmarks.schedules.schedule_run import REPLACED, run_schedule
 from benchmarks.schedules.virtual_training import SURVEYS
 from coordinator.run import rounds

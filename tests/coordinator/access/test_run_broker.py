@@ -33,9 +33,9 @@ from coordinator.cli.main import main
 from coordinator.fleet.fleet import REVOKED, Fleet
 from coordinator.settings.service_tables import Broker
 from edge_agent.access import enrolment
-from edge_agent.access.admission import renew_if_due, resolve_broker
-from edge_agent.access.credentials import load_credentials
+from edge_agent.access.broker_credentials import renew_if_due, resolve_broker
 from edge_agent.access.enrolment import encode_key, sign_request
+from edge_agent.access.enrolment_files import load_credentials
 from federated.errors import ConfigError, LinkError, StoreError
 from federated.wire import envelope, messages, topics
 from federated.wire.address import parse_address

@@ -13,7 +13,7 @@ import pytest
 from coordinator.release import canary
 from coordinator.release.archive import Archive
 from coordinator.release.rollout import ReleaseRequest, Rollout, release_run
-from edge_agent.releases.follow import Follower
+from edge_agent.releases.release_follower import Follower
 from edge_agent.releases.release_watch import Subscription
 from export import bundle
 from federated.errors import ExportError, FleetError, LinkError, StoreError, Unknown, UsageError

@@ -14,8 +14,8 @@ from coordinator.access import enrolment_server as offices
 from coordinator.access.authority import Authority
 from coordinator.access.enrolment_server import EnrolmentServer
 from edge_agent.access import enrolment
-from edge_agent.access.admission import resolve_broker
-from edge_agent.access.credentials import load_credentials, locate_enrolment
+from edge_agent.access.broker_credentials import resolve_broker
+from edge_agent.access.enrolment_files import load_credentials, locate_enrolment
 from federated.errors import LinkError, UsageError
 from federated.wire.address import Address
 from federated.wire.enrolment_token import Token

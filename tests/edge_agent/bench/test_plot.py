@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.bench.report import Report, Row, take_fingerprint
-from edge_agent.device.limits import Limits
+from edge_agent.device.process_limits import Limits
 
 pytest.importorskip("matplotlib")
 

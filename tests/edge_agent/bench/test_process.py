@@ -15,7 +15,7 @@ from edge_agent.bench.process import run_plans
 from edge_agent.bench.report import Row
 from edge_agent.bench.row_process import Plan
 from edge_agent.bench.target import find_network, prepare_target, select_submodels
-from edge_agent.device.limits import Limits
+from edge_agent.device.process_limits import Limits
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
@@ -102,8 +102,8 @@ def test_graph_is_measured_without_torch() -> None:
 def test_process_ends_with_its_parent(tmp_path: Path) -> None:
     code = (
         "from edge_agent.bench.process import run_plans; from edge_agent.bench.row_process import "
-        "Plan; from edge_agent.bench.report import Row; from edge_agent.device.limits import "
-        "Limits; row = Row('', 'image.onnx', 'onnx', 'cpu', 1); "
+        "Plan; from edge_agent.bench.report import Row; from edge_agent.device.process_limits "
+        "import Limits; row = Row('', 'image.onnx', 'onnx', 'cpu', 1); "
         f"run_plans([Plan(row, {str(PICTURE)!r}, seconds=600.0)], Limits(cpus=0.5))"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as asking:

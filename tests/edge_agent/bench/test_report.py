@@ -20,7 +20,7 @@ from edge_agent.bench.report import (
     take_fingerprint,
     write,
 )
-from edge_agent.device.limits import Limits
+from edge_agent.device.process_limits import Limits
 from federated.errors import ConfigError, UsageError
 
 

@@ -16,7 +16,7 @@ from edge_agent.bench.terminal_table import (
     make_title,
     summarise,
 )
-from edge_agent.device.limits import Limits
+from edge_agent.device.process_limits import Limits
 
 FULL = {
     "parameters": 11_172_170,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.disturbances import Heat, has_throttled, read_heat
+from edge_agent.device.heat_and_load import Heat, has_throttled, read_heat
 from tests.support.boards import copy_board, load_board
 
 

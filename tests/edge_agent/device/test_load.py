@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from edge_agent.device.disturbances import Load, measure_load
+from edge_agent.device.heat_and_load import Load, measure_load
 
 SPIN = "import time; end = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
 

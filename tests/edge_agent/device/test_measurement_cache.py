@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from edge_agent.device import measurement_cache
-from edge_agent.device.disturbances import Heat
-from edge_agent.device.limits import Limits
+from edge_agent.device.heat_and_load import Heat
 from edge_agent.device.measurement_cache import (
     MeasurementCache,
     describe_surroundings,
     locate_cache,
     read_versions,
 )
+from edge_agent.device.process_limits import Limits
 
 COOL = Heat(50.0, 2000.0, False, False, 3)
 AROUND = {"versions": {"torch": "2.13"}, "limits": {"cpus": 0.5, "memory": None}}

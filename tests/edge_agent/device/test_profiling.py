@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge_agent.device.limits import Limits
+from edge_agent.device.process_limits import Limits
 from edge_agent.device.profiling import measure_profile, time_step
 from federated.data import catalogue
 from federated.data.dataset import Dataset

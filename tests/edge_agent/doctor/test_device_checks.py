@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.disturbances import Heat
+from edge_agent.device.heat_and_load import Heat
 from edge_agent.doctor import device_checks
 from edge_agent.doctor.check_result import Check
 from federated.installation import pip_command

@@ -16,7 +16,7 @@ import pytest
 
 from edge_agent.infer.infer_command import infer
 from edge_agent.infer.infer_request import InferRequest
-from edge_agent.releases.release_request import select_submodel
+from edge_agent.releases.release_options import select_submodel
 from federated.errors import DataError, ExportError, Unknown, UsageError
 from federated.runtime.atomic_files import sha256
 from tests.support.release import GRAPH, toy

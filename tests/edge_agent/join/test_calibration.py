@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from edge_agent.device import measurement_cache, profiling
-from edge_agent.device.disturbances import Load
-from edge_agent.device.limits import Limits
+from edge_agent.device.heat_and_load import Load
+from edge_agent.device.process_limits import Limits
 from edge_agent.join import calibration
 from edge_agent.join.calibration import (
     build_network,

@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.broker import local as brokers
 from coordinator.run.runner import choose_probes, complete_card
-from edge_agent.device.limits import Limits
+from edge_agent.device.process_limits import Limits
 from edge_agent.join.dry_run import perform_dry_run
 from edge_agent.join.training_worker import Job
 from federated.data import catalogue

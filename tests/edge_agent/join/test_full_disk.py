@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.limits import Limits
+from edge_agent.device.process_limits import Limits
 from edge_agent.join.training_worker import Job, Worker
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool

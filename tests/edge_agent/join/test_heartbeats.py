@@ -15,7 +15,7 @@ import pytest
 from coordinator.fleet.fleet import Fleet
 from coordinator.round.round_events import AgentBeat, RoundEvent
 from coordinator.store.store import Store
-from edge_agent.device.limits import Limits
+from edge_agent.device.process_limits import Limits
 from edge_agent.join.training_worker import Job, Worker
 from tests.support.federation import RUN, Member, digits, federate
 

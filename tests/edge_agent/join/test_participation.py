@@ -12,9 +12,9 @@ import msgpack
 import pytest
 from msgspec.structs import replace as changed
 
-from edge_agent.device.disturbances import Heat
-from edge_agent.device.drift import LOOK, Watch
-from edge_agent.device.limits import Limits
+from edge_agent.device.heat_and_load import Heat
+from edge_agent.device.measurement_drift import LOOK, Watch
+from edge_agent.device.process_limits import Limits
 from edge_agent.join.participation import (
     find_run,
     measure_device,

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import torch
 
-from edge_agent.device.limits import Limits
-from edge_agent.join.permission import check_allowed
+from edge_agent.device.process_limits import Limits
+from edge_agent.join.code_permission import check_allowed
 from edge_agent.join.training_process import serve
 from edge_agent.join.training_worker import Channel, Job
 from federated.errors import Refused

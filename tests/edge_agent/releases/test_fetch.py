@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from coordinator.broker import local as brokers
-from edge_agent.releases.follow import fetch, fetch_from
 from edge_agent.releases.release_download import locate_version
+from edge_agent.releases.release_follower import fetch, fetch_from
 from export import bundle
 from export.publish import announce, describe_version, publish
 from export.verify import load

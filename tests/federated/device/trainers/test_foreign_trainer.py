@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
-from edge_agent.device.limits import Limits
+from edge_agent.device.process_limits import Limits
 from edge_agent.join.training_worker import Job, Worker
 from federated.device.trainers.catalogue import TRAINERS, open_trainer
 from federated.errors import ConfigError, MissingExtra, Unknown

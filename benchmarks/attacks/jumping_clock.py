@@ -1,5 +1,5 @@
-"""`python -m benchmarks.attacks.clock SECONDS COUNT ARGUMENTS...`: a coordinator whose system clock
-jumps by SECONDS after COUNT folds.
+"""`python -m benchmarks.attacks.jumping_clock SECONDS COUNT ARGUMENTS...`: a coordinator whose
+system clock jumps by SECONDS after COUNT folds.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.conditions import Conditions
-from edge_agent.device.disturbances import Load
+from edge_agent.device.heat_and_load import Load
+from edge_agent.device.training_conditions import Conditions
 from federated.errors import ConfigError
 from tests.support.boards import Board, copy_board, load_board
 

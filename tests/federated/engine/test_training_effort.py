@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from federated.device.trainers.pytorch import to_tensors
-from federated.engine.accounting import Pass, effort, macs
+from federated.engine.training_effort import Pass, effort, macs
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.training.execution import TrainingSet

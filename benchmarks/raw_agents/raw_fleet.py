@@ -16,7 +16,7 @@ from typing import Any
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from benchmarks.raw.raw_agent import Raw, RawAgent
+from benchmarks.raw_agents.raw_agent import Raw, RawAgent
 from federated.errors import Refused, WireError
 from federated.wire import envelope, messages, topics
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.releases.follow import Follower
+from edge_agent.releases.release_follower import Follower
 from edge_agent.releases.release_watch import Arrival, Subscription
 from export import bundle
 from export.publish import announce, describe_version, publish, withdraw

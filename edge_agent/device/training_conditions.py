@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_agent.device.board import is_metered, read_power
-from edge_agent.device.disturbances import BUSY, Load, read_heat
+from edge_agent.device.heat_and_load import BUSY, Load, read_heat
 from edge_agent.device.sysfs import ROOT, Run, run_command
 from federated.errors import ConfigError
 

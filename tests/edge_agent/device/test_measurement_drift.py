@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from edge_agent.device.disturbances import Heat
-from edge_agent.device.drift import LOOK, REST, Watch
+from edge_agent.device.heat_and_load import Heat
+from edge_agent.device.measurement_drift import LOOK, REST, Watch
 
 COOL = Heat(50.0, 2000.0, False, False, 0)
 

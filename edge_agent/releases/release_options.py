@@ -49,7 +49,7 @@ class ReleaseRequest:
         Raises LinkError, FleetError, StoreError, ExportError, Unknown, UsageError.
         """
         if self.broker is not None:
-            from edge_agent.releases.follow import fetch_from
+            from edge_agent.releases.release_follower import fetch_from
 
             wanted = self.submodel or self.name
             return fetch_from(self.broker, self.run, wanted, self.store, self.wait)

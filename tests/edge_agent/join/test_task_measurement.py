@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_agent.join.task_gauge import TaskGauge
+from edge_agent.join.task_measurement import TaskGauge
 
 MB = 2**20
 

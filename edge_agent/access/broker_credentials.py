@@ -13,7 +13,12 @@ import threading
 import time
 from pathlib import Path
 
-from edge_agent.access.credentials import Credentials, hold_lock, load_credentials, locate_enrolment
+from edge_agent.access.enrolment_files import (
+    Credentials,
+    hold_lock,
+    load_credentials,
+    locate_enrolment,
+)
 from federated.errors import ConfigError, EspalierError, UsageError, require_extra
 from federated.wire import topics
 from federated.wire.address import (

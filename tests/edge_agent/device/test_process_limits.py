@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge_agent.device import limits
-from edge_agent.device.limits import (
+from edge_agent.device import process_limits
+from edge_agent.device.process_limits import (
     Limits,
     ProcessLimiter,
     count_cpus,
@@ -46,7 +46,7 @@ for i in range(0, len(hoard), 4096): hoard[i] = 1
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the way of limiting: control groups where writable, or the fallbacks."""
     if request.param == "fallback":
-        monkeypatch.setattr(limits, "_list_own_groups", lambda controller, *where: [])
+        monkeypatch.setattr(process_limits, "_list_own_groups", lambda controller, *where: [])
     return str(request.param)
 
 
@@ -93,7 +93,7 @@ def test_control_groups_are_removed_on_close() -> None:
 def test_groups_of_killed_agents_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "_list_own_groups", lambda controller, *where: [tmp_path])
+    monkeypatch.setattr(process_limits, "_list_own_groups", lambda controller, *where: [tmp_path])
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     left, used = (
@@ -111,7 +111,7 @@ def test_unified_hierarchy_uses_one_group_for_both_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
-    monkeypatch.setattr(limits, "_list_own_groups", lambda controller, *where: [tmp_path])
+    monkeypatch.setattr(process_limits, "_list_own_groups", lambda controller, *where: [tmp_path])
     cage = ProcessLimiter(
         os.getpid(), Limits(cpus=0.5, memory=200_000_000)
     )  # plain files, without processes

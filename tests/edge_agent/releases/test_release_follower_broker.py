@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.releases.follow import Follower, open_follower_link
+from edge_agent.releases.release_follower import Follower, open_follower_link
 from edge_agent.releases.release_watch import Subscription
 from export.publish import announce, describe_version, publish
 from federated.wire import topics

@@ -12,9 +12,9 @@ import pytest
 
 from coordinator.access.authority import Authority
 from coordinator.access.enrolment_server import EnrolmentServer
-from edge_agent.access import admission, enrolment
-from edge_agent.access.admission import read_token, renew_if_due, resolve_broker
-from edge_agent.access.credentials import Credentials, load_credentials, locate_enrolment
+from edge_agent.access import broker_credentials, enrolment
+from edge_agent.access.broker_credentials import read_token, renew_if_due, resolve_broker
+from edge_agent.access.enrolment_files import Credentials, load_credentials, locate_enrolment
 from federated.errors import ConfigError, LinkError, UsageError
 from federated.wire.address import parse_address
 from federated.wire.enrolment_token import Token
@@ -116,7 +116,7 @@ def test_a_token_is_read_from_a_flag_a_file_or_standard_input(
     os.write(write, b"typed\n")
     os.close(write)
     with os.fdopen(read) as typed:
-        monkeypatch.setattr(admission.sys, "stdin", typed)
+        monkeypatch.setattr(broker_credentials.sys, "stdin", typed)
         assert read_token(None, Path("-")) == "typed\n"
     with pytest.raises(UsageError, match="use one of them"):
         read_token("x", Path("-"))

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.faults.real_agents import NAMES, start_agent, use_real_agents
-from benchmarks.faults.real_parts import Process, run_system
 from benchmarks.faults.trial import Trial
+from benchmarks.faults.trial_parts import Process, run_system
 from coordinator.simulate.demo_fleet import python_command
 from federated.errors import FleetError
 

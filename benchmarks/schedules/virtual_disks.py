@@ -22,7 +22,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.schedules.power_cut import choose_name, tear
-from benchmarks.schedules.world import World
+from benchmarks.schedules.virtual_clock import World
 
 __all__ = ["REPLACED", "Disks"]
 

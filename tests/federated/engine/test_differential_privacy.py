@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from federated.engine.aggregate import Total, fold
+from federated.engine.differential_privacy import add_noise, draw_normal, make_private
 from federated.engine.parts import Part
-from federated.engine.private import add_noise, draw_normal, make_private
 from federated.engine.update_norms import change_norm
 from federated.errors import ConfigError
 from federated.method import configure

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Total, fold
-from federated.engine.buffered import (
+from federated.engine.late_updates import (
     Base,
     Touched,
     ages,

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 
-from edge_agent.device.disturbances import Heat, has_throttled, read_heat
+from edge_agent.device.heat_and_load import Heat, has_throttled, read_heat
 
 __all__ = ["Watch"]
 

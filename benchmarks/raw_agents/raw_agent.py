@@ -1,4 +1,6 @@
-"""An agent that implements the whole protocol without training (see `benchmarks.raw.updates`)."""
+"""An agent that implements the whole protocol without training (see
+`benchmarks.raw_agents.updates`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.raw.updates import CARD, Array, encode, learn, make_update
+from benchmarks.raw_agents.updates import CARD, Array, encode, learn, make_update
 from federated.capabilities import CAPABILITIES
 from federated.task import HEARTBEAT, Profile, Task, Timing, Update, heartbeat_interval
 from federated.wire import envelope, messages, tensors, topics

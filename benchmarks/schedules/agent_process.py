@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.schedules import lies
+from benchmarks.schedules import lying_agent
+from benchmarks.schedules.virtual_clock import Killed, Process
 from benchmarks.schedules.virtual_links import Cable, Network
 from benchmarks.schedules.virtual_training import DATA, PYTORCH, VirtualRunner, survey_once
-from benchmarks.schedules.world import Killed, Process
 from federated.device.agent_state import sending
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
@@ -70,7 +70,7 @@ class Device:
             topics.status(RUN, self.name),
             envelope.encode(messages.Status(self.name, self.session, False)),
         )
-        kind = lies.LyingCable if self.character == "liar" else Cable
+        kind = lying_agent.LyingCable if self.character == "liar" else Cable
         self._link = kind(self.network, self.process, will, self.wake, self._note)
         self._link.drip = SLOW if self.character == "drip" else 0.0
         self._guard(partial(self._link.subscribe, topics.run(RUN)))
@@ -200,7 +200,7 @@ class Device:
             capabilities=tuple(sorted(PYTORCH.capabilities)),
         )
         return (
-            lies.falsify_profile(profile, self.world.random)
+            lying_agent.falsify_profile(profile, self.world.random)
             if self.character == "liar"
             else profile
         )

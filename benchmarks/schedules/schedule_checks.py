@@ -14,7 +14,7 @@ from typing import TypeAlias
 from msgspec import structs
 
 from benchmarks.replay import ReplayResult, replay
-from benchmarks.schedules.faults import COORDINATOR
+from benchmarks.schedules.random_schedules import COORDINATOR
 from benchmarks.schedules.virtual_training import learn
 from coordinator.fleet.fleet import Fleet
 from coordinator.round import round_events as on

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.access.identity import derive_name, reserve_name
+from edge_agent.access.agent_name import derive_name, reserve_name
 
 
 def test_a_machines_name_is_stable() -> None:
@@ -22,7 +22,7 @@ def test_a_second_agent_on_a_host_gets_a_number_until_the_first_ends(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     code = (
-        "import sys; from edge_agent.access.identity import reserve_name; "
+        "import sys; from edge_agent.access.agent_name import reserve_name; "
         "print(reserve_name('host'), flush=True); sys.stdin.read()"
     )
     root = Path(__file__).parents[3]
