@@ -5,25 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from federated.errors import ConfigError
+from federated.errors import ArgumentError
 from models.given_objects import give_function
 
 __all__ = ["name_data", "name_method", "name_model"]
 
 
 def name_method(method: Any) -> str:
-    """Return the name of a method. Raises ConfigError for something else."""
+    """Return the name of a method. Raises ArgumentError for something else."""
     if isinstance(method, str):
         return method
     if not callable(method):
-        raise ConfigError(
-            f"method: expected a name or a function that returns a Method, found {describe(method)}"
-        )
+        raise ArgumentError("method", "a name or a function that returns a Method", method)
     return give_function(method)
 
 
 def name_model(model: Any) -> str:
-    """Return the name of a network. Raises ConfigError for something else."""
+    """Return the name of a network. Raises ArgumentError for something else."""
     if isinstance(model, str):
         return model
     from torch import nn
@@ -33,10 +31,8 @@ def name_model(model: Any) -> str:
     if isinstance(model, nn.Module):
         return give_network(model)
     if not callable(model):
-        raise ConfigError(
-            f"model: expected a name, an nn.Module or a function that returns one, found "
-            f"{describe(model)}"
-        )
+        expected = "a name, an nn.Module or a function that returns one"
+        raise ArgumentError("model", expected, model)
     return give_function(model)
 
 
@@ -49,7 +45,3 @@ def name_data(data: Any) -> str:
     from federated.data.given_data import give_data
 
     return give_data(data)
-
-
-def describe(value: object) -> str:
-    return f"a {type(value).__name__}"

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from espalier.arguments import (
+    check_count,
+    check_is,
+    read_counts,
+    read_fractions,
+    read_tensors,
+)
 from espalier.names import name_data, name_method, name_model
-from federated.errors import ConfigError, UsageError, require_extra
+from federated.errors import ArgumentError, ConfigError, UsageError, require_extra
 from models.submodel import Network, Submodel
 
 if TYPE_CHECKING:
@@ -16,6 +23,8 @@ if TYPE_CHECKING:
     from models.cost import Cost
 
 __all__ = ["cost", "menu", "merge", "network", "slice"]
+
+SOURCES = "a network of espalier.network, or a run of espalier.load_run"
 
 
 def network(
@@ -49,10 +58,11 @@ def network(
     name = name_model(model)
     if data is not None:
         card = load_central(name_data(data)).card()
-    elif not inputs:
+    elif isinstance(inputs, Sequence) and not inputs:
         raise UsageError("network: the shape of an example is missing: add inputs=(3, 32, 32)")
     else:
-        shape = tuple(inputs)
+        shape = read_counts("inputs", inputs, "(3, 32, 32)")
+        check_count("outputs", outputs, 0)
         outputs = outputs or count_outputs(name, shape)
         if not outputs:
             raise UsageError(
@@ -75,6 +85,9 @@ def menu(
     Raises ConfigError for a network that cannot be narrowed, with the layer that prevents it;
     MissingExtra.
     """
+    check_is("network", network, (Network,), "a network of espalier.network")
+    widths = read_fractions("widths", widths)
+    depths = read_counts("depths", depths, "(1, 2)")
     with require_extra("espalier.menu", "train"):
         from edge_agent.bench.target import select_submodels
 
@@ -86,6 +99,8 @@ def cost(submodel: Submodel, batch: int = 1) -> Cost:
     and of training (`training_macs`), bytes as float32, and the estimated peak bytes of a training
     step (`memory`) with `batch` examples. Nothing is computed or allocated. Raises MissingExtra.
     """
+    check_is("submodel", submodel, (Submodel,), "a submodel of espalier.menu")
+    check_count("batch", batch)
     with require_extra("espalier.cost", "train"):
         from models.cost import cost as count_cost
 
@@ -109,9 +124,11 @@ def slice(
     that keeps tensors on devices or was not calibrated; MissingExtra.
     """
     with require_extra("espalier.slice", "coordinator"):
-        from coordinator.release.stored_run import find_submodel, slice_run
+        from coordinator.release.stored_run import StoredRun, find_submodel, slice_run
         from federated.manual_round import cut
 
+    check_is("source", source, (Network, StoredRun), SOURCES)
+    check_is("submodel", submodel, (Submodel, str), "a submodel of espalier.menu, or its name")
     if not isinstance(source, Network):
         name = submodel if isinstance(submodel, str) else submodel.name
         if weights is None:
@@ -122,7 +139,7 @@ def slice(
             f"slice: expected a submodel of menu(network), found '{submodel}'; only a run has "
             "submodels by name"
         )
-    return cut(submodel, None if weights is None else read_state(weights))
+    return cut(submodel, None if weights is None else read_tensors("weights", weights))
 
 
 def merge(
@@ -147,10 +164,13 @@ def merge(
     Raises DataError for tensors that are no submodel; ConfigError, Unknown; MissingExtra.
     """
     with require_extra("espalier.merge", "coordinator"):
+        from coordinator.release.stored_run import StoredRun
         from federated.manual_round import begin_round, fold_by_hand
         from federated.methods.catalogue import method as find_method
 
-    before = None if weights is None else read_state(weights)
+    check_is("source", source, (Network, StoredRun), SOURCES)
+    known = read_updates(updates)
+    before = None if weights is None else read_tensors("weights", weights)
     if isinstance(source, Network):
         chosen = find_method(name_method(method))
         state = begin_round(source, before, chosen, settings)
@@ -160,10 +180,23 @@ def merge(
         )
     else:
         chosen, state = source.method, source.state
-    known = [(read_state(trained), samples) for trained, samples in updates]
     return dict(fold_by_hand(chosen, state, known).tensors)
 
 
-def read_state(given: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the tensors of a module, or the given ones."""
-    return given if isinstance(given, Mapping) else given.state_dict()
+def read_updates(updates: Any) -> list[tuple[Mapping[str, Tensor], int]]:
+    """Return the tensors and the number of examples of each update. Raises ArgumentError."""
+    expected = "a list of pairs (module or tensors by name, number of examples)"
+    try:
+        pairs = list(updates)
+    except TypeError:
+        raise ArgumentError("updates", expected, updates) from None
+    if not pairs:
+        raise ArgumentError("updates", f"at least one update in {expected}", updates)
+    known = []
+    for index, update in enumerate(pairs):
+        place = f"updates[{index}]"
+        if not isinstance(update, Sequence) or len(update) != 2:
+            raise ArgumentError(place, "a pair (module, number of examples)", update)
+        check_count(f"{place}[1]", update[1])
+        known.append((read_tensors(f"{place}[0]", update[0]), update[1]))
+    return known

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,8 +16,9 @@ from coordinator.observe.events import Publish
 from coordinator.run.event_stream import Channel, EventStream
 from coordinator.settings import config_tables
 from coordinator.settings.service_tables import Broker
+from espalier.arguments import check_is, check_path, read_array
 from espalier.names import name_data, name_method, name_model
-from federated.errors import ConfigError, require_extra
+from federated.errors import ArgumentError, ConfigError, require_extra
 from models.given_objects import is_given
 
 if TYPE_CHECKING:
@@ -119,6 +121,7 @@ def run(
         from coordinator.run.launch import View, load_named, start_run
         from coordinator.simulate.simulation import simulate_run
 
+    check_run_arguments(runs, resume, settings)
     folder = Path(runs)
     given = flatten(settings) | read_environment(env) | {"method.name": name_method(method)}
     if model is not None:
@@ -144,6 +147,13 @@ def run(
     here = None if env.processes else stopping
     simulate = partial(simulate_run, sources, folder, here, resume=resume)
     return Run(Channel(stepwise=True, stopping=stopping), simulate, folder / config.name)
+
+
+def check_run_arguments(runs: object, resume: object, settings: Mapping[str, Any]) -> None:
+    """Raise ArgumentError for arguments of `run` that the configuration does not check."""
+    check_path("runs", runs)
+    check_is("resume", resume, (bool,), "True or False")
+    check_is("name", settings.get("name", ""), (str,), "the name of a run as text")
 
 
 def name_again(model: Any, folder: Path) -> str:
@@ -189,9 +199,7 @@ def read_environment(env: Simulation | Fleet) -> dict[str, Any]:
     resumed run keeps its own. Raises ConfigError for something else.
     """
     if not isinstance(env, Simulation | Fleet):
-        raise ConfigError(
-            f"env: expected Simulation(...) or Fleet(...), found a {type(env).__name__}"
-        )
+        raise ArgumentError("env", "Simulation(...) or Fleet(...)", env)
     table, default = (
         ("simulate", Simulation()) if isinstance(env, Simulation) else ("fleet", Fleet())
     )
@@ -221,8 +229,13 @@ def load_run(
     for a network whose code is not here; MissingExtra.
     """
     with require_extra("espalier.load_run", "coordinator"):
+        from torch import nn
+
         from coordinator.release.stored_run import load_stored_run
 
+    check_path("run", run)
+    check_path("runs", runs)
+    check_is("model", model, (nn.Module, NoneType), "an nn.Module or None")
     return load_stored_run(run, Path(runs), model)
 
 
@@ -238,13 +251,16 @@ def predict(
     Raises Unknown; DataError for examples that do not fit; ExportError for a submodel without batch
     norm statistics, or a damaged file; MissingExtra.
     """
+    x = read_array("x", x)
     if isinstance(source, Path | str):
         from export import verify
 
         return verify.load(Path(source)).predict(x)
     with require_extra("espalier.predict", "coordinator"):
-        from coordinator.release.stored_run import predict_run
+        from coordinator.release.stored_run import StoredRun, predict_run
 
+    check_is("source", source, (StoredRun,), "a run of espalier.load_run, or an .onnx file")
+    check_is("submodel", submodel, (str,), "the name of a submodel")
     return predict_run(source, submodel or source.menu[-1].plain.name, x)
 
 
@@ -268,7 +284,15 @@ def export(
     """
     with require_extra("espalier.export", "coordinator,export"):
         from coordinator.release.export_run import ExportRequest, write_release
+        from coordinator.release.stored_run import StoredRun
 
+    check_is("run", run, (StoredRun,), "a run of espalier.load_run")
+    check_path("out", out)
+    if isinstance(submodels, str) or not isinstance(submodels, Sequence):
+        expected = 'names of submodels in a list, such as ["w0.5-d2.2.2"]'
+        raise ArgumentError("submodels", expected, submodels)
+    if inputs is not None:
+        check_path("inputs", inputs)
     examples = None if inputs is None else Path(inputs)
     asked = ExportRequest(run.name, run.folder.parent, Path(out), submodels, examples, int8)
     return write_release(asked)[0]

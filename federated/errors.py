@@ -1,20 +1,21 @@
-"""The errors that a user can cause or meet, as one tree.
+"""The errors that a user can cause or meet, as one tree; `EXIT_CODES` explains the codes.
 
-EspalierError                      exit  meaning
-├── UsageError                      2    an unknown name or flag (the same code as click's)
-│   └── Unknown                     2    an unknown method, model, data set, ...: lists the known
-├── ConfigError                     3    an invalid configuration or data set
-│   └── DataError                   3    data that is missing, empty, of one class or misshapen
-├── MissingExtra                    4    a command needs packages of an extra that is not installed
-├── LinkError                       5    no broker, a broker that refuses, or a low packet limit
-├── FleetError                      6    too few agents, or a run that no agent can serve
-├── StoreError                      7    a run directory that is missing, foreign, in use or damaged
-├── ExportError                     8    an exported graph that is wrong, foreign or corrupt
-├── Superseded                      9    another coordinator of the same run took over
-└── WireError                       -    a message that cannot be accepted; never ends a run
-    ├── ProtocolMismatch            -    another protocol version
-    ├── Malformed                   -    not msgpack, an unknown kind, or fields of the wrong type
-    └── Refused                     -    well-formed, but not acceptable: shape, dtype, name, values
+EspalierError
+├── UsageError            a wrong command line
+│   └── Unknown           an unknown method, model, data set, setting, ...: lists the known
+├── ConfigError           an invalid setting, or a file or folder that cannot be read or written
+│   ├── ArgumentError     a wrong argument of the Python API
+│   └── DataError         data that are missing, empty, of one class or misshapen
+├── MissingExtra          a command needs packages of an extra that is not installed
+├── LinkError             no broker, a broker that refuses, or a low packet limit
+├── FleetError            too few agents, or a run that no agent can serve
+├── StoreError            a run folder that is missing, foreign, in use or damaged
+├── ExportError           an exported graph that is wrong, foreign or corrupt
+├── Superseded            another coordinator of the same run took over
+└── WireError             a message that cannot be accepted; never ends a run
+    ├── ProtocolMismatch  another protocol version
+    ├── Malformed         not msgpack, an unknown kind, or fields of the wrong type
+    └── Refused           well-formed, but not acceptable: shape, dtype, name, values
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from types import NoneType
 
 from federated.installation import pip_command
 from federated.safe_text import make_safe
 
 __all__ = [
+    "EXIT_CODES",
+    "ArgumentError",
     "ConfigError",
     "DataError",
     "EspalierError",
@@ -42,10 +46,37 @@ __all__ = [
     "Unknown",
     "UsageError",
     "WireError",
+    "add_article",
     "describe_os_error",
+    "describe_value",
     "explain_os_errors",
+    "read_setting",
     "require_extra",
 ]
+
+# what the exit code of a command means; docs/cli.md shows this table
+EXIT_CODES = {
+    0: "success",
+    1: "an error without a code of its own; the message says what happened",
+    2: "a wrong command line: an unknown command or flag, a missing flag, or a flag whose value is "
+    "malformed; an unknown name of a method, model, submodel, ..., also in a setting (the message "
+    "lists the known names, nearest first)",
+    3: "an invalid setting (an unknown key or a wrong value, also from a flag or an environment "
+    "variable), invalid data, or a file or folder that cannot be read or written",
+    4: "an extra is not installed; the message contains the pip command",
+    5: "no broker, a broker that refuses the connection, a port that is in use, or a broker whose "
+    "packet limit is too low",
+    6: "too few agents, a run that no agent can train, or an agent that was rejected",
+    7: "stored state that is missing, in use, damaged or not writable: a run, a spool, the "
+    "certificate authority, or downloaded releases",
+    8: "a network or release that is missing, corrupt or unsuitable, fails its checks, or is "
+    "computed incorrectly by every available runtime; a canary that is not promoted or was "
+    "rolled back",
+    9: "another coordinator of the same run took over",
+    130: "interrupted by ctrl-C or by SIGTERM from a service manager (an agent instead leaves the "
+    "run and exits with 0)",
+}
+LONGEST = 80  # characters of a wrong value that an error shows
 
 
 class EspalierError(Exception):
@@ -72,6 +103,14 @@ class Unknown(UsageError):
 
 class ConfigError(EspalierError):
     exit_code = 3
+
+
+class ArgumentError(ConfigError):
+    """A wrong argument of the Python API. argument: its name."""
+
+    def __init__(self, argument: str, expected: str, found: object) -> None:
+        self.argument = argument
+        super().__init__(f"{argument}: expected {expected}, found {describe_value(found)}")
 
 
 class DataError(ConfigError):
@@ -118,6 +157,19 @@ def explain_os_errors(
         raise kind(f"{what}: {why}" + (f"; {remedy}" if remedy else "")) from error
 
 
+@contextmanager
+def read_setting() -> Iterator[None]:
+    """Turn the error for a malformed flag into that for a setting of a run. An unknown name keeps
+    its error.
+    """
+    try:
+        yield
+    except Unknown:
+        raise
+    except UsageError as error:
+        raise ConfigError(str(error)) from error
+
+
 def describe_os_error(error: OSError) -> str:
     """Return the reason of an error of the operating system. One that a command meets when it
     creates a folder where a file is has a reason that does not mislead.
@@ -125,6 +177,20 @@ def describe_os_error(error: OSError) -> str:
     if isinstance(error, FileExistsError | NotADirectoryError):
         return "a file is in place of this folder, or of one above it"
     return error.strerror or str(error)
+
+
+def describe_value(value: object) -> str:
+    """Return a plain value as Python spells it, and the type of any other."""
+    if isinstance(value, bool | int | float | str | NoneType):
+        text = repr(value)
+        return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return add_article(type(value).__name__)
+
+
+def add_article(noun: str) -> str:
+    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"
 
 
 class LinkError(EspalierError):

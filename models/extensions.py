@@ -14,6 +14,8 @@ import importlib
 import inspect
 import logging
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +25,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
-__all__ = ["Kind", "import_member", "known_names", "list_required", "load_all", "lookup"]
+__all__ = [
+    "Kind",
+    "import_member",
+    "known_names",
+    "list_required",
+    "load_all",
+    "locate_failure",
+    "lookup",
+]
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +148,7 @@ def import_member(name: str, member: type | None = None) -> Any:
         # a command that pip installed does not look in the current folder
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise ValueError(
@@ -150,9 +160,12 @@ def import_member(name: str, member: type | None = None) -> Any:
             "folder of its file"
         ) from error
     except Exception as error:  # a foreign module can raise anything
-        raise ValueError(f"'{name}' cannot be imported: {type(error).__name__}: {error}") from error
+        where = locate_failure(error)
+        raise ValueError(f"'{name}' cannot be imported: it failed {where}") from error
     try:
-        return check_member(found, member)
+        return check_member(getattr(imported, attribute), member)
+    except AttributeError as error:
+        raise ValueError(f"'{name}' cannot be imported: {error}") from error
     except TypeError as error:
         raise ValueError(f"'{name}' is {error}") from error
 
@@ -162,7 +175,24 @@ def check_member(found: Any, member: type | None) -> Any:
     if callable(found) if member is None else isinstance(found, member):
         return found
     expected = "function" if member is None else member.__name__
-    raise TypeError(f"a {type(found).__name__}; expected a {expected}")
+    raise TypeError(f"a value of type {type(found).__name__}; expected a {expected}")
+
+
+def locate_failure(error: Exception) -> str:
+    """Return where the user's code raised an error, and the error: "at FILE, line N: TYPE: TEXT".
+
+    Lines of Python and of installed packages are skipped. The text names no folder, since it may
+    leave the device.
+    """
+    text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    if isinstance(error, SyntaxError):
+        name = Path(error.filename or "").name
+        return f"at {name}, line {error.lineno}: SyntaxError: {error.msg}"
+    places = traceback.extract_tb(error.__traceback__)
+    libraries = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
+    own = [one for one in places if not one.filename.startswith((*libraries, "<frozen"))]
+    place = (own or places)[-1]
+    return f"at {Path(place.filename).name}, line {place.lineno}: {text}"
 
 
 def list_required(function: Callable[..., object]) -> list[str]:

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
         ([*COORDINATOR, "start", "--data", "digit"], 2, "unknown data set 'digit'"),
         (
             [*COORDINATOR, "start", "--set", "train.lrr=1"],
-            2,
+            3,
             "unknown fedfa setting 'lrr'; did you mean lr",
         ),
         (
@@ -49,16 +49,33 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
         ([*AGENT, "join"], 2, "--broker is missing"),
         ([*AGENT, "join", "--broker", "h", "--name", "a/b"], 2, "--name: expected"),
         ([*AGENT, "join", "--broker", "h", "--data", "none.npz"], 3, "no such file"),
-        ([*AGENT, "join", "--broker", "h", "--shard", "4/4"], 3, "shard"),
+        ([*AGENT, "join", "--broker", "h", "--shard", "4/4"], 2, "shard"),
         ([*AGENT, "join", "--broker", "h", "--partition", "iid"], 2, "require --shard"),
-        ([*COORDINATOR, "start", "--name", "a/b"], 2, "'a/b'"),
-        ([*COORDINATOR, "start", "--broker", "h", "--passwords", "p"], 3, "--passwords"),
+        ([*COORDINATOR, "start", "--name", "a/b"], 3, "'a/b'"),
+        (
+            [*COORDINATOR, "start", "--broker", "h", "--passwords", "p"],
+            3,
+            "broker.passwords and broker.url cannot be combined",
+        ),
+        (
+            [*COORDINATOR, "start", "--broker", "h", "--port", "1884"],
+            3,
+            "broker.port and broker.url cannot be combined",
+        ),
+        (
+            [*COORDINATOR, "start", "--broker", "h", "--listen", "0.0.0.0"],
+            3,
+            "broker.listen and broker.url cannot be combined",
+        ),
+        ([*COORDINATOR, "start", "--set", "rounds"], 2, "--set: expected KEY=VALUE"),
+        ([*COORDINATOR, "start", "--set", "round=3"], 3, "unknown key 'round'; did you mean"),
+        ([*AGENT, "join", "--broker", "h", "--when", "sunny"], 2, "--when: expected"),
         (
             [*COORDINATOR, "start", "--rounds", "0"],
             3,
             "rounds: expected a whole number of at least 1, found 0",
         ),
-        ([*AGENT, "join", "--broker", "h", "--limit-memory", "lots"], 3, "expected a size"),
+        ([*AGENT, "join", "--broker", "h", "--limit-memory", "lots"], 2, "expected a size"),
         ([*AGENT, "infer", "--model", "none.onnx", "x.npy"], 8, "none.onnx"),
         (
             [*AGENT, "join", "--token-file", "none"],

@@ -17,7 +17,7 @@ from benchmarks.docs.catalogue_tables import (
 )
 from benchmarks.docs.live_view import record_live_view
 from benchmarks.docs.message_tables import list_capabilities, list_messages, list_names
-from benchmarks.docs.setting_tables import list_settings
+from benchmarks.docs.setting_tables import list_exit_codes, list_settings
 from federated.errors import ConfigError
 from federated.runtime.console import report_errors
 
@@ -30,6 +30,7 @@ TABLES: Mapping[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "capabilities": ("docs/protocol.md", list_capabilities),
     "codecs": ("docs/operations.md", list_codecs),
     "data sets": ("docs/data.md", list_data),
+    "exit codes": ("docs/cli.md", list_exit_codes),
     "event readers": ("docs/operations.md", list_readers),
     "methods": ("docs/method_list.md", list_methods),
     "model families": ("docs/networks.md", list_families),

@@ -1,4 +1,4 @@
-"""The table of all settings of a run, from their JSON Schema."""
+"""The tables of all settings of a run, from their JSON Schema, and of the exit codes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from typing import Any
 
 from benchmarks.docs.tables import render_table
 from coordinator.views.config_schema import build_schema
+from federated.errors import EXIT_CODES
 
-__all__ = ["list_settings"]
+__all__ = ["list_exit_codes", "list_settings"]
 
 OF_METHODS = ("method", "train")  # `coordinator methods NAME` lists their settings
+
+
+def list_exit_codes() -> Iterator[str]:
+    rows = ((str(code), meaning) for code, meaning in EXIT_CODES.items())
+    return render_table(("exit code", "meaning"), rows)
 
 
 def list_settings() -> Iterator[str]:

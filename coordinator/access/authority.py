@@ -48,7 +48,7 @@ from coordinator.access.certificates import (
 )
 from coordinator.access.registry import Certificate, Registry
 from coordinator.broker.mosquitto import COORDINATOR, TlsFiles
-from federated.errors import ConfigError, Refused, explain_os_errors
+from federated.errors import ConfigError, Refused, StoreError, explain_os_errors
 from federated.runtime import atomic_files
 from federated.wire import topics
 from federated.wire.enrolment_token import SECRET, Token
@@ -79,7 +79,7 @@ class Authority:
         """
         self.folder = folder
         problem = f"cannot create the authority's folder {folder}"
-        with explain_os_errors(ConfigError, problem, remedy="choose another with --pki"):
+        with explain_os_errors(StoreError, problem, remedy="choose another with --pki"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         check_private(folder)
         self.ca, self.server, self.coordinator, self.crl = (

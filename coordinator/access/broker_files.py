@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator.access.authority import Authority
 from coordinator.broker.local import ACL_FILE
 from coordinator.broker.mosquitto import COORDINATOR, format_acl
-from federated.errors import StoreError, explain_os_errors
+from federated.errors import ConfigError, explain_os_errors
 
 __all__ = ["write_broker_files"]
 
@@ -20,9 +20,11 @@ COPIED = ("ca.pem", "server.pem", "crl.pem")  # from the authority's folder
 
 def write_broker_files(authority: Authority, target: Path) -> None:
     """Write the files of an external broker, readable by the owner only; if run as root, they are
-    given to the owner of the folder. Raises StoreError.
+    given to the owner of the folder. Raises ConfigError.
     """
-    with explain_os_errors(StoreError, f"{target}: cannot write the broker's files"):
+    with explain_os_errors(
+        ConfigError, f"cannot write the broker's files to {target}", remedy="choose another folder"
+    ):
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner = target.stat()
         content = {name: (authority.folder / name).read_bytes() for name in COPIED}

@@ -138,7 +138,9 @@ def write_release(
         about=about,
         trained=known.updates,
     )
-    with explain_os_errors(ExportError, f"{out}: cannot write the release"):
+    with explain_os_errors(
+        ConfigError, f"cannot write the release to {out}", remedy="choose another folder"
+    ):
         return bundle_writer.write(out, contents, on_entry), wants
 
 

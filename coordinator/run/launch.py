@@ -25,7 +25,7 @@ from coordinator.observe.score_summary import list_untrained, select_overall
 from coordinator.round.round_state import Agent
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.rounds import Result
-from coordinator.run.run_preparation import Prepared, find_name, prepare
+from coordinator.run.run_preparation import STARTED, Prepared, find_name, prepare
 from coordinator.run.runner import RunOptions, run
 from coordinator.settings.config import Config, read_tables, to_json
 from coordinator.settings.service_tables import Log
@@ -182,7 +182,13 @@ def load_resumed(sources: ConfigSources, runs: Path) -> Config:
     """
     name = sources.load_tables().name or find_latest_run(runs)
     before = load_stored(runs, name)
-    after = sources.load(base=to_json(before))
+    base = to_json(before)
+    after = sources.load(base=base)
+    if after.broker.url != before.broker.url:  # the stored settings are for the broker before
+        kept = {"listen"} if before.broker.tls else set()  # of the enrolment server
+        for key in set(STARTED) - kept:
+            base["broker"].pop(key)
+        after = sources.load(base=base)
     check_same(before, after)
     return after
 

@@ -16,13 +16,14 @@ from coordinator.assign.data_cards import AGENTS, build_network
 from coordinator.observe.event_readers.catalogue import find_readers
 from coordinator.observe.event_readers.metrics import MetricsServer
 from coordinator.settings.config import Config, to_json
+from coordinator.settings.service_tables import Broker
 from coordinator.store.database import Facts
 from coordinator.store.run_folders import list_runs
 from coordinator.store.store import Store
 from coordinator.trust.defences import add_defences, check_leaks
 from federated.data import catalogue as data
 from federated.data.dataset import Dataset
-from federated.errors import ConfigError
+from federated.errors import ConfigError, read_setting
 from federated.method import Method, Settings
 from federated.methods.catalogue import METHODS
 from federated.methods.catalogue import method as method_named
@@ -33,9 +34,11 @@ from models.given_objects import strip_module
 from models.pretrained import load
 from models.submodel import Network, Submodel
 
-__all__ = ["Prepared", "find_name", "make_weights", "prepare", "propose_menu"]
+__all__ = ["STARTED", "Prepared", "find_name", "make_weights", "prepare", "propose_menu"]
 
 log = logging.getLogger(__name__)
+
+STARTED = ("listen", "port", "passwords", "kind")  # settings of a broker that the run starts
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
 
     The folder of a new run is created last. An existing one is locked first: another coordinator of
     the run has its addresses, too, and the error should name that coordinator.
-    Raises UsageError, ConfigError, LinkError or StoreError.
+    Raises Unknown, ConfigError, LinkError or StoreError.
     """
     with ExitStack() as undo:
         store = Store.open(runs, config.name) if resume else None
@@ -94,15 +97,12 @@ def check_rounds(config: Config, done: int) -> None:
 
 
 def check_config(config: Config) -> tuple[Method, Dataset | None]:
-    """Check the configuration; return the method and the coordinator's own data. Raises UsageError,
+    """Check the configuration; return the method and the coordinator's own data. Raises Unknown,
     ConfigError.
     """
-    topics.run(config.name)  # raises UsageError for a name that is no topic level
-    if config.broker.url and config.broker.passwords:
-        raise ConfigError(
-            "--passwords and --broker cannot be combined: --passwords is for a broker that this "
-            "command starts; for another broker use --broker mqtt://user:password@host"
-        )
+    with read_setting():
+        topics.run(config.name)  # raises for a name that is no topic level
+    check_broker(config.broker)
     method = add_defences(method_named(config.method_name), config)
     if config.fleet.mode == "buffered" and (why := method.forbids.get("buffered")):
         able = sorted(name for name, made in METHODS.items() if "buffered" in made().allows)
@@ -154,6 +154,21 @@ def propose_menu(method: Method, network: Network, settings: Settings) -> tuple[
     return menu
 
 
+def check_broker(broker: Broker) -> None:
+    """Raise ConfigError for settings of a broker that the run starts, if it starts none. With tls,
+    `listen` is also the address of the enrolment server.
+    """
+    for key in STARTED if broker.url else ():
+        if key == "listen" and broker.tls:
+            continue
+        if getattr(broker, key) != getattr(Broker(), key):
+            user = "; put user and password into the address" if key == "passwords" else ""
+            raise ConfigError(
+                f"broker.{key} and broker.url cannot be combined: broker.{key} is for a broker "
+                f"that the run starts, and broker.url (--broker) is an existing one{user}"
+            )
+
+
 def find_name(config: Config, runs: Path) -> str:
     """Return a free name for a run, made of its method and data, and numbered if necessary."""
     method, data = map(strip_module, (config.method_name, config.data.name))
@@ -175,6 +190,6 @@ def make_weights(config: Config, network: Network, method: Method) -> dict[str, 
     try:
         tensors, note = load(config.model.init, network, drawn)
     except (ValueError, OSError) as error:
-        raise ConfigError(f"--init: {error}") from error
+        raise ConfigError(f"model.init: {error}") from error
     log.info("%s", note)
     return tensors

@@ -92,7 +92,7 @@ class Config(Record, frozen=True, dict=True):
     @cached_property
     def settings(self) -> Settings:
         """Return the validated settings of the method and its recipe, with the run's seed and
-        rounds. Raises Unknown for an unknown method, UsageError, ConfigError.
+        rounds. Raises Unknown for an unknown method, ConfigError.
         """
         # not at the top: these load PyTorch, which reading a stored run does not need
         from federated.engine.differential_privacy import uniform_settings
@@ -108,7 +108,7 @@ class Config(Record, frozen=True, dict=True):
         except Unknown as error:
             methods = [name for name, make in METHODS.items() if error.name in make().settings]
             hint = f"; a setting of {', '.join(methods)}" if methods else suggest_place(error.name)
-            raise UsageError(f"{error}{hint}") from error
+            raise ConfigError(f"{error}{hint}") from error
 
 
 TWINS = {"train": "method", "method": "train"}
@@ -127,8 +127,8 @@ def load(
     base: Mapping[str, Any] | None = None,
 ) -> Config:
     """Return the configuration of `base`, a TOML file, the environment and settings; later ones
-    override earlier ones. Raises ConfigError or UsageError that names the key, also for a wrong
-    setting of the method.
+    override earlier ones. Raises ConfigError that names the key, also for a wrong setting of the
+    method; Unknown for an unknown method.
     """
     config = load_tables(file, environment, settings, base)
     try:
@@ -173,11 +173,11 @@ def read_tables(tree: Mapping[str, Any], where: str = "configuration") -> Config
 
 def parse_setting(text: str) -> tuple[str, Any]:
     """Return the key and value of a text such as `train.lr=0.05`. A value that is not TOML is
-    taken as text. Raises ConfigError.
+    taken as text. Raises UsageError.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set: expected KEY=VALUE such as train.lr=0.05, found '{text}'")
+        raise UsageError(f"--set: expected KEY=VALUE such as train.lr=0.05, found '{text}'")
     return key.strip(), parse_value(value)
 
 

@@ -22,9 +22,13 @@ class Broker(Record, frozen=True):
         str | None,
         Meta(description="Address of an existing broker; without it, the run starts one."),
     ] = None
-    listen: Annotated[str, Meta(description="Address on which the started broker listens.")] = (
-        "127.0.0.1"
-    )
+    listen: Annotated[
+        str,
+        Meta(
+            description="Address on which the started broker, and with tls the enrolment server, "
+            "listens."
+        ),
+    ] = "127.0.0.1"
     port: Annotated[
         Port | None,
         Meta(

@@ -36,7 +36,7 @@ from coordinator.store.run_folders import list_runs
 from coordinator.store.store import Store
 from coordinator.trust.defences import check_buffer_size
 from federated.data import partitions
-from federated.errors import ConfigError, LinkError, StoreError, describe_os_error
+from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors, read_setting
 from federated.runtime.console import Say
 from federated.runtime.units import format_count
 from federated.training import device_memory
@@ -89,19 +89,21 @@ def simulate(
 
 def check_settings(config: Config, names: Mapping[int, str], taken: Collection[str]) -> None:
     """Check the settings of a simulation. names: seed -> name of its run. taken: names of runs that
-    exist. Raises ConfigError, StoreError.
+    exist. Raises ConfigError, Unknown, StoreError.
     """
+    with read_setting():
+        partitions.parse(config.simulate.partition)
     if config.data.name == AGENTS:
         raise ConfigError(
             f"data.name = '{AGENTS}' is for devices with data of their own: a simulation needs a "
             "data set to divide among devices, such as data.name = 'digits'"
         )
     if config.simulate.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: PyTorch finds no CUDA device; use --device cpu")
+        raise ConfigError("simulate.device = 'cuda': PyTorch finds no CUDA device; use 'cpu'")
     if existing := [name for name in names.values() if name in taken]:
         raise StoreError(
-            f"runs that already exist: {', '.join(existing)}; resume them with --resume, or "
-            "choose another name (--set name=NAME) or another folder (--runs)"
+            f"runs that already exist: {', '.join(existing)}; resume them (--resume), or choose "
+            "another name (--set name=NAME) or another folder of runs (--runs DIR)"
         )
     check_buffer_size(config, config.simulate.agents, "simulate.agents")
 
@@ -173,14 +175,10 @@ def simulate_run(
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Raise StoreError for errors of the file system."""
-    try:
+    """Raise ConfigError for errors of the file system."""
+    remedy = "choose another folder with --out"
+    with explain_os_errors(ConfigError, f"cannot write results to {folder}", remedy=remedy):
         yield
-    except OSError as error:
-        raise StoreError(
-            f"cannot write results to {folder}: {describe_os_error(error)}; choose another folder "
-            "with --out"
-        ) from error
 
 
 def run_in_processes(prepared: Prepared, source: DataSource, read: Publish, folder: Path) -> None:

@@ -41,7 +41,7 @@ def recover(folder: Path, database: sqlite3.Connection) -> None:
     if problem := check_rows(folder, database):
         raise StoreError(
             f"run '{folder.name}': {problem}; restore the folder from a backup, or start a new run "
-            f"from the weights: --init {folder}/round-NNNNNN.safetensors"
+            f"from the weights: model.init = '{folder}/round-NNNNNN.safetensors'"
         )
     for number, found in drop_damaged_rounds(folder, database).items():
         log.error("discarded round %d, which is trained again: %s", number, found)

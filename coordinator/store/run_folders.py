@@ -50,7 +50,7 @@ def describe_missing(root: Path, name: str = "") -> str:
     text = f"no run '{name}' in {root}" if name else f"no run in {root}"
     if root.is_dir():
         return text
-    return f"{text} ({root.absolute()} is not a folder): set the folder of the runs with --runs DIR"
+    return f"{text} ({root.absolute()} is not a folder): choose the folder of the runs (--runs DIR)"
 
 
 def make_missing_error(folder: Path) -> StoreError:

@@ -74,14 +74,14 @@ class Store(RunRecords):
         folder = root / name
         if (folder / DATABASE).exists():
             raise StoreError(
-                f"run '{name}' exists in {root}: continue it with --resume, or choose "
-                "another --name"
+                f"run '{name}' exists in {root}: resume it (--resume, in Python resume=True), or "
+                "choose another name"
             )
         if traces := find_traces(folder):
             raise StoreError(
                 f"run '{name}': {folder} has {traces[-1]} but no {DATABASE}, so its rounds are "
-                "unknown: restore the folder from a backup, or choose another --name and start "
-                f"from its weights (--init {folder}/round-NNNNNN.safetensors)"
+                "unknown: restore the folder from a backup, or choose another name and start "
+                f"from its weights (model.init = '{folder}/round-NNNNNN.safetensors')"
             )
         problem = f"cannot create run '{name}' in {root}"
         with ExitStack() as undo, explain_os_errors(StoreError, problem, sqlite3.Error):

@@ -14,7 +14,7 @@ from coordinator.simulate import plots
 from coordinator.store.run_folders import find_current_run
 from coordinator.store.run_records import RunRecords, open_records
 from coordinator.store.training_counts import count_by_round, mark_scores
-from federated.errors import StoreError, explain_os_errors
+from federated.errors import ConfigError, StoreError, explain_os_errors
 
 __all__ = ["plot_run", "render_plots"]
 
@@ -26,15 +26,19 @@ def plot_run(name: str | None, runs: Path, out: Path | None) -> dict[str, Any]:
     name: of the run; None: the running one, else the latest.
     out: folder of the plots; None: `results/NAME`.
 
-    Raises StoreError for a run that is missing or has no finished round, and for a folder that
-    cannot be written.
+    Raises StoreError for a run that is missing or has no finished round, ConfigError for a folder
+    that cannot be written.
     """
     with closing(open_records(runs, name or find_current_run(runs))) as records:
         run = records.folder.name
         if not records.rounds_done:
             raise StoreError(f"run '{run}' has no finished round: plot it after its first round")
         folder = out or Path("results") / run
-        with explain_os_errors(StoreError, f"cannot write plots to {folder}"):
+        with explain_os_errors(
+            ConfigError,
+            f"cannot write plots to {folder}",
+            remedy="choose another folder with --out",
+        ):
             folder.mkdir(parents=True, exist_ok=True)
             skipped = draw_plots(folder, records)
     names = ("accuracy", "bytes", "times", "assignment")

@@ -294,12 +294,12 @@ def write(report: Report, path: Path) -> None:
 
 def check_writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
     """Return the path after checking its suffix and that it can be written, before a long
-    measurement. Raises UsageError.
+    measurement. Raises UsageError, ConfigError.
     """
     if path.suffix not in suffixes:
         raise UsageError(f"{path}: expected a file name that ends in one of {', '.join(suffixes)}")
     partial = path.with_name(f"{path.name}.part")
-    with explain_os_errors(UsageError, f"{path}: cannot be written"):
+    with explain_os_errors(ConfigError, f"{path}: cannot be written"):
         partial.touch()
         partial.unlink()
     return path

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from edge_agent.device.sysfs import ROOT, list_entries, read_number, read_text
-from federated.errors import ConfigError
+from federated.errors import UsageError
 
 __all__ = [
     "Limits",
@@ -67,15 +67,15 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.cpus is not None and not 0.01 <= self.cpus <= 4096:
-            raise ConfigError(
+            raise UsageError(
                 f"--limit-cpus: expected a number from 0.01 to 4096, found {self.cpus}"
             )
         if self.memory is not None and self.memory > MOST:
-            raise ConfigError(
+            raise UsageError(
                 f"--limit-memory: expected at most 1024 TiB, found {self.memory / 2**40:.6g} TiB"
             )
         if self.memory is not None and self.memory < 64 * 2**20:
-            raise ConfigError(
+            raise UsageError(
                 "--limit-memory: expected at least 64MiB (Python alone needs that much), "
                 f"found {self.memory} bytes"
             )
@@ -88,12 +88,12 @@ class Limits:
 
 
 def parse_size(text: str, flag: str = "--limit-memory") -> int:
-    """Return the bytes of `512MB`, `1.5GiB` or `300000`. Raises ConfigError."""
+    """Return the bytes of `512MB`, `1.5GiB` or `300000`. Raises UsageError."""
     match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([KMG]?I?B?)\s*", text.upper())
     unit = match[2] if match else ""
     unit = unit if unit.endswith("B") or not unit else unit + "B"
     if match is None or unit not in UNITS:
-        raise ConfigError(f"{flag}: expected a size such as 512MB or 1GiB, found '{text}'")
+        raise UsageError(f"{flag}: expected a size such as 512MB or 1GiB, found '{text}'")
     return int(float(match[1]) * UNITS[unit])
 
 

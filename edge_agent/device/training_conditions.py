@@ -11,7 +11,7 @@ from pathlib import Path
 from edge_agent.device.board import is_metered, read_power
 from edge_agent.device.heat_and_load import BUSY, Load, read_heat
 from edge_agent.device.sysfs import ROOT, Run, run_command
-from federated.errors import ConfigError
+from federated.errors import ConfigError, UsageError
 
 __all__ = ["CONDITIONS", "Conditions"]
 
@@ -28,8 +28,8 @@ class Conditions:
     """Comma-separated conditions; calling the object returns why the device must not train now,
     or "".
 
-    ConfigError: the text is not a list of conditions, or the device cannot check one of them: it
-        would ignore the owner's wish, or never train.
+    UsageError: the text is not a list of conditions. ConfigError: the device cannot check one of
+        them: it would ignore the owner's wish, or never train.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Conditions:
             return word, plain[word]
         bound = re.fullmatch(r"temperature\s*<\s*(\d{1,3}(?:\.\d+)?)", word)
         if bound is None or not 0 < float(bound[1]) <= WARMEST:
-            raise ConfigError(
+            raise UsageError(
                 f"--when: expected conditions separated by commas, each one of "
                 f"{', '.join(CONDITIONS)}, with DEGREES above 0 and at most {WARMEST:g}; "
                 f"found '{word[:60]}'"

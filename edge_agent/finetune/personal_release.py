@@ -17,7 +17,7 @@ from export.bundle import Bundle
 from export.bundle_writer import Contents
 from export.verify import Array
 from federated.data.dataset import Dataset
-from federated.errors import ExportError, StoreError, UsageError, explain_os_errors
+from federated.errors import ConfigError, ExportError, UsageError, explain_os_errors
 from federated.runtime import atomic_files
 from federated.training.objective import prepare_batch
 from federated.wire import tensors
@@ -98,9 +98,11 @@ def locate_weights(out: Path, submodel: Submodel) -> Path:
 
 @contextmanager
 def _replace_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder, and replace `out` with it when complete. Raises StoreError."""
+    """Yield a temporary folder, and replace `out` with it when complete. Raises ConfigError."""
     final = out.resolve()
-    with explain_os_errors(StoreError, f"{out}: cannot write this folder"):
+    with explain_os_errors(
+        ConfigError, f"cannot write to {out}", remedy="choose another folder with --out"
+    ):
         final.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{final.name}.", dir=final.parent) as aside:
             new = Path(aside, "new")

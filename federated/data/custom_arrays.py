@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from federated.data.dataset import Array, Dataset, Labels, Values
-from federated.errors import DataError
-from models.extensions import list_required
+from federated.errors import DataError, describe_value
+from models.extensions import list_required, locate_failure
 
 __all__ = ["UNREADABLE", "call", "dataset", "read_npz"]
 
@@ -65,13 +65,13 @@ def call(spec: str, function: Callable[..., Any], root: Path) -> Dataset:
     try:
         found = function(root) if list_required(function) else function()
     except Exception as error:  # a custom function can raise anything
-        raise DataError(f"data '{spec}': {type(error).__name__}: {error}") from error
+        raise DataError(f"data '{spec}' failed {locate_failure(error)}") from error
     if isinstance(found, Dataset):
         return found
     if not isinstance(found, tuple) or len(found) not in (2, 4):
         raise DataError(
             f"data '{spec}': expected (x, y), (x, y, x_held, y_held) or a Dataset, "
-            f"found {type(found).__name__}"
+            f"found {describe_value(found)}"
         )
     return dataset(spec, dict(zip(("x", "y", "x_held", "y_held"), found, strict=False)))
 

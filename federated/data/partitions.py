@@ -25,7 +25,7 @@ import numpy.typing as npt
 from federated.data import agent_splits
 from federated.data.dataset import Dataset, Indices, Labels
 from federated.data.held_out_splits import strata
-from federated.errors import ConfigError, DataError, Unknown
+from federated.errors import DataError, Unknown, UsageError
 
 __all__ = [
     "PARTITIONS",
@@ -136,7 +136,7 @@ PARTITIONS: dict[str, tuple[Callable[[str], Partition], str]] = {
 
 def parse(text: str) -> Partition:
     """Return the partition of a name, as a function of data, agents and randomness. Unknown,
-    ConfigError: no such partition.
+    UsageError: no such partition.
 
     The function raises DataError for data that it cannot split so that every agent has at least 2
     examples.
@@ -147,14 +147,14 @@ def parse(text: str) -> Partition:
         raise Unknown("partition", name, PARTITIONS)
     make, example = PARTITIONS[name]
     if at and not (most.isdecimal() and int(most) >= agent_splits.LEAST):
-        raise ConfigError(
+        raise UsageError(
             f"partition '{text}': expected at least {agent_splits.LEAST} examples per agent after "
             f"'@', found '{most}'"
         )
     try:
         split = make(argument)
     except ValueError:
-        raise ConfigError(f"partition '{text}': expected a form like '{example}'") from None
+        raise UsageError(f"partition '{text}': expected a form like '{example}'") from None
 
     def split_checked(dataset: Dataset, agents: int, rng: np.random.Generator) -> list[Indices]:
         parts = split(dataset, agents, rng)
@@ -194,7 +194,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.of:
-            raise ConfigError(
+            raise UsageError(
                 f"shard {self.index}/{self.of}: expected an index from 0 to "
                 f"{self.of - 1}, found {self.index}"
             )
@@ -202,12 +202,10 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str, partition: str = "iid", seed: int = 0) -> Shard:
-        """Return the shard `I/N`: part I (from 0) of N. ConfigError: the text is malformed."""
+        """Return the shard `I/N`: part I (from 0) of N. UsageError: the text is malformed."""
         index, _, of = text.partition("/")
         if not (index.isdecimal() and of.isdecimal()):
-            raise ConfigError(
-                f"shard '{text}': expected a form like '0/4', the first of four parts"
-            )
+            raise UsageError(f"shard '{text}': expected a form like '0/4', the first of four parts")
         return cls(int(index), int(of), partition, seed)
 
     def of_dataset(self, dataset: Dataset) -> Indices:

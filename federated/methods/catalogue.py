@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from federated.errors import ConfigError, EspalierError, Unknown
+from federated.errors import ConfigError, EspalierError, Unknown, add_article
 from federated.method import Method
 from federated.methods.baselines import allsmall, exclusivefl
 from federated.methods.depthfl import depthfl
@@ -130,5 +130,7 @@ def make(name: str, function: Callable[[], Method]) -> Method:
     with report_failure(KIND.noun, name):
         found = function()
     if not isinstance(found, Method):
-        raise ConfigError(f"method '{name}' returned a {type(found).__name__}; expected a Method")
+        raise ConfigError(
+            f"method '{name}' returned {add_article(type(found).__name__)}; expected a Method"
+        )
     return replace(found, name=name)

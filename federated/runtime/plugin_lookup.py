@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-from federated.errors import ConfigError, EspalierError, Unknown
-from models.extensions import Kind, lookup
+from federated.errors import ConfigError, EspalierError, Unknown, add_article
+from models.extensions import Kind, locate_failure, lookup
 
 __all__ = ["check_declares", "explain_lookup", "find", "report_failure"]
 
@@ -44,15 +44,15 @@ def explain_lookup(kind: Kind, message: str = "{}") -> Iterator[None]:
 
 @contextmanager
 def report_failure(noun: str, name: str) -> Iterator[None]:
-    """Raise ConfigError, which names the extension, for whatever its function raises. The project's
-    own errors pass.
+    """Raise ConfigError for whatever an extension's function raises, with the name of the extension
+    and the line that raised. The project's own errors pass.
     """
     try:
         yield
     except EspalierError:
         raise
     except Exception as error:  # a foreign function can raise anything
-        raise ConfigError(f"{noun} '{name}': {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{noun} '{name}' failed {locate_failure(error)}") from error
 
 
 def check_declares(noun: str, name: str, found: object, protocol: type) -> None:
@@ -60,7 +60,8 @@ def check_declares(noun: str, name: str, found: object, protocol: type) -> None:
     declared = {*inspect.get_annotations(protocol), *vars(protocol)}
     public = sorted(member for member in declared if not member.startswith("_"))
     if missing := [member for member in public if not hasattr(found, member)]:
+        kind = add_article(type(found).__name__)
         raise ConfigError(
-            f"{noun} '{name}' returned a {type(found).__name__} without {', '.join(missing)}; "
+            f"{noun} '{name}' returned {kind} without {', '.join(missing)}; "
             f"expected a {protocol.__name__}, see {protocol.__module__}"
         )

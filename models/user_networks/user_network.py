@@ -33,19 +33,17 @@ The last `nn.Linear` holds the classes if it has as many outputs as there are cl
 
 from __future__ import annotations
 
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from models.extensions import import_member, list_required
+from models.extensions import import_member, list_required, locate_failure
 from models.family import Address, Family, Pieces, check_mask, parse_address
 from models.layers.basic import Standardise
 from models.random_state import isolate_random_state
@@ -131,7 +129,9 @@ def call_function(submodel: Submodel) -> nn.Module:
     except Exception as error:  # whatever the user's function raises
         raise describe_failure(name, error) from error
     if not isinstance(net, nn.Module):
-        raise ValueError(f"model '{name}' returned a {type(net).__name__}; expected an nn.Module")
+        raise ValueError(
+            f"model '{name}' returned a value of type {type(net).__name__}; expected an nn.Module"
+        )
     if odd := [
         path
         for path, m in net.named_modules()
@@ -148,11 +148,7 @@ def describe_failure(name: str, error: Exception) -> ValueError:
     """Describe an error that a user's function raised, with the line that raised it. The message
     names no folder, since it may leave the device.
     """
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return ValueError(
-        f"model '{name}' failed at {Path(place.filename).name}, line {place.lineno}: "
-        f"{first_line(error)}"
-    )
+    return ValueError(f"model '{name}' failed {locate_failure(error)}")
 
 
 @lru_cache(maxsize=64)

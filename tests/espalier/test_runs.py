@@ -19,7 +19,7 @@ from coordinator.store import run_lock
 from coordinator.store.control_requests import send_request
 from espalier import events
 from federated.data import catalogue
-from federated.errors import ConfigError, DataError, ExportError, StoreError, Unknown, UsageError
+from federated.errors import ConfigError, DataError, ExportError, StoreError, Unknown
 from federated.method import Method
 from federated.methods.fedavg import fedavg
 from models import given_objects
@@ -177,7 +177,7 @@ def bad(kind: type[Exception], words: str, **settings: Any) -> Any:
     ("kind", "words", "settings"),
     [
         bad(Unknown, "did you mean fedavg", method="fedav"),
-        bad(ConfigError, "method: expected a name.*found a int", method=3),
+        bad(ConfigError, "method: expected a name.*found 3", method=3),
         bad(DataError, "expected a name.*found a dict", data={"x": 1}),
         bad(DataError, "found a tuple of 3", data=(1, 2, 3)),
         bad(DataError, "expected numbers in x", data=(np.array(["a", "b"]), np.arange(2))),
@@ -188,7 +188,7 @@ def bad(kind: type[Exception], words: str, **settings: Any) -> Any:
         bad(ConfigError, "simulate.agents: expected", env=espalier.Simulation(agents=0)),
         bad(ConfigError, "seeds", env=espalier.Simulation(seeds=(1, 2))),
         bad(ConfigError, "rounds: expected plain numbers", rounds=np.int64(3)),
-        bad(UsageError, "setting 'lrr'; did you mean lr", train={"lrr": 1}),
+        bad(ConfigError, "setting 'lrr'; did you mean lr", train={"lrr": 1}),
         bad(ConfigError, "cannot be narrowed", model=Recurrent(), data="digits"),
         bad(ConfigError, "module:function", env=espalier.Fleet(min_agents=1)),
         bad(ConfigError, "processes=False", env=espalier.Simulation(processes=True)),

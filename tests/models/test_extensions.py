@@ -29,11 +29,11 @@ def test_a_module_in_the_current_folder_is_found(
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("math:absent", "AttributeError"),
+        ("math:absent", "module 'math' has no attribute 'absent'"),
         ("no_such_module:f", "ModuleNotFoundError"),
         (":f", "ValueError"),
-        ("math:pi", "is a float; expected a function"),
-        ("broken_own_module:f", "ZeroDivisionError"),
+        ("math:pi", "of type float; expected a function"),
+        ("broken_own_module:f", "failed at broken_own_module.py, line 1: ZeroDivisionError"),
     ],
 )
 def test_the_error_of_a_failed_import_gives_the_reason(
@@ -49,7 +49,7 @@ def test_the_error_of_a_failed_import_gives_the_reason(
 
 def test_module_and_attribute_name_a_member_of_the_type_of_its_kind() -> None:
     assert lookup(COLOUR, "string:digits", KNOWN) == "0123456789"
-    with pytest.raises(ValueError, match="colour 'math:pi' is a float; expected a str"):
+    with pytest.raises(ValueError, match=r"colour 'math:pi' is .*type float; expected a str"):
         lookup(COLOUR, "math:pi", KNOWN)
 
 
@@ -88,8 +88,8 @@ def test_an_unknown_name_raises_the_known_ones_and_imports_nothing(
     ("value", "why"),
     [
         ("no_such_module:BLUE", "ModuleNotFoundError"),
-        ("math:absent", "AttributeError"),
-        ("math:pi", "a float; expected a str"),
+        ("math:absent", "module 'math' has no attribute 'absent'"),
+        ("math:pi", "type float; expected a str"),
     ],
 )
 def test_a_package_that_cannot_be_loaded_is_named(

@@ -19,7 +19,13 @@ from coordinator.observe.events import Publish
 from coordinator.observe.now_file import STATES, TASKS
 from coordinator.observe.round_records import RoundRecord
 from coordinator.settings.service_tables import Metrics
-from federated.errors import ConfigError, LinkError, explain_os_errors, require_extra
+from federated.errors import (
+    ConfigError,
+    LinkError,
+    explain_os_errors,
+    read_setting,
+    require_extra,
+)
 from federated.runtime import atomic_files as disk
 from federated.runtime.listen_address import parse_listen_address
 
@@ -199,11 +205,11 @@ class MetricsServer:
     """
 
     def __init__(self, wanted: Metrics) -> None:
-        """Start the server. Raises UsageError for an invalid address, ConfigError for unusable
-        files or an address beyond loopback without certificates, LinkError for a port in use,
-        MissingExtra.
+        """Start the server. Raises ConfigError for an invalid address, unusable files or an
+        address beyond loopback without certificates, LinkError for a port in use, MissingExtra.
         """
-        listen = parse_listen_address(wanted.listen, "metrics.listen", "127.0.0.1:9464")
+        with read_setting():
+            listen = parse_listen_address(wanted.listen, "metrics.listen", "127.0.0.1:9464")
         host, port = listen.host, listen.port
         tls = make_tls_context(wanted, local=listen.local)
         with require_extra("--metrics", "coordinator"):

@@ -20,7 +20,7 @@ from coordinator.access.authority import LIFE, Authority
 from coordinator.access.certificates import list_own_names, read_server_names
 from coordinator.broker.mosquitto import COORDINATOR
 from edge_agent.access.enrolment import sign_request
-from federated.errors import ConfigError, Refused, UsageError
+from federated.errors import ConfigError, Refused, StoreError, UsageError
 from federated.runtime import atomic_files
 
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -289,10 +289,10 @@ def test_its_own_certificates_and_list_are_renewed_before_they_expire(
     assert all(old != new for old, new in zip(before, after, strict=True))
 
 
-def test_a_folder_that_cannot_be_created_is_a_config_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        ConfigError,
+        StoreError,
         match=r"authority's folder .*file/pki: a file is in place.*--pki",
     ):
         Authority(tmp_path / "file" / "pki")

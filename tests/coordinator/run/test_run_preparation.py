@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.launch import View, check_same, start_run
-from coordinator.run.run_preparation import find_name, prepare
+from coordinator.run.run_preparation import check_broker, find_name, prepare
 from coordinator.settings.config import load
+from coordinator.settings.service_tables import Broker
 from coordinator.store.store import Store
 from coordinator.views.run_status import describe_status
 from federated.errors import ConfigError, LinkError, StoreError, UsageError
@@ -108,7 +110,7 @@ def test_an_unsupported_network_or_size_is_refused_before_the_run(
 def test_the_error_of_a_misplaced_setting_names_its_place(
     tmp_path: Path, key: str, said: str
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(ConfigError, match=said):
         prepare(
             load(None, {}, [("name", "run"), ("method.name", "fedavg"), (key, 1)]),
             tmp_path,
@@ -196,3 +198,14 @@ def test_a_resumed_run_cannot_have_fewer_rounds_than_it_finished(tmp_path: Path)
             ConfigSources(flags=[("name", RUN), ("rounds", 1)]), runs, View(print), resume=True
         )
     assert describe_status(RUN, runs)["rounds"] == 2
+
+
+@pytest.mark.parametrize("key", ["listen", "port", "passwords", "kind"])
+def test_settings_of_a_started_broker_are_refused_beside_an_existing_one(key: str) -> None:
+    value = {"listen": "0.0.0.0", "port": 1884, "passwords": "p", "kind": "embedded"}[key]
+    with pytest.raises(ConfigError, match=rf"broker\.{key} .*broker\.url"):
+        check_broker(msgspec.convert({"url": "mqtt://h", key: value}, Broker))
+
+
+def test_the_enrolment_server_may_listen_beside_an_existing_broker() -> None:
+    check_broker(Broker(url="mqtts://h", tls=True, listen="0.0.0.0"))

@@ -529,7 +529,7 @@ def test_unused_pins_and_an_invalid_folder_are_reported(
             say=said.append,
         )
     (tmp_path / "out").touch()
-    with pytest.raises(StoreError, match=r"results to .*out: a file is in place .*--out"):
+    with pytest.raises(ConfigError, match=r"results to .*out: a file is in place .*--out"):
         run(tmp_path)
     assert len(said) == 1
     assert "'pi*' matches none of the 3 devices" in said[0]

@@ -19,7 +19,7 @@ from edge_agent.device.process_limits import (
     measure_free_memory,
     parse_size,
 )
-from federated.errors import ConfigError
+from federated.errors import UsageError
 from tests.support.boards import load_board
 
 pytestmark = pytest.mark.timed
@@ -174,16 +174,16 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MB", "-5MB", "5XB", "5 MB 3"])
 def test_invalid_sizes_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="expected a size"):
+    with pytest.raises(UsageError, match="expected a size"):
         parse_size(text)
 
 
 def test_invalid_limits_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--limit-cpus"):
+    with pytest.raises(UsageError, match="--limit-cpus"):
         Limits(cpus=0)
-    with pytest.raises(ConfigError, match="64MiB"):
+    with pytest.raises(UsageError, match="64MiB"):
         Limits(memory=1000)
-    with pytest.raises(ConfigError, match=r"at most 1024 TiB, found 9\.09495e\+10 TiB"):
+    with pytest.raises(UsageError, match=r"at most 1024 TiB, found 9\.09495e\+10 TiB"):
         Limits(memory=parse_size("99999999999999GB"))
-    with pytest.raises(ConfigError, match="expected a size"):
+    with pytest.raises(UsageError, match="expected a size"):
         parse_size("9" * 400)

@@ -8,7 +8,7 @@ import pytest
 
 from edge_agent.device.heat_and_load import Load
 from edge_agent.device.training_conditions import Conditions
-from federated.errors import ConfigError
+from federated.errors import ConfigError, UsageError
 from tests.support.boards import Board, copy_board, load_board
 
 
@@ -125,7 +125,7 @@ def test_uncheckable_condition_is_refused_at_start(text: str, board: str, what: 
 )
 def test_unknown_condition_lists_the_known_ones(text: str) -> None:
     with pytest.raises(
-        ConfigError,
+        UsageError,
         match="one of charging, idle, temperature<DEGREES, unmetered",
     ):
         conditions(text, load_board("laptop-battery"))

@@ -195,9 +195,9 @@ def test_a_function_beside_the_caller_gives_data(
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert load("sensors_of_mine:two").x.tolist() == np.eye(4).tolist()
     assert load("sensors_of_mine:four").y_held.tolist() == [1]
-    with pytest.raises(DataError, match="sensors_of_mine:broken': KeyError: 'sensor'"):
+    with pytest.raises(DataError, match=r"sensors_of_mine.py, line 4: KeyError: 'sensor'"):
         load("sensors_of_mine:broken")
-    with pytest.raises(DataError, match="found int"):
+    with pytest.raises(DataError, match="found 3"):
         load("sensors_of_mine:wrong")
     with pytest.raises(DataError, match="has no attribute 'none'"):
         load("sensors_of_mine:none")

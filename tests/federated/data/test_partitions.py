@@ -10,7 +10,7 @@ import pytest
 
 from federated.data.dataset import Dataset, Indices
 from federated.data.partitions import Shard, count_kinds, draw_shard, generator, parse, read, save
-from federated.errors import ConfigError, DataError, Unknown
+from federated.errors import DataError, Unknown, UsageError
 
 
 def of_classes(y: np.ndarray, users: np.ndarray | None = None) -> Dataset:
@@ -77,7 +77,7 @@ def test_parts_can_be_bounded() -> None:
     assert [len(part) for part in few] == [min(40, len(part)) for part in whole]
     assert all(set(a) <= set(b) for a, b in zip(few, whole, strict=True))
     for wrong in ("iid@", "iid@1", "iid@many"):
-        with pytest.raises(ConfigError, match="after '@'"):
+        with pytest.raises(UsageError, match="after '@'"):
             parse(wrong)
 
 
@@ -215,7 +215,7 @@ def test_a_partition_that_cannot_be_is_refused(text: str, agents: int, message: 
 def test_the_error_of_a_wrong_argument_has_an_example(name: str, arguments: list[str]) -> None:
     for argument in arguments:
         with pytest.raises(
-            ConfigError, match=f"partition '{name}:{argument}': expected a form like '{name}"
+            UsageError, match=f"partition '{name}:{argument}': expected a form like '{name}"
         ):
             parse(f"{name}:{argument}")
 
@@ -231,13 +231,13 @@ def test_shards_of_one_seed_are_the_parts_of_one_partition() -> None:
 
 @pytest.mark.parametrize("text", ["", "3", "1/", "-1/4", "a/b", "1/4/2", "1.0/4"])
 def test_the_error_of_a_misspelled_shard_has_an_example(text: str) -> None:
-    with pytest.raises(ConfigError, match="expected a form like '0/4'"):
+    with pytest.raises(UsageError, match="expected a form like '0/4'"):
         Shard.parse(text)
 
 
 @pytest.mark.parametrize("index", [-1, 4])
 def test_a_shard_outside_its_partition_is_refused(index: int) -> None:
-    with pytest.raises(ConfigError, match="expected an index from 0 to 3"):
+    with pytest.raises(UsageError, match="expected an index from 0 to 3"):
         Shard(index, 4)
 
 

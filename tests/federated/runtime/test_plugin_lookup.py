@@ -44,7 +44,13 @@ def test_an_import_failure_is_a_configuration_error() -> None:
 
 
 def test_a_failure_of_a_foreign_function_names_it_and_the_projects_own_errors_pass() -> None:
-    with pytest.raises(ConfigError, match="colour 'mine': ZeroDivisionError"), failing():
+    with (
+        pytest.raises(
+            ConfigError,
+            match=r"colour 'mine' failed at test_plugin_lookup.py, line \d+: ZeroDivisionError",
+        ),
+        failing(),
+    ):
         _ = 1 / 0
     for own in (LinkError("gone"), MissingExtra("it", "train", "torch")):
         with pytest.raises(type(own)) as caught, failing():

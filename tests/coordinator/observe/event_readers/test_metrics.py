@@ -19,7 +19,7 @@ from coordinator.observe.event_readers.reader import ReaderContext
 from coordinator.observe.events import AgentRefused, Rejected
 from coordinator.settings.config import Config
 from coordinator.settings.service_tables import Metrics
-from federated.errors import ConfigError, LinkError, UsageError
+from federated.errors import ConfigError, LinkError
 
 
 def test_listening_beyond_loopback_requires_certificates() -> None:
@@ -33,7 +33,7 @@ def test_listening_beyond_loopback_requires_certificates() -> None:
     "listen", ["", "here", "127.0.0.1:x", "127.0.0.1:99999", "no.such.host.invalid:1"]
 )
 def test_invalid_addresses_are_rejected(listen: str) -> None:
-    with pytest.raises(UsageError, match=r"metrics.listen: expected"):
+    with pytest.raises(ConfigError, match=r"metrics.listen: expected"):
         MetricsServer(Metrics(listen=listen))
 
 
@@ -54,7 +54,7 @@ def test_a_wrong_address_fails_before_a_broker_or_a_run_starts(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for listen, code in (
             (f"127.0.0.1:{taken.getsockname()[1]}", 5),
-            ("9464 please", 2),
+            ("9464 please", 3),
             ("0.0.0.0:0", 3),
         ):
             done = CliRunner().invoke(main, [*words, "--set", f"metrics.listen={listen}"])
