@@ -108,8 +108,7 @@ def test_a_linear_networks_score_is_that_of_its_gradients_by_hand():
     state = torch.get_rng_state()
     found = score(submodel, batches, 5)
     assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(5)
-    net = build(submodel).train()
+    net = build(submodel, seed=5).train()
     expected = 0.0
     gradients = []
     for x, y in batches:
@@ -120,7 +119,6 @@ def test_a_linear_networks_score_is_that_of_its_gradients_by_hand():
         mean, deviation = (one.abs() + two.abs()) / 2, (one - two).abs() / 2  # of two values
         expected += math.log(float((mean[deviation > 0] / deviation[deviation > 0]).double().sum()))
     assert found == pytest.approx(expected, rel=1e-5)
-    torch.set_rng_state(state)
 
 
 # ---- the survey ----------------------------------------------------------------------------------
