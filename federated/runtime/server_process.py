@@ -46,7 +46,8 @@ class ServerProcess:
         """Start `python -m MODULE FD ARGUMENTS...` with the socket's descriptor."""
         self.name, self._socket = name, listening
         self.port: int = listening.getsockname()[1]
-        self._command = ["-m", module, str(listening.fileno()), *arguments]
+        # -P: a file in the working directory must not hide a package
+        self._command = ["-P", "-m", module, str(listening.fileno()), *arguments]
         self._process: subprocess.Popen[bytes] | None = None
         self._delay, self._started, self._due = RESTART_DELAY, 0.0, 0.0
         self.restart_if_dead()
@@ -91,7 +92,7 @@ class ServerProcess:
         self._process = None
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(  # noqa: S603  # nothing in it comes from elsewhere
+        self._process = subprocess.Popen(  # noqa: S603  # arguments of the user, without a shell
             [sys.executable, *self._command],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

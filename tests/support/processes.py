@@ -58,7 +58,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]),  # packages of a test
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -99,7 +99,9 @@ def test_a_session_ends_after_its_lifetime_and_old_ones_make_room() -> None:
 
 @pytest.fixture
 def built_page(tmp_path: Path) -> None:
-    """A package that stands for the built page, in the folder where commands start."""
+    """A package that stands for the built page, in the folder where commands start, which is on
+    their path.
+    """
     static = tmp_path / serve.PACKAGE / "static"
     static.mkdir(parents=True)
     (static.parent / "__init__.py").write_text("")
