@@ -210,20 +210,23 @@ class Evaluator:
         config = self.run.config
         chosen: list[tuple[Agent, Submodel, Recipe, bool]] = []
         seconds: dict[str, float] = {}  # by agent, which does its tasks one after the other
-        probed = frozenset[str]()
+        trusted, suspects = split_suspects(agents, shipment.work, state.round)
+        if self.run.past is not None:  # its trainings take over all open tasks
+            trusted, suspects = (*trusted, *suspects), ()
         for submodel in submodels:
             recipe = self.run.method.recipe(state, submodel)
             recipe = replace(recipe, per_class=config.evaluate.per_class)
-            holders = [
-                a
-                for a in agents
-                if can_hold(a, submodel, config.assign.memory)
-                and (not recipe.keep or has_trained(history, a.name, submodel))
-            ]
-            trusted, suspects = split_suspects(holders, shipment.work, state.round)
-            probes = [a for a in suspects if a.name not in probed]
-            probed |= {a.name for a in probes}
-            for agent in (*probes, *trusted[: config.evaluate.agents or None]):
+            able, probes = (
+                [
+                    a
+                    for a in some
+                    if can_hold(a, submodel, config.assign.memory)
+                    and (not recipe.keep or has_trained(history, a.name, submodel))
+                ]
+                for some in (trusted, suspects)
+            )
+            suspects = [a for a in suspects if a not in probes]  # one task each
+            for agent in (*probes, *able[: config.evaluate.agents or None]):
                 chosen.append((agent, submodel, recipe, agent in probes))
                 if agent.profile is not None:
                     offer = affordable_submodels.make_offers(
@@ -256,14 +259,14 @@ class Evaluator:
 def split_suspects(
     agents: Sequence[Agent], work: Work, round: int
 ) -> tuple[Sequence[Agent], Sequence[Agent]]:
-    """Return the agents to wait for, and the suspects to ask besides, whose last task of this kind
-    of work timed out. Agents that sit out this round are in neither, unless no other is left.
+    """Return the agents to wait for, and the suspects to ask besides, whose last task timed out.
+    Agents that sit out this round are in neither, unless no other is left.
     """
     rested = [agent for agent in agents if not agent.explain_rest(work, round)]
-    trusted = [agent for agent in rested if not agent.is_suspect(work)]
+    trusted = [agent for agent in rested if not agent.suspect]
     if not trusted:
         return rested or agents, ()
-    return trusted, [agent for agent in rested if agent.is_suspect(work)]
+    return trusted, [agent for agent in rested if agent.suspect]
 
 
 def fit_batch(network: Network) -> int:

@@ -154,7 +154,7 @@ class Training(Collector):
             Spare(agent, verdicts[agent].decision.seconds)
             for agent in order.tolist()
             if agent not in self.plan.chosen
-            and (self.run.past is not None or not agents[agent].is_suspect("train"))
+            and (self.run.past is not None or not agents[agent].suspect)
         )
 
     # ---- as a collector --------------------------------------------------------------------------
@@ -233,11 +233,11 @@ def train(training: Training) -> Trained:
     fleet.inbox.reserve = measure_growth(run, training.state)  # for the weights of this round
     folded, settled = training.folded, fleet.round.settled
     late = [state for state in fleet.late if state.task.round == number]
-    outlasting = [structs.replace(state, outcome="late") for state in late if state.outlasting]
+    probes = [
+        structs.replace(state, outcome=state.outcome or "late") for state in late if state.probe
+    ]
     missing = [
-        state
-        for state in (*settled, *outlasting)
-        if (state.task.agent, state.task.round) not in folded
+        state for state in (*settled, *probes) if (state.task.agent, state.task.round) not in folded
     ]
     entries = [
         *(one.entry for one in folded.values()),
@@ -245,7 +245,7 @@ def train(training: Training) -> Trained:
     ]
     misses = [(state, state.outcome) for state in missing]
     if run.config.fleet.mode == "sync":
-        misses += [(state, "late") for state in late if not state.outlasting]
+        misses += [(state, "late") for state in late if not state.probe]
     history = record_standings(training.history, learn_from_misses(training, misses))
     history = record_tasks(
         history, [state.task for state in (*settled, *late) if state.task.round == number]

@@ -106,12 +106,15 @@ def end_queue_wait(r: Round, state: TaskState) -> TaskState:
 
 
 def update_profile(r: Round, e: on.ProfileCame, out: list[Action]) -> Round:
-    """Store an agent's profile. Turn the agent away if it cannot take part."""
+    """Store an agent's profile. Turn the agent away if it cannot take part. Measurements of tasks
+    that were predicted from other timings no longer count.
+    """
     if e.refused:
         out += Report(AgentRefused(e.agent, e.refused)), TurnAway(e.agent, e.refused)
-    return put_agent(
-        r, replace(see_agent(r, e.agent), profile=e.profile, refused=e.refused, excluded=e.excluded)
-    )
+    agent = see_agent(r, e.agent)
+    if agent.profile is not None and agent.profile.timings != e.profile.timings:
+        agent = replace(agent, pace={})
+    return put_agent(r, replace(agent, profile=e.profile, refused=e.refused, excluded=e.excluded))
 
 
 def record_heartbeat(r: Round, e: on.AgentBeat, out: list[Action]) -> Round:

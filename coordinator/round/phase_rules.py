@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from coordinator.round.round_actions import Abort, Action, Fold, Prepare, Relieve, Snapshot
 from coordinator.round.round_state import (
+    FORGOTTEN,
     RETURN_TIME,
     Agent,
     Phase,
@@ -114,6 +115,8 @@ def count_wasted(r: Round, state: TaskState, *, lenient: bool = False) -> Round:
     """
     agent, work, number = r.agents[state.task.agent], state.task.work, r.current_phase.round
     before = agent.wasted.get(work)
+    if before is not None and number - before.round > FORGOTTEN:
+        before = None
     delivered = any(
         r.tasks[key].came for key in agent.tasks if key.work == work and r.tasks[key].place >= 0
     )
@@ -173,8 +176,8 @@ def is_available(r: Round, phase: Phase, spare: Spare) -> bool:
 def fold_next(r: Round, out: list[Action]) -> Round:
     """Fold one update at a time, in the order of keys, so that sums repeat bit for bit.
 
-    An update waits for earlier ones that agents work on, unless the spool is full, too many updates
-    wait, or the phase closes.
+    An update waits for earlier ones that agents work on, except probes, unless the spool is full,
+    too many updates wait, or the phase closes.
     """
     phase = r.current_phase
     if phase.folding is not None or not phase.whole:

@@ -23,6 +23,7 @@ from federated.task import Key, Profile, Work
 from models.submodel import Submodel
 
 __all__ = [
+    "FORGOTTEN",
     "RETURN_TIME",
     "Agent",
     "Phase",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 MAX_REST = 32  # maximum number of rounds that an agent sits out
+FORGOTTEN = 2 * MAX_REST  # rounds after which a wasted lease no longer counts
 # seconds that a phase waits for lost agents to return when it waits for no other agent
 RETURN_TIME = 20.0
 
@@ -74,15 +76,18 @@ class RoundPlan:
 
 
 class Wasted(Struct, frozen=True):
-    """Consecutive leases of one kind of work that expired although their agent was online.
+    """Leases of one kind of work that expired although their agent was online.
 
     leases: number of wasted leases, at most one per phase. A deadline missed for the first time
-        counts 0: the agent gets a smaller submodel at once.
+        counts 0: the agent gets a smaller submodel at once. They count until `FORGOTTEN` rounds
+        after the last one, so that an agent that alternates rests longer each time.
     round: round of the last wasted lease.
+    delivered: whether the agent has delivered this kind of work since then.
     """
 
     leases: int
     round: int
+    delivered: bool = False
 
     @property
     def rests_until(self) -> int:
@@ -108,7 +113,7 @@ class Agent(Struct, frozen=True):
     paused: reason why it accepts no task at present; empty if it does.
     tasks: keys of its tasks in the present phase and of those carried from earlier rounds.
     pace: kind of work -> measured over predicted seconds of its last task.
-    wasted: kind of work -> the leases that it wasted since its last update of that kind.
+    wasted: kind of work -> the leases that it wasted.
     """
 
     name: str
@@ -142,14 +147,15 @@ class Agent(Struct, frozen=True):
             return "has not measured itself yet"
         return self.excluded or (f"paused: {self.paused}" if self.paused else "")
 
-    def is_suspect(self, work: Work) -> bool:
-        """Return whether its last task of this kind of work timed out."""
-        return work in self.wasted and self.wasted[work].leases > 0
+    @property
+    def suspect(self) -> bool:
+        """True if its last task of any kind of work timed out."""
+        return any(one.leases and not one.delivered for one in self.wasted.values())
 
     def explain_rest(self, work: Work, round: int) -> str:
         """Return why it sits out a round; empty if it does not."""
         wasted = self.wasted.get(work)
-        if wasted is None or round > wasted.rests_until:
+        if wasted is None or wasted.delivered or round > wasted.rests_until:
             return ""
         return (
             f"its last {wasted.leases} tasks timed out, so it is not selected until round "

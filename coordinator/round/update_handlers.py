@@ -7,8 +7,10 @@ from msgspec.structs import replace
 from coordinator.observe.events import TaskFailed as FailureReported
 from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import put_agent, see_agent
+from coordinator.round.phase_rules import count_wasted
 from coordinator.round.round_actions import Action, Answer, Forget, Receive, Relieve, Report
 from coordinator.round.round_state import Round, find_task, put_task
+from coordinator.round.task_state import TaskState
 from federated.task import Key
 
 __all__ = [
@@ -50,8 +52,8 @@ def record_chunk(r: Round, e: on.ChunkCame, out: list[Action]) -> Round:
 
 
 def accept_update(r: Round, e: on.UpdateCame, out: list[Action]) -> Round:
-    """Accept a complete update: record how long it took, and clear the agent's wasted leases. The
-    update of a probe whose phase has closed has no other effect.
+    """Accept a complete update: record how long it took, and that the agent delivers. The update of
+    a probe whose phase has closed has no other effect.
     """
     state = find_task(r, e.key, e.attempt)
     if state is None or not state.open:
@@ -60,7 +62,7 @@ def accept_update(r: Round, e: on.UpdateCame, out: list[Action]) -> Round:
     out.append(Answer(e.key.agent, e.transfer, not closed, closed, "answered"))
     seconds, agent, work = state.elapsed(r.now), see_agent(r, e.key.agent), e.key.work
     if work in agent.wasted:
-        wasted = {other: wasted for other, wasted in agent.wasted.items() if other != work}
+        wasted = {**agent.wasted, work: replace(agent.wasted[work], delivered=True)}
         agent = replace(agent, wasted=wasted)
     if state.seconds > 0 and not state.resumed:
         agent = replace(agent, pace={**agent.pace, work: seconds / state.seconds})
@@ -89,10 +91,8 @@ def refuse_update(r: Round, e: on.UpdateRefused, out: list[Action]) -> Round:
     if state is None or not state.open:
         return r
     out.append(Answer(e.key.agent, e.transfer, False, e.reason, e.kind))
-    return put_task(
-        put_agent(r, see_agent(r, e.key.agent)),
-        replace(state, stage="done", outcome=f"refused: {e.reason}"),
-    )
+    r = count_long_task(put_agent(r, see_agent(r, e.key.agent)), state)
+    return put_task(r, replace(state, stage="done", outcome=f"refused: {e.reason}"))
 
 
 def record_failure(r: Round, e: on.TaskFailed, out: list[Action]) -> Round:
@@ -102,8 +102,17 @@ def record_failure(r: Round, e: on.TaskFailed, out: list[Action]) -> Round:
         return r
     outcome = f"{'paused' if e.paused else 'failed'}: {e.reason}"
     out.append(Report(FailureReported(e.key.agent, e.key.submodel, outcome)))
-    r = put_agent(r, see_agent(r, e.key.agent))
+    r = count_long_task(put_agent(r, see_agent(r, e.key.agent)), state)
     return put_task(r, replace(state, stage="done", outcome=outcome))
+
+
+def count_long_task(r: Round, state: TaskState) -> Round:
+    """Count a wasted lease of a task that ends without an update after its lease. Progress extends
+    a lease, and an agent must not hold a phase with it again and again.
+    """
+    if r.phase is None or not 0 < state.task.lease < state.elapsed(r.now):
+        return r
+    return count_wasted(r, state)
 
 
 def finish_fold(r: Round, e: on.UpdateFolded, out: list[Action]) -> Round:

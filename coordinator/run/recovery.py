@@ -148,6 +148,7 @@ def publish_again(run: RunContext, training: Training | None) -> Training | None
         if (
             task.work != "train"
             or state.outcome
+            or state.outlasting  # given up as soon as the round resumes
             or not (state.open or (state.carried and not late_counts))
         ):
             continue

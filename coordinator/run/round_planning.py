@@ -52,7 +52,8 @@ def plan_round(run: RunContext, state: State, history: FleetHistory) -> RoundPla
     busy = {late.task.agent for late in run.fleet.late if late.open}
     needed, wanted = count_wanted(run.config.fleet, len(able))
     chosen = draw_agents(run, number, able, wanted, busy)
-    probed = choose_probes(run, chosen)
+    trusted = list_trusted(run, able.keys() - busy)
+    probed = frozenset(chosen.keys() - trusted if trusted else ())
     judged |= {name: mark_probe(judged[name]) for name in probed}
     record_decisions(run, number, judged, chosen, busy)
     verdicts = {name: judged[name] for name in able}
@@ -64,7 +65,7 @@ def plan_round(run: RunContext, state: State, history: FleetHistory) -> RoundPla
     limit = limit_phase(run.config.fleet.deadline, run.patience, slowest, typical)
     if run.config.fleet.mode == "sync":
         # spares take the places of suspects
-        available = min(len(chosen), len(able.keys() - busy - probed))
+        available = min(len(chosen), len(trusted) or len(chosen))
         needed, wanted = count_quorum(run.config, needed, available), len(chosen)
     return RoundPlan(
         number,
@@ -81,14 +82,12 @@ def plan_round(run: RunContext, state: State, history: FleetHistory) -> RoundPla
     )
 
 
-def choose_probes(run: RunContext, chosen: Collection[str]) -> frozenset[str]:
-    """Return the chosen agents whose last training timed out. None in buffered mode, which waits
-    for no particular agent, or if all are such agents.
+def list_trusted(run: RunContext, names: Collection[str]) -> frozenset[str]:
+    """Return the agents whose last tasks did not time out. In runs that accept late updates, which
+    wait for no particular agent, return all.
     """
-    if run.past is not None:
-        return frozenset()
-    probed = frozenset(name for name in chosen if run.fleet.agents[name].is_suspect("train"))
-    return probed if len(probed) < len(chosen) else frozenset()
+    agents = run.fleet.agents
+    return frozenset(name for name in names if run.past is not None or not agents[name].suspect)
 
 
 def mark_probe(verdict: Verdict) -> Verdict:

@@ -86,6 +86,6 @@ def test_suspects_are_asked_besides_others_after_their_rest() -> None:
     well, suspect = Agent("well"), Agent("suspect", wasted={"evaluate": Wasted(1, 1)})
     assert split_suspects([suspect, well], "evaluate", 2) == ([well], [])
     assert split_suspects([suspect, well], "evaluate", 3) == ([well], [suspect])
-    assert split_suspects([suspect, well], "calibrate", 3) == ([suspect, well], [])
+    assert split_suspects([suspect, well], "calibrate", 3) == ([well], [suspect])
     assert split_suspects([suspect], "evaluate", 2) == ([suspect], ())
     assert split_suspects([suspect], "evaluate", 3) == ([suspect], ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from coordinator.round.phase_rules import FIRST_LEASE, MIN_LEASE
 from coordinator.round.round_state import Rules, Wasted, list_tasks
 from coordinator.round.task_state import Planned
 from tests.support.machine import Machine, task
+from tests.support.peer import PROFILE
 
 
 def begin(machine: Machine, round: int, work: str = "train", probed: str = "a") -> None:
@@ -33,7 +35,7 @@ def make_suspect(work: str = "train") -> Machine:
     deliver(machine, "b", 1, work)
     machine.stay("a", FIRST_LEASE + 1)
     assert machine.closing
-    assert machine.round.agents["a"].is_suspect(work)  # type: ignore[arg-type]
+    assert machine.round.agents["a"].suspect
     return machine
 
 
@@ -71,7 +73,7 @@ def test_an_update_within_the_phase_is_folded_but_is_not_part_of_the_quorum() ->
     deliver(machine, "b", 3)
     assert machine.closing == "quorum"
     assert machine.order.endswith("ab")
-    assert not machine.round.agents["a"].is_suspect("train")
+    assert not machine.round.agents["a"].suspect
 
 
 def test_a_slow_device_is_readmitted_by_an_update_after_its_phase() -> None:
@@ -87,7 +89,7 @@ def test_a_slow_device_is_readmitted_by_an_update_after_its_phase() -> None:
         do.Answer("a", "t", False, "round 3 is closed", "answered")
     ]
     assert do.Forget(task("a", 3).key) in found
-    assert not machine.round.agents["a"].is_suspect("train")
+    assert not machine.round.agents["a"].suspect
     assert machine.round.agents["a"].pace["train"] == pytest.approx(MIN_LEASE / 2.0)
     assert not machine.order.endswith("a"), "its weights are of an earlier round"
     deliver(machine, "b", 4)
@@ -127,3 +129,59 @@ def test_a_resumed_coordinator_gives_up_probes_of_closed_phases() -> None:
     assert [one.reason for one in found if isinstance(one, do.Abort)] == ["round 3 is closed"]
     assert machine.of_task("a").outcome == "late"
     assert not any(isinstance(one, do.Ask) for one in found)
+
+
+def test_an_agent_that_is_silent_whenever_it_is_trusted_rests_longer_each_time() -> None:
+    machine, silent = Machine(agents="ab"), list[int]()
+    for round in range(1, 101):
+        agent = machine.round.agents["a"]
+        if agent.explain_rest("train", round):
+            continue
+        begin(machine, round, probed="a" if agent.suspect else "")
+        if agent.suspect:
+            deliver(machine, "a", round)
+        deliver(machine, "b", round)
+        if not agent.suspect:
+            machine.stay("a", 16 * FIRST_LEASE + 1)
+            silent.append(round)
+        machine.beat("b")
+        assert machine.closing
+    assert len(silent) <= 8
+    gaps = [after - before for before, after in itertools.pairwise(silent)]
+    assert gaps == sorted(gaps)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_failure_after_the_lease_makes_a_suspect(paused: bool) -> None:
+    """Otherwise an agent could hold every round with false progress, and fail in the end."""
+    machine = Machine(agents="ab").begin("ab", 2.0)
+    machine.arrive("b")
+    for step in range(1, 100):
+        machine.now += 1.0
+        machine.beat("a", step)
+        machine.wait(0.0)
+    assert not machine.closing, "progress extends the lease"
+    machine.see(on.TaskFailed(machine.now, task("a").key, 1, "busy", paused=paused))
+    assert machine.closing
+    assert machine.round.agents["a"].suspect
+
+
+def test_a_failure_within_the_lease_makes_no_suspect() -> None:
+    machine = Machine(agents="ab").begin("ab", 2.0)
+    machine.see(on.TaskFailed(machine.now + 1.0, task("a").key, 1, "out of memory"))
+    assert not machine.round.agents["a"].suspect
+
+
+def test_a_new_profile_is_not_trusted_like_a_measured_one() -> None:
+    """With two agents, a false claim of slow steps must not extend the other's lease."""
+    machine = Machine(agents="ab").begin("ab", 2.0)
+    machine.arrive("ab")
+    assert machine.round.agents["a"].pace
+    machine.see(on.ProfileCame(machine.now, "a", PROFILE))
+    assert machine.round.agents["a"].pace, "the same timings"
+    slow = tuple(replace(one, seconds=1e6) for one in PROFILE.timings)
+    machine.see(on.ProfileCame(machine.now, "a", replace(PROFILE, timings=slow)))
+    assert not machine.round.agents["a"].pace
+    tasks = (Planned(task("a", 2), 1e6), Planned(task("b", 2), 2.0))
+    machine.see(on.PhaseBegan(machine.now, "train", 2, tasks, 1e7, 2))
+    assert all(machine.of(name).task.lease <= 4 * FIRST_LEASE for name in "ab")

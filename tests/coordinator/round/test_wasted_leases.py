@@ -64,7 +64,8 @@ def test_expired_leases_count_once_per_phase_and_not_after_an_update() -> None:
     machine.see(on.PhaseBegan(machine.now, "evaluate", 2, tasks, 600.0, 2))
     machine.see(on.UpdateCame(machine.now, tasks[0].task.key, 1, "t", "d" * 64, math.nan))
     machine.stay("a", FIRST_LEASE + 1)
-    assert machine.round.agents["a"].wasted == {}
+    assert machine.round.agents["a"].wasted == {"evaluate": Wasted(1, 1, delivered=True)}
+    assert not machine.round.agents["a"].suspect
 
 
 def test_an_agent_that_keeps_reconnecting_does_not_keep_a_phase_open() -> None:
@@ -127,4 +128,4 @@ def test_an_upload_that_drips_ends_with_its_lease_and_is_not_waited_for_again() 
         machine.see(on.ChunkCame(machine.now, task("a").key))
         machine.wait(0.0)
     assert machine.now <= MAX_LEASES * FIRST_LEASE + 20.0
-    assert machine.round.agents["a"].is_suspect("train")
+    assert machine.round.agents["a"].suspect
