@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from coordinator.assign.agent_standing import Standing
 from coordinator.assign.decisions import Verdict
 from coordinator.round.task_state import Spare, TaskState
+from federated.runtime.units import format_count
 from federated.task import Key, Profile, Work
 from models.submodel import Submodel
 
@@ -158,7 +159,7 @@ class Agent(Struct, frozen=True):
         if wasted is None or wasted.delivered or round > wasted.rests_until:
             return ""
         return (
-            f"its last {wasted.leases} tasks timed out, so it is not selected until round "
+            f"{format_count(wasted.leases, 'task')} timed out, so it is not selected until round "
             f"{wasted.rests_until}"
         )
 

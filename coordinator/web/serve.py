@@ -20,7 +20,7 @@ from federated.runtime.connection_limits import listen
 from federated.runtime.listen_address import ListenAddress, parse_listen_address
 from federated.runtime.server_process import ServerProcess, become_server
 
-__all__ = ["ADDRESS", "TOKEN", "Listen", "find_page", "serve_beside", "serve_page"]
+__all__ = ["TOKEN", "Listen", "find_page", "serve_beside", "serve_page"]
 
 ADDRESS = "127.0.0.1:8600"
 

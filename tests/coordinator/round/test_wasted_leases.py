@@ -45,7 +45,7 @@ def test_an_update_ends_the_rest_of_an_agent() -> None:
     run_phase(machine, 1)
     assert (
         machine.round.agents["a"].explain_rest("train", 2)
-        == "its last 1 tasks timed out, so it is not selected until round 2"
+        == "1 task timed out, so it is not selected until round 2"
     )
     machine.begin("a")
     machine.arrive("a")
