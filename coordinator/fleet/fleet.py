@@ -384,7 +384,9 @@ class Fleet:
                 on.UpdateRefused(self.clock(), key, offer.attempt, chunk.transfer, str(error))
             )
             return
-        loss = float(update.notes["loss"]) if update.work == "train" else math.nan
+        # the notes of an update that outlasts its phase are not checked
+        checked = update.work == "train" and not state.outlasting
+        loss = float(update.notes["loss"]) if checked else math.nan
         self.driver.handle(
             on.UpdateCame(
                 self.clock(), key, offer.attempt, chunk.transfer, offer.manifest.sha256, loss

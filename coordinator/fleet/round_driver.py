@@ -275,9 +275,10 @@ class Driver:
         self.handle(began)
 
     def end(self) -> None:
-        """Clean up after a phase has closed."""
-        self.inbox.expect({}, hold=[state.key for state in list_carried_tasks(self.round)])
-        self.inbox.forget(TEMPORARY)
+        """Clean up after a phase has closed. The transfers of its probes continue."""
+        carried = [state.key for state in list_carried_tasks(self.round)]
+        self.inbox.expect({}, hold=carried)
+        self.inbox.forget(TEMPORARY, keep=carried)
         self._collectors.pop(self.phase.work, None)  # frees its total
 
     def collect(self, work: Work, collector: Collector) -> None:

@@ -232,7 +232,12 @@ def train(training: Training) -> Trained:
     run.defences.write()
     fleet.inbox.reserve = measure_growth(run, training.state)  # for the weights of this round
     folded, settled = training.folded, fleet.round.settled
-    late = [state for state in fleet.late if state.task.round == number]
+    late = [
+        state
+        for state in fleet.late
+        # a resumed round may have probes of its calibration or evaluation
+        if (state.task.round, state.task.work) == (number, "train")
+    ]
     probes = [
         structs.replace(state, outcome=state.outcome or "late") for state in late if state.probe
     ]

@@ -125,7 +125,8 @@ def dismiss_agents(run: RunContext) -> None:
     reason = "the run is over"
     if late := tuple(state.key for state in run.fleet.late if not state.outcome):
         run.fleet.driver.handle(TasksDropped(run.fleet.clock(), late, reason, round=False))
-    run.fleet.inbox.forget("round-*")
+    run.fleet.inbox.expect({})
+    run.fleet.inbox.forget("*")
     run.fleet.dismiss(reason, SIGN_OFF if run.fleet.round.rules.durable else 0.0)
 
 
