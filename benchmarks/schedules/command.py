@@ -340,7 +340,7 @@ def try_schedules(
             say(f"    {fault}")
         say(
             "    line for tests/benchmarks/failed_schedules.jsonl: "
-            f"{msgspec.json.encode(shortest).decode()}"
+            f"{msgspec.json.encode({'found': why, 'schedule': shortest}).decode()}"
         )
     rate = round((found.schedules - before) / (time.perf_counter() - start), 2)
     faults = sum(found.faults.values())
