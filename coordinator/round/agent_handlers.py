@@ -58,8 +58,7 @@ def connect(r: Round, e: on.AgentConnected, out: list[Action]) -> Round:
     r = replace(r, due=min(r.due, r.now + SILENCE))
     for task in list_tasks(r, e.agent):
         if task.open:
-            # a new process starts the task over, within the maximum of the lease
-            task = replace(task, lost=-1.0, moved=r.now if restarted else task.moved)
+            task = task.return_at(r.now, restarted=restarted)
             r = remind(put_due_task(r, task), task, REMIND_RETURNED, out)
     return r
 
@@ -134,7 +133,7 @@ def record_heartbeat(r: Round, e: on.AgentBeat, out: list[Action]) -> Round:
         if not state.open:
             continue
         if state.lost >= 0:
-            r = put_due_task(r, replace(state, lost=-1.0))
+            r = put_due_task(r, state.return_at(r.now))
         if (
             e.round in (0, key.round)
             and e.work in ("", key.work)

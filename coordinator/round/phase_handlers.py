@@ -195,6 +195,7 @@ def restart_lease(state: TaskState, now: float) -> TaskState:
         waited=0.0,
         waiting=-1.0,
         lost=now if state.lost >= 0 else -1.0,
+        returns=0,
         late=False,
         resumed=True,
     )

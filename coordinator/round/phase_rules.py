@@ -108,8 +108,9 @@ def compute_lease(r: Round, agent: Agent, work: Work, seconds: float) -> float:
 
 
 def count_wasted(r: Round, state: TaskState, *, lenient: bool = False) -> Round:
-    """Count a wasted lease of an agent that was online and delivered nothing of this kind of work
-    in the phase, at most once per phase. It sits out the next rounds (see `Wasted`).
+    """Count a wasted lease of an agent that was online, or came and went, and delivered nothing of
+    this kind of work in the phase, at most once per phase. It sits out the next rounds (see
+    `Wasted`).
 
     lenient: the first one has no consequence.
     """
@@ -120,7 +121,8 @@ def count_wasted(r: Round, state: TaskState, *, lenient: bool = False) -> Round:
     delivered = any(
         r.tasks[key].came for key in agent.tasks if key.work == work and r.tasks[key].place >= 0
     )
-    if state.lost >= 0 or delivered or (before is not None and before.round == number):
+    excused = delivered or (state.lost >= 0 and not state.unsteady)
+    if excused or (before is not None and before.round == number):
         return r
     leases = before.leases + 1 if before is not None else 0 if lenient else 1
     agent = replace(agent, wasted={**agent.wasted, work: Wasted(leases, number)})

@@ -15,6 +15,7 @@ __all__ = ["MAX_LEASES", "Planned", "Spare", "TaskState"]
 MAX_LEASES = 4.0  # maximum number of leases of a task, even if its agent reports progress
 UPLOAD_IDLE = 30.0  # seconds without a chunk after which an upload counts as stopped
 MISSED_BEATS = 2.5  # heartbeats without progress after which an agent counts as stopped
+MAX_RETURNS = 2  # returns to a task from which on a lost agent gets no more time
 
 Stage: TypeAlias = Literal["asked", "whole", "folding", "done"]
 
@@ -59,6 +60,7 @@ class TaskState(Struct, frozen=True):
     moved: time of that sign.
     sent: time of the last chunk of its update; minus infinity before the first.
     lost: time when its agent was lost; negative while it is connected.
+    returns: number of times that its agent came back or restarted.
     late: whether its lease expired. It no longer counts toward the quorum, but its update is
         accepted while the phase is open.
     waiting: time since when its update waits for an upload slot; negative while it does not.
@@ -81,6 +83,7 @@ class TaskState(Struct, frozen=True):
     moved: float = 0.0
     sent: float = -math.inf
     lost: float = -1.0
+    returns: int = 0
     late: bool = False
     waiting: float = -1.0
     waited: float = 0.0
@@ -121,14 +124,19 @@ class TaskState(Struct, frozen=True):
         return self.stage in ("whole", "folding") or self.outcome == "folded"
 
     @property
+    def unsteady(self) -> bool:
+        """True if its agent comes and goes, so that its absence excuses it no longer."""
+        return self.returns >= MAX_RETURNS
+
+    @property
     def due(self) -> float:
         """The time when its lease ends unless there is progress. A lost agent gets the maximum,
-        since it cannot report progress.
+        since it cannot report progress, unless it comes and goes.
         """
         lease, began = self.task.lease, self.asked + self.waited
         if not lease or self.waiting >= 0:
             return math.inf
-        if self.lost >= 0:
+        if self.lost >= 0 and not self.unsteady:
             return began + MAX_LEASES * lease
         return min(
             max(
@@ -149,9 +157,19 @@ class TaskState(Struct, frozen=True):
             asked=now,
             moved=now,
             waited=0.0,
+            returns=0,
             late=False,
             resumed=True,
         )
+
+    def return_at(self, now: float, *, restarted: bool = False) -> TaskState:
+        """Return the same task after its agent came back or restarted. A new process starts the
+        task over, so that its first restart counts as progress.
+        """
+        if self.lost < 0 and not restarted:
+            return self
+        moved = now if restarted and not self.returns else self.moved
+        return replace(self, lost=-1.0, returns=self.returns + 1, moved=moved)
 
     def elapsed(self, now: float) -> float:
         """Return the seconds since it was sent, without those spent waiting for upload slots."""

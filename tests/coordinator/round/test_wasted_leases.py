@@ -82,6 +82,23 @@ def test_an_agent_that_keeps_reconnecting_does_not_keep_a_phase_open() -> None:
     assert machine.now <= until + 2
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("period", [1.0, 5.0, 19.0])
+def test_an_agent_that_comes_and_goes_becomes_a_suspect(period: float, restarts: bool) -> None:
+    """Its absence does not excuse it, and its restarts count once as progress."""
+    machine = Machine(agents="ab").begin("ab", 5.0)
+    machine.arrive("b")
+    began, session = machine.now, 0
+    while not machine.closing:
+        machine.see(on.AgentLeft(machine.now, "a", f"s{session or ''}", "went away"))
+        machine.wait(period)
+        machine.beat("b")
+        session += restarts
+        machine.see(on.AgentConnected(machine.now, "a", f"s{session or ''}"))
+    assert machine.now - began <= 2 * FIRST_LEASE + period
+    assert machine.round.agents["a"].suspect
+
+
 def test_a_claim_does_not_shorten_the_lease_of_another_measured_agent() -> None:
     machine = Machine(agents="ab")
     tasks = tuple(
