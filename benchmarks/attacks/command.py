@@ -52,7 +52,13 @@ CALM, CALM_TLS = "undisturbed", "undisturbed, TLS"
 EVERY = 10  # runs between two undisturbed ones, because the speed of a machine changes
 NEAREST = 4  # undisturbed runs around a run, to compare it with
 SLOWED = 2.0  # most seconds of an honest round beside one of HOLDING, relative to undisturbed ones
-HOLDING = ("claims 1e-12 seconds a step", "mute", "mute every second round", "drips")
+HOLDING = (
+    "claims 1e-12 seconds a step",
+    "mute",
+    "mute every second round",
+    "drips",
+    "comes and goes",
+)
 
 
 def do_nothing(trial: Trial) -> None:

@@ -26,6 +26,7 @@ ROUNDS = 10  # the attack of an agent lasts for all of them
 # that was never measured
 DEADLINE = 4.0
 DRIP = 1.0  # seconds between two chunks of an agent that drips
+RESTART = 2.0  # seconds between two processes of an agent that comes and goes
 BURST = 50  # messages of a flood per turn
 PATIENCE = 30.0  # seconds: limit of a round during a flood, whose agents answer unless suspended
 
@@ -150,6 +151,20 @@ def drip(trial: Trial) -> None:
     alter_messages(hold)(trial)
 
 
+def come_and_go(trial: Trial) -> None:
+    """Answer no task, and come back as a new process all the time."""
+    stay_mute(1)(trial)
+    due = time.monotonic() + RESTART
+
+    def restart() -> None:
+        nonlocal due
+        if time.monotonic() >= due and trial.fleet.sockets[LIAR].client.is_connected():
+            due = time.monotonic() + RESTART
+            trial.fleet.sockets[LIAR].kill()
+
+    trial.each_turn.append(restart)
+
+
 # ---- floods --------------------------------------------------------------------------------------
 
 
@@ -221,6 +236,7 @@ ATTACKERS: Mapping[str, Scenario] = MappingProxyType(
         "mute": stay_mute(1),
         "mute every second round": stay_mute(2),
         "drips": drip,
+        "comes and goes": come_and_go,
         "flood of heartbeats": flood(make_beat),
         "flood of noise": flood(make_noise),
         "flood of offers": flood(make_offer),
