@@ -1,52 +1,71 @@
-"""`python -m benchmarks NAME [--format json]`: all benchmarks by name."""
+"""`python -m benchmarks NAME [--format json]`: all benchmarks by name. A benchmark is imported only
+when it runs.
+"""
 
 from __future__ import annotations
 
 import click
 
-from benchmarks import (
-    aggregation,
-    asynchrony,
-    broker,
-    core,
-    encoding,
-    fuzz,
-    inference,
-    methods,
-    pacing,
-    predict,
-    scale,
-)
-from benchmarks.attacks import command as attacks
-from benchmarks.bitflips import command as bitflips
-from benchmarks.docs import command as docs
-from benchmarks.faults import command as faults
-from benchmarks.floods import command as floods
-from benchmarks.schedules import command as schedules
+from federated.runtime.console import LazyCommand, LazyGroup
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {
+    "aggregation": LazyCommand(
+        "benchmarks.aggregation:command", "Compare the speed of aggregation with other projects."
+    ),
+    "async": LazyCommand(
+        "benchmarks.asynchrony:command", "Compare synchronous and buffered rounds."
+    ),
+    "attacks": LazyCommand(
+        "benchmarks.attacks.command:command", "Attack runs, and check that they survive."
+    ),
+    "bitflips": LazyCommand(
+        "benchmarks.bitflips.command:command",
+        "Flip bits in the files of an interrupted run, and resume it.",
+    ),
+    "broker": LazyCommand(
+        "benchmarks.broker:command", "Measure a broker that distributes weights."
+    ),
+    "codec": LazyCommand(
+        "benchmarks.encoding:command", "Time the encoding and decoding of 45 MB of weights."
+    ),
+    "core": LazyCommand(
+        "benchmarks.core:command", "Measure how fast the coordinator processes an event."
+    ),
+    "docs": LazyCommand(
+        "benchmarks.docs.command:command", "Update the generated tables of the documentation."
+    ),
+    "faults": LazyCommand(
+        "benchmarks.faults.command:command",
+        "Inject faults into a fleet, and check that it recovers.",
+    ),
+    "floods": LazyCommand(
+        "benchmarks.floods.command:command",
+        "Flood a run with requests, and measure how it slows down.",
+    ),
+    "fuzz": LazyCommand(
+        "benchmarks.fuzz:command", "Test every decoder with a coverage-guided fuzzer."
+    ),
+    "inference": LazyCommand(
+        "benchmarks.inference:command", "Time inference with exported networks and with PyTorch."
+    ),
+    "methods": LazyCommand("benchmarks.methods:command", "Compare all methods in one experiment."),
+    "pacing": LazyCommand("benchmarks.pacing:command", "Train on four agents of unequal speed."),
+    "predict": LazyCommand(
+        "benchmarks.predict:command", "Compare predicted with measured training steps."
+    ),
+    "scale": LazyCommand("benchmarks.scale:command", "Connect many agents to one coordinator."),
+    "schedules": LazyCommand(
+        "benchmarks.schedules.command:command", "Simulate fleets with random faults."
+    ),
+}
 
 
-@click.group()
+@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Run a benchmark on this machine."""
 
-
-main.add_command(aggregation.command)
-main.add_command(asynchrony.command)
-main.add_command(attacks.command)
-main.add_command(bitflips.command)
-main.add_command(broker.command)
-main.add_command(core.command)
-main.add_command(docs.command)
-main.add_command(encoding.command)
-main.add_command(faults.command)
-main.add_command(floods.command)
-main.add_command(fuzz.command)
-main.add_command(inference.command)
-main.add_command(methods.command)
-main.add_command(pacing.command)
-main.add_command(predict.command)
-main.add_command(scale.command)
-main.add_command(schedules.command)
 
 if __name__ == "__main__":
     main()

@@ -131,13 +131,14 @@ def count_tensors(task: Mapping[str, Any]) -> Callable[[], object]:
     multiple=True,
     type=click.Choice([*PEERS, "none"]),
     default=tuple(PEERS),
-    help="other project to compare with; may be repeated (default: all)",
+    help="other project to compare with; may be repeated  [default: all]",
 )
 @FORMAT
 def command(peers: tuple[str, ...], form: str) -> None:
-    """Time the aggregation of ResNet-18 updates beside other projects, in processor time.
+    """Compare the speed of aggregation with other projects.
 
-    The first run installs those projects into the user's cache.
+    Aggregate updates of a ResNet-18, and print the processor time. The first run installs the other
+    projects into the user's cache.
     """
     with report_errors("python -m benchmarks aggregation", "coordinator", "interrupted"):
         chosen = [peer for peer in peers if peer in PEERS]

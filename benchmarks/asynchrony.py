@@ -173,17 +173,22 @@ def format_table(rows: Sequence[Row]) -> list[str]:
     default=0.005,
     show_default=True,
     metavar="SECONDS",
-    help="length of a time unit; devices train for 100, 200 or 400 units per round",
+    help="length of a time unit; devices take 100, 200 or 400 units per round",
 )
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="seed of the data and the networks"
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="seed of the data and the networks",
 )
 @FORMAT
 def command(unit: float, seed: int, form: str) -> None:
     """Compare synchronous and buffered rounds.
 
-    Devices have three speeds. Print the time until both modes reach the same number of updates, and
-    the same accuracy.
+    Devices have three speeds. Print the time in which each mode reaches the same number of updates,
+    and the same accuracy.
     """
     say = speaker(form)
     with (

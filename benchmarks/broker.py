@@ -35,19 +35,22 @@ RUN, SUBMODEL = "bench", "w1"
     type=click.Choice(["mosquitto", "embedded"]),
     default="embedded",
     show_default=True,
+    help="broker to start",
 )
 @click.option(
     "--versions",
     type=click.IntRange(min=2),
     default=50,
     show_default=True,
-    help="versions, published and withdrawn one after the other",
+    metavar="N",
+    help="number of versions",
 )
 @click.option(
     "--size",
     type=click.IntRange(min=1),
     default=45,
     show_default=True,
+    metavar="N",
     help="size of a version in MB",
 )
 @click.option(
@@ -55,12 +58,15 @@ RUN, SUBMODEL = "bench", "w1"
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
+    metavar="N",
     help="agents that download each version at the same time",
 )
 @FORMAT
 def command(kind: str, versions: int, size: int, agents: int, form: str) -> None:
-    """Publish, download and withdraw versions of weights. Print the broker's memory (MB) and the
-    download time.
+    """Measure a broker that distributes weights.
+
+    Publish versions of the weights one after another. Agents download each, then it is deleted.
+    Print the broker's memory (MB) and the download time.
     """
     with (
         report_errors("python -m benchmarks broker", "coordinator", "interrupted"),

@@ -169,14 +169,21 @@ def format_row(row: Row) -> str:
     default=AGENTS,
     show_default=True,
     metavar="N",
-    help="agents at work at the same time; may be repeated",
+    help="number of agents that train at the same time; may be repeated",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="seed of the order of updates")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="seed of the order of updates",
+)
 @FORMAT
 def command(agents: tuple[int, ...], seed: int, form: str) -> None:
-    """Time the processing of an event by the coordinator.
+    """Measure how fast the coordinator processes an event.
 
-    Network, disk and model are left out.
+    Only the decisions of a round are timed, without network, disk and model.
     """
     with report_errors("python -m benchmarks core", "coordinator", "interrupted"):
         say, rows = speaker(form), list[Row]()

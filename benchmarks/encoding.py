@@ -39,5 +39,8 @@ def measure() -> list[Row]:
 @click.command("codec")
 @FORMAT
 def command(form: str) -> None:
-    """Time the encoding and decoding of 45 MB of weights beside one copy."""
+    """Time the encoding and decoding of 45 MB of weights.
+
+    The time of one copy in memory is measured for comparison.
+    """
     print_rows(measure(), form)

@@ -132,21 +132,28 @@ def format_table(rows: list[FuzzResult]) -> list[str]:
     type=click.IntRange(min=1),
     default=1_000_000,
     show_default=True,
-    help="inputs of all decoders together",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="seed of the fuzzer")
-@click.option(
-    "--decoder", "names", multiple=True, metavar="NAME", help="only this decoder; may be repeated"
+    metavar="N",
+    help="number of inputs, over all decoders",
 )
 @click.option(
-    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the corpora here"
+    "--seed", type=int, default=0, show_default=True, metavar="N", help="seed of the fuzzer"
+)
+@click.option(
+    "--decoder",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="test only this decoder; may be repeated",
+)
+@click.option(
+    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the corpora in this folder"
 )
 @FORMAT
 def command(inputs: int, seed: int, names: tuple[str, ...], keep: Path | None, form: str) -> None:
     """Test every decoder with a coverage-guided fuzzer.
 
-    The fuzzer derives inputs from real ones. Check for crashes, and for memory above the declared
-    limit.
+    The fuzzer mutates real inputs. A decoder fails if it crashes, or uses more memory than its
+    declared limit.
     """
     with (
         report_errors("python -m benchmarks fuzz", "fuzz", "interrupted"),

@@ -272,20 +272,30 @@ def format_table(speeds: list[Speed], accuracy: Accuracy) -> list[str]:
     default="resnet-small",
     show_default=True,
     metavar="NAME",
-    help="network to train for the accuracy",
+    help="network whose accuracy is measured",
 )
 @click.option(
     "--data", default="digits", show_default=True, metavar="NAME|PATH", help="data set to train on"
 )
 @click.option(
-    "--data-root", type=click.Path(path_type=Path), metavar="DIR", help="folder of named data sets"
+    "--data-root",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="folder of named data sets; missing ones are downloaded",
 )
-@click.option("--steps", default=300, show_default=True, metavar="N", help="training steps")
+@click.option(
+    "--steps",
+    default=300,
+    show_default=True,
+    metavar="N",
+    help="number of steps to train this network",
+)
 @FORMAT
 def command(model: str, data: str, data_root: Path | None, steps: int, form: str) -> None:
     """Time inference with exported networks and with PyTorch.
 
-    One thread predicts one example at a time. Also measure the accuracy that int8 loses.
+    One thread predicts one example at a time. Also train a network, and measure the accuracy that
+    it loses in int8.
     """
     with (
         report_errors("python -m benchmarks inference", "export", "interrupted"),

@@ -116,20 +116,20 @@ def format_result(one: Result) -> str:
 
 
 @click.command("methods")
-@click.option("--only", metavar="NAME,...", help="run only these methods  [default: all]")
+@click.option("--only", metavar="NAME,...", help="compare only these methods  [default: all]")
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="change a setting of the experiment, such as rounds=20 or data.root=DIR",
+    help="setting of the experiment, such as rounds=20 or data.root=DIR; may be repeated",
 )
 @FORMAT
 def command(only: str | None, settings: tuple[str, ...], form: str) -> None:
     """Compare all methods in one experiment.
 
     Run benchmarks/experiments/methods.toml with every method. Print the accuracy of the largest
-    submodel, of the worst one and on average, before and after local training.
+    submodel, of the worst submodel, and the mean over submodels, before and after local training.
     """
     with (
         report_errors("python -m benchmarks methods", "simulate", "interrupted"),

@@ -357,14 +357,17 @@ def format_conclusion(made: Pacing) -> list[str]:
 
 @click.command("pacing")
 @click.option(
-    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the run and logs here"
+    "--keep",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="keep the run and the logs in this folder",
 )
 @FORMAT
 def command(keep: Path | None, form: str) -> None:
     """Train on four agents of unequal speed.
 
-    They have 1, 0.4, 0.2 and 0.1 processors. Print their submodels, their times per round, and the
-    effect when an agent slows down.
+    The agents have 1, 0.4, 0.2 and 0.1 processors. Print their submodels, their times per round,
+    and what changes after one of them slows down.
     """
     with (
         report_errors("python -m benchmarks pacing", "coordinator", "interrupted"),

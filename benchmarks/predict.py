@@ -227,35 +227,36 @@ def format_summary(one: Summary) -> str:
 
 
 @click.command("predict")
-@click.option("--seed", default=7, show_default=True, help="seed of the submodels")
+@click.option("--seed", default=7, show_default=True, metavar="N", help="seed of the submodels")
 @click.option(
     "--count",
     default=24,
     show_default=True,
     type=click.IntRange(min=1),
     metavar="N",
-    help="submodels per family",
+    help="number of submodels per family",
 )
 @click.option(
     "--families",
     default=",".join(FAMILIES),
     show_default=True,
     metavar="NAME,...",
-    help="families or presets for images",
+    help="families or presets of networks for images",
 )
 @click.option(
     "--batch",
     default=32,
     show_default=True,
     type=click.IntRange(min=2),
+    metavar="N",
     help="examples per training step",
 )
 @FORMAT
 def command(seed: int, count: int, families: str, batch: int, form: str) -> None:
-    """Compare predicted and measured training steps.
+    """Compare predicted with measured training steps.
 
-    Predict the time and memory of random submodels from measurements of three small ones, then
-    measure them.
+    Predict the time and memory of random submodels from measurements of three small ones. Then
+    measure the random submodels.
     """
     with report_errors("python -m benchmarks predict", "train", "interrupted"):
         say, rows, found = speaker(form), list[Row](), list[Summary]()

@@ -363,10 +363,20 @@ def format_conclusion(made: Scale) -> list[str]:
 
 @click.command("scale")
 @click.option(
-    "--agents", type=click.IntRange(min=2), default=1000, show_default=True, help="number of agents"
+    "--agents",
+    type=click.IntRange(min=2),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="number of agents",
 )
 @click.option(
-    "--rounds", type=click.IntRange(min=1), default=20, show_default=True, help="number of rounds"
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="number of rounds",
 )
 @click.option(
     "--broker",
@@ -374,13 +384,20 @@ def format_conclusion(made: Scale) -> list[str]:
     type=click.Choice(["mosquitto", "embedded"]),
     default="mosquitto",
     show_default=True,
+    help="broker to start",
 )
 @click.option(
-    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the run and logs here"
+    "--keep",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="keep the run and the logs in this folder",
 )
 @FORMAT
 def command(agents: int, rounds: int, kind: str, keep: Path | None, form: str) -> None:
-    """Connect many agents to one coordinator. Print lost updates, times per round, and memory."""
+    """Connect many agents to one coordinator.
+
+    Print the number of lost updates, the times per round, and the memory.
+    """
     with (
         report_errors("python -m benchmarks scale", "coordinator", "interrupted"),
         ExitStack() as stack,

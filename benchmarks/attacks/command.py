@@ -267,23 +267,45 @@ def find_calm(name: str) -> str:
 
 @click.command("attacks")
 @click.option(
-    "--attack", "names", multiple=True, metavar="NAME", help="only this one; may be repeated"
+    "--attack", "names", multiple=True, metavar="NAME", help="run only this attack; may be repeated"
 )
 @click.option(
-    "--times", type=click.IntRange(min=1), default=10, show_default=True, help="runs of each"
+    "--times",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="number of runs with each attack",
 )
 @click.option(
-    "--pairs", type=click.IntRange(min=0), default=0, show_default=True, help="runs with two"
+    "--pairs",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="number of runs with two attacks at once",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="seed of instants and pairs")
 @click.option(
-    "--beside", type=click.IntRange(min=1), default=2, show_default=True, help="concurrent runs"
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="seed of the times of the attacks, and of the pairs",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="number of concurrent runs",
 )
 @click.option(
     "--log",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="save the results here and resume from them",
+    help="save the results in this file, and resume from it",
 )
 @FORMAT
 def command(
@@ -291,12 +313,15 @@ def command(
     times: int,
     pairs: int,
     seed: int,
-    beside: int,
+    workers: int,
     log: Path | None,
     form: str,
 ) -> None:
-    """Attack runs as liars, silent agents and strangers, damage their files and processes, and
-    count what was lost, doubled or admitted.
+    """Attack runs, and check that they survive.
+
+    The attackers are malicious agents, silent agents, and strangers without a certificate. Other
+    attacks damage files and kill processes. Count updates that were lost or counted twice, and
+    attackers that were admitted.
     """
     with report_errors("python -m benchmarks attacks", "coordinator", "interrupted"):
         jobs, say = list_jobs(choose(names), times, pairs, seed), speaker(form)
@@ -308,7 +333,7 @@ def command(
             tempfile.TemporaryDirectory(
                 prefix="espalier-attacks-", ignore_cleanup_errors=True
             ) as folder,
-            ProcessPoolExecutor(beside) as pool,
+            ProcessPoolExecutor(workers) as pool,
         ):
             work = [
                 (name, Path(folder) / str(at), one, "mosquitto")

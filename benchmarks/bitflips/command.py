@@ -59,27 +59,40 @@ def run_job(job: tuple[Flip, str]) -> Outcome:
 
 @click.command("bitflips")
 @click.option(
-    "--count", type=click.IntRange(min=1), default=200, show_default=True, help="number of flips"
+    "--count",
+    type=click.IntRange(min=1),
+    default=200,
+    show_default=True,
+    metavar="N",
+    help="number of bits to flip",
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), help="of the flips  [default: random and printed]"
+    "--seed",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="seed that selects the bits  [default: random; it is printed]",
 )
 @click.option(
-    "--beside", type=click.IntRange(min=1), default=2, show_default=True, help="number of processes"
+    "--workers",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="number of processes",
 )
 @FORMAT
-def command(count: int, seed: int | None, beside: int, form: str) -> None:
-    """Flip one bit at a time in the files of an interrupted run, and resume it.
+def command(count: int, seed: int | None, workers: int, form: str) -> None:
+    """Flip bits in the files of an interrupted run, and resume it.
 
-    Check that damage of checkpoints, snapshots, received updates and database rows is found, and
-    that no damage is trained on.
+    Each trial flips one bit in a checkpoint, a snapshot, a received update or a row of the
+    database. Check that the damage is detected, and that no damaged weights are trained.
     """
     with report_errors("python -m benchmarks bitflips", "coordinator", "interrupted"):
         say = speaker(form)
         seed = secrets.randbelow(2**31) if seed is None else seed
         flips = draw_flips(count, seed, find_stops())
         say(f"seed {seed}, {count} flips")
-        with ProcessPoolExecutor(beside) as pool:
+        with ProcessPoolExecutor(workers) as pool:
             stops = sorted({flip.stop for flip in flips})
             undamaged = dict(zip(stops, pool.map(run_undamaged, stops), strict=True))
             outcomes = list(pool.map(run_job, [(flip, undamaged[flip.stop]) for flip in flips]))

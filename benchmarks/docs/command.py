@@ -68,12 +68,12 @@ def find_outdated() -> dict[Path, str]:
 
 
 @click.command("docs")
-@click.option("--check", is_flag=True, help="Write nothing; fail if a page is out of date")
+@click.option("--check", is_flag=True, help="write nothing; fail if a page is out of date")
 @click.option(
-    "--picture", is_flag=True, help="Also record docs/live_view.svg; this takes about two minutes"
+    "--picture", is_flag=True, help="also record docs/live_view.svg, which takes about two minutes"
 )
 def command(check: bool, picture: bool) -> None:
-    """Update the generated tables of the documentation, one per catalogue."""
+    """Update the generated tables of the documentation."""
     with report_errors("python -m benchmarks docs", "train", "interrupted"):
         outdated = find_outdated()
         if check and outdated:

@@ -104,33 +104,50 @@ def choose_scenarios(names: Sequence[str], kind: str) -> list[str]:
 
 @click.command("faults")
 @click.option(
-    "--scenario", "names", multiple=True, metavar="NAME", help="only this scenario; may be repeated"
+    "--scenario",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="run only this scenario; may be repeated",
 )
 @click.option(
     "--times",
     type=click.IntRange(min=1),
     default=10,
     show_default=True,
-    help="runs of each scenario",
+    metavar="N",
+    help="number of runs of each scenario",
 )
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="seed of the times of the faults"
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="seed of the times of the faults",
 )
-@click.option(
-    "--only", type=int, metavar="SEED", help="run once with this seed, to repeat an earlier run"
-)
+@click.option("--only", type=int, metavar="SEED", help="repeat the run that had this seed")
 @click.option(
     "--broker",
     "kind",
     type=click.Choice(["mosquitto", "embedded"]),
     default="mosquitto",
     show_default=True,
+    help="broker to start",
 )
 @click.option(
-    "--beside", type=click.IntRange(min=1), default=2, show_default=True, help="concurrent runs"
+    "--workers",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="number of concurrent runs",
 )
 @click.option(
-    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the runs and logs here"
+    "--keep",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="keep the runs and the logs in this folder",
 )
 @FORMAT
 def command(
@@ -139,14 +156,14 @@ def command(
     seed: int,
     only: int | None,
     kind: str,
-    beside: int,
+    workers: int,
     keep: Path | None,
     form: str,
 ) -> None:
     """Inject faults into a fleet, and check that it recovers.
 
-    Faults hit the coordinator, the broker, agents, links and disks. Count lost and doubled updates,
-    and measure the time to recover.
+    Faults hit the coordinator, the broker, agents, links and disks. Count updates that were lost or
+    counted twice, and measure the time to recover.
     """
     with (
         report_errors("python -m benchmarks faults", "coordinator", "interrupted"),
@@ -175,7 +192,7 @@ def command(
             for number in range(times if only is None else 1)
         ]
         outcomes = list[Outcome]()
-        with ProcessPoolExecutor(beside) as pool:
+        with ProcessPoolExecutor(workers) as pool:
             for outcome in pool.map(run_job, jobs):
                 outcomes.append(outcome)
                 fault = f": {outcome.why}" if outcome.why else ""

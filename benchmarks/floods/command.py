@@ -222,13 +222,16 @@ def read_log(log: Path | None) -> list[Row]:
 
 
 @click.command("floods")
-@click.option("--flood", "names", multiple=True, metavar="NAME", help="only this one; repeatable")
+@click.option(
+    "--flood", "names", multiple=True, metavar="NAME", help="run only this flood; may be repeated"
+)
 @click.option(
     "--times",
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
-    help="rounds and enrolments with a flood, and as many without",
+    metavar="N",
+    help="rounds and enrolments to measure, during the flood and as many without it",
 )
 @click.option(
     "--model",
@@ -241,13 +244,13 @@ def read_log(log: Path | None) -> list[Row]:
     "--revocations",
     type=click.IntRange(min=1),
     metavar="N",
-    help="instead, revoke N agents that are connected to mosquitto",
+    help="run no flood: revoke N agents that are connected to mosquitto",
 )
 @click.option(
     "--log",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="save the rows here and resume from them",
+    help="save the results in this file, and resume from it",
 )
 @FORMAT
 def command(
@@ -258,7 +261,11 @@ def command(
     log: Path | None,
     form: str,
 ) -> None:
-    """Flood a run from a processor of its own. Measure rounds, honest enrolments and memory."""
+    """Flood a run with requests, and measure how it slows down.
+
+    The attacker has a processor of its own. Measure the times of rounds and of honest enrolments,
+    and the memory.
+    """
     with (
         report_errors("python -m benchmarks floods", "coordinator", "interrupted"),
         tempfile.TemporaryDirectory(

@@ -246,22 +246,26 @@ def group(jobs: Iterator[Job], count: int) -> Iterator[list[Job]]:
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
+    metavar="N",
     help="number of schedules",
 )
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
-    help="seed of the first schedule, counted up for the next  [default: random and printed]",
+    metavar="N",
+    help="seed of the first schedule; each next one adds 1  [default: random; it is printed]",
 )
 @click.option(
-    "--planted", is_flag=True, help="inject each known defect, and run schedules until one finds it"
+    "--planted",
+    is_flag=True,
+    help="plant each known defect in the code, and run schedules until one finds it",
 )
 @click.option(
     "--defect",
     "names",
     multiple=True,
     metavar="NAME",
-    help="inject only this defect; may be repeated",
+    help="plant only this defect; may be repeated",
 )
 @click.option(
     "--replay",
@@ -273,10 +277,15 @@ def group(jobs: Iterator[Job], count: int) -> Iterator[list[Job]]:
     "--log",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="save the counts in this file, and resume from it",
+    help="save the results in this file, and resume from it",
 )
 @click.option(
-    "--beside", type=click.IntRange(min=1), default=2, show_default=True, help="number of processes"
+    "--workers",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="number of processes",
 )
 @FORMAT
 def command(
@@ -286,13 +295,13 @@ def command(
     names: tuple[str, ...],
     replay: int | None,
     log: Path | None,
-    beside: int,
+    workers: int,
     form: str,
 ) -> None:
     """Simulate fleets with random faults.
 
-    Time is virtual, and a seed draws the faults. Check that no update is lost or counted twice,
-    that a restart restores the same state, and that no run stalls.
+    A schedule is a simulated run in virtual time, with faults that its seed selects. Check that no
+    update is lost or counted twice, that a restart restores the same state, and that no run stalls.
     """
     with report_errors("python -m benchmarks schedules", "coordinator", "interrupted"):
         if replay is not None:
@@ -307,7 +316,7 @@ def command(
             f"seed {first}; replaced: {', '.join(REPLACED)}, the links, the broker and the task "
             "runner"
         )
-        with ProcessPoolExecutor(beside) as pool:
+        with ProcessPoolExecutor(workers) as pool:
             done = (
                 try_defects(pool, names, first, count, say)
                 if planted or names

@@ -37,7 +37,7 @@ __all__ = ["assign"]
     "--examples",
     type=click.IntRange(min=1),
     metavar="N",
-    help="number of examples on each device  [default: from its profile]",
+    help="number of examples on each device  [default: that of its profile]",
 )
 @config_flag("--deadline", key="fleet.deadline", type=float, metavar="S")
 @config_flag("--select", key="fleet.select", metavar="EXPR")
@@ -53,7 +53,7 @@ __all__ = ["assign"]
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="a setting of the configuration, such as method.widths=[0.5,1.0]; may be repeated",
+    help="setting of the configuration, such as method.widths=[0.5,1.0]; may be repeated",
 )
 @FORMAT
 def assign(
@@ -67,7 +67,7 @@ def assign(
     """Show which submodel each profiled device would get.
 
     List every submodel with its predicted time and memory on each device, and the reason for the
-    choice. This needs no broker and no fleet.
+    choice. No broker and no connected device is needed.
     """
     with print_errors("assign"):
         from coordinator.run.config_sources import ConfigSources

@@ -38,7 +38,7 @@ __all__ = ["authority"]
 def authority(hosts: tuple[str, ...], target: Path | None, pki: str, form: str) -> None:
     """Show the fleet's certificate authority and the enrolled agents.
 
-    Create the authority if there is none.
+    The authority is created if there is none.
     """
     with print_errors("authority"):
         from coordinator.access.authority_folder import open_authority

@@ -16,22 +16,30 @@ __all__ = ["demo"]
 
 @click.command()
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="seed of data, networks and training"
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="seed of data, networks and training",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
+    metavar="N",
     help="number of rounds  [default: as many as the demo needs]",
 )
 @click.option(
-    "--no-limits", is_flag=True, help="do not limit the four agents, to compare their submodels"
+    "--no-limits",
+    is_flag=True,
+    help="do not limit the processors and the memory of the four devices",
 )
 @click.option(
     "--broker-kind",
     type=click.Choice(["auto", "mosquitto", "embedded"]),
     default="auto",
     show_default=True,
-    help="auto: mosquitto if it is installed, else the embedded broker",
+    help="broker to start; auto: mosquitto if it is installed, else the embedded broker",
 )
 @click.option(
     "--keep",
@@ -45,8 +53,8 @@ def demo(
 ) -> None:
     """Train on four simulated devices, and infer on a fifth.
 
-    Each device is a process on this machine with enforced limits. The four unequal devices learn
-    to classify handwritten digits together. The fifth has no PyTorch.
+    Each device is a process on this machine with limited processors and memory. The four unequal
+    devices learn together to classify handwritten digits. The fifth has no PyTorch.
     """
     with print_errors("demo"):
         from coordinator.simulate.demo_fleet import run_demo

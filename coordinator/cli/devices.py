@@ -19,7 +19,7 @@ __all__ = ["devices"]
 def devices(run: str | None, runs: Path, form: str) -> None:
     """Show the agents of RUN, their devices and submodels.
 
-    RUN defaults to the latest.
+    RUN defaults to the latest run.
     """
     with print_errors("devices"):
         from coordinator.views.agent_table import describe_agents, render_agents

@@ -22,13 +22,14 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 @click.option(
     "--host",
     metavar="HOST",
-    help="name or address by which the device reaches this machine  [default: where the "
-    "coordinator listens]",
+    help="name or address at which the device reaches this machine  [default: the address on "
+    "which the coordinator listens]",
 )
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
-    help=f"port where devices enrol  [default: the coordinator's, or {PORT}]",
+    metavar="PORT",
+    help=f"port on which devices enrol  [default: that of the last run, or else {PORT}]",
 )
 @click.option(
     "--valid",
@@ -40,9 +41,10 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 @PKI
 @FORMAT
 def enroll(name: str, host: str | None, port: int | None, valid: str, pki: str, form: str) -> None:
-    """Print a token with which one device enrols as NAME.
+    """Create a token that enrols one device as NAME.
 
-    The token works once, with `edge-agent join --token`. Create the authority if there is none.
+    The token works once, with `edge-agent join --token-file`. The certificate authority is created
+    if there is none.
     """
     with print_errors("enroll"):
         from coordinator.access.authority_folder import open_authority

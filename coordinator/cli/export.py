@@ -26,19 +26,21 @@ __all__ = ["export"]
     "wanted",
     multiple=True,
     metavar="NAME",
-    help="export only this submodel; may be repeated  [default: all calibrated ones]",
+    help="export only this submodel; may be repeated  [default: all that have batch norm "
+    "statistics]",
 )
 @click.option(
     "--int8/--no-int8",
     default=True,
     show_default=True,
-    help="also write each submodel in int8, if supported",
+    help="also write each submodel in int8, if that is supported",
 )
 @click.option(
     "--inputs",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="raw examples (.npz with x, and y if known) to check with  [default: the run's data]",
+    help="raw examples to check the networks with: .npz with x, and y if known  [default: the "
+    "run's data]",
 )
 @RUNS
 @FORMAT

@@ -28,8 +28,8 @@ __all__ = ["init_command"]
 def init_command(method: str | None, out: Path | None) -> None:
     """Write a configuration file with every setting explained.
 
-    All settings have their defaults. Start a run from it with `coordinator start --config
-    run.toml`.
+    All settings in it have their default values. To start a run from it, run `coordinator start
+    --config run.toml`.
     """
     with print_errors("init"):
         from coordinator.settings.config import METHOD

@@ -15,8 +15,8 @@ __all__ = ["log"]
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--agent", metavar="NAME", help="only events of this agent")
-@click.option("--round", "number", type=int, metavar="N", help="only events of this round")
+@click.option("--agent", metavar="NAME", help="show only events of this agent")
+@click.option("--round", "number", type=int, metavar="N", help="show only events of this round")
 @click.option(
     "-f",
     "--follow",
@@ -30,8 +30,8 @@ def log(
 ) -> None:
     """Show the events of RUN.
 
-    RUN defaults to the one in progress, else to the latest. Events are rounds, updates, rejections,
-    and agents that joined or left.
+    RUN defaults to the run in progress, or else to the latest run. Events are rounds,
+    updates, rejections, and agents that joined or left.
     """
     with print_errors("log"):
         from coordinator.store import run_lock

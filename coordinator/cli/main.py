@@ -34,7 +34,7 @@ COMMANDS = {
     ),
     "enroll": LazyCommand(
         "coordinator.cli.enroll:enroll",
-        "Print a token with which one device enrols as NAME.",
+        "Create a token that enrols one device as NAME.",
     ),
     "export": LazyCommand(
         "coordinator.cli.export:export",
@@ -54,11 +54,11 @@ COMMANDS = {
     ),
     "pause": LazyCommand(
         "coordinator.cli.pause:pause",
-        "Pause RUN after its current round, or resume it.",
+        "Pause RUN after its current round, or resume it with --off.",
     ),
     "plot": LazyCommand(
         "coordinator.cli.plot:plot",
-        "Plot RUN: accuracy by submodel, bytes, time by device, and assignment by round.",
+        "Plot accuracy, traffic, times and assignment of RUN.",
     ),
     "release": LazyCommand(
         "coordinator.cli.release:release",

@@ -16,8 +16,8 @@ __all__ = ["methods"]
 def methods(name: str | None, form: str) -> None:
     """List the federated methods and their papers, or explain NAME.
 
-    The explanation lists the method's settings, their defaults, and the laws that it satisfies.
-    NAME may be module:function.
+    The explanation lists the method's settings with their defaults, the properties (laws) that
+    tests check, and the modes that it supports. NAME may be module:function.
     """
     with print_errors("methods"):
         from coordinator.views.method_pages import (

@@ -14,13 +14,13 @@ __all__ = ["pause"]
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--off", is_flag=True, help="resume a paused run")
+@click.option("--off", is_flag=True, help="resume the paused run")
 @RUNS
 @FORMAT
 def pause(run: str | None, off: bool, runs: Path, form: str) -> None:
-    """Pause RUN after its current round, or resume it.
+    """Pause RUN after its current round, or resume it with --off.
 
-    RUN defaults to the one in progress.
+    RUN defaults to the run in progress.
     """
     with print_errors("pause"):
         from coordinator.store import control_requests

@@ -24,9 +24,11 @@ __all__ = ["plot"]
 @RUNS
 @FORMAT
 def plot(run: str | None, out: Path | None, runs: Path, form: str) -> None:
-    """Plot RUN: accuracy by submodel, bytes, time by device, and assignment by round.
+    """Plot accuracy, traffic, times and assignment of RUN.
 
-    RUN defaults to the running one, or else to the latest.
+    The plots show the accuracy of each submodel, the bytes sent, the time of each device, and the
+    submodel of each device by round. RUN defaults to the run in progress, or else to the latest
+    run.
     """
     with print_errors("plot"):
         with require_extra("coordinator plot", "simulate"):

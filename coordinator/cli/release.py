@@ -16,12 +16,12 @@ __all__ = ["release"]
 
 @click.command()
 @click.argument("run")
-@click.option("--broker", metavar="HOST|URL", help="broker of the agents")
+@click.option("--broker", metavar="HOST|URL", help="address of the agents' broker")
 @click.option(
     "--bundle",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="release the networks in this folder of `export`  [default: those of the last round]",
+    help="folder of `coordinator export` to release  [default: export the last round now]",
 )
 @click.option(
     "--canary",
@@ -32,15 +32,17 @@ __all__ = ["release"]
 @click.option(
     "--promote",
     is_flag=True,
-    help="release the canary to all if its agents report success; with --canary: wait, then "
-    "promote or roll back",
+    help="release the canary to all agents if its agents report success; with --canary: wait for "
+    "the reports, then promote or roll back",
 )
 @click.option(
     "--rollback",
     is_flag=True,
     help="withdraw the canary, or the last release if there is no canary",
 )
-@click.option("--status", is_flag=True, help="only show what is released and what agents report")
+@click.option(
+    "--status", is_flag=True, help="only show the current release and the reports of agents"
+)
 @click.option(
     "--wait",
     type=float,
@@ -51,21 +53,22 @@ __all__ = ["release"]
 @click.option(
     "--force",
     is_flag=True,
-    help="promote regardless of reports; release again what was rolled back",
+    help="promote regardless of reports, or release a version again that was rolled back",
 )
 @click.option(
     "--inputs",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="raw examples (.npz) to check with  [default: the run's data]",
+    help="raw examples to check the networks with: .npz with x, and y if known  [default: the "
+    "run's data]",
 )
 @RUNS
 @FORMAT
 def release(runs: Path, form: str, **options: Any) -> None:
     """Release the networks of RUN to agents that infer.
 
-    Release to all agents that run `edge-agent infer --broker` or to some first (--canary), or
-    withdraw a release (--rollback).
+    The agents that run `edge-agent infer --broker` install the release. With --canary, only some of
+    them do so first. --rollback withdraws a release.
 
     The exit code is 8 if a canary is not promoted or was rolled back.
     """

@@ -21,7 +21,7 @@ __all__ = ["revoke"]
 def revoke(names: tuple[str, ...], pki: str, form: str) -> None:
     """Revoke the certificates of agents.
 
-    They cannot be renewed, and a running coordinator disconnects these agents at once.
+    A revoked certificate cannot be renewed. A running coordinator disconnects the agents at once.
     """
     with print_errors("revoke"):
         from coordinator.access.authority_folder import open_authority

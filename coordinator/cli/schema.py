@@ -15,7 +15,7 @@ __all__ = ["schema_command"]
 def schema_command() -> None:
     """Print the JSON Schema of a run's configuration.
 
-    Editors and validators of TOML files can use it.
+    Editors can use it to complete and validate TOML files.
     """
     with print_errors("schema"):
         from coordinator.views.config_schema import build_schema

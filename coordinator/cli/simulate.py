@@ -30,7 +30,7 @@ def parse_integers(
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="a setting of the experiment, such as train.lr=0.05; may be repeated",
+    help="setting of the experiment, such as train.lr=0.05; may be repeated",
 )
 @config_flag("--device", key="simulate.device", type=click.Choice(["cpu", "cuda"]))
 @config_flag("--seeds", key="simulate.seeds", callback=parse_integers, metavar="0,1,2")
@@ -56,8 +56,8 @@ def simulate(
 ) -> None:
     """Simulate the fleet of an experiment on this machine.
 
-    Rounds and methods are those of `coordinator start`, which takes the same file (--config) for a
-    real fleet.
+    The simulation runs the same rounds and methods as a real fleet. To run the experiment on a real
+    fleet, pass the file to `coordinator start --config`.
     """
     with print_errors("simulate"):
         from coordinator.run.config_sources import ConfigSources

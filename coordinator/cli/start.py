@@ -25,7 +25,7 @@ __all__ = ["start"]
 )
 @config_flag("--broker", key="broker.url", metavar="HOST|URL")
 @config_flag("--listen", key="broker.listen", metavar="ADDR")
-@config_flag("--port", key="broker.port", type=int)
+@config_flag("--port", key="broker.port", type=int, metavar="PORT")
 @config_flag("--tls", key="broker.tls", is_flag=True, default=None)
 @config_flag(
     "--host",
@@ -42,11 +42,11 @@ __all__ = ["start"]
     "--data",
     key="data.name",
     metavar="NAME|PATH|module:function|agents",
-    help="the coordinator's validation data; 'agents': it has none",
+    help="validation data of the coordinator; 'agents': it has none",
 )
 @config_flag("--data-root", key="data.root", metavar="DIR")
 @INIT
-@config_flag("--rounds", key="rounds", type=int)
+@config_flag("--rounds", key="rounds", type=int, metavar="N")
 @config_flag("--target-accuracy", key="target_accuracy", type=float, metavar="A")
 @config_flag("--min-agents", key="fleet.min_agents", type=int, metavar="N")
 @config_flag("--select", key="fleet.select", metavar="EXPR")
@@ -55,7 +55,7 @@ __all__ = ["start"]
 @config_flag("--log-format", key="log.format", type=click.Choice(["text", "json"]))
 @config_flag("--log-file", key="log.file", metavar="FILE")
 @config_flag("--metrics", key="metrics.listen", metavar="HOST:PORT")
-@config_flag("--seed", key="seed", type=int)
+@config_flag("--seed", key="seed", type=int, metavar="N")
 @config_flag("--name", key="name", metavar="RUN")
 @click.option(
     "--config",
@@ -69,23 +69,25 @@ __all__ = ["start"]
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="a setting of the configuration, such as train.lr=0.05; may be repeated",
+    help="setting of the configuration, such as train.lr=0.05; may be repeated",
 )
 @click.option(
     "--web",
     is_flag=False,
     flag_value="127.0.0.1:8600",
     metavar="[HOST:PORT]",
-    help="also serve the page of `coordinator web`, at 127.0.0.1:8600 unless another address is "
-    "given; beyond this machine it needs a certificate",
+    help="also serve the page of `coordinator web`, by default at 127.0.0.1:8600; an address that "
+    "other machines can reach needs a certificate",
 )
-@click.option("--web-certificate", type=FILE, metavar="FILE", help="certificate for HTTPS")
-@click.option("--web-key", type=FILE, metavar="FILE", help="key of the certificate")
-@click.option("--resume", is_flag=True, help="resume the run of this name, or the latest")
+@click.option(
+    "--web-certificate", type=FILE, metavar="FILE", help="certificate of the web page, for HTTPS"
+)
+@click.option("--web-key", type=FILE, metavar="FILE", help="private key of this certificate")
+@click.option("--resume", is_flag=True, help="resume the run called --name, or else the latest run")
 @click.option(
     "--or-resume",
     is_flag=True,
-    help="resume the run of this name if it exists, else start it; for services that restart",
+    help="resume the run called --name if it exists, or else start it; for services that restart",
 )
 @RUNS
 @FORMAT

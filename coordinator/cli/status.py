@@ -25,8 +25,8 @@ INTERVAL = 2.0  # seconds between two updates of --watch
 def status(run: str | None, watch: bool, runs: Path, form: str) -> None:
     """Show the state of RUN.
 
-    RUN defaults to the one in progress, else to the latest. The output lists the round, tasks,
-    agents, scores and errors, and says if a coordinator is running.
+    RUN defaults to the run in progress, or else to the latest run. The output lists the round,
+    tasks, agents, scores and errors, and whether a coordinator is running.
     """
     with print_errors("status"):
         from coordinator.views import run_status

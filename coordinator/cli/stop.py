@@ -16,20 +16,22 @@ __all__ = ["stop"]
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--now", is_flag=True, help="stop mid-round; `start --resume` continues the round")
+@click.option(
+    "--now", is_flag=True, help="stop mid-round; `coordinator start --resume` continues the round"
+)
 @click.option(
     "--wait",
     type=click.FloatRange(0),
     default=0.0,
     metavar="SECONDS",
-    help="time to wait until it has stopped  [default: do not wait]",
+    help="time to wait until the run has stopped  [default: do not wait]",
 )
 @RUNS
 @FORMAT
 def stop(run: str | None, now: bool, wait: float, runs: Path, form: str) -> None:
     """Stop RUN after its current round.
 
-    RUN defaults to the one in progress. `coordinator start --resume` resumes it.
+    RUN defaults to the run in progress. `coordinator start --resume` resumes it.
     """
     with print_errors("stop"):
         from coordinator.store import control_requests, run_lock

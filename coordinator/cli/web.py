@@ -18,15 +18,15 @@ __all__ = ["web"]
     default="127.0.0.1:8600",
     show_default=True,
     metavar="HOST:PORT",
-    help="address of the page; beyond this machine it needs a certificate",
+    help="address of the page; one that other machines can reach needs a certificate",
 )
 @click.option("--certificate", type=FILE, metavar="FILE", help="certificate for HTTPS")
-@click.option("--key", type=FILE, metavar="FILE", help="key of the certificate")
+@click.option("--key", type=FILE, metavar="FILE", help="private key of the certificate")
 @click.option(
     "--token-file",
     type=FILE,
     metavar="FILE",
-    help="token to sign in with; created if missing  [default: RUNS/web-token]",
+    help="file of the token to sign in with; created if missing  [default: web-token in --runs]",
 )
 @RUNS
 def web(

@@ -63,22 +63,25 @@ WORDS = parse_list(str, "words")
     "--widths",
     callback=NUMBERS,
     metavar="X,..",
-    help="kept widths: fractions of the channels  [default: 0.25,0.5,1]",
+    help="widths of the submodels: kept fractions of the channels  [default: 0.25,0.5,1]",
 )
 @click.option(
-    "--depths", callback=INTEGERS, metavar="N,..", help="blocks kept per section  [default: all]"
+    "--depths",
+    callback=INTEGERS,
+    metavar="N,..",
+    help="depths of the submodels: kept blocks per section  [default: all]",
 )
 @click.option(
     "--submodels",
     callback=WORDS,
     metavar="PATTERN,..",
-    help="only submodels whose name matches, such as 'w0.25-*,w1-*'",
+    help="measure only submodels whose name matches, such as 'w0.25-*,w1-*'",
 )
 @click.option(
     "--runtime",
     callback=WORDS,
     metavar="NAME,..",
-    help="torch, onnx, onnx-int8[-u8s8|-s8s8|-dynamic]  [default: torch,onnx,onnx-int8]",
+    help="runtimes: torch, onnx, onnx-int8[-u8s8|-s8s8|-dynamic]  [default: torch,onnx,onnx-int8]",
 )
 @click.option(
     "--threads",
@@ -86,7 +89,7 @@ WORDS = parse_list(str, "words")
     default="1",
     show_default=True,
     metavar="N,..",
-    help="thread counts; each is a row",
+    help="numbers of threads",
 )
 @click.option(
     "--provider",
@@ -101,7 +104,7 @@ WORDS = parse_list(str, "words")
     default=32,
     show_default=True,
     metavar="N",
-    help="examples per training step (torch); 0 skips training",
+    help="examples per training step with torch; 0: do not train",
 )
 @click.option(
     "--sustained",
@@ -117,20 +120,20 @@ WORDS = parse_list(str, "words")
     "--limit-cpus",
     type=float,
     metavar="X",
-    help="processors that each row may use; fractions are allowed",
+    help="number of processors that each row may use, such as 1.5",
 )
 @click.option("--limit-memory", metavar="SIZE", help="memory that each row may use, such as 512MB")
 @click.option(
     "--out",
     type=PATH,
     metavar="FILE",
-    help="write all columns to a .json (with facts about the machine) or .csv file",
+    help="write all columns to a .json or .csv file; .json also describes the machine",
 )
 @click.option(
     "--compare",
     type=PATH,
     metavar="OLD.json",
-    help="show the ratio to an earlier measurement of the same rows",
+    help="show the ratio to an earlier measurement, written with --out",
 )
 @click.option(
     "--fail-above",
@@ -142,15 +145,16 @@ WORDS = parse_list(str, "words")
     "--plot",
     type=PATH,
     metavar="FILE",
-    help="plot latency over multiply-adds as .png, .svg or .pdf",
+    help="plot latency against multiply-adds, as .png, .svg or .pdf",
 )
 @FORMAT
 def bench(form: str, **options: Any) -> None:
     """Measure the speed and memory of submodels or ONNX FILES.
 
-    Each row is measured in a new process: latency of one example, time of a training step, and peak
-    memory, next to predictions from small submodels. Exit code 1: a row failed; the others are
-    reported. Exit code 130: interrupted; completed rows are printed and written.
+    A row of the table is one submodel or file, runtime and number of threads. Each is measured in a
+    new process: latency of one example, time of a training step, and peak memory. Predictions from
+    small submodels are shown for comparison. Exit code 1: a row failed; the others are reported.
+    Exit code 130: interrupted; completed rows are printed and written.
     """
     with report_errors("edge-agent bench", "bench", "interrupted"):
         from edge_agent.bench.measure import Request

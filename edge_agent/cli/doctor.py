@@ -17,27 +17,28 @@ __all__ = ["doctor"]
 @click.option(
     "--broker",
     metavar="HOST|URL",
-    help="the coordinator's broker, as for edge-agent join; without it, only the device is checked",
+    help="address of the coordinator's broker; without it, only the device is checked",
 )
 @click.option("--run", metavar="NAME", help="run to check, if the broker has several")
 @click.option(
     "--name",
     metavar="ID",
-    help="this agent's name  [default: from its certificate, user or host name]",
+    help="this agent's name  [default: that of its certificate, its broker user, or the host name]",
 )
 @click.option(
     "--spool",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="folder for weights and updates  [default: the folder of edge-agent's state]",
+    help="folder for weights and updates  [default: that of `edge-agent join`]",
 )
 @FORMAT
 def doctor(
     broker: str | None, run: str | None, name: str | None, spool: Path | None, form: str
 ) -> None:
-    """Check whether this device can join a run. Print a remedy for each problem, and do not join.
+    """Check whether this device can join a run.
 
-    Exits with 0 if nothing failed, else with the code of the first failure.
+    Print a remedy for each problem. The device does not join. The exit code is 0 if nothing failed,
+    or else that of the first failure.
     """
     with print_errors("doctor"):
         from edge_agent.access.agent_name import derive_name

@@ -19,13 +19,16 @@ __all__ = ["finetune"]
     "--broker", metavar="HOST|URL", help="download this agent's released network from a broker"
 )
 @click.option(
-    "--model", type=click.Path(path_type=Path), metavar="FOLDER", help="use the release in a folder"
+    "--model",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="use the release in this folder",
 )
 @RUN
 @click.option(
     "--name",
     metavar="ID",
-    help="the agent whose submodel to use  [default: this host's first agent]",
+    help="agent whose submodel to use  [default: this host's first agent]",
 )
 @click.option("--submodel", metavar="NAME", help="use this submodel instead of the agent's own")
 @STORE
@@ -36,26 +39,29 @@ __all__ = ["finetune"]
     required=True,
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="folder for the adapted network, for infer --model DIR",
+    help="folder to write the adapted network to, for `edge-agent infer --model`",
 )
 @click.option(
     "--epochs",
     type=click.IntRange(1, 10_000),
     default=3,
     show_default=True,
+    metavar="N",
     help="epochs over this device's training data",
 )
 @click.option(
     "--steps",
     type=click.IntRange(0),
     default=0,
-    help="maximum number of steps  [default: all steps of the epochs]",
+    metavar="N",
+    help="maximum number of steps; 0: all steps of the epochs  [default: 0]",
 )
 @click.option(
     "--batch",
     type=click.IntRange(2, 65536),
     default=32,
     show_default=True,
+    metavar="N",
     help="examples per step",
 )
 @click.option(
@@ -63,6 +69,7 @@ __all__ = ["finetune"]
     type=click.FloatRange(0, 100, min_open=True),
     default=0.01,
     show_default=True,
+    metavar="RATE",
     help="learning rate",
 )
 @click.option(
@@ -82,7 +89,8 @@ __all__ = ["finetune"]
     "--threads",
     type=click.IntRange(0, 1024),
     default=0,
-    help="threads to train with  [default: PyTorch's choice]",
+    metavar="N",
+    help="number of threads; 0: PyTorch chooses  [default: 0]",
 )
 @click.option(
     "--keep-anyway",
@@ -94,9 +102,9 @@ __all__ = ["finetune"]
 def finetune(name: str | None, form: str, **options: Any) -> None:
     """Adapt the released network to this device's own data.
 
-    The adapted network is compared with the released one on held-out data; if it did not improve,
-    it is discarded. Nothing is sent. Needs PyTorch, and the extra `export` to write graphs that
-    infer can serve.
+    The adapted network is compared with the released one on held-out data, and discarded if it is
+    not better. Nothing is sent. Requires PyTorch. The extra `export` is also required to write
+    graphs for `edge-agent infer`.
     """
     with print_errors("finetune"):
         from edge_agent.access.broker_credentials import resolve_broker

@@ -30,13 +30,13 @@ LABEL = click.option(
     "labels",
     metavar="WORD",
     multiple=True,
-    help="label of this device, by which a run can select it; may be repeated",
+    help="label of this device, which a run can select; may be repeated",
 )
 LIMIT_CPUS = click.option(
     "--limit-cpus",
     type=float,
     metavar="X",
-    help="processors that training may use; fractions are allowed",
+    help="number of processors that training may use, such as 1.5",
 )
 LIMIT_MEMORY = click.option(
     "--limit-memory", metavar="SIZE", help="memory that training may use, such as 512MB"
@@ -63,7 +63,7 @@ WAIT_FOR_RELEASE = click.option(
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="timeout for a release at the broker",
+    help="time to wait for a release at the broker",
 )
 DATA_ROOT = click.option(
     "--data-root", metavar="DIR", help="folder of named data sets; missing ones are downloaded"
@@ -75,7 +75,9 @@ def own_data(description: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
-            click.option("--seed", type=int, help=f"seed of --partition  [default: {SEED}]"),
+            click.option(
+                "--seed", type=int, metavar="N", help=f"seed of --partition  [default: {SEED}]"
+            ),
             click.option(
                 "--partition",
                 metavar="RULE",
@@ -85,7 +87,7 @@ def own_data(description: str) -> Callable[[Callable[..., Any]], Callable[..., A
             click.option(
                 "--shard",
                 metavar="I/N",
-                help="use only part I (from 0) of N parts of a named data set",
+                help="use only part I of N parts of a named data set; I counts from 0",
             ),
             DATA_ROOT,
             click.option("--data", metavar="NAME|PATH|module:function", help=description),

@@ -22,13 +22,13 @@ __all__ = ["infer"]
     "--model",
     type=click.Path(path_type=Path),
     metavar="FILE|FOLDER",
-    help="use an exported .onnx file, or the release in a folder",
+    help="use this exported .onnx file, or the release in this folder",
 )
 @RUN
 @click.option(
     "--name",
     metavar="ID",
-    help="the agent whose submodel to use  [default: this host's first agent]",
+    help="agent whose submodel to use  [default: this host's first agent]",
 )
 @click.option("--submodel", metavar="NAME", help="use this submodel instead of the agent's own")
 @click.option("--sha256", metavar="HEX", help="expected sha256 digest of --model FILE")
@@ -44,7 +44,8 @@ __all__ = ["infer"]
     "--threads",
     type=click.IntRange(0, 1024),
     default=0,
-    help="threads per prediction  [default: the fastest number]",
+    metavar="N",
+    help="number of threads; 0: the fastest number  [default: 0]",
 )
 @click.option(
     "--serve",
@@ -55,26 +56,27 @@ __all__ = ["infer"]
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="token that HTTP clients must send; required if other machines can connect",
+    help="file of the token that HTTP clients must send; required if other machines can connect",
 )
 @click.option(
     "--mqtt",
     is_flag=True,
-    help="serve requests at the broker until stopped; prints the topic for requests",
+    help="answer requests at the broker until stopped; prints the topic for requests",
 )
 @own_data("this device's own data")
 @click.argument("inputs", nargs=-1, type=click.Path(path_type=Path))
 @FORMAT
 @log_options
 def infer(name: str | None, form: str, **options: Any) -> None:
-    """Run inference on INPUTS with a released network. INPUTS are .npy, .npz,
-    .json or .jsonl files of raw examples, images, or folders of them. Without INPUTS, JSON is
-    read from standard input.
+    """Run inference on INPUTS with a released network.
 
-    Each release is tested first. The fastest variant of the graph that passes the accuracy check
-    is used. With --serve or --mqtt, the command installs new releases from the broker and answers
-    requests until stopped. --data is this device's own data; its held-out part is the validation
-    set for releases. Does not need PyTorch.
+    INPUTS are .npy, .npz, .json or .jsonl files of raw examples, images, or folders of them.
+    Without INPUTS, JSON is read from standard input.
+
+    Each release is tested before it is used. Of the variants of its graph that pass the accuracy
+    check, the fastest is used. With --serve or --mqtt, the command answers requests and installs
+    new releases from the broker until it is stopped. With --data, releases are also tested on
+    held-out examples of this device's own data. PyTorch is not required.
     """
     with print_errors("infer"):
         from edge_agent.access.broker_credentials import resolve_broker

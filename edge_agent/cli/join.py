@@ -32,20 +32,20 @@ __all__ = ["join"]
 @click.option(
     "--broker",
     metavar="HOST|URL",
-    help="address of the coordinator's broker: 192.168.1.5, host:1883, mqtts://host, "
+    help="address of the coordinator's broker, such as 192.168.1.5, host:1883, mqtts://host, "
     "mqtt://user:password@host",
 )
 @click.option(
     "--token",
     metavar="TOKEN",
-    help="enrol this device first, unless it is already enrolled; other users of this machine can "
-    "see the token, unlike with --token-file",
+    help="token of `coordinator enroll`; enrols this device, unless it is enrolled. Other users of "
+    "this machine can see it; --token-file hides it",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="FILE|-",
-    help="read the token from a file or from standard input",
+    help="file of the token; -: standard input",
 )
 @RUN
 @own_data(
@@ -74,7 +74,7 @@ __all__ = ["join"]
     metavar="NAME|module:function",
     default=DEFAULT,
     show_default=True,
-    help="library to train with: pytorch, one from an installed package, or a function of your own",
+    help="trainer: pytorch, one of an installed package, or a function of your own",
 )
 @click.option(
     "--name",
@@ -98,13 +98,13 @@ __all__ = ["join"]
     default=600.0,
     show_default=True,
     metavar="SECONDS",
-    help="timeout for a run at the broker",
+    help="time to wait for a run at the broker",
 )
 @click.option(
     "--spool",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="folder for weights, updates and the state of the device between rounds  "
+    help="folder for weights, updates, and state that the device keeps between rounds  "
     f"[default: ~/{IN_HOME}/{SPOOL}]",
 )
 @click.option(
@@ -112,7 +112,7 @@ __all__ = ["join"]
     metavar="SIZE",
     default="2GB",
     show_default=True,
-    help="maximum disk space for weights and updates; the oldest are deleted first",
+    help="maximum disk space of the spool; the oldest files are deleted first",
 )
 @click.option(
     "--dry-run", is_flag=True, help="show exactly what would leave this device, without joining"
@@ -134,8 +134,9 @@ def join(
     form: str,
     **options: Any,
 ) -> None:
-    """Join a run and train until it ends. The device is measured first; measurements are cached.
-    Ctrl-C leaves the run cleanly.
+    """Join a run and train until it ends.
+
+    The device is measured first; measurements are cached. Ctrl-C leaves the run cleanly.
     """
     with print_errors("join"):
         from edge_agent.access.broker_credentials import read_token, resolve_broker

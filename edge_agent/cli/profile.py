@@ -26,27 +26,29 @@ __all__ = ["profile"]
     "--model",
     metavar="NAME",
     default="",
-    help="a network to time: a family with a preset, or module:function of your own",
+    help="network to time: a preset of a family, or module:function of your own",
 )
 @click.option(
     "--runtime",
     "runtimes",
     metavar="NAME,...",
     default="",
-    help="torch (training steps), onnx (predictions)  [default: both]",
+    help="runtimes to time: torch (training steps), onnx (inference)  [default: both]",
 )
 @click.option(
     "--batch",
     type=click.IntRange(2, 65536),
     default=32,
     show_default=True,
+    metavar="N",
     help="examples per training step",
 )
 @click.option(
     "--threads",
     type=click.IntRange(0, 1024),
     default=0,
-    help="threads to time with  [default: the fastest number]",
+    metavar="N",
+    help="number of threads; 0: the fastest number  [default: 0]",
 )
 @click.option("--broker", metavar="HOST|URL", help="also measure the uplink to this broker")
 @click.option(
@@ -67,7 +69,7 @@ __all__ = ["profile"]
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.json",
-    help="write the profile for coordinator assign",
+    help="also write the profile to this file, for `coordinator assign`",
 )
 @FORMAT
 def profile(
@@ -83,7 +85,10 @@ def profile(
     form: str,
     **options: Any,
 ) -> None:
-    """Measure this device's hardware, limits and speed. Measurements are cached."""
+    """Measure this device's hardware, limits and speed.
+
+    Measurements are cached.
+    """
     with print_errors("profile"):
         from edge_agent.access.broker_credentials import resolve_broker
         from edge_agent.cli.option_values import check_agent_name, make_job, split_words

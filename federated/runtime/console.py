@@ -38,7 +38,7 @@ FORMAT = click.option(
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="json: the result as the last line",
+    help="format of the result; json: one line at the end",
 )
 
 
@@ -110,12 +110,13 @@ class LazyCommand:
 class LazyGroup(click.Group):
     """A group that shows the help of its `LazyCommand`s without importing them."""
 
-    def __init__(self, *given: Any, lazy: Mapping[str, LazyCommand], **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(
+        self, name: str | None = None, *, lazy: Mapping[str, LazyCommand], **options: Any
+    ) -> None:
+        # click lists these, and suggests the nearest name for a mistyped one
+        listed = {name: click.Command(name, help=one.help) for name, one in lazy.items()}
+        super().__init__(name, listed, **options)
         self.lazy = lazy
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.lazy:
@@ -128,7 +129,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         limit = formatter.width - 6 - max(map(len, self.lazy))
         rows = [
-            (name, click.Command(name, help=self.lazy[name].help).get_short_help_str(limit))
+            (name, self.commands[name].get_short_help_str(limit))
             for name in self.list_commands(ctx)
         ]
         with formatter.section("Commands"):

@@ -165,7 +165,7 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Choice(["text", "json"]),
         default="text",
         show_default=True,
-        help="json: one object per line, with fields",
+        help="format of the log; json: one object per line",
     )
     @click.option(
         "--log-file",

@@ -42,7 +42,7 @@ def test_a_flag_sets_a_key_of_the_configuration_and_has_no_separate_default(
 
 def test_help_shows_the_description_and_default_of_the_key() -> None:
     shown = " ".join(CliRunner().invoke(command_of("start"), ["--help"]).output.split())
-    assert f"--rounds INTEGER number of rounds [default: {Config().rounds}]" in shown
+    assert f"--rounds N number of rounds [default: {Config().rounds}]" in shown
     assert f"[default: {METHOD}]" in shown
     assert f"[default: {Config().fleet.fraction:g}]" in shown
     assert "[default: None]" not in shown

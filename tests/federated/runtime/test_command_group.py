@@ -9,10 +9,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.__main__ import main as benchmarks
 from coordinator.cli import main as coordinator
 from edge_agent.cli import main as edge_agent
 from federated.runtime.console import LazyCommand, LazyGroup
 
+MAINS = [coordinator.main, edge_agent.main, benchmarks]
 GREET = """
 import click
 
@@ -42,13 +44,36 @@ def test_a_command_that_is_called_is_imported(group: LazyGroup) -> None:
     assert "greeting" in sys.modules
 
 
-def test_an_unknown_command_is_a_usage_error_that_names_it(group: LazyGroup) -> None:
+def test_an_unknown_command_is_a_usage_error_that_names_the_nearest(group: LazyGroup) -> None:
     done = CliRunner().invoke(group, ["great"])
     assert done.exit_code == 2
-    assert "No such command 'great'" in done.output
+    assert "'great'" in done.output
+    assert "'greet'" in done.output
 
 
-@pytest.mark.parametrize("main", [coordinator.main, edge_agent.main], ids=["coordinator", "agent"])
+@pytest.mark.parametrize(
+    ("main", "mistyped", "nearest"),
+    [
+        (coordinator.main, "strat", "start"),
+        (edge_agent.main, "doktor", "doctor"),
+        (benchmarks, "flods", "floods"),
+    ],
+)
+def test_every_program_suggests_the_nearest_command(
+    main: LazyGroup, mistyped: str, nearest: str
+) -> None:
+    assert f"'{nearest}'" in CliRunner().invoke(main, [mistyped]).output
+
+
+@pytest.mark.parametrize("main", MAINS, ids=["coordinator", "agent", "benchmarks"])
+def test_no_line_of_the_list_of_commands_is_cut(main: LazyGroup) -> None:
+    text = main.get_help(click.Context(main, terminal_width=80))
+    lines = text.partition("Commands:")[2].splitlines()
+    assert len(lines) > len(main.lazy)
+    assert [line for line in lines if line.endswith("...")] == []
+
+
+@pytest.mark.parametrize("main", MAINS, ids=["coordinator", "agent", "benchmarks"])
 @pytest.mark.parametrize("width", [50, 80, 200])
 def test_the_help_is_that_of_a_group_whose_commands_are_imported(
     main: LazyGroup, width: int
