@@ -5,6 +5,7 @@ EspalierError
 │   └── Unknown           an unknown method, model, data set, setting, ...: lists the known
 ├── ConfigError           an invalid setting, or a file or folder that cannot be read or written
 │   ├── ArgumentError     a wrong argument of the Python API
+│   ├── SettingError      a wrong setting of a run or a method
 │   └── DataError         data that are missing, empty, of one class or misshapen
 ├── MissingExtra          a command needs packages of an extra that is not installed
 ├── LinkError             no broker, a broker that refuses, or a low packet limit
@@ -41,6 +42,7 @@ __all__ = [
     "MissingExtra",
     "ProtocolMismatch",
     "Refused",
+    "SettingError",
     "StoreError",
     "Superseded",
     "Unknown",
@@ -111,6 +113,16 @@ class ArgumentError(ConfigError):
     def __init__(self, argument: str, expected: str, found: object) -> None:
         self.argument = argument
         super().__init__(f"{argument}: expected {expected}, found {describe_value(found)}")
+
+
+class SettingError(ConfigError):
+    """A wrong setting. key: its path, such as `fleet.deadline`. problem: names it and says what is
+    wrong. source: of the value, such as a file or an environment variable; empty: not named.
+    """
+
+    def __init__(self, source: str, key: str, problem: str) -> None:
+        self.key, self.problem = key, problem
+        super().__init__(f"{source}: {problem}" if source else problem)
 
 
 class DataError(ConfigError):

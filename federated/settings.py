@@ -22,7 +22,7 @@ from typing import (
 import msgspec
 from msgspec import Meta
 
-from federated.errors import ConfigError, Unknown
+from federated.errors import SettingError, Unknown
 
 __all__ = ["Natural", "Record", "Seed", "Settings", "validate"]
 
@@ -73,16 +73,17 @@ def validate(
 
     where: name of the source, at the start of an error.
     hint: returns a text for the end of an error about an unknown key.
-    Raises ConfigError with the key, the expected and the found value; for an unknown key, with the
+    Raises SettingError with the key, the expected and the found value; for an unknown key, with the
     nearest known ones.
     """
     for path, number in list_floats(tree):
         if not math.isfinite(number):
-            raise ConfigError(f"{where}: {path}: expected a finite number, found {number}")
+            problem = f"{path}: expected a finite number, found {number}"
+            raise SettingError(where, path, problem)
     try:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {explain_error(str(error), kind, tree, hint)}") from error
+        raise SettingError(where, *explain_error(str(error), kind, tree, hint)) from error
 
 
 def list_floats(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
@@ -99,15 +100,18 @@ def list_floats(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 def explain_error(
     error: str, kind: type[Record], tree: Mapping[str, Any], hint: Callable[[str], str]
-) -> str:
-    """Return a validation error of msgspec as `path: expected ..., found ...`."""
+) -> tuple[str, str]:
+    """Return the path of a validation error of msgspec, and the error as `path: expected ..., found
+    ...`.
+    """
     what, _, path = error.replace("`", "").partition(" - at $")
     expected, found, place = follow_path(kind, tree, path)
     start = f"{place}: " if place else ""
     if unknown := re.fullmatch(r"Object contains unknown field (.+)", what):
         known = Unknown("key", unknown[1], expected.__struct_fields__)
-        return f"{start}{known}{hint(unknown[1])}"
-    return f"{start}expected {describe_type(expected)}, found {spell_value(found)}"
+        path = f"{place}.{unknown[1]}".lstrip(".")
+        return path, f"{start}{known}{hint(unknown[1])}"
+    return place, f"{start}expected {describe_type(expected)}, found {spell_value(found)}"
 
 
 def spell_value(value: Any) -> str:

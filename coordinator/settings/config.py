@@ -8,7 +8,8 @@ min_agents = 4
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +33,7 @@ from coordinator.settings.config_tables import (
     Wire,
 )
 from coordinator.settings.service_tables import Broker, Log, Metrics
-from federated.errors import ConfigError, EspalierError, Unknown, UsageError
+from federated.errors import ConfigError, EspalierError, SettingError, Unknown, UsageError
 from federated.settings import Record, Seed, Settings, validate
 from federated.task import Recipe
 
@@ -108,7 +109,13 @@ class Config(Record, frozen=True, dict=True):
         except Unknown as error:
             methods = [name for name, make in METHODS.items() if error.name in make().settings]
             hint = f"; a setting of {', '.join(methods)}" if methods else suggest_place(error.name)
-            raise ConfigError(f"{error}{hint}") from error
+            raise SettingError("", self.locate(error.name), f"{error}{hint}") from error
+        except SettingError as error:
+            raise SettingError("", self.locate(error.key), str(error)) from error
+
+    def locate(self, key: str) -> str:
+        """Return the path of a method's setting, in the table that contains it."""
+        return f"{'method' if key.partition('[')[0] in self.method else 'train'}.{key}"
 
 
 TWINS = {"train": "method", "method": "train"}
@@ -127,16 +134,13 @@ def load(
     base: Mapping[str, Any] | None = None,
 ) -> Config:
     """Return the configuration of `base`, a TOML file, the environment and settings; later ones
-    override earlier ones. Raises ConfigError that names the key, also for a wrong setting of the
-    method; Unknown for an unknown method.
+    override earlier ones. Raises ConfigError that names the key and its source, also for a wrong
+    setting of the method; Unknown for an unknown method.
     """
-    config = load_tables(file, environment, settings, base)
-    try:
+    tree, sources = merge(file, environment, settings, base)
+    with name_source(sources):
+        config = read_tables(tree, "")
         _ = config.settings  # raises for wrong settings of the method
-    except EspalierError as error:
-        if file:
-            error.args = (f"configuration {file}: {error}",)
-        raise
     return config
 
 
@@ -147,21 +151,59 @@ def load_tables(
     base: Mapping[str, Any] | None = None,
 ) -> Config:
     """Return the same without a check of the method's settings, which a resumed run has stored.
-    Raises ConfigError that names the key.
+    Raises ConfigError that names the key and its source.
+    """
+    tree, sources = merge(file, environment, settings, base)
+    with name_source(sources):
+        return read_tables(tree, "")
+
+
+def merge(
+    file: Path | None,
+    environment: Mapping[str, str],
+    settings: Iterable[tuple[str, Any]],
+    base: Mapping[str, Any] | None,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of all sources, and for each key of the file and the environment the source
+    that an error names. Raises ConfigError.
     """
     tree: dict[str, Any] = dict(base or {})
+    sources: dict[str, str] = {}
     if file is not None:
         for key, value in flatten(read_toml(file)):
-            set_key(tree, key, value, where=f"configuration {file}")
+            sources[key] = f"configuration {file}"
+            set_key(tree, key, value, sources[key])
     for name, text in sorted(environment.items()):
         key = name.removeprefix(PREFIX).lower().replace("__", ".")
         if name.startswith(PREFIX) and (
             key in TOP_LEVEL or ("." in key and key.partition(".")[0] in Config.__struct_fields__)
         ):
-            set_key(tree, key, parse_value(text), where=name)
+            sources[key] = name
+            set_key(tree, key, parse_value(text), name)
     for key, value in settings:
-        set_key(tree, key, value, where="--set " + key)
-    return read_tables(tree, f"configuration {file}" if file else "configuration")
+        sources.pop(key, None)  # the error names the key
+        set_key(tree, key, value, "")
+    return tree, sources
+
+
+@contextmanager
+def name_source(sources: Mapping[str, str]) -> Iterator[None]:
+    """Name the source of a wrong setting at the start of its error."""
+    try:
+        yield
+    except SettingError as error:
+        # the path may lead into a value, such as `assign.submodels.pi` or `method.widths[0]`
+        found = [
+            key
+            for key in sources
+            if error.key == key or error.key.startswith((f"{key}.", f"{key}["))
+        ]
+        source = sources[max(found, key=len)] if found else ""
+        raise SettingError(source, error.key, error.problem) from error
+    except EspalierError as error:  # of the method itself
+        if source := sources.get("method.name", ""):
+            error.args = (f"{source}: {error}",)
+        raise
 
 
 def read_tables(tree: Mapping[str, Any], where: str = "configuration") -> Config:
@@ -258,18 +300,18 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
             yield prefix + key, value
 
 
-def set_key(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
+def set_key(tree: dict[str, Any], key: str, value: Any, source: str) -> None:
+    """Set a key, such as `fleet.deadline`, in nested tables. Raises SettingError."""
     table, dot, rest = key.partition(".")
     if table not in Config.__struct_fields__:
-        raise ConfigError(
-            f"{where}: {Unknown('key', table, Config.__struct_fields__)}{suggest_place(table)}"
-        )
+        unknown = Unknown("key", table, Config.__struct_fields__)
+        raise SettingError(source, key, f"{unknown}{suggest_place(table)}")
     if not dot:
         tree[table] = value
         return
     inner = tree.setdefault(table, {})
     if not isinstance(inner, dict):
-        raise ConfigError(f"{where}: '{table}' is a value, not a table")
+        raise SettingError(source, key, f"{key}: '{table}' is a value, not a table")
     tree[table] = {**inner, rest: value}
     # a setting in both `method` and `train`: the later one overrides the earlier
     if (other := TWINS.get(table)) and rest != "name":

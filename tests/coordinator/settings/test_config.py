@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from coordinator.settings.config import load, parse_setting, to_json
-from federated.errors import ConfigError
+from federated.errors import ConfigError, Unknown
 
 FILE = """
 rounds = 5
@@ -152,6 +152,32 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
         load(path, {}, [])
     with pytest.raises(ConfigError, match="no such file"):
         load(tmp_path / "none.toml", {}, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ESPALIER_ROUNDS", "ten"),
+        ("ESPALIER_FLEET__DEADLINE", "-1"),
+        ("ESPALIER_METHOD__WIDTHS", "[0.5, 2.0]"),
+        ("ESPALIER_TRAIN__LR", "0"),
+        ("ESPALIER_TRAIN__LRR", "0.1"),
+        ("ESPALIER_FLEET__MIN_AGENT", "1"),
+        ("ESPALIER_ASSIGN__SUBMODELS", "{pi = 3}"),
+    ],
+)
+def test_the_variable_of_a_wrong_value_is_named(file: Path, name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}: "):
+        load(file, {name: value}, [])
+
+
+def test_an_error_does_not_name_a_source_that_another_overrides(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^rounds: "):
+        load(file, {"ESPALIER_ROUNDS": "7"}, [("rounds", 0)])
+    with pytest.raises(ConfigError, match=r"^method heterofl: lr: "):
+        load(file, {"ESPALIER_METHOD__LR": "7"}, [("train.lr", 0)])
+    with pytest.raises(Unknown, match=r"^ESPALIER_METHOD__NAME: .*did you mean fedavg"):
+        load(file, {"ESPALIER_METHOD__NAME": "fedvag"}, [])
 
 
 def test_the_file_of_an_unknown_method_setting_is_named(tmp_path: Path) -> None:
