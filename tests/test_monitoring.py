@@ -104,7 +104,8 @@ def test_every_query_finds_the_metrics_of_a_run(tmp_path: Path, start: Start) ->
         f"--web.listen-address=127.0.0.1:{port}",
     )
     (tmp_path / "run.toml").write_text(
-        "rounds = 1000\n[method]\nname = 'fedavg'\n[simulate]\nagents = 3\n[private]\nclip = 1.0\nnoise = 1.0\nuncovered = ['scores']\n"
+        "rounds = 1000\n[method]\nname = 'fedavg'\n[simulate]\nagents = 3\n"
+        "[private]\nclip = 1.0\nnoise = 1.0\nuncovered = ['scores']\n"
     )
     run = start(
         *COORDINATOR, "simulate", "run.toml", "--set", f"metrics.listen=127.0.0.1:{metrics}"

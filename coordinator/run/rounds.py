@@ -27,6 +27,7 @@ from coordinator.run.recovery import resume_round
 from coordinator.run.round_planning import plan_round
 from coordinator.run.waiting_for_agents import await_able, await_round
 from coordinator.store.past_states import encode_touched
+from coordinator.store.run_files import TEMPORARY
 from federated.engine.aggregate import Total
 from federated.engine.late_updates import Touched, find_touched
 from federated.errors import ConfigError, FleetError
@@ -126,7 +127,8 @@ def dismiss_agents(run: RunContext) -> None:
     if late := tuple(state.key for state in run.fleet.late if not state.outcome):
         run.fleet.driver.handle(TasksDropped(run.fleet.clock(), late, reason, round=False))
     run.fleet.inbox.expect({})
-    run.fleet.inbox.forget("*")
+    for folder in "round-*", TEMPORARY:
+        run.fleet.inbox.forget(folder)
     run.fleet.dismiss(reason, SIGN_OFF if run.fleet.round.rules.durable else 0.0)
 
 
