@@ -71,7 +71,6 @@ class RawAgent:
         self.lives = 0
         self.accepted: dict[int, str] = {}  # sha256 of the accepted update, by round
         self.refused: list[str] = []
-        self.asked_again = 0  # tasks of rounds with an accepted update
         self.progressed = 0.0
         self.sent_bytes = 0
         self.restart()
@@ -191,7 +190,6 @@ class RawAgent:
                 asked == known and not moved and (self.base or self.waiting is not None)
             ):
                 return
-        self.asked_again += task.round in self.accepted
         self.drop()
         self.task, self.progressed = task, now
         if self.known is not None and self.known[0] == task.digest:
