@@ -14,6 +14,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
+# The bytecode of the tests, and of the programs that they start, is compiled once, not by each process.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: clean demo docs help lint test test-all web
 .DEFAULT_GOAL := help
 

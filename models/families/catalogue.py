@@ -36,6 +36,7 @@ from models.family import Address, Family, Pieces
 from models.layers.basic import project, scale
 from models.layers.batch_norm import NORMS
 from models.random_state import isolate_random_state
+from models.shape_cache import ShapeCache
 from models.submodel import DataMoments, Moments, Network, Submodel, Target
 from models.user_networks.user_network import own
 
@@ -212,11 +213,12 @@ def check_values(made: Network, target: Target) -> None:
         raise ValueError(f"{made.family}: scale {made.scale}; expected values above 0")
 
 
+@lru_cache(maxsize=256)
 def check_flow(made: Network) -> None:
     """Check that examples pass through the whole network."""
     try:
         net, x = rehearsal(full(made), 2)
-        with torch.no_grad():
+        with ShapeCache(), torch.no_grad():
             out = net.eval()(x)
     except Exception as error:  # a user's network can raise anything
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
