@@ -85,6 +85,7 @@ class Run(EventStream):
 
 
 SIMULATION = Simulation()
+EXPORTED = "a run of espalier.load_run, or an existing .onnx file"
 
 
 def run(
@@ -255,11 +256,13 @@ def predict(
     if isinstance(source, Path | str):
         from export import verify
 
+        if not Path(source).exists() and Path(source).suffix != ".onnx":  # the name of a run
+            raise ArgumentError("source", EXPORTED, source)
         return verify.load(Path(source)).predict(x)
     with require_extra("espalier.predict", "coordinator"):
         from coordinator.release.stored_run import StoredRun, predict_run
 
-    check_is("source", source, (StoredRun,), "a run of espalier.load_run, or an .onnx file")
+    check_is("source", source, (StoredRun,), EXPORTED)
     check_is("submodel", submodel, (str,), "the name of a submodel")
     return predict_run(source, submodel or source.menu[-1].plain.name, x)
 

@@ -18,7 +18,7 @@ import msgspec
 
 from export import verify
 from export.verify import Array
-from federated.errors import ExportError, Malformed, Unknown
+from federated.errors import ExportError, Malformed, Unknown, describe_os_error
 from federated.runtime import atomic_files
 from federated.wire import tensors, topics
 from federated.wire.release_messages import label_submodel
@@ -270,7 +270,8 @@ def _read_manifest_file(folder: Path) -> bytes:
         return (folder / MANIFEST).read_bytes()
     except OSError as error:
         raise ExportError(
-            f"{folder}: expected a release, found no {MANIFEST} ({error.strerror})"
+            f"{folder}: expected the folder of a release, found no {MANIFEST} "
+            f"({describe_os_error(error)}); write one with: coordinator export RUN --out DIR"
         ) from error
 
 

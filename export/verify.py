@@ -206,9 +206,13 @@ def load(
     ExportError: the file is missing, has another digest, is corrupt, or is not a graph of this
         project.
     """
+    if path.is_dir():
+        graphs = sorted(path.glob("*.onnx"))
+        remedy = f"choose one of its files, such as {graphs[0]}" if graphs else "choose a file"
+        raise ExportError(f"{path}: expected an .onnx file, found a folder; {remedy}")
     if not path.is_file():
         raise ExportError(
-            f"{path}: no such file; expected an ONNX file, or the folder of a release"
+            f"{path}: no such file; expected an .onnx file, as `coordinator export` writes it"
         )
     return Session(read_file(path, digest), str(path), providers=providers, threads=threads)
 

@@ -192,13 +192,21 @@ def describe_os_error(error: OSError) -> str:
 
 
 def describe_value(value: object) -> str:
-    """Return a plain value as Python spells it, and the type of any other."""
-    if isinstance(value, bool | int | float | str | NoneType):
+    """Return a plain value, or a list of them, as Python spells it; the type of any other, and the
+    shape of an array.
+    """
+    if is_plain(value) or (isinstance(value, tuple | list) and all(map(is_plain, value))):
         text = repr(value)
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"an array of {value.dtype} {list(value.shape)}"
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return add_article(type(value).__name__)
+
+
+def is_plain(value: object) -> bool:
+    return isinstance(value, bool | int | float | str | NoneType)
 
 
 def add_article(noun: str) -> str:

@@ -113,8 +113,7 @@ def find_submodel(
     if odd or not found:
         name = odd[0] if odd else next(iter(tensors), "nothing")
         raise DataError(
-            f"{what}: expected tensors of {network.family} such as {next(iter(known))}, found "
-            f"{name}"
+            f"{what}: expected tensors of {network.title} such as {next(iter(known))}, found {name}"
         )
     fractions = (
         kept / size

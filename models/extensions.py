@@ -22,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from models.given_objects import describe_name
+
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
@@ -143,6 +145,7 @@ def import_member(name: str, member: type | None = None) -> Any:
     member: the expected type; None: a function. Raises ValueError if the import fails or the type
     differs.
     """
+    shown = f"'{describe_name(name)}'"
     module, _, attribute = name.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         # a command that pip installed does not look in the current folder
@@ -152,22 +155,22 @@ def import_member(name: str, member: type | None = None) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise ValueError(
-                f"'{name}' cannot be imported: ModuleNotFoundError: {error}; install it"
+                f"{shown} cannot be imported: ModuleNotFoundError: {error}; install it"
             ) from error
         raise ValueError(
-            f"'{name}' cannot be imported: ModuleNotFoundError: no module '{error.name}' in the "
+            f"{shown} cannot be imported: ModuleNotFoundError: no module '{error.name}' in the "
             "current folder or among the installed packages; install its package, or start in the "
             "folder of its file"
         ) from error
     except Exception as error:  # a foreign module can raise anything
         where = locate_failure(error)
-        raise ValueError(f"'{name}' cannot be imported: it failed {where}") from error
+        raise ValueError(f"{shown} cannot be imported: it failed {where}") from error
     try:
         return check_member(getattr(imported, attribute), member)
     except AttributeError as error:
-        raise ValueError(f"'{name}' cannot be imported: {error}") from error
+        raise ValueError(f"{shown} cannot be imported: {error}") from error
     except TypeError as error:
-        raise ValueError(f"'{name}' is {error}") from error
+        raise ValueError(f"{shown} is {error}") from error
 
 
 def check_member(found: Any, member: type | None) -> Any:

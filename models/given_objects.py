@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
 __all__ = [
     "OBJECTS",
+    "describe_name",
     "digest",
     "give",
     "give_function",
@@ -41,6 +43,13 @@ def is_given(name: str) -> bool:
 def strip_module(name: str) -> str:
     """Return the label of a name that `give` returned, and any other name as it is."""
     return name.partition(":")[2] if is_given(name) else name
+
+
+def describe_name(name: str) -> str:
+    """Return a name as messages show it: of an object that a program passed, the name of its class
+    or function, without the module and the digests.
+    """
+    return re.sub(r"(_[0-9a-f]{8})+\Z", "", strip_module(name)) if is_given(name) else name
 
 
 def replace_given(name: str, value: Any) -> None:

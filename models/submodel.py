@@ -14,6 +14,8 @@ from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta
 
+from models.given_objects import describe_name
+
 __all__ = ["DataMoments", "Moments", "Network", "Objective", "Submodel", "Target", "scale_count"]
 
 Target = Literal["class", "value", "token"]
@@ -83,6 +85,11 @@ class Network:
     shift: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
     label: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name of the family, as messages show it."""
+        return describe_name(self.family)
 
 
 @dataclass(frozen=True)

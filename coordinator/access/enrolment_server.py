@@ -99,7 +99,7 @@ def build_application(authority: Authority, broker: str) -> Starlette:
             raise HTTPException(
                 401,
                 "expected a client certificate of this authority; a device without one enrols "
-                "with a token",
+                "with a token (coordinator enroll NAME)",
             )
         asked = await _read(request, bodies, Renewal)
         return await sign("renewed", lambda: authority.renew(shown, asked.request))

@@ -113,17 +113,22 @@ class Registry:
         ).fetchone()
         if row is None:
             raise Refused(
-                "unknown token: a later one replaced it, or another coordinator issued it"
+                "unknown token: a later one replaced it, or another coordinator issued it; issue a "
+                f"new one (coordinator enroll {name})"
             )
         found, owner, until, used, serial = row
         if owner != name:
-            raise Refused(f"this token was issued for '{owner}', not for '{name}'")
+            raise Refused(
+                f"this token was issued for '{owner}', not for '{name}'; issue one for this name "
+                f"(coordinator enroll {name})"
+            )
         if serial:
             if hmac.compare_digest(used, key):
                 return self.find(serial)
             raise Refused(
-                "this token was already used; if not by this device, revoke the other's "
-                f"certificate at once (coordinator revoke {owner})"
+                f"this token was already used; issue a new one (coordinator enroll {owner}), and "
+                "if another device used it, revoke the certificate of that device at once "
+                f"(coordinator revoke {owner})"
             )
         if now > until:
             ended = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(until))

@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from difflib import SequenceMatcher
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from federated.errors import StoreError, explain_os_errors
+from federated.runtime.console import speaker
 from federated.runtime.logs import EVENTS
 from federated.safe_text import make_safe
 
@@ -35,8 +38,8 @@ Only = Callable[[dict[str, Any]], bool]
 
 
 def read_events(folder: Path, only: Only = lambda event: True) -> Iterator[dict[str, Any]]:
-    """Yield the stored events, oldest first. Invalid lines, such as one that a full disk cut short,
-    are skipped. Raises StoreError if the run has no log.
+    """Yield the stored events, oldest first. A damaged line, such as one that a full disk cut
+    short, is reported on standard error and skipped. Raises StoreError if the run has no log.
     """
     return follow_events(folder, only, until=lambda: True)
 
@@ -47,23 +50,23 @@ def follow_events(
     wait: Callable[[float], None] = time.sleep,
     until: Callable[[], bool] = lambda: False,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the stored events, then new ones, across rotations, until `until()` is true. Raises
-    StoreError if the run has no log.
+    """Yield the stored events, then new ones, across rotations, until `until()` is true. Damaged
+    lines are reported and skipped. Raises StoreError if the run has no log.
     """
     if not (folder / EVENTS).exists():
         raise StoreError(f"run '{folder.name}' has no log in {folder}")
     for file in sorted(folder.glob(f"{EVENTS}.*"), key=lambda path: path.suffix, reverse=True):
         with open_log(file) as stream:
-            yield from filter(only, read_lines(stream))
-    file, stream = folder / EVENTS, open_log(folder / EVENTS)
+            yield from filter(only, read_lines(stream, count(1)))
+    file, stream, numbers = folder / EVENTS, open_log(folder / EVENTS), count(1)
     try:
         while True:
             # before the read: otherwise events written between the two would be missed
             ended, moved = until(), is_rotated(stream.fileno(), file)
-            yield from filter(only, read_lines(stream))
+            yield from filter(only, read_lines(stream, numbers))
             if moved and file.exists():
                 stream.close()
-                stream = open_log(file)
+                stream, numbers = open_log(file), count(1)
             elif ended:
                 return
             else:
@@ -135,15 +138,29 @@ def format_event(event: dict[str, Any]) -> str:
     return make_safe(f"{when}  {number}{level}{event['message']}", None)
 
 
-def read_lines(stream: BinaryIO) -> Iterator[dict[str, Any]]:
-    """Yield the complete events; an unfinished last line is left for the next call."""
+def read_lines(stream: BinaryIO, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
+    """Yield the complete events; an unfinished last line is left for the next call. Report damaged
+    lines.
+
+    numbers: of the lines that are still to read.
+    """
     while True:
         start, line = stream.tell(), stream.readline()
         if not line.endswith(b"\n"):
             stream.seek(start)
             return
+        number = next(numbers)
         if event := parse_event(line):
             yield event
+        else:
+            report_damage(stream.name, number)
+
+
+@cache  # each line once, also if a command reads the log twice
+def report_damage(file: str, number: int) -> None:
+    speaker("json")(
+        f"warning: {file}, line {number}: expected an event as JSON; this line is skipped"
+    )
 
 
 def parse_event(line: str | bytes) -> dict[str, Any] | None:

@@ -135,7 +135,7 @@ def make_application(site: Site, pages: Pages, *, secure: bool = False) -> Starl
     def guard(endpoint: Callable[[Request], Awaitable[Response]]) -> Any:
         async def call(request: Request) -> Response:
             if not sign_in.knows(request):
-                raise HTTPException(401, "sign in with the token of this server")
+                raise HTTPException(401, "sign in with the token in the file that the server names")
             return await endpoint(request)
 
         return call
@@ -267,7 +267,7 @@ async def check_token(sign_in: SignIn, body: bytearray) -> dict[str, Any]:
         raise HTTPException(422, f"expected a JSON object of texts: {error}") from error
     if not sign_in.has_token(given.get("token", "")):
         await anyio.sleep(SIGN_IN_DELAY)
-        raise HTTPException(403, "wrong token; it is in the file that the server's output names")
+        raise HTTPException(403, "wrong token; it is in the file that the server names")
     return given
 
 

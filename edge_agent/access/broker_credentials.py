@@ -19,7 +19,13 @@ from edge_agent.access.enrolment_files import (
     load_credentials,
     locate_enrolment,
 )
-from federated.errors import ConfigError, EspalierError, UsageError, require_extra
+from federated.errors import (
+    ConfigError,
+    EspalierError,
+    UsageError,
+    describe_os_error,
+    require_extra,
+)
 from federated.wire import topics
 from federated.wire.address import (
     PORTS,
@@ -29,7 +35,7 @@ from federated.wire.address import (
     get_scheme,
     parse_address,
 )
-from federated.wire.enrolment_token import Token, parse_token
+from federated.wire.enrolment_token import HOW_TO_ENROL, Token, parse_token
 
 __all__ = ["read_token", "renew_if_due", "resolve_broker"]
 
@@ -123,8 +129,8 @@ def read_token(text: str | None, file: Path | None) -> str | None:
             return sys.stdin.readline(MAX_TOKEN_LENGTH)
         return file.read_text(encoding="ascii")[:MAX_TOKEN_LENGTH]
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "the file is not ASCII"
-        raise ConfigError(f"--token-file {file}: expected a token: {reason}") from error
+        reason = describe_os_error(error) if isinstance(error, OSError) else "it is not ASCII"
+        raise ConfigError(f"--token-file {file}: {reason}; {HOW_TO_ENROL}") from error
 
 
 def renew_periodically(credentials: Credentials) -> None:

@@ -207,7 +207,7 @@ def check_certificate(path: Path, name: str) -> Check:
             "certificate",
             "fail",
             f"{path} contains no certificate ({error})",
-            "enrol this device (edge-agent join --token)",
+            "enrol this device (coordinator enroll, edge-agent join --token-file)",
             3,
         )
     common_names = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
@@ -227,8 +227,8 @@ def check_certificate(path: Path, name: str) -> Check:
             "certificate",
             "fail",
             found,
-            "enrol this device again (coordinator enroll, edge-agent join --token), or correct its "
-            "clock",
+            "enrol this device again (coordinator enroll, edge-agent join --token-file), or "
+            "correct its clock",
             3,
         )
     if days < SOON:

@@ -56,8 +56,9 @@ class HttpServer:
         """
         if not address.local and not token:
             raise UsageError(
-                f"--serve {address.host}: other machines can reach this address; set a token "
-                "that clients must send with --token-file FILE"
+                f"--serve {address.host}: other machines can reach this address, so clients must "
+                "send a token: put one in a file (openssl rand -hex 16 > FILE), and add "
+                "--token-file FILE"
             )
         app = make_application(
             engine, state, token, names=(*LOCAL, address.host) if address.local else ()
@@ -145,7 +146,8 @@ def _require_token(
         ):
             raise HTTPException(
                 401,
-                "expected the header 'Authorization: Bearer TOKEN' with this agent's token",
+                "expected the header 'Authorization: Bearer TOKEN' with the token in the "
+                "--token-file of this agent",
                 {"WWW-Authenticate": "Bearer"},
             )
         return await endpoint(request)

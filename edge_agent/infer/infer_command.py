@@ -16,7 +16,7 @@ from edge_agent.infer.graph_choice import format_trials
 from edge_agent.infer.infer_request import InferRequest
 from edge_agent.infer.inputs import list_inputs, read_examples
 from edge_agent.infer.replies import describe_choice
-from federated.errors import ConfigError, UsageError, require_extra
+from federated.errors import ConfigError, UsageError, describe_os_error, require_extra
 from federated.runtime.console import Say
 from federated.runtime.listen_address import parse_listen_address
 from federated.runtime.logs import conceal
@@ -113,6 +113,7 @@ def _serve(
 
 
 MIN_TOKEN_LENGTH = 16  # characters
+REMEDY = "create a file with a random token, such as with: openssl rand -hex 16 > FILE"
 
 
 def load_client_token(path: Path) -> str:
@@ -120,11 +121,12 @@ def load_client_token(path: Path) -> str:
     try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--token-file {path}: expected a token in ASCII: {error}") from error
+        reason = describe_os_error(error) if isinstance(error, OSError) else "it is not ASCII"
+        raise ConfigError(f"--token-file {path}: {reason}; {REMEDY}") from error
     if len(token) < MIN_TOKEN_LENGTH or not token.isprintable() or " " in token:
         raise ConfigError(
             f"--token-file {path}: expected a token of at least {MIN_TOKEN_LENGTH} letters "
-            f"or digits without spaces, found {len(token)} characters"
+            f"or digits without spaces, found {len(token)} characters; {REMEDY}"
         )
     conceal(token)
     return token

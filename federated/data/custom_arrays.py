@@ -24,6 +24,7 @@ import numpy as np
 from federated.data.dataset import Array, Dataset, Labels, Values
 from federated.errors import DataError, describe_value
 from models.extensions import list_required, locate_failure
+from models.given_objects import describe_name
 
 __all__ = ["UNREADABLE", "call", "dataset", "read_npz"]
 
@@ -65,7 +66,7 @@ def call(spec: str, function: Callable[..., Any], root: Path) -> Dataset:
     try:
         found = function(root) if list_required(function) else function()
     except Exception as error:  # a custom function can raise anything
-        raise DataError(f"data '{spec}' failed {locate_failure(error)}") from error
+        raise DataError(f"data '{describe_name(spec)}' failed {locate_failure(error)}") from error
     if isinstance(found, Dataset):
         return found
     if not isinstance(found, tuple) or len(found) not in (2, 4):

@@ -11,7 +11,7 @@ import numpy as np
 
 from federated.data.custom_arrays import dataset
 from federated.data.dataset import Dataset
-from federated.errors import DataError, describe_value
+from federated.errors import DataError, add_article, describe_value
 from models.given_objects import give
 
 __all__ = ["give_data"]
@@ -63,5 +63,6 @@ def _read(given: tuple[Any, ...]) -> Dataset:
 
 
 def _describe(given: object) -> str:
-    count = f" of {len(given)}" if isinstance(given, tuple | list) else ""
-    return f"{describe_value(given)}{count}"
+    if isinstance(given, tuple | list):
+        return f"{add_article(type(given).__name__)} of {len(given)}"
+    return describe_value(given)

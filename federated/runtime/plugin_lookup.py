@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from federated.errors import ConfigError, EspalierError, Unknown, add_article
 from models.extensions import Kind, locate_failure, lookup
+from models.given_objects import describe_name
 
 __all__ = ["check_declares", "explain_lookup", "find", "report_failure"]
 
@@ -52,7 +53,9 @@ def report_failure(noun: str, name: str) -> Iterator[None]:
     except EspalierError:
         raise
     except Exception as error:  # a foreign function can raise anything
-        raise ConfigError(f"{noun} '{name}' failed {locate_failure(error)}") from error
+        raise ConfigError(
+            f"{noun} '{describe_name(name)}' failed {locate_failure(error)}"
+        ) from error
 
 
 def check_declares(noun: str, name: str, found: object, protocol: type) -> None:
@@ -62,6 +65,6 @@ def check_declares(noun: str, name: str, found: object, protocol: type) -> None:
     if missing := [member for member in public if not hasattr(found, member)]:
         kind = add_article(type(found).__name__)
         raise ConfigError(
-            f"{noun} '{name}' returned {kind} without {', '.join(missing)}; "
+            f"{noun} '{describe_name(name)}' returned {kind} without {', '.join(missing)}; "
             f"expected a {protocol.__name__}, see {protocol.__module__}"
         )

@@ -25,6 +25,7 @@ from federated.wire import topics
 __all__ = [
     "AUTHORITY",
     "ENROL",
+    "HOW_TO_ENROL",
     "LARGEST",
     "PORT",
     "RENEW",
@@ -41,6 +42,11 @@ AUTHORITY, ENROL, RENEW = "/authority", "/enrol", "/renew"  # paths
 LARGEST = 16 << 10  # bytes of the largest message
 VERSION = "1"
 SECRET, FINGERPRINT, CHECK = 16, 32, 4  # bytes
+
+HOW_TO_ENROL = (
+    "run `coordinator enroll NAME` on the coordinator's machine, and copy the whole line that it "
+    "prints"
+)
 
 _Pem = Annotated[str, Meta(max_length=8 << 10)]
 
@@ -106,10 +112,8 @@ def parse_token(text: str) -> Token:
         r"([^@/]+)@(\[[^\]/]+\]|[^:/@]+):([0-9]{1,5})/([0-9]+)-(\w+)-(\w+)-(\w+)", text
     )
     if found is None:
-        raise UsageError(
-            "token: expected NAME@HOST:PORT/1-... as printed by coordinator enroll, "
-            f"found {len(text)} characters in another form"
-        )
+        shape = f"{len(text)} characters in another form" if text else "an empty text"
+        raise UsageError(f"token: expected NAME@HOST:PORT/1-..., found {shape}; {HOW_TO_ENROL}")
     name, host, port, version, *letters = found.groups()
     conceal(letters[0])
     if version != VERSION:
@@ -130,7 +134,9 @@ def parse_token(text: str) -> Token:
         token
     ).lower() == text.lower()
     if not whole or not re.match(topics.AGENT, name) or not 0 < token.port < 65536:
-        raise UsageError("token: its check is wrong: a character is missing or mistyped")
+        raise UsageError(
+            "token: its checksum is wrong: a character is missing or mistyped; copy the whole token"
+        )
     return token
 
 

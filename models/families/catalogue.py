@@ -172,22 +172,22 @@ def check(made: Network, known: Family, target: Target) -> None:
         or (known.inputs and len(made.inputs) != known.inputs)
     ):
         raise ValueError(
-            f"{made.family}: cannot take {shape}; expected {known.inputs or 'some'} "
-            "axes, channels first, each of at least 1"
+            f"{made.title}: cannot take {shape}; expected a shape of "
+            f"{known.inputs or 'at least one'} axes, channels first, each of at least 1"
         )
     if made.outputs < (1 if target == "value" else 2):
         raise ValueError(
-            f"{made.family}: {made.outputs} {target}; expected at least "
+            f"{made.title}: {made.outputs} {target}; expected at least "
             f"{1 if target == 'value' else 2}"
         )
     for label, values in (("mean", made.mean), ("std", made.std)):
         if len(values) not in {1, made.inputs[0]} or not all(map(math.isfinite, values)):
             raise ValueError(
-                f"{made.family}: {label} {values} for {shape}; expected 1 or "
+                f"{made.title}: {label} {values} for {shape}; expected 1 or "
                 f"{made.inputs[0]} finite values"
             )
     if min(made.std) <= 0:
-        raise ValueError(f"{made.family}: std {made.std}; expected values above 0")
+        raise ValueError(f"{made.title}: std {made.std}; expected values above 0")
     check_values(made, target)
 
 
@@ -197,7 +197,7 @@ def check_values(made: Network, target: Target) -> None:
     """
     if len(made.shift) != len(made.scale):
         raise ValueError(
-            f"{made.family}: shift {made.shift} and scale {made.scale}; expected both, or neither"
+            f"{made.title}: shift {made.shift} and scale {made.scale}; expected both, or neither"
         )
     for label, values in (("shift", made.shift), ("scale", made.scale)):
         if values and (
@@ -208,9 +208,9 @@ def check_values(made: Network, target: Target) -> None:
                 if target == "value"
                 else f"none for target '{target}'"
             )
-            raise ValueError(f"{made.family}: {label} {values}; expected {wanted}")
+            raise ValueError(f"{made.title}: {label} {values}; expected {wanted}")
     if min(made.scale, default=1) <= 0:
-        raise ValueError(f"{made.family}: scale {made.scale}; expected values above 0")
+        raise ValueError(f"{made.title}: scale {made.scale}; expected values above 0")
 
 
 @lru_cache(maxsize=256)
@@ -223,8 +223,8 @@ def check_flow(made: Network) -> None:
     except Exception as error:  # a user's network can raise anything
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
-            f"{made.family}: examples of shape {made.inputs} do not pass through "
-            f"{made.preset or 'it'}: {why}"
+            f"{made.title}: {made.preset or 'the network'} cannot take examples of shape "
+            f"{made.inputs}: {why}"
         ) from error
     wanted = (
         (2, made.outputs)
@@ -233,7 +233,7 @@ def check_flow(made: Network) -> None:
     )
     if tuple(out.shape) != wanted:
         raise ValueError(
-            f"{made.family}: from 2 examples of shape {made.inputs} it makes "
+            f"{made.title}: from 2 examples of shape {made.inputs} it makes "
             f"{tuple(out.shape)}; expected {wanted}"
         )
 
@@ -301,7 +301,7 @@ def build(submodel: Submodel, device: str = "cpu", seed: int = 0) -> nn.Module:
     if odd := set(submodel.features) - known.features:
         able = ", ".join(name for name, other in FAMILIES.items() if odd <= other.features)
         raise ValueError(
-            f"model '{submodel.network.family}' has no {', '.join(sorted(odd))}; models "
+            f"model '{submodel.network.title}' has no {', '.join(sorted(odd))}; models "
             f"that have: {able or 'none'}"
         )
     with isolate_random_state(seed), torch.device(device):

@@ -9,7 +9,15 @@ import hashlib
 import torch
 from torch import nn
 
-from models.given_objects import OBJECTS, digest, give, replace_given, spell_code, strip_module
+from models.given_objects import (
+    OBJECTS,
+    describe_name,
+    digest,
+    give,
+    replace_given,
+    spell_code,
+    strip_module,
+)
 
 __all__ = ["count_outputs", "give_network", "return_network"]
 
@@ -60,7 +68,7 @@ def return_network(name: str, net: nn.Module) -> None:
     expected, found = name.split("_")[-2], digest_structure(net)
     if expected != found:
         raise ValueError(
-            f"model: expected the {strip_module(name).rsplit('_', 2)[0]} that the run was "
+            f"model: expected the {describe_name(name)} that the run was "
             f"started with, found a {type(net).__name__} of another structure: pass a module made "
             "by the same code"
         )

@@ -108,7 +108,7 @@ def call_function(submodel: Submodel) -> nn.Module:
     ValueError: it is not an nn.Module, has a norm that cannot be measured, or requires more than
         the submodel.
     """
-    name = submodel.network.family
+    name = submodel.network.title
     function = function_of(submodel.network)
     inputs = list_required(function)
     if len(inputs) > 1:
@@ -212,7 +212,7 @@ def build(submodel: Submodel) -> nn.Module:
     check_mask(submodel, tuple(map(len, structure.sections)))
     if submodel.width < 1 and structure.problem:
         raise ValueError(
-            f"model '{network.family}' cannot be narrowed: {structure.problem}; {REMEDY}"
+            f"model '{network.title}' cannot be narrowed: {structure.problem}; {REMEDY}"
         )
     net = cut(
         call_function(replace(submodel, width=1.0, mask=())),

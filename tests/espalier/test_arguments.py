@@ -47,7 +47,7 @@ def wrong(words: str, call: Call) -> Any:
         wrong("submodel: expected", lambda net, _: espalier.slice(net, 5)),
         wrong("weights: expected", lambda net, small: espalier.slice(net, small, 5)),
         wrong(
-            "weights['a']: expected a tensor, found a list",
+            "weights['a']: expected a tensor",
             lambda net, small: espalier.slice(net, small, {"a": [1.0]}),
         ),
         wrong("source: expected a network", lambda *_: espalier.merge(5, [])),
@@ -92,7 +92,8 @@ def test_updates_may_come_from_any_iterable(tiny: nn.Module) -> None:
         ("ten", "'ten'"),
         (None, "None"),
         ({}, "a dict"),
-        (np.zeros(2), "a ndarray"),
+        (np.zeros(2), "an array of float64 [2]"),
+        ((0.5, "a"), "(0.5, 'a')"),
         (nn.Linear, "the class Linear"),
         (OSError(), "an OSError"),
         ("a" * 200, f"'{'a' * 79}..."),

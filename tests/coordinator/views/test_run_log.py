@@ -54,10 +54,17 @@ def test_events_can_be_chosen_by_agent_and_round(tmp_path: Path) -> None:
     ]
 
 
-def test_an_incomplete_line_is_skipped(tmp_path: Path) -> None:
+def test_a_damaged_line_is_reported_and_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     good = json.dumps({"time": "2026-01-01T00:00:00+00:00", "message": "whole"})
     (tmp_path / logs.EVENTS).write_text(f'{{"time": "20\n[1]\n{good}\n{{"message": "no end')
-    assert messages(tmp_path) == ["whole"]
+    for _ in range(2):
+        assert messages(tmp_path) == ["whole"]
+    reports = capsys.readouterr().err.splitlines()
+    assert len(reports) == 2
+    assert f"{logs.EVENTS}, line 1:" in reports[0]
+    assert f"{logs.EVENTS}, line 2:" in reports[1]
 
 
 def test_following_shows_new_events_also_after_a_rotation(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_only_last_layers_of_a_block_can_be_dropped():
 
 
 def test_too_small_images_are_refused():
-    with pytest.raises(ValueError, match="do not pass through"):
+    with pytest.raises(ValueError, match="cannot take examples"):
         network("densenet-121", (3, 16, 16), 10)
 
 
