@@ -184,6 +184,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load(tmp_path / "none.onnx")
 
 
+def test_a_graph_in_a_given_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "w1.onnx").touch()
+    with pytest.raises(ExportError, match=r"found a folder.*w1\.onnx"):
+        load(tmp_path)
+
+
 def test_a_device_without_torch_and_onnx_predicts(make_graph: Make) -> None:
     code = (
         "import sys; sys.modules['torch'] = sys.modules['onnx'] = None\n"
