@@ -68,10 +68,8 @@ def test_memory_excludes_stored_timings() -> None:
 
 def test_failed_plan_reports_and_next_continues(tmp_path: Path) -> None:
     bad, good = run_plans([replace(GRAPH, file=str(tmp_path / "nix.onnx")), GRAPH], Limits())
-    assert (bad.p50_ms, bad.error) == (
-        None,
-        f"ExportError: {tmp_path / 'nix.onnx'}: no such file",
-    )
+    assert bad.p50_ms is None
+    assert bad.error.startswith(f"ExportError: {tmp_path / 'nix.onnx'}: no such file")
     assert good.p50_ms
 
 
