@@ -15,9 +15,9 @@ import torch
 from benchmarks.peers.contest import hold
 from benchmarks.peers.environments import PEERS
 from benchmarks.peers.updates import NETWORK, map_updates, write_updates
-from benchmarks.timings import Row, compare, print_rows
+from benchmarks.timing_comparison import Row, compare, print_rows
 from coordinator.fleet.round_driver import AT_HAND
-from coordinator.fleet.shipment import to_torch
+from coordinator.fleet.submodel_shipment import to_torch
 from federated.engine.aggregate import Total, fold
 from federated.method import State, configure
 from federated.methods.catalogue import method

@@ -16,7 +16,7 @@ import psutil
 
 from coordinator.broker import local as brokers
 from coordinator.fleet.published_weights import WeightSlots
-from coordinator.fleet.shipment import SLOTS
+from coordinator.fleet.submodel_shipment import SLOTS
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Link

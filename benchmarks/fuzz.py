@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from benchmarks.output_files import make_folder
+from benchmarks.output_path_checks import make_folder
 from federated.errors import FleetError, MissingExtra, Unknown
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from export import onnx_export, variants, verify
+from export import graph_variants, onnx_export, onnx_session
+from export.onnx_session import Array
 from export.quantize import quantize
-from export.verify import Array
 from federated.data.catalogue import load_central
 from federated.errors import ExportError
 from federated.runtime.console import FORMAT, print_result, report_errors
@@ -126,7 +126,7 @@ def time_network(model: str, side: int, goal: Goal, folder: Path) -> Speed:
             for kind in ("int8-u8s8", "int8-s8s8")
         },
     }
-    sessions = {name: verify.load(file, threads=1) for name, file in paths.items()}
+    sessions = {name: onnx_session.load(file, threads=1) for name, file in paths.items()}
     one = torch.from_numpy(x[:1])
     with torch.inference_mode(), use_one_thread():
         eager: dict[str, Callable[[], object]] = {"eager": lambda: net(one)}
@@ -217,9 +217,9 @@ def measure_accuracy(
     net = build(submodel)
     recipe = Recipe(epochs=1 + steps * 32 // len(whole.x), steps=steps, norm="tracked")
     train(net, submodel, recipe, whole, seed=0)
-    examples = variants.split(*sample_examples(whole.x_held, whole.y_held))
+    examples = graph_variants.split(*sample_examples(whole.x_held, whole.y_held))
     origin = {"run": "benchmark", "round": 0, "submodel": submodel.name}
-    graphs, absent = variants.write_graphs(folder, submodel, net, origin, examples, int8=True)
+    graphs, absent = graph_variants.write_graphs(folder, submodel, net, origin, examples, int8=True)
     scores = {variant.kind: variant.accuracy for variant in graphs if variant.accuracy is not None}
     if len(scores) < 2:
         raise ExportError(

@@ -24,7 +24,7 @@ import click
 import numpy as np
 import psutil
 
-from benchmarks.output_files import make_folder
+from benchmarks.output_path_checks import make_folder
 from coordinator.broker import local as brokers
 from coordinator.simulate.demo_fleet import Running, process, python_command, wait_for_words
 from coordinator.store.store import Store

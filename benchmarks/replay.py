@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.raw_agents.updates import encode, learn, make_update
 from coordinator.assign.selection import make_generator
-from coordinator.fleet.shipment import to_torch
+from coordinator.fleet.submodel_shipment import to_torch
 from coordinator.observe.round_records import Entry
 from coordinator.phases.training import complete_recipe
 from coordinator.run.run_preparation import make_weights

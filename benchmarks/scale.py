@@ -22,7 +22,7 @@ from pathlib import Path
 import click
 import psutil
 
-from benchmarks.output_files import make_folder
+from benchmarks.output_path_checks import make_folder
 from benchmarks.raw_agents.raw_agent import Raw
 from benchmarks.raw_agents.raw_fleet import RawFleet
 from benchmarks.replay import read_durations, replay

@@ -7,7 +7,7 @@ from importlib.metadata import version as installed_version
 
 from sphinx.application import Sphinx
 
-from federated.installation import NAME
+from federated.install_command import NAME
 
 project = "Espalier"
 release = version = installed_version(NAME)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from espalier.arguments import (
+from espalier.argument_checks import (
     check_count,
     check_is,
     read_counts,
     read_fractions,
     read_tensors,
 )
-from espalier.names import name_data, name_method, name_model
+from espalier.object_names import name_data, name_method, name_model
 from federated.errors import ArgumentError, ConfigError, UsageError, require_extra
 from models.submodel import Network, Submodel
 

@@ -16,8 +16,8 @@ from coordinator.observe.events import Publish
 from coordinator.run.event_stream import Channel, EventStream
 from coordinator.settings import config_tables
 from coordinator.settings.service_tables import Broker
-from espalier.arguments import check_is, check_path, read_array
-from espalier.names import name_data, name_method, name_model
+from espalier.argument_checks import check_is, check_path, read_array
+from espalier.object_names import name_data, name_method, name_model
 from federated.errors import ArgumentError, ConfigError, require_extra
 from models.given_objects import is_given
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from coordinator.release.stored_run import StoredRun
-    from export.bundle import Bundle
+    from export.release_reader import Bundle
 
 __all__ = ["Fleet", "Run", "Simulation", "export", "load_run", "predict", "run"]
 
@@ -254,11 +254,11 @@ def predict(
     """
     x = read_array("x", x)
     if isinstance(source, Path | str):
-        from export import verify
+        from export import onnx_session
 
         if not Path(source).exists() and Path(source).suffix != ".onnx":  # the name of a run
             raise ArgumentError("source", EXPORTED, source)
-        return verify.load(Path(source)).predict(x)
+        return onnx_session.load(Path(source)).predict(x)
     with require_extra("espalier.predict", "coordinator"):
         from coordinator.release.stored_run import StoredRun, predict_run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from export.bundle import Bundle, Entry, Variant, list_files, recommended_entries
+from export.release_reader import Bundle, Entry, Variant, list_files, recommended_entries
 
 __all__ = ["NAME", "render_card"]
 

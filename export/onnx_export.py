@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from export.graph_description import describe_graph, describe_interface
-from export.verify import INPUT, OUTPUTS, TOKENS, Array, Output
+from export.graph_metadata import describe_graph, describe_interface
+from export.onnx_session import INPUT, OUTPUTS, TOKENS, Array, Output
 from federated.errors import DataError, ExportError, require_extra
 from federated.runtime import atomic_files
 from models.submodel import Network
@@ -45,7 +45,7 @@ def export(
     example: raw data [n >= 2, *inputs], uint8 or float32, int64 for tokens. The graph's input has
         its dtype; its first axis is variable.
     metadata: at least run, round and submodel; objective, outputs, preprocessing, versions and the
-        weights' digest are added, and `input` and `output` (see `export.graph_description`)
+        weights' digest are added, and `input` and `output` (see `export.graph_metadata`)
     classes: their names in order, if known
 
     A network of values returns them in raw units, with the shift and scale of its record.

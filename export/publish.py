@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from export import bundle
+from export import release_reader
 from federated.errors import ExportError, LinkError, WireError
 from federated.wire import envelope, messages, retained_blobs, topics
 from federated.wire.chunks import split
@@ -72,12 +72,12 @@ def describe_version(folder: Path, run: str, assignment: Mapping[str, str]) -> V
     assignment: agent -> name of its submodel
     ExportError: the folder is not a complete release of this run.
     """
-    found = bundle.read(folder)
+    found = release_reader.read(folder)
     if found.run != run:
         raise ExportError(
             f"{folder}: expected a release of run '{run}', found one of '{found.run}'"
         )
-    data = (folder / bundle.MANIFEST).read_bytes()
+    data = (folder / release_reader.MANIFEST).read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     submodels = tuple(entry.submodel for entry in found.submodels)
     served = {agent: submodel for agent, submodel in assignment.items() if submodel in submodels}
@@ -113,10 +113,10 @@ def publish(
 
     ExportError: a file does not match the manifest. Also raises LinkError.
     """
-    version, sent = bundle.read_version(folder), {}
+    version, sent = release_reader.read_version(folder), {}
     for file in (
-        *bundle.list_files(bundle.read_manifest(folder)),
-        bundle.describe_file(folder / bundle.MANIFEST),
+        *release_reader.list_files(release_reader.read_manifest(folder)),
+        release_reader.describe_file(folder / release_reader.MANIFEST),
     ):
         known = present.get((version, file.name))
         if known is not None and known.sha256 == file.sha256:

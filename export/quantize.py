@@ -21,8 +21,8 @@ from typing import Any
 
 import onnxruntime
 
-from export.bundle import Kind
-from export.verify import INPUT, Array, load
+from export.onnx_session import INPUT, Array, load
+from export.release_reader import Kind
 from federated.errors import ExportError, require_extra
 from federated.runtime import atomic_files
 

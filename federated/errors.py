@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from types import NoneType
 
-from federated.installation import pip_command
+from federated.install_command import pip_command
 from federated.safe_text import make_safe
 
 __all__ = [

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from models.compute_workload import work
 from models.families.catalogue import parameters, rehearsal
 from models.layers.early_exits import run_exits
-from models.layers.parallel_branches import (
+from models.layers.mergeable_branches import (
     Branch,
     Linears,
     available_branches,
     is_spatial,
     output_features,
 )
-from models.pass_work import work
 from models.random_state import isolate_random_state
 from models.shape_cache import ShapeCache
 from models.submodel import Submodel

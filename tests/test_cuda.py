@@ -23,8 +23,8 @@ from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
 from edge_agent.device.process_limits import Limits
-from edge_agent.join.training_worker import Job, Worker
-from export import bundle
+from edge_agent.join.training_process_control import Job, Worker
+from export import release_reader
 from federated.data import catalogue
 from federated.device import task_work
 from federated.device.task_runner import Outcome
@@ -34,8 +34,8 @@ from federated.device.trainers.trainer import Trainer
 from federated.methods.catalogue import METHODS
 from federated.task import Task, Update
 from federated.training import zico_score
-from federated.training.device_memory import PREFIX
-from federated.training.execution import Execution
+from federated.training.state_between_rounds import PREFIX
+from federated.training.training_inputs import Execution
 from federated.wire import messages
 from federated.wire import tensors as codec
 from models.families.catalogue import FAMILIES, example, full, menu, network
@@ -258,7 +258,9 @@ def test_a_simulation_on_a_gpu_repeats_bit_for_bit_whatever_the_workers(tmp_path
 def test_a_network_trained_on_a_gpu_is_exported_with_the_same_accuracy(tmp_path: Path) -> None:
     runs = simulated(tmp_path / "cuda", "cuda", settings("fedfa"))
     made, _ = write_release(ExportRequest("same-seed0", runs, tmp_path / "release"))
-    assert all(entry.variants[0] in bundle.accurate_variants(entry) for entry in made.submodels)
+    assert all(
+        entry.variants[0] in release_reader.accurate_variants(entry) for entry in made.submodels
+    )
     store = Store.open(runs, "same-seed0", read_only=True)
     scores = {
         score.submodel: score.accuracy

@@ -23,7 +23,7 @@ from coordinator.simulate.simulation import simulate
 from coordinator.views.method_pages import describe_method, list_methods
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.code_permission import check_run, load_own
-from edge_agent.join.training_worker import Job
+from edge_agent.join.training_process_control import Job
 from federated.data import catalogue as data
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import ConfigError, DataError, Refused, Unknown
@@ -42,8 +42,8 @@ ROOT = Path(__file__).parents[1]
 TOY = dict.fromkeys(MEMBERS, "toy")
 # entry-point group -> files of the catalogue's folder that define no member
 NO_MEMBERS = {
-    "espalier.data": {"given_data", "agent_splits"},
-    "espalier.links": {"connection_history", "paho_client"},
+    "espalier.data": {"given_data", "partition_algorithms"},
+    "espalier.links": {"connection_diagnosis", "paho_client"},
     "espalier.readers": {"terminal_output"},  # a command passes it to the run
     "espalier.rules": {"arithmetic"},
 }

@@ -13,12 +13,12 @@ import pytest
 
 from coordinator.access.authority import Authority
 from coordinator.broker import local as brokers
-from coordinator.observe.event_readers.metrics import MetricsServer
+from coordinator.observe.event_readers.prometheus_metrics import MetricsServer
 from coordinator.settings.service_tables import Metrics
 from coordinator.store.store import Store
 from federated.device.spool import Spool
 from federated.runtime import atomic_files
-from federated.training import device_memory
+from federated.training import state_between_rounds
 from tests.support.federation import Member, digits, federate
 
 
@@ -47,7 +47,7 @@ def test_only_this_user_can_open_folders_of_runs_spools_memories_and_keys(
 ) -> None:
     Store.create(tmp_path / "runs", "r").close()
     Spool(tmp_path / "spool" / "r" / "a").close()
-    device_memory.write(tmp_path / "memory", 1, {"w": np.zeros(1)}, since=0)
+    state_between_rounds.write(tmp_path / "memory", 1, {"w": np.zeros(1)}, since=0)
     Authority(tmp_path / "pki").close()
     kept = [
         tmp_path / "runs" / "r",

@@ -18,8 +18,8 @@ import pytest
 
 from edge_agent.releases.release_follower import Follower, open_follower_link
 from edge_agent.releases.release_watch import Subscription
-from export import bundle, verify
-from export.verify import Array
+from export import onnx_session, release_reader
+from export.onnx_session import Array
 from federated.data import catalogue
 from federated.wire import tensors
 from federated.wire.release_messages import Serving
@@ -99,7 +99,7 @@ class Listener(threading.Thread):
         while not self.stop.is_set():
             arrival = self._follower.turn(0.1)
             if arrival is not None:
-                bundle.read(arrival.folder, arrival.submodel)
+                release_reader.read(arrival.folder, arrival.submodel)
                 self.versions.append(arrival.version)
                 self._follower.report(
                     Serving(
@@ -248,10 +248,11 @@ def expected(folder: Path, x: Array) -> dict[tuple[str, str], tuple[int, ...]]:
     """Return the labels of these digits from each variant of a release, as computed on this
     machine.
     """
-    entry = bundle.find_entry(bundle.read(folder), SMALL)
-    version = bundle.read_version(folder)
+    entry = release_reader.find_entry(release_reader.read(folder), SMALL)
+    version = release_reader.read_version(folder)
     found = {
-        v.kind: verify.load(folder / v.file.name).predict(x).argmax(axis=1) for v in entry.variants
+        v.kind: onnx_session.load(folder / v.file.name).predict(x).argmax(axis=1)
+        for v in entry.variants
     }
     return {
         (version, kind): tuple(int(label) for label in labels) for kind, labels in found.items()
@@ -261,14 +262,14 @@ def expected(folder: Path, x: Array) -> dict[tuple[str, str], tuple[int, ...]]:
 def spoiled(folder: Path, out: Path) -> Path:
     """Return a release whose graphs fail the self-test although all digests match."""
     shutil.copytree(folder, out)
-    made = bundle.read_manifest(out)
-    x, said = bundle.read_check(out, made)
-    (out / bundle.CHECK).write_bytes(
+    made = release_reader.read_manifest(out)
+    x, said = release_reader.read_check(out, made)
+    (out / release_reader.CHECK).write_bytes(
         tensors.encode({}, {"x": x, **{name: -logits for name, logits in said.items()}})
     )
-    file = bundle.describe_file(out / bundle.CHECK)
-    (out / bundle.MANIFEST).write_bytes(msgspec.json.encode(replace(made, check=file)))
-    assert bundle.read(out).check == file
+    file = release_reader.describe_file(out / release_reader.CHECK)
+    (out / release_reader.MANIFEST).write_bytes(msgspec.json.encode(replace(made, check=file)))
+    assert release_reader.read(out).check == file
     return out
 
 
@@ -301,7 +302,7 @@ def test_no_request_is_lost_while_releases_are_replaced(
     assert code == 0, said
     (row,) = told["reports"]
     assert (row["version"], row["failed"]) == (two, 0), "it still serves the last good one"
-    assert (row["state"], row["refused"]) == ("refused", bundle.read_version(bad))
+    assert (row["state"], row["refused"]) == ("refused", release_reader.read_version(bad))
     assert "deviates from the exporter's machine" in row["reason"]
     assert row["answered"] > 0
     code, _, said = release("--promote")

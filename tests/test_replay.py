@@ -12,7 +12,7 @@ from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Event, RoundStarted
 from coordinator.round.round_events import PhaseBegan, UpdateFolded
 from coordinator.round.round_state import Round
-from coordinator.round.round_step import step
+from coordinator.round.round_transition import step
 from coordinator.store.journal import Journal, pack
 from tests.support.federation import RUN, Member, digits, federate
 from tests.support.revival import Killed

@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 import pytest
 
-from coordinator.broker.addresses import find_free_port
+from coordinator.broker.local_addresses import find_free_port
 from coordinator.cli.main import main as coordinator
 from edge_agent.cli.main import main as edge_agent
 

@@ -27,7 +27,7 @@ from benchmarks.attacks.process_faults import PROCESS_FAULTS
 from benchmarks.attacks.strangers import STRANGERS, behind_tls
 from benchmarks.faults.scenarios import SCENARIOS, Scenario, explain_impossible
 from benchmarks.faults.trial import Outcome, Trial, conduct
-from benchmarks.output_files import check_log
+from benchmarks.output_path_checks import check_log
 from federated.errors import ConfigError, Unknown
 from federated.runtime.console import FORMAT, report_errors, speaker
 

@@ -21,7 +21,7 @@ from coordinator.release import export_run, rollout
 from coordinator.release.archive import Archive
 from coordinator.release.history import list_kept
 from coordinator.store.store import Store
-from export import bundle
+from export import release_reader
 from federated.errors import StoreError
 
 __all__ = ["main"]
@@ -70,14 +70,14 @@ def wait_for_round(runs: Path, run: str) -> None:
 
 def check_release(folder: Path) -> None:
     """Check a release that a killed command left. Raises ExportError if it is incomplete."""
-    if (folder / bundle.MANIFEST).exists():
-        bundle.read(folder)
+    if (folder / release_reader.MANIFEST).exists():
+        release_reader.read(folder)
 
 
 def check_archive(archive: Archive) -> None:
     """Check that the history names only complete releases. Raises StoreError, ExportError."""
     for version in list_kept(archive.read()):
-        bundle.read(archive.check(version))
+        release_reader.read(archive.check(version))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> None:
         time.sleep(1.0)
     if code:
         sys.exit(f"after it was killed, {what} failed with exit code {code}")
-    bundle.read(folder)
+    release_reader.read(folder)
     check_archive(archive)
     if what == "release" and not list_kept(archive.read()):
         sys.exit("nothing was released")

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.trial import RUN, Trial, coordinator_arguments, strike_later
 from benchmarks.faults.trial_parts import Process
-from coordinator.broker.addresses import find_free_port
+from coordinator.broker.local_addresses import find_free_port
 from coordinator.simulate.demo_fleet import process_environment, python_command
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
@@ -184,7 +184,7 @@ def jump(seconds: float) -> Scenario:
 
     def prepare(trial: Trial) -> None:
         after = str(trial.rng.randint(1, 8))
-        trial.launcher = ("benchmarks.attacks.jumping_clock", str(seconds), after)
+        trial.launcher = ("benchmarks.attacks.coordinator_with_jumping_clock", str(seconds), after)
         strike_later(trial, trial.strike, 0.1)
 
     return prepare

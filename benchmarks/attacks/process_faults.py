@@ -143,7 +143,7 @@ def kill_enrolment(trial: Trial) -> None:
     def kill() -> None:
         with contextlib.suppress(OSError):  # it has ended in the meantime
             assert trial.coordinator.popen is not None
-            pid = find_child(trial.coordinator.popen.pid, b"enrolment_process")
+            pid = find_child(trial.coordinator.popen.pid, b"enrolment_server_process")
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
                 trial.strike()

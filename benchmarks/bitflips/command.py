@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from benchmarks.bitflips.flip import CORE, KINDS, Flip, Outcome, run_undamaged, try_flip
+from benchmarks.bitflips.flip_trial import CORE, KINDS, Flip, Outcome, run_undamaged, try_flip
 from benchmarks.bitflips.interrupted_run import find_stops
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 

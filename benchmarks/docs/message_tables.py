@@ -12,8 +12,8 @@ import msgspec
 from msgspec import inspect
 
 from benchmarks.docs.tables import render_table
-from federated.capabilities import CAPABILITIES, name_hook
 from federated.task import Update
+from federated.trainer_capabilities import CAPABILITIES, name_hook
 from federated.wire import field_types
 from federated.wire.envelope import MESSAGES
 

@@ -18,7 +18,7 @@ import click
 
 from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, explain_impossible
 from benchmarks.faults.trial import Outcome, find_median, run_trial
-from benchmarks.output_files import make_folder
+from benchmarks.output_path_checks import make_folder
 from federated.errors import Unknown
 from federated.runtime.console import FORMAT, report_errors, speaker
 

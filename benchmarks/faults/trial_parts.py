@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from coordinator.broker import embedded
-from coordinator.broker.addresses import find_free_port
+from coordinator.broker import embedded_broker
+from coordinator.broker.local_addresses import find_free_port
 from coordinator.broker.mosquitto import MAX_PACKET, find_mosquitto
 from coordinator.simulate.demo_fleet import process_environment
 from federated.errors import FleetError
@@ -99,7 +99,7 @@ class Broker:
         self._command = (
             self._mosquitto(folder, persistent)
             if kind == "mosquitto"
-            else embedded.prepare("127.0.0.1", self.port, folder, MAX_PACKET)
+            else embedded_broker.prepare("127.0.0.1", self.port, folder, MAX_PACKET)
         )
         self.start()
 

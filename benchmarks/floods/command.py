@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.floods.revocations import Revocations, measure_revocations
 from benchmarks.floods.trial import FLOODS, Subject, Watch, measure
 from benchmarks.inference import build_random
-from benchmarks.output_files import check_log
+from benchmarks.output_path_checks import check_log
 from export import onnx_export
 from federated.errors import ConfigError, FleetError, Unknown, UsageError
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker

@@ -19,7 +19,7 @@ from benchmarks.faults.certificates import Doors
 from benchmarks.faults.trial import RUN, Trial
 from benchmarks.faults.trial_parts import Process
 from benchmarks.floods.attacker import AGENT_FLOODS, STRANGER_FLOODS, Attacker, Order
-from coordinator.broker.addresses import find_free_port
+from coordinator.broker.local_addresses import find_free_port
 from coordinator.simulate.demo_fleet import python_command
 from coordinator.store.store import Store
 from edge_agent.access.enrolment import enrol

@@ -21,16 +21,16 @@ import numpy as np
 from benchmarks.fuzzing import samples
 from coordinator.access.authority import Authority
 from coordinator.access.enrolment_server import build_application
-from coordinator.assign import agent_conditions
+from coordinator.assign import agent_filter
 from coordinator.broker import passwords
 from coordinator.fleet.fleet import Fleet
 from coordinator.fleet.update_inbox import Inbox
 from coordinator.round.round_events import PhaseBegan
 from coordinator.round.task_state import Planned, TaskState
 from coordinator.settings import config
-from edge_agent.infer import inputs, replies
-from export import bundle
-from export.verify import Session
+from edge_agent.infer import inputs, requests_and_replies
+from export import release_reader
+from export.onnx_session import Session
 from federated.device import profile_file
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
@@ -44,7 +44,7 @@ from federated.errors import (
     WireError,
 )
 from federated.task import Task, Update
-from federated.training import device_memory
+from federated.training import state_between_rounds
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.address import parse_address
 from federated.wire.chunks import Receiver, Sender
@@ -248,7 +248,7 @@ DIGITS = cast(Session, SimpleNamespace(inputs=(1, 8, 8), dtype=np.dtype(np.uint8
 
 
 def parse_question(data: bytes) -> object:
-    return replies.parse_inputs(data, "question", DIGITS)
+    return requests_and_replies.parse_inputs(data, "question", DIGITS)
 
 
 def parse_example(data: bytes) -> object:
@@ -315,11 +315,11 @@ def decode_text(parse: Callable[[str], object]) -> Callable[[bytes], object]:
 
 
 def read_memory(path: Path) -> object:
-    return device_memory.read(path.parent, 1)
+    return state_between_rounds.read(path.parent, 1)
 
 
 def read_manifest(path: Path) -> object:
-    return bundle.read_manifest(path.parent)
+    return release_reader.read_manifest(path.parent)
 
 
 def make_decoders() -> dict[str, Decoder]:
@@ -356,7 +356,10 @@ def make_text_decoders() -> dict[str, Decoder]:
     """Return the decoders of text files, requests and command-line values by name."""
     return {
         "manifests": Decoder(
-            decode_file(bundle.MANIFEST, read_manifest), (ExportError,), samples.manifests(), "text"
+            decode_file(release_reader.MANIFEST, read_manifest),
+            (ExportError,),
+            samples.manifests(),
+            "text",
         ),
         "sheets": Decoder(
             decode_file("sheet.json", profile_file.read),
@@ -385,7 +388,7 @@ def make_text_decoders() -> dict[str, Decoder]:
             decode_text(parse_address), (EspalierError,), samples.ADDRESSES, "text", largest=400
         ),
         "selections": Decoder(
-            decode_text(agent_conditions.parse),
+            decode_text(agent_filter.parse),
             (EspalierError,),
             samples.SELECTIONS,
             "text",

@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from export import bundle
+from export import release_reader
 from federated.device.profile_file import FORMAT, Calibration, Sheet
 from federated.device.task_runner import Outcome
 from federated.task import Card, Profile, Recipe, Task, Timing, Update
@@ -281,16 +281,22 @@ def said_to_agent() -> list[bytes]:
 
 
 def manifests() -> list[bytes]:
-    weights, graph = bundle.File("w1.tensors", 10, "ab" * 32), bundle.File("w1.onnx", 20, "cd" * 32)
-    entry = bundle.Entry(
+    weights, graph = (
+        release_reader.File("w1.tensors", 10, "ab" * 32),
+        release_reader.File("w1.onnx", 20, "cd" * 32),
+    )
+    entry = release_reader.Entry(
         "w1",
         100,
         1000,
-        (bundle.Variant("fp32", graph, 1e-6, 0.9), bundle.Variant("int8-u8s8", graph, 0.1)),
+        (
+            release_reader.Variant("fp32", graph, 1e-6, 0.9),
+            release_reader.Variant("int8-u8s8", graph, 0.1),
+        ),
         weights,
         ("no",),
     )
-    whole = bundle.Bundle(
+    whole = release_reader.Bundle(
         "r",
         3,
         (1, 8, 8),
@@ -299,7 +305,7 @@ def manifests() -> list[bytes]:
         10,
         32,
         (entry,),
-        bundle.File(bundle.CHECK, 5, "ef" * 32),
+        release_reader.File(release_reader.CHECK, 5, "ef" * 32),
         ("0", "1"),
     )
     return [msgspec.json.encode(whole), b"{}"]

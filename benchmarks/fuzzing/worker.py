@@ -30,9 +30,9 @@ KEPT = 20  # most kinds of crashes with a stored input
 INSTRUMENTED = (
     "coordinator",
     "edge_agent",
-    "export.bundle",
+    "export.release_reader",
     "federated.device",
-    "federated.training.device_memory",
+    "federated.training.state_between_rounds",
     "federated.device.profile_file",
     "federated.wire",
 )

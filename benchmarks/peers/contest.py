@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.environments import PEERS, set_up
-from benchmarks.timings import RUNS
+from benchmarks.timing_comparison import RUNS
 
 __all__ = ["hold"]
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from benchmarks.peers.updates import map_updates
-from coordinator.fleet.shipment import to_torch
+from coordinator.fleet.submodel_shipment import to_torch
 
 __all__ = ["aggregation"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.raw_agents.updates import CARD, Array, encode, learn, make_update
-from federated.capabilities import CAPABILITIES
 from federated.task import HEARTBEAT, Profile, Task, Timing, Update, heartbeat_interval
+from federated.trainer_capabilities import CAPABILITIES
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.chunks import Receiver, Sender, split
 

@@ -18,7 +18,7 @@ from benchmarks.schedules.random_schedules import COORDINATOR
 from benchmarks.schedules.virtual_training import learn
 from coordinator.fleet.fleet import Fleet
 from coordinator.round import round_events as on
-from coordinator.round import round_step as steps
+from coordinator.round import round_transition as steps
 from coordinator.round.round_actions import Action, Answer, TurnAway
 from coordinator.round.round_state import Round
 from coordinator.store.journal import Journal, pack

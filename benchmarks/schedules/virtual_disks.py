@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.schedules.power_cut import choose_name, tear
+from benchmarks.schedules.torn_writes import choose_name, tear
 from benchmarks.schedules.virtual_clock import World
 
 __all__ = ["REPLACED", "Disks"]

@@ -6,7 +6,7 @@
                             all names of this machine
         coordinator.pem     certificate and key of the coordinator
         crl.pem             list of revoked certificates
-        registry.sqlite     tokens and issued certificates (coordinator.access.registry)
+        registry.sqlite     tokens and issued certificates (coordinator.access.certificate_registry)
 
 X.509 with the library `cryptography`: ECDSA over P-256 with SHA-256. Certificates are backdated by
 some minutes, for devices whose clocks are slow.
@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from coordinator.access.certificate_registry import Certificate, Registry
 from coordinator.access.certificates import (
     BACKDATED,
     Pair,
@@ -46,7 +47,6 @@ from coordinator.access.certificates import (
     to_pem,
     write_pair,
 )
-from coordinator.access.registry import Certificate, Registry
 from coordinator.broker.mosquitto import COORDINATOR, TlsFiles
 from federated.errors import ConfigError, Refused, StoreError, explain_os_errors
 from federated.runtime import atomic_files

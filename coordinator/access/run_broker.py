@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.access.authority_folder import find_default_folder, open_authority
-from coordinator.access.enrolment_process import EnrolmentProcess
+from coordinator.access.enrolment_server_process import EnrolmentProcess
 from coordinator.broker import local as brokers
-from coordinator.broker.addresses import check_exposure
+from coordinator.broker.local_addresses import check_exposure
 from coordinator.broker.mosquitto import COORDINATOR
 from coordinator.settings.service_tables import Broker as Wanted
 from federated.errors import ConfigError, EspalierError

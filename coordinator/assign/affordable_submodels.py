@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from statistics import median_high
 
-from coordinator.assign.agent_standing import Standing, list_active
+from coordinator.assign.agent_track_record import Standing, list_active
 from federated.errors import ConfigError, Unknown
 from federated.task import Profile, Recipe
 from federated.training.time_prediction import step_seconds

@@ -14,12 +14,12 @@ from coordinator.assign.affordable_submodels import (
     is_quick,
     make_offers,
 )
-from coordinator.assign.agent_standing import Standing
+from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.selection import make_generator
 from coordinator.settings.config import Config
 from federated.method import Method, State
-from federated.runtime.units import human_seconds, megabytes
+from federated.runtime.unit_formatting import human_seconds, megabytes
 from federated.task import Profile, Recipe
 from federated.wire.codecs.catalogue import find_codec
 from models.submodel import Submodel

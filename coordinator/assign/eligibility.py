@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from coordinator.assign import agent_conditions
+from coordinator.assign import agent_filter
 from coordinator.assign.data_cards import AGENTS, explain_unit_mismatch
 from coordinator.settings.config import Config
-from federated.capabilities import describe_missing
 from federated.data.dataset import explain_misfit
 from federated.methods.catalogue import METHODS
 from federated.safe_text import make_safe
 from federated.task import Profile
+from federated.trainer_capabilities import describe_missing
 from models.submodel import Network
 
 __all__ = ["Eligibility", "explain_lacking_capabilities"]
@@ -48,7 +48,7 @@ class Eligibility:
         """Return why `fleet.select` excludes a device; empty if it does not. Raises ConfigError."""
         if not self.config.fleet.select:
             return ""
-        return make_safe(agent_conditions.parse(self.config.fleet.select)(profile))
+        return make_safe(agent_filter.parse(self.config.fleet.select)(profile))
 
 
 def explain_lacking_capabilities(profile: Profile, needed: Collection[str], method: str) -> str:

@@ -6,7 +6,7 @@ import signal
 
 import click
 
-from federated.installation import NAME
+from federated.install_command import NAME
 from federated.runtime.console import LazyCommand, LazyGroup
 
 __all__ = ["COMMANDS", "main"]

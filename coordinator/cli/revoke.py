@@ -9,7 +9,7 @@ import click
 from coordinator.cli.options import PKI, print_errors
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT, print_result
-from federated.runtime.units import format_count
+from federated.runtime.unit_formatting import format_count
 
 __all__ = ["revoke"]
 

@@ -22,7 +22,7 @@ from coordinator.fleet.run_clock import RunClock
 from coordinator.fleet.update_inbox import SPOILT, Inbox
 from coordinator.observe.events import FleetChanged, LoopTurned, Publish, Rejected
 from coordinator.round import round_events as on
-from coordinator.round.collector_protocol import Collector
+from coordinator.round.collector_interface import Collector
 from coordinator.round.phase_rules import RELIEF_PAUSE
 from coordinator.round.round_state import (
     Agent,

@@ -15,10 +15,10 @@ from coordinator.observe.events import Publish, Rejected
 from coordinator.observe.round_records import RoundRecord
 from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
-from coordinator.round.collector_protocol import Collector
+from coordinator.round.collector_interface import Collector
 from coordinator.round.round_actions import Action
 from coordinator.round.round_state import Phase, Round, Rules, list_carried_tasks
-from coordinator.round.round_step import step
+from coordinator.round.round_transition import step
 from coordinator.store.journal import REMEDY, Base, Journal
 from coordinator.store.run_files import TEMPORARY, find_problem
 from coordinator.store.store import Store

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from coordinator.assign.agent_standing import Standing
+from coordinator.assign.agent_track_record import Standing
 from federated.wire.release_messages import label_submodel
 from models.submodel import Submodel
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from coordinator.assign.affordable_submodels import count_steps
-from coordinator.fleet.shipment import STATS, Shipment, to_torch
+from coordinator.fleet.submodel_shipment import STATS, Shipment, to_torch
 from coordinator.phases.run_context import RunContext
-from coordinator.round.collector_protocol import Collector
+from coordinator.round.collector_interface import Collector
 from coordinator.round.task_state import TaskState
 from coordinator.trust.message_checks import check_scores, check_statistics, check_training
 from federated.engine.aggregate import Total, fold, mean
-from federated.engine.parts import Part
+from federated.engine.update_parts import Part
 from federated.task import Task, Update
 from models.slicing import corner
 from models.submodel import Submodel

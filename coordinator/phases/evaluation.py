@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 from coordinator.assign import affordable_submodels
-from coordinator.fleet.shipment import STATS, Shipment, select_statistics
+from coordinator.fleet.submodel_shipment import STATS, Shipment, select_statistics
 from coordinator.observe.round_records import Score
 from coordinator.observe.score_summary import list_networks, make_score, score_devices
 from coordinator.phases.collectors import Calibration, Scoring
 from coordinator.phases.fleet_history import FleetHistory
 from coordinator.phases.run_context import RunContext, limit_phase
-from coordinator.round.collector_protocol import Collector
+from coordinator.round.collector_interface import Collector
 from coordinator.round.phase_rules import estimate_typical_seconds
 from coordinator.round.round_events import PhaseBegan
 from coordinator.round.round_state import Agent
@@ -34,7 +34,7 @@ from federated.errors import ExportError
 from federated.method import Method, State
 from federated.task import Recipe, Work
 from federated.training.evaluation_passes import evaluate as evaluate_locally
-from federated.training.execution import TrainingSet
+from federated.training.training_inputs import TrainingSet
 from models.cost import cost
 from models.families.catalogue import build, shapes, statistics
 from models.layers.batch_norm import calibrate

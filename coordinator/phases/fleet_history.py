@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from immutables import Map
 
-from coordinator.assign.agent_standing import Standing
+from coordinator.assign.agent_track_record import Standing
 from coordinator.observe.round_records import Entry, Folded
 from coordinator.store.store import Store
 from coordinator.store.training_counts import Counts, count_by_round

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinator.assign.affordable_submodels import count_traffic
-from coordinator.assign.agent_standing import (
+from coordinator.assign.agent_track_record import (
     Observed,
     Standing,
     learn,

@@ -12,10 +12,10 @@ from functools import cache
 from immutables import Map
 from msgspec import structs
 
-from coordinator.assign.agent_standing import Standing
+from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.selection import make_generator
 from coordinator.fleet.round_driver import AT_HAND
-from coordinator.fleet.shipment import Shipment, to_torch
+from coordinator.fleet.submodel_shipment import Shipment, to_torch
 from coordinator.observe.events import UpdateFolded, time_stage
 from coordinator.observe.round_records import Entry, Folded, Score
 from coordinator.observe.score_summary import score_training
@@ -34,7 +34,7 @@ from coordinator.phases.task_outcomes import (
     learn_from_miss,
     learn_from_update,
 )
-from coordinator.round.collector_protocol import Collector, Snapshot
+from coordinator.round.collector_interface import Collector, Snapshot
 from coordinator.round.round_events import PhaseBegan
 from coordinator.round.round_state import RoundPlan
 from coordinator.round.task_state import Planned, Spare, TaskState

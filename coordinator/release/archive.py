@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from coordinator.release.history import FORMAT, HISTORY, History, compute_digest, list_kept
-from export import bundle, modelcard
+from export import modelcard, release_reader
 from federated.errors import StoreError, explain_os_errors
 from federated.runtime import atomic_files
 from federated.wire.topics import VERSION
@@ -44,10 +44,11 @@ class Archive:
     def check(self, version: str) -> Path:
         """Return the folder of a version. Raises StoreError if it has another manifest now."""
         folder = self.path(version)
-        if (found := bundle.read_version(folder)) != version:
+        if (found := release_reader.read_version(folder)) != version:
             raise StoreError(
-                f"{folder / bundle.MANIFEST} is damaged: expected a sha256 of {version}..., found "
-                f"{found}...; restore it from a backup, or release the round again"
+                f"{folder / release_reader.MANIFEST} is damaged: expected a sha256 of "
+                f"{version}..., found {found}...; restore it from a backup, or release the round "
+                "again"
             )
         return folder
 
@@ -55,9 +56,12 @@ class Archive:
         """Copy a complete release into the archive and return its version. Raises ExportError for
         an incomplete or damaged release, StoreError.
         """
-        release, name = bundle.read(folder), bundle.read_version(folder)
+        release, name = release_reader.read(folder), release_reader.read_version(folder)
         partial = self.folder / f"{name}.{os.getpid()}.part"
-        copied = [bundle.MANIFEST, *(file.name for file in bundle.list_files(release))]
+        copied = [
+            release_reader.MANIFEST,
+            *(file.name for file in release_reader.list_files(release)),
+        ]
         if (folder / modelcard.NAME).is_file():
             copied.append(modelcard.NAME)
         with ExitStack() as stack:
@@ -67,7 +71,7 @@ class Archive:
             partial.mkdir()
             for file in copied:
                 shutil.copy(folder / file, partial)
-            bundle.read(partial)  # verify the copy itself
+            release_reader.read(partial)  # verify the copy itself
             # an existing version of this name is the same, or damaged
             atomic_files.replace_folder(partial, self.path(name))
         return name

@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from export.bundle import Bundle
+from export.release_reader import Bundle
 from federated.errors import FleetError, Unknown, UsageError
-from federated.runtime.units import format_count
+from federated.runtime.unit_formatting import format_count
 from federated.wire.release_messages import Serving
 
 __all__ = [

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 
 from coordinator.assign.data_cards import AGENTS
-from coordinator.fleet.shipment import select_statistics
+from coordinator.fleet.submodel_shipment import select_statistics
 from coordinator.phases.evaluation import assemble
 from coordinator.release.stored_run import read_run
 from coordinator.settings.config import Config
 from coordinator.store.store import Store
 from coordinator.store.training_counts import choose_serving, count_run
-from export import bundle, bundle_writer
-from export.bundle_writer import Contents
-from export.verify import Array
+from export import release_reader, release_writer
+from export.onnx_session import Array
+from export.release_writer import Contents
 from federated.data import catalogue as data
 from federated.errors import ConfigError, DataError, ExportError, Unknown, explain_os_errors
 from federated.method import Method, State
@@ -63,7 +63,7 @@ def export_run(request: ExportRequest, say: Say) -> dict[str, Any]:
     """
     run, out = request.run, request.out
 
-    def say_entry(entry: bundle.Entry) -> None:
+    def say_entry(entry: release_reader.Entry) -> None:
         say(f"{entry.label}: {entry.parameters:,} parameters, {entry.macs:,} multiply-adds")
         for line in [
             *(_describe(entry, variant) for variant in entry.variants),
@@ -74,7 +74,7 @@ def export_run(request: ExportRequest, say: Say) -> dict[str, Any]:
     made, _ = write_release(request, say_entry)
     beside = "" if made.labelled else "; without labels, so the accuracy is unknown"
     say(f"measured on {made.examples} real examples that were not used to calibrate{beside}")
-    first = bundle.recommended_entries(made)[0]
+    first = release_reader.recommended_entries(made)[0]
     mark = (
         ""
         if first.label == first.submodel
@@ -88,7 +88,7 @@ def export_run(request: ExportRequest, say: Say) -> dict[str, Any]:
     return {**msgspec.to_builtins(made), "out": str(out)}
 
 
-def _describe(entry: bundle.Entry, variant: bundle.Variant) -> str:
+def _describe(entry: release_reader.Entry, variant: release_reader.Variant) -> str:
     """Describe one graph in a line."""
     first, size = entry.variants[0], f"{variant.file.size / 1e3:.0f} kB"
     if variant is first:
@@ -98,14 +98,14 @@ def _describe(entry: bundle.Entry, variant: bundle.Variant) -> str:
     good = f"agrees with PyTorch in {variant.agreement:.2%}"
     if variant.accuracy is not None and first.accuracy is not None:
         good = f"accuracy {variant.accuracy:.4f} ({variant.accuracy - first.accuracy:+.4f})"
-    if variant not in bundle.accurate_variants(entry):
+    if variant not in release_reader.accurate_variants(entry):
         good += "; no device will use it, because it loses more than a percentage point"
     return f"{variant.kind:13}{size:>10}  {good}"
 
 
 def write_release(
-    request: ExportRequest, on_entry: Callable[[bundle.Entry], None] | None = None
-) -> tuple[bundle.Bundle, dict[str, str]]:
+    request: ExportRequest, on_entry: Callable[[release_reader.Entry], None] | None = None
+) -> tuple[release_reader.Bundle, dict[str, str]]:
     """Export a run's last state into a folder; return the bundle, and the submodel that each agent
     should serve. on_entry: called with each finished submodel.
     """
@@ -141,7 +141,7 @@ def write_release(
     with explain_os_errors(
         ConfigError, f"cannot write the release to {out}", remedy="choose another folder"
     ):
-        return bundle_writer.write(out, contents, on_entry), wants
+        return release_writer.write(out, contents, on_entry), wants
 
 
 def choose_submodels(

@@ -21,11 +21,11 @@ from coordinator.release import canary
 from coordinator.release import history as releases
 from coordinator.release.archive import Archive
 from coordinator.release.export_run import ExportRequest, write_release
-from coordinator.release.final_report import report
 from coordinator.release.history import History, Item
+from coordinator.release.release_report import report
 from coordinator.store.run_records import open_records
 from coordinator.store.training_counts import choose_serving
-from export import bundle
+from export import release_reader
 from export.publish import (
     PublishedReleases,
     announce,
@@ -256,8 +256,10 @@ class Rollout:
 
     def _judge(self, history: History) -> canary.Verdict:
         item, stable = history.items[history.canary], history.stable
-        made = bundle.read_manifest(self._archive.check(history.canary))
-        old = (stable, bundle.read_manifest(self._archive.check(stable))) if stable else None
+        made = release_reader.read_manifest(self._archive.check(history.canary))
+        old = (
+            (stable, release_reader.read_manifest(self._archive.check(stable))) if stable else None
+        )
         verdict = canary.judge(history.canary, history.agents, item.reports, item.before, made, old)
         for note in verdict.notes:
             self._say(note)
@@ -270,7 +272,7 @@ class Rollout:
         version.
         """
         if request.bundle is not None:
-            found = bundle.read_manifest(request.bundle)
+            found = release_reader.read_manifest(request.bundle)
             if found.run != self.run:
                 raise ExportError(
                     f"{request.bundle}: expected a release of run '{self.run}', found one "
@@ -286,7 +288,7 @@ class Rollout:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def _say_exported(self, entry: bundle.Entry) -> None:
+    def _say_exported(self, entry: release_reader.Entry) -> None:
         kinds = ", ".join(
             f"{variant.kind} {variant.file.size / 1e3:.0f} kB" for variant in entry.variants
         )

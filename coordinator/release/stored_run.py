@@ -18,7 +18,7 @@ from coordinator.store.run_folders import DATABASE
 from coordinator.store.store import Store
 from coordinator.store.training_counts import count_at, count_by_round
 from export.onnx_export import predict
-from export.verify import Array, Output
+from export.onnx_session import Array, Output
 from federated.errors import ConfigError, DataError, StoreError, Unknown
 from federated.method import Method, State
 from federated.methods.catalogue import method as method_named

@@ -16,10 +16,10 @@ from immutables import Map
 from msgspec import Struct
 from msgspec.structs import replace
 
-from coordinator.assign.agent_standing import Standing
+from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.decisions import Verdict
 from coordinator.round.task_state import Spare, TaskState
-from federated.runtime.units import format_count
+from federated.runtime.unit_formatting import format_count
 from federated.task import Key, Profile, Work
 from models.submodel import Submodel
 

@@ -37,7 +37,7 @@ from federated.runtime import logs
 from federated.runtime.connection_limits import raise_descriptor_limit
 from federated.runtime.console import Say
 from federated.runtime.service_manager import ServiceManager
-from federated.runtime.units import format_count, human_bytes
+from federated.runtime.unit_formatting import format_count, human_bytes
 from federated.safe_table import render_table
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 
-from coordinator.fleet.shipment import Shipment
+from coordinator.fleet.submodel_shipment import Shipment
 from coordinator.phases.collectors import LateUpdates, rebuild_shipment
 from coordinator.phases.fleet_history import FleetHistory, record_tasks
 from coordinator.phases.run_context import RunContext

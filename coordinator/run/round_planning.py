@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from coordinator.assign import decisions
-from coordinator.assign.agent_standing import Standing, count_round, reset_timings
+from coordinator.assign.agent_track_record import Standing, count_round, reset_timings
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.decisions import Candidate, Verdict
 from coordinator.assign.selection import count_wanted, draw_names, make_generator

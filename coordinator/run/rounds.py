@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from coordinator.assign.selection import make_generator
-from coordinator.fleet.shipment import Shipment
+from coordinator.fleet.submodel_shipment import Shipment
 from coordinator.observe.events import PrivacySpent, RoundEnded, RoundStarted, time_stage
 from coordinator.observe.round_records import Entry, RoundRecord, Score
 from coordinator.observe.score_summary import is_target_reached

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from coordinator.assign import agent_conditions
+from coordinator.assign import agent_filter
 from coordinator.assign.affordable_submodels import match_pins
 from coordinator.assign.data_cards import AGENTS, build_network
 from coordinator.observe.event_readers.catalogue import find_readers
-from coordinator.observe.event_readers.metrics import MetricsServer
+from coordinator.observe.event_readers.prometheus_metrics import MetricsServer
 from coordinator.settings.config import Config, to_json
 from coordinator.settings.service_tables import Broker
 from coordinator.store.database import Facts
@@ -113,7 +113,7 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
     find_readers(config)
     find_codec(config.wire.codec)  # raises Unknown, ConfigError
     if config.fleet.select:
-        agent_conditions.parse(config.fleet.select)  # raises ConfigError
+        agent_filter.parse(config.fleet.select)  # raises ConfigError
     own = (
         None
         if config.data.name == AGENTS

@@ -28,13 +28,13 @@ from coordinator.settings.config import Config, to_json
 from coordinator.store.database import Facts
 from coordinator.store.past_states import PastStates
 from coordinator.trust.defences import Defences, check_leaks
-from federated.capabilities import list_required
 from federated.engine.late_updates import make_buffered
 from federated.errors import ConfigError, EspalierError, LinkError, StoreError, Superseded
 from federated.method import Method, Settings
 from federated.methods.catalogue import loaded_hooks
 from federated.methods.common.inactive_mechanisms import inactive
 from federated.task import Recipe
+from federated.trainer_capabilities import list_required
 from federated.wire import messages
 from federated.wire.link import Link
 from models.families.catalogue import probes

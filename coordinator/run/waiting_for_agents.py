@@ -11,7 +11,7 @@ from coordinator.phases.run_context import RunContext
 from coordinator.round.round_state import Agent, RoundPlan
 from coordinator.store.store import Store
 from federated.errors import FleetError
-from federated.runtime.units import format_count
+from federated.runtime.unit_formatting import format_count
 
 __all__ = ["await_able", "await_agents", "await_round"]
 

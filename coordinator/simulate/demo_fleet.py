@@ -33,7 +33,7 @@ from federated.errors import (
     explain_os_errors,
 )
 from federated.runtime.console import Say
-from federated.runtime.units import format_count
+from federated.runtime.unit_formatting import format_count
 
 __all__ = [
     "DEVICES",

@@ -29,8 +29,8 @@ from coordinator.store import training_counts
 from coordinator.store.store import Store
 from coordinator.trust import privacy_budget
 from federated.data import partitions
-from federated.engine.training_effort import effort, macs
-from federated.installation import NAME, pip_command
+from federated.engine.training_cost import effort, macs
+from federated.install_command import NAME, pip_command
 from federated.method import State
 from federated.methods.catalogue import method
 from federated.runtime.console import Say
@@ -163,7 +163,7 @@ def find_target(config: Config) -> float:
 
 def compute_effort(config: Config, store: Store) -> dict[str, Any]:
     """Return the multiply-adds of training, forward passes only (see
-    `federated.engine.training_effort`), with the target accuracy and the number of rounds to reach
+    `federated.engine.training_cost`), with the target accuracy and the number of rounds to reach
     it.
 
     tmac and rounds_to_target are None without a target, or if no evaluated round reached it. The

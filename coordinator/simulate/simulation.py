@@ -38,8 +38,8 @@ from coordinator.trust.defences import check_buffer_size
 from federated.data import partitions
 from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors, read_setting
 from federated.runtime.console import Say
-from federated.runtime.units import format_count
-from federated.training import device_memory
+from federated.runtime.unit_formatting import format_count
+from federated.training import state_between_rounds
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 
 __all__ = ["simulate", "simulate_run"]
@@ -232,7 +232,7 @@ def open_device_folder(store: Store) -> Iterator[Path]:
     yield folder
     since = store.read_last_folded()
     for device in folder.iterdir():
-        device_memory.prune(device / device_memory.FOLDER, since.get(device.name, 0))
+        state_between_rounds.prune(device / state_between_rounds.FOLDER, since.get(device.name, 0))
     remove_files(folder)
     for path in (*sorted(folder.rglob("*"), reverse=True), folder):
         if path.is_dir() and not any(path.iterdir()):
@@ -242,5 +242,5 @@ def open_device_folder(store: Store) -> Iterator[Path]:
 def remove_files(folder: Path) -> None:
     """Remove the files of devices, except their memories."""
     for path in folder.glob("*/*"):
-        if path.name != device_memory.FOLDER:
+        if path.name != state_between_rounds.FOLDER:
             path.unlink()

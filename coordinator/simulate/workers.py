@@ -33,7 +33,7 @@ from federated.errors import ConfigError, EspalierError
 from federated.methods.catalogue import method as find_method
 from federated.runtime.compiler_import import defer_compiler
 from federated.task import Task
-from federated.training.execution import Execution
+from federated.training.training_inputs import Execution
 from federated.wire.codecs.catalogue import find_codec
 from federated.wire.messages import Run
 from models.given_objects import OBJECTS, is_given, strip_module

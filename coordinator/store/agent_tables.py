@@ -12,9 +12,9 @@ from dataclasses import astuple
 
 import msgspec
 
-from coordinator.assign.agent_standing import Standing
+from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.decision_record import Decision
-from coordinator.row_digests import seal
+from coordinator.database_row_digests import seal
 from federated.errors import StoreError, explain_os_errors
 from federated.task import Profile
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 
-from coordinator import row_digests
+from coordinator import database_row_digests
 from coordinator.observe.round_records import RoundRecord
 from coordinator.store import agent_tables, run_lock
 from coordinator.store.run_folders import DATABASE
-from coordinator.trust import trust_tables
+from coordinator.trust import database_tables
 from federated.errors import StoreError
 from federated.runtime.atomic_files import sync
-from federated.runtime.write_ahead_log import find_log_damage
+from federated.runtime.sqlite_wal_check import find_log_damage
 from models.submodel import Network, Submodel
 
 __all__ = [
@@ -84,7 +84,7 @@ def create_database(folder: Path, facts: Facts) -> None:
     with closing(sqlite3.connect(part)) as database:
         database.execute("PRAGMA journal_mode=WAL")
         database.executescript(
-            SCHEMA + agent_tables.SCHEMA + trust_tables.SCHEMA + row_digests.SCHEMA
+            SCHEMA + agent_tables.SCHEMA + database_tables.SCHEMA + database_row_digests.SCHEMA
         )
         database.execute(f"PRAGMA user_version={VERSION}")
         with database:
@@ -106,7 +106,7 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
         try:
             database.execute(PRESENT)
             found = database.execute("PRAGMA user_version").fetchone()[0]
-            damage = row_digests.find_damage(database, ("facts",))
+            damage = database_row_digests.find_damage(database, ("facts",))
         except sqlite3.DatabaseError as error:
             raise StoreError(
                 f"{folder / DATABASE} is not a run's database: {error}; restore the run's folder "
@@ -165,7 +165,7 @@ def write_facts(database: sqlite3.Connection, facts: Facts) -> None:
         "INSERT OR REPLACE INTO facts VALUES (?, ?)",
         [(key, json.dumps(value)) for key, value in values.items()],
     )
-    row_digests.seal(database, "facts")
+    database_row_digests.seal(database, "facts")
 
 
 def write_round(
@@ -209,4 +209,4 @@ def write_round(
         ],
     )
     for part in ("rounds", "updates", "scores"):
-        row_digests.seal(database, part, done.round)
+        database_row_digests.seal(database, part, done.round)

@@ -7,7 +7,7 @@ import logging
 import sqlite3
 from pathlib import Path
 
-from coordinator.row_digests import find_damage, seal
+from coordinator.database_row_digests import find_damage, seal
 from coordinator.store.database import describe_damage
 from coordinator.store.run_files import find_problem
 from coordinator.store.run_folders import DATABASE

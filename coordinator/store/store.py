@@ -24,9 +24,9 @@ from pathlib import Path
 import msgspec
 import torch
 
+from coordinator.database_row_digests import seal
 from coordinator.observe.round_records import RoundRecord
 from coordinator.round.round_state import Round
-from coordinator.row_digests import seal
 from coordinator.store import run_lock
 from coordinator.store.database import (
     Facts,
@@ -46,7 +46,7 @@ from coordinator.store.journal import Base, Journal
 from coordinator.store.run_folders import DATABASE, make_missing_error
 from coordinator.store.run_records import RunRecords
 from coordinator.store.tensor_files import read_tensors, write_tensors
-from coordinator.trust import trust_tables
+from coordinator.trust import database_tables
 from federated.errors import StoreError, explain_os_errors
 from federated.runtime.atomic_files import make_private, warn_if_public
 from models.submodel import Submodel
@@ -64,7 +64,7 @@ class Store(RunRecords):
         super().__init__(folder, database)
         self._lock = lock
         self.spool = folder / "spool"
-        self.trust = trust_tables.TrustTables(database)
+        self.trust = database_tables.TrustTables(database)
         self.journal = Journal(folder, self._check_lock)
         self.kept = KEPT  # number of checkpoints to keep
 

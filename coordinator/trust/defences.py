@@ -21,15 +21,15 @@ from torch import Tensor
 
 from coordinator.settings.config import Config
 from coordinator.trust import privacy_budget
+from coordinator.trust.database_tables import ChangeNorm, TrustTables
 from coordinator.trust.norm_bounds import Bound, check_change, compute_bounds, measure_change
-from coordinator.trust.trust_tables import ChangeNorm, TrustTables
 from federated.engine.aggregate import Key, Total, fold
 from federated.engine.differential_privacy import make_private
 from federated.engine.part_store import PartStore
-from federated.engine.parts import Part
 from federated.engine.robust.catalogue import rule
 from federated.engine.robust.rule import Rule, combine, make_robust
 from federated.engine.update_norms import clip_parts
+from federated.engine.update_parts import Part
 from federated.errors import ConfigError, StoreError, explain_os_errors
 from federated.method import Method, State
 from federated.methods.catalogue import METHODS

@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.trust.trust_tables import WINDOW, ChangeNorm
+from coordinator.trust.database_tables import WINDOW, ChangeNorm
 from federated.errors import Refused
 from federated.task import Update
-from federated.training.device_memory import PREFIX
+from federated.training.state_between_rounds import PREFIX
 
 __all__ = ["LEAST", "Bound", "check_change", "compute_bounds", "measure_change"]
 

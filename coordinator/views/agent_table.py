@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from coordinator.assign.agent_standing import Standing
+from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.decision_record import Decision
 from coordinator.observe.round_records import Entry
 from coordinator.store.run_folders import find_latest_run
 from coordinator.store.run_records import open_records
 from coordinator.store.training_counts import count_run
-from federated.runtime.units import format_count, human_seconds, megabytes
+from federated.runtime.unit_formatting import format_count, human_seconds, megabytes
 from federated.safe_table import make_table, render_table
 from federated.safe_text import make_safe
 from federated.task import Profile

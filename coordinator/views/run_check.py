@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from coordinator.database_row_digests import find_damage
 from coordinator.release.history import HISTORY, History, compute_digest
-from coordinator.row_digests import find_damage
 from coordinator.settings.config import read_tables
 from coordinator.store import folder_check, run_lock
 from coordinator.store.database import open_database
@@ -24,8 +24,8 @@ from coordinator.store.run_files import find_problem, update_path
 from coordinator.store.run_folders import DATABASE, make_missing_error
 from coordinator.store.run_records import RunRecords
 from federated.errors import ExportError, StoreError
-from federated.runtime.units import format_count
-from federated.runtime.write_ahead_log import LogDamage, find_log_damage
+from federated.runtime.sqlite_wal_check import LogDamage, find_log_damage
+from federated.runtime.unit_formatting import format_count
 from federated.safe_text import make_safe
 from federated.task import Key
 from federated.wire.topics import VERSION
@@ -248,17 +248,19 @@ def check_releases(folder: Path) -> Iterator[Finding]:
 
 def check_release(folder: Path) -> Iterator[Finding]:
     """Yield findings on the manifest of a release and on the files that it lists."""
-    from export import bundle  # not at the top: it loads numpy, which a run without releases spares
+    from export import (
+        release_reader,  # not at the top: it loads numpy, which a run without releases spares
+    )
 
-    place, listed = f"{folder.parent.name}/{folder.name}", set[bundle.File]()
+    place, listed = f"{folder.parent.name}/{folder.name}", set[release_reader.File]()
     try:
-        intact = bundle.read_version(folder) == folder.name
+        intact = release_reader.read_version(folder) == folder.name
         problem = "" if intact else "is damaged: its sha256 is not the version's"
         if intact:
-            listed = set(bundle.list_files(bundle.read_manifest(folder)))
+            listed = set(release_reader.list_files(release_reader.read_manifest(folder)))
     except ExportError as error:
         problem = f"cannot be read: {error}"
-    yield Finding(f"{place}/{bundle.MANIFEST}", problem, RELEASE_AGAIN)
+    yield Finding(f"{place}/{release_reader.MANIFEST}", problem, RELEASE_AGAIN)
     for file in sorted(listed, key=lambda file: file.name):
         problem = find_problem(folder / file.name, file.sha256)
         yield Finding(f"{place}/{file.name}", problem, RELEASE_AGAIN)

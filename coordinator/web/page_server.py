@@ -35,7 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coordinator.store import control_requests
 from coordinator.store.run_folders import list_runs
 from coordinator.views.run_list import describe_runs
-from coordinator.web.run_pages import PARTS, describe_part
+from coordinator.web.run_page_data import PARTS, describe_part
 from coordinator.web.sign_in import COOKIE, LIFETIME, SignIn
 from federated.errors import EspalierError
 from federated.runtime.web_server import BodyReader, Limits, WebServer

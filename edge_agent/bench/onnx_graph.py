@@ -1,7 +1,7 @@
 """Load any ONNX file for a benchmark, and draw inputs of its declared shapes and types. Does not
 import torch.
 
-Unlike `export.verify`, this only requires that the runtime can run the file.
+Unlike `export.onnx_session`, this only requires that the runtime can run the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from export.external_data import check_external_files
-from export.verify import reason
+from export.onnx_session import reason
 from federated.errors import ExportError, MissingExtra, Unknown
 
 __all__ = ["Graph", "check_runs", "count_graph", "draw_inputs", "find_provider"]
@@ -126,7 +126,7 @@ def count_graph(path: Path) -> tuple[int | None, int | None]:
     """Return the parameters, and the multiply-adds of one example; None if unknown or if onnx is
     not installed.
     """
-    from export.macs import count
+    from export.graph_cost import count
 
     try:
         found = count(path)

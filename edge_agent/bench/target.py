@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from export.bundle import Kind
+from export.release_reader import Kind
 from federated.errors import ExportError, Unknown, UsageError
 from federated.runtime.plugin_lookup import explain_lookup
 from models.submodel import Network, Submodel

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edge_agent.bench.report import Ratio, Report, Row
-from federated.installation import NAME
+from federated.install_command import NAME
 from federated.safe_table import SafeTable
 
 __all__ = [

@@ -157,8 +157,8 @@ def bench(form: str, **options: Any) -> None:
     Exit code 130: interrupted; completed rows are printed and written.
     """
     with report_errors("edge-agent bench", "bench", "interrupted"):
-        from edge_agent.bench.measure import Request
-        from edge_agent.bench.measure import bench as measure
+        from edge_agent.bench.bench_command import Request
+        from edge_agent.bench.bench_command import bench as measure
         from edge_agent.device.process_limits import Limits, parse_size
 
         memory, cpus = options.pop("limit_memory"), options.pop("limit_cpus")

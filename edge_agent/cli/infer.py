@@ -86,7 +86,7 @@ def infer(name: str | None, form: str, **options: Any) -> None:
             stop_on_signals,
         )
         from edge_agent.infer.infer_command import infer
-        from edge_agent.infer.infer_request import InferRequest
+        from edge_agent.infer.infer_options import InferRequest
 
         options["broker"], name = resolve_broker(options["broker"], name, keep_renewing=True)
         request = InferRequest(name=check_agent_name(name), **rename_data_options(options))

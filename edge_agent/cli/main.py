@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from federated.installation import NAME
+from federated.install_command import NAME
 from federated.runtime.console import LazyCommand, LazyGroup
 
 __all__ = ["COMMANDS", "main"]

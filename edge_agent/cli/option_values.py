@@ -10,7 +10,7 @@ from typing import Any
 
 from edge_agent.access.agent_name import derive_name, reserve_name
 from edge_agent.device.process_limits import Limits, parse_size
-from edge_agent.join.training_worker import Job
+from edge_agent.join.training_process_control import Job
 from federated.data.defaults import DATA, PARTITION, SEED
 from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import UsageError

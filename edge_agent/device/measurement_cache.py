@@ -26,7 +26,7 @@ from edge_agent.device.process_limits import Limits, count_cpus
 from edge_agent.device.state_folder import find_folder
 from edge_agent.device.sysfs import ROOT, read_number
 from federated.device.profile_file import Circumstances
-from federated.installation import NAME
+from federated.install_command import NAME
 from federated.runtime import atomic_files, provenance
 
 __all__ = ["PACKAGES", "MeasurementCache", "describe_surroundings", "locate_cache", "read_versions"]

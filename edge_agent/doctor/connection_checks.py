@@ -30,9 +30,9 @@ from edge_agent.doctor.broker_checks import (
 )
 from edge_agent.doctor.check_result import Check, report_error
 from edge_agent.doctor.device_checks import check_clock, check_device
-from edge_agent.doctor.link_checks import check_link
+from edge_agent.doctor.non_mqtt_checks import check_link
 from federated.errors import EspalierError, LinkError
-from federated.installation import pip_command
+from federated.install_command import pip_command
 from federated.wire import messages, tls, topics
 from federated.wire.address import PORTS, Address, get_scheme, parse_address
 

@@ -24,7 +24,7 @@ from edge_agent.device.process_limits import (
     measure_free_memory,
 )
 from edge_agent.doctor.check_result import Check, State
-from federated.installation import pip_command
+from federated.install_command import pip_command
 from federated.wire import messages
 
 __all__ = ["check_clock", "check_device", "check_skew"]

@@ -27,18 +27,18 @@ from edge_agent.finetune.personal_release import (
     write_weights,
 )
 from edge_agent.releases.release_options import ReleaseRequest
-from export import bundle
-from export.bundle import Bundle, Entry
-from export.verify import TOKENS
+from export import release_reader
+from export.onnx_session import TOKENS
+from export.release_reader import Bundle, Entry
 from federated.data.dataset import Dataset
 from federated.device.trainers.catalogue import DEFAULT, open_trainer
 from federated.device.trainers.trainer import LoadedNetwork, Start
 from federated.errors import ConfigError, DataError, ExportError, UsageError
-from federated.installation import pip_command
+from federated.install_command import pip_command
 from federated.runtime.console import Say
 from federated.task import Recipe
-from federated.training.execution import Diverged, Execution, TrainingSet
 from federated.training.score_sums import metrics
+from federated.training.training_inputs import Diverged, Execution, TrainingSet
 from models.families import catalogue
 from models.submodel import Network, Submodel
 
@@ -114,8 +114,10 @@ def adapt(request: FinetuneRequest, folder: Path, name: str, data: Dataset, say:
     Raises ExportError for a release with invalid weights, DataError for data that do not fit it or
     have no held-out part, ConfigError if training diverges.
     """
-    release = bundle.read(folder, name)
-    submodel, weights = load_submodel(folder, bundle.find_entry(release, name), request.network)
+    release = release_reader.read(folder, name)
+    submodel, weights = load_submodel(
+        folder, release_reader.find_entry(release, name), request.network
+    )
     _check_data(release, submodel.network, data)
     recipe, trainer = _make_recipe(request, submodel), open_trainer(DEFAULT)
     if request.threads:
@@ -151,7 +153,7 @@ def load_submodel(
 
     Raises ExportError for invalid weights, UsageError for another `module:function`.
     """
-    plain, values = bundle.read_weights(folder, entry)
+    plain, values = release_reader.read_weights(folder, entry)
     path = folder / entry.weights.name
     try:
         submodel = msgspec.convert(plain, Submodel)

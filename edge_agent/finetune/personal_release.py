@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from export import bundle, bundle_writer, modelcard
-from export.bundle import Bundle
-from export.bundle_writer import Contents
-from export.verify import Array
+from export import modelcard, release_reader, release_writer
+from export.onnx_session import Array
+from export.release_reader import Bundle
+from export.release_writer import Contents
 from federated.data.dataset import Dataset
 from federated.errors import ConfigError, ExportError, UsageError, explain_os_errors
 from federated.runtime import atomic_files
@@ -44,16 +44,16 @@ def check_target(out: Path, folder: Path) -> None:
 def _is_personal(out: Path) -> bool:
     """Return True if a folder contains only what this command writes."""
     names = {path.name for path in out.iterdir()}
-    if bundle.MANIFEST not in names:
+    if release_reader.MANIFEST not in names:
         return len(names) == 1 and all(name.endswith(".tensors") for name in names)
     try:
-        release = bundle.read_manifest(out)
+        release = release_reader.read_manifest(out)
     except ExportError:
         return False
     return PERSONAL in release.about and names <= {
-        bundle.MANIFEST,
+        release_reader.MANIFEST,
         modelcard.NAME,
-        *(file.name for file in bundle.list_files(release)),
+        *(file.name for file in release_reader.list_files(release)),
     }
 
 
@@ -79,7 +79,7 @@ def write_release(
         about={PERSONAL: "adapted on a device to its own data", "data": data.name},
     )
     with _replace_folder(out) as folder:
-        bundle_writer.write(folder, contents)
+        release_writer.write(folder, contents)
 
 
 def write_weights(out: Path, submodel: Submodel, net: nn.Module) -> None:

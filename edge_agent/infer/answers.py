@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from export.verify import Session
+from export.onnx_session import Session
 from federated.errors import DataError, ExportError
 
 __all__ = ["Answer", "answer", "format_answer"]

@@ -15,8 +15,8 @@ from edge_agent.infer.answers import Answer, answer
 from edge_agent.infer.graph_choice import Choice, choose, list_thread_counts, sample_own
 from edge_agent.infer.graph_trial import CPU, Held, Trial, measure_session
 from edge_agent.infer.inputs import fit_shape
-from export.bundle import read_version
-from export.verify import Array, Session, load
+from export.onnx_session import Array, Session, load
+from export.release_reader import read_version
 from federated.errors import DataError, EspalierError, ExportError, StoreError
 from federated.runtime.atomic_files import sha256
 

@@ -24,7 +24,7 @@ from edge_agent.infer.graph_trial import (
     open_session,
     run_trial,
 )
-from export.verify import Session
+from export.onnx_session import Session
 from federated.errors import DataError, ExportError
 
 __all__ = [

@@ -2,9 +2,9 @@
 of threads.
 
 A way passes if it reproduces the outputs of the exporter's machine for the same noise
-(`export.bundle.read_check`), and if its graph loses at most one point of accuracy, both where the
-release was made (`export.bundle.accurate_variants`) and on this device's own held-out examples, if
-any. Does not import torch.
+(`export.release_reader.read_check`), and if its graph loses at most one point of accuracy, both
+where the release was made (`export.release_reader.accurate_variants`) and on this device's own
+held-out examples, if any. Does not import torch.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from export import bundle
-from export.bundle import Bundle, Entry, Variant
+from export import release_reader
 from export.latency import Latency, measure_latency
-from export.verify import TOKENS, Array, Session, load
+from export.onnx_session import TOKENS, Array, Session, load
+from export.release_reader import Bundle, Entry, Variant
 from federated.errors import DataError, ExportError
 
 __all__ = [
@@ -101,7 +101,7 @@ class TrialSetup:
         """Read and check a release. Raises ExportError, Unknown; DataError if the device's own
         examples do not fit the release.
         """
-        found = bundle.read(folder, submodel)
+        found = release_reader.read(folder, submodel)
         if held is not None:
             own = (tuple(held[0].shape[1:]), held[0].dtype.name)
             if own != (found.inputs, found.dtype):
@@ -109,8 +109,8 @@ class TrialSetup:
                     f"--data: expected {found.dtype} examples of shape {list(found.inputs)} as in "
                     f"the release, found {own[1]} of shape {list(own[0])}"
                 )
-        x, wanted = bundle.read_check(folder, found)
-        return cls(folder, found, bundle.find_entry(found, submodel), x, wanted, held)
+        x, wanted = release_reader.read_check(folder, found)
+        return cls(folder, found, release_reader.find_entry(found, submodel), x, wanted, held)
 
 
 def run_trial(
@@ -204,7 +204,7 @@ def measure_session(session: Session, held: Held | None) -> tuple[Latency, float
 
 def _describe_release_loss(bench: TrialSetup, variant: Variant) -> str:
     """Return what int8 lost where the release was made, if that is too much."""
-    if variant in bundle.accurate_variants(bench.entry):
+    if variant in release_reader.accurate_variants(bench.entry):
         return ""
     plain = bench.entry.variants[0]
     if variant.accuracy is not None and plain.accuracy is not None:

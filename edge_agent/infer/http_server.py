@@ -20,7 +20,12 @@ from starlette.routing import Route
 
 from edge_agent.infer.engine import Engine
 from edge_agent.infer.inputs import parse_npy
-from edge_agent.infer.replies import MAX_EXAMPLES, describe_choice, make_reply, parse_inputs
+from edge_agent.infer.requests_and_replies import (
+    MAX_EXAMPLES,
+    describe_choice,
+    make_reply,
+    parse_inputs,
+)
 from federated.errors import ConfigError, DataError, ExportError, UsageError, explain_os_errors
 from federated.runtime.listen_address import ListenAddress
 from federated.runtime.web_server import BodyReader, Limits, WebServer

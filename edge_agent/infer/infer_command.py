@@ -13,9 +13,9 @@ from pathlib import Path
 from edge_agent.infer.answers import format_answer
 from edge_agent.infer.engine import Engine
 from edge_agent.infer.graph_choice import format_trials
-from edge_agent.infer.infer_request import InferRequest
+from edge_agent.infer.infer_options import InferRequest
 from edge_agent.infer.inputs import list_inputs, read_examples
-from edge_agent.infer.replies import describe_choice
+from edge_agent.infer.requests_and_replies import describe_choice
 from federated.errors import ConfigError, UsageError, describe_os_error, require_extra
 from federated.runtime.console import Say
 from federated.runtime.listen_address import parse_listen_address
@@ -94,7 +94,7 @@ def _open(engine: Engine, request: InferRequest) -> Path:
 def _serve(
     request: InferRequest, engine: Engine, form: str, say: Say, stop: threading.Event
 ) -> str:
-    from edge_agent.infer.service import serve
+    from edge_agent.infer.serving_loop import serve
 
     door = None
     if request.serve is not None:

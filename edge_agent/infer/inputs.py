@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from export.verify import Session
-from federated.data.images import COLOUR, GREY
+from export.onnx_session import Session
+from federated.data.image_folders import COLOUR, GREY
 from federated.errors import DataError, require_extra
 
 __all__ = [

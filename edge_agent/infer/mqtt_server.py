@@ -12,7 +12,7 @@ import threading
 import msgspec
 
 from edge_agent.infer.engine import Engine
-from edge_agent.infer.replies import MAX_EXAMPLES, make_reply, parse_inputs
+from edge_agent.infer.requests_and_replies import MAX_EXAMPLES, make_reply, parse_inputs
 from federated.errors import EspalierError, LinkError
 from federated.wire import topics
 from federated.wire.link import Delivery, Link

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from edge_agent.join.training_worker import Job
+from edge_agent.join.training_process_control import Job
 from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import Refused, Unknown
 from federated.wire.codecs.catalogue import find_codec

@@ -17,7 +17,7 @@ import msgspec
 
 from edge_agent.join.code_permission import find_method, load_own
 from edge_agent.join.participation import find_run
-from edge_agent.join.training_worker import Job, Worker
+from edge_agent.join.training_process_control import Job, Worker
 from federated.task import Card, Task, Update, Work
 from federated.wire import messages, tensors
 from federated.wire.codecs.catalogue import codec

@@ -22,7 +22,7 @@ from edge_agent.device import state_folder
 from edge_agent.device.measurement_drift import Watch
 from edge_agent.device.process_limits import count_cpus, find_memory_limit
 from edge_agent.device.training_conditions import Conditions
-from edge_agent.join.training_worker import Job, Worker
+from edge_agent.join.training_process_control import Job, Worker
 from federated.device.agent_state import activity
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import LIMIT, Spool
@@ -37,7 +37,7 @@ from federated.errors import (
 from federated.runtime.clock_jumps import JumpDetector
 from federated.runtime.console import Say
 from federated.runtime.service_manager import ServiceManager
-from federated.runtime.units import format_count
+from federated.runtime.unit_formatting import format_count
 from federated.task import Card, Profile
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Link

@@ -21,7 +21,7 @@ import msgspec
 from edge_agent.device.board import is_metered, read_processor_name
 from edge_agent.device.heat_and_load import BUSY, Heat, measure_load, read_heat
 from edge_agent.device.measurement_cache import read_versions
-from edge_agent.join.training_worker import Calibrated, Job, Order, Worker
+from edge_agent.join.training_process_control import Calibrated, Job, Order, Worker
 from federated.device.profile_file import (
     FORMAT,
     RUNTIMES,
@@ -32,7 +32,7 @@ from federated.device.profile_file import (
 )
 from federated.errors import ConfigError, EspalierError, MissingExtra, Unknown
 from federated.runtime.console import Say, handle_sigterm
-from federated.runtime.units import format_count
+from federated.runtime.unit_formatting import format_count
 from federated.task import Profile
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
@@ -191,7 +191,7 @@ def _calibrate(worker: Worker, order: Order) -> Calibrated:
     found = worker.calibrate(order)
     if not found.missing:
         return found
-    from edge_agent.join.calibration import export_graphs
+    from edge_agent.join.speed_calibration import export_graphs
 
     with tempfile.TemporaryDirectory(prefix="espalier-") as folder:
         files = export_graphs(found.missing, found.dtype, Path(folder))

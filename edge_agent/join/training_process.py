@@ -1,8 +1,9 @@
 """The training process: `python -m edge_agent.join.training_process FD`. Loads the data, measures
 the device, and performs tasks one at a time.
 
-It reads the job and the tasks from an inherited socket (see `edge_agent.join.training_worker`), and
-checks between two steps whether the agent cancelled the task.
+It reads the job and the tasks from an inherited socket (see
+`edge_agent.join.training_process_control`), and checks between two steps whether the agent
+cancelled the task.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import msgspec
 from edge_agent.device.process_limits import end_with_parent
 from edge_agent.join.code_permission import check_allowed, check_family, check_run, load_own
 from edge_agent.join.task_measurement import TaskGauge
-from edge_agent.join.training_worker import Calibrated, Channel, Job, Order
+from edge_agent.join.training_process_control import Calibrated, Channel, Job, Order
 from federated.device.task_work import carry_out
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer
@@ -31,7 +32,7 @@ from federated.errors import ConfigError, EspalierError, MissingExtra, UsageErro
 from federated.runtime import atomic_files
 from federated.runtime.compiler_import import defer_compiler
 from federated.task import Card, Profile, Task
-from federated.training.execution import Execution, Stopped
+from federated.training.training_inputs import Execution, Stopped
 from federated.wire import messages
 
 __all__ = ["main", "serve"]
@@ -134,7 +135,7 @@ def _describe(site: Site, message: dict[str, Any]) -> Profile:
 
 
 def _calibrate(site: Site, message: dict[str, Any]) -> Calibrated:
-    from edge_agent.join.calibration import calibrate
+    from edge_agent.join.speed_calibration import calibrate
 
     order = msgspec.convert(message["order"], Order)
     check_family(site.job, order.model)

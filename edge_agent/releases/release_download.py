@@ -9,8 +9,8 @@ import os
 import re
 from pathlib import Path
 
-from export import bundle
-from export.bundle import File
+from export import release_reader
+from export.release_reader import File
 from federated.errors import ExportError, StoreError, WireError, explain_os_errors
 from federated.runtime.atomic_files import sha256
 from federated.wire import envelope, messages, topics
@@ -57,7 +57,7 @@ class ReleaseDownload:
         """
         self.version, self.submodel, self.folder, self.whole = version, submodel, folder, False
         self._link, self._run = link, run
-        self._missing = [File(bundle.MANIFEST, version.size, version.sha256)]
+        self._missing = [File(release_reader.MANIFEST, version.size, version.sha256)]
         self._download: Download | None = None
         with explain_os_errors(StoreError, str(folder)):
             folder.mkdir(parents=True, exist_ok=True)
@@ -116,13 +116,13 @@ class ReleaseDownload:
         """Request the next missing file."""
         self._download = None
         while self._missing and self._is_complete(self._missing[0]):
-            if self._missing.pop(0).name == bundle.MANIFEST:
+            if self._missing.pop(0).name == release_reader.MANIFEST:
                 self._missing += self._list_files()
         if not self._missing:
             self.whole = True
             return
         file = self._missing[0]
-        most = MAX_MANIFEST_BYTES if file.name == bundle.MANIFEST else MAX_BYTES
+        most = MAX_MANIFEST_BYTES if file.name == release_reader.MANIFEST else MAX_BYTES
         if not 0 < file.size <= most:
             raise ExportError(
                 f"{file.name} of version {self.version.name}: expected 1 to {most} "
@@ -138,7 +138,7 @@ class ReleaseDownload:
 
     def _list_files(self) -> tuple[File, ...]:
         """Return the files of the submodel. ExportError: the manifest does not match the card."""
-        found = bundle.read_manifest(self.folder)
+        found = release_reader.read_manifest(self.folder)
         if (found.run, found.round) != (self._run, self.version.round):
             raise ExportError(
                 f"{self.folder}: expected round {self.version.round} of '{self._run}', "
@@ -149,4 +149,4 @@ class ReleaseDownload:
                 f"{self.folder}: the card promises submodel '{self.submodel}', but the manifest "
                 "has none of that name"
             )
-        return bundle.list_files(found, self.submodel)
+        return release_reader.list_files(found, self.submodel)

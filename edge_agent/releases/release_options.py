@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from export import bundle
+from export import release_reader
 from federated.data.dataset import Dataset
 from federated.data.defaults import PARTITION, SEED
 from federated.errors import UsageError
@@ -79,7 +79,7 @@ def select_submodel(folder: Path, submodel: str | None) -> str:
         return submodel
     complete = [
         entry
-        for entry in bundle.read_manifest(folder).submodels
+        for entry in release_reader.read_manifest(folder).submodels
         if all((folder / variant.file.name).exists() for variant in entry.variants)
     ]
     if len(complete) != 1:

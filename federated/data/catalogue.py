@@ -3,7 +3,7 @@ one.
 
 A data set is a key of DATASETS, an entry point of the group `espalier.data`, the path of an `.npz`
 file, a `.csv` file or a folder of images (or the `.zip` of one), or `module:function`. The
-formats are documented in `arrays`, `table` and `images`.
+formats are documented in `custom_arrays`, `csv_tables` and `image_folders`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from federated.data.custom_arrays import dataset as of_arrays
 from federated.data.dataset import Dataset, Indices
 from federated.data.defaults import PARTITION, SEED
 from federated.data.held_out_splits import hold_out, hold_out_last, hold_out_users, strata
-from federated.data.images import read_folder, read_zip
+from federated.data.image_folders import read_folder, read_zip
 from federated.data.partitions import Shard, draw_shard, generator
 from federated.data.published_sequences import har, wikitext_2
 from federated.errors import ConfigError, DataError

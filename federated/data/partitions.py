@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from federated.data import agent_splits
+from federated.data import partition_algorithms
 from federated.data.dataset import Dataset, Indices, Labels
 from federated.data.held_out_splits import strata
 from federated.errors import DataError, Unknown, UsageError
@@ -46,11 +46,13 @@ DRAWN = 0.25  # fraction of the examples for an agent without a shard
 
 def _parse_iid(argument: str) -> Partition:
     if not argument:
-        return lambda dataset, agents, rng: agent_splits.split_equally(len(dataset.x), agents, rng)
+        return lambda dataset, agents, rng: partition_algorithms.split_equally(
+            len(dataset.x), agents, rng
+        )
     ratio = float(argument)
     if not 0 < ratio < 1:
         raise ValueError
-    return lambda dataset, agents, rng: agent_splits.split_unequally(
+    return lambda dataset, agents, rng: partition_algorithms.split_unequally(
         strata(dataset)[0], agents, ratio, rng
     )
 
@@ -59,10 +61,10 @@ def _parse_dirichlet(argument: str) -> Partition:
     first, *rest = argument.split(":")
     alpha = _parse_alpha(first)
     balanced = rest[-1:] == ["balanced"]
-    minimum = int(rest.pop(0)) if rest[balanced:] else agent_splits.LEAST
-    if minimum < agent_splits.LEAST or len(rest) != balanced:
+    minimum = int(rest.pop(0)) if rest[balanced:] else partition_algorithms.LEAST
+    if minimum < partition_algorithms.LEAST or len(rest) != balanced:
         raise ValueError
-    return lambda dataset, agents, rng: agent_splits.split_by_dirichlet(
+    return lambda dataset, agents, rng: partition_algorithms.split_by_dirichlet(
         _read_classes(dataset), agents, alpha, rng, minimum, balanced=balanced
     )
 
@@ -76,7 +78,7 @@ def _parse_classes(argument: str) -> Partition:
     def split(dataset: Dataset, agents: int, rng: np.random.Generator) -> list[Indices]:
         y = _read_classes(dataset)
         count = max(1, round(wanted * len(dataset.labels))) if share else int(wanted)
-        return agent_splits.split_by_classes(y, agents, count, rng)
+        return partition_algorithms.split_by_classes(y, agents, count, rng)
 
     return split
 
@@ -86,7 +88,7 @@ def _parse_skewed(argument: str) -> Partition:
     strong, alpha = int(first), _parse_alpha(second)
     if strong < 1:
         raise ValueError
-    return lambda dataset, agents, rng: agent_splits.split_by_strength(
+    return lambda dataset, agents, rng: partition_algorithms.split_by_strength(
         _read_classes(dataset), agents, strong, alpha, rng
     )
 
@@ -101,7 +103,7 @@ def _parse_users(argument: str) -> Partition:
                 f"partition users: {dataset.name} does not name the person of each example; use "
                 "another partition"
             )
-        return agent_splits.split_by_user(dataset.users, agents)
+        return partition_algorithms.split_by_user(dataset.users, agents)
 
     return split
 
@@ -146,10 +148,10 @@ def parse(text: str) -> Partition:
     if name not in PARTITIONS:
         raise Unknown("partition", name, PARTITIONS)
     make, example = PARTITIONS[name]
-    if at and not (most.isdecimal() and int(most) >= agent_splits.LEAST):
+    if at and not (most.isdecimal() and int(most) >= partition_algorithms.LEAST):
         raise UsageError(
-            f"partition '{text}': expected at least {agent_splits.LEAST} examples per agent after "
-            f"'@', found '{most}'"
+            f"partition '{text}': expected at least {partition_algorithms.LEAST} examples "
+            f"per agent after '@', found '{most}'"
         )
     try:
         split = make(argument)
@@ -166,10 +168,10 @@ def parse(text: str) -> Partition:
                 for part in parts
             ]
         for agent, part in enumerate(parts):
-            if len(part) < agent_splits.LEAST:
+            if len(part) < partition_algorithms.LEAST:
                 raise DataError(
                     f"partition {text} of {dataset.name} over {agents} agents: expected "
-                    f"at least {agent_splits.LEAST} examples for each, "
+                    f"at least {partition_algorithms.LEAST} examples for each, "
                     f"found {len(part)} for agent {agent}"
                 )
         return parts

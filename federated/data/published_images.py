@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from federated.data.dataset import Array, Dataset, Labels
-from federated.data.images import read_folder
+from federated.data.image_folders import read_folder
 from federated.errors import DataError, require_extra
 from models.optional_torchvision import import_torchvision
 

@@ -4,7 +4,7 @@
     TRANSFER.update      the update of a task
     TRANSFER.task        its task, and the chunks in which it was first offered; an update without
                          this file is incomplete
-    memory/              see `federated.training.device_memory`
+    memory/              see `federated.training.state_between_rounds`
 
 A lasting spool outlives its process: the agent's next process resumes everything but incomplete
 updates.
@@ -31,7 +31,7 @@ import msgspec
 from federated.errors import StoreError, WireError, explain_os_errors
 from federated.runtime import atomic_files
 from federated.task import Task
-from federated.training.device_memory import FOLDER
+from federated.training.state_between_rounds import FOLDER
 from federated.wire import envelope, messages
 from federated.wire.partial_file import HAVE, PART
 

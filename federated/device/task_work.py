@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from federated.capabilities import describe_missing, list_required
 from federated.device.trainers.trainer import LoadedNetwork, Shapes, Start, TensorShapes, Trainer
 from federated.errors import Refused
 from federated.task import Task, Update
-from federated.training import device_memory
-from federated.training.device_memory import variate_name
-from federated.training.execution import UNWATCHED, Array, Examples, Execution, TrainingSet
+from federated.trainer_capabilities import describe_missing, list_required
+from federated.training import state_between_rounds
 from federated.training.score_sums import Tallies
+from federated.training.state_between_rounds import variate_name
+from federated.training.training_inputs import UNWATCHED, Array, Examples, Execution, TrainingSet
 from federated.wire import tensors as blobs
 from federated.wire.codecs.catalogue import codec
 from federated.wire.codecs.codec import encode_update
@@ -38,12 +38,12 @@ def carry_out(
 
     Raises what `perform` raises, Unknown for a codec that is not installed, OSError.
     """
-    kept = result.parent / device_memory.FOLDER
-    known = device_memory.read(kept, task.since, _list_variates(task, trainer))
+    kept = result.parent / state_between_rounds.FOLDER
+    known = state_between_rounds.read(kept, task.since, _list_variates(task, trainer))
     received = blobs.decode(weights.read_bytes())[1]
     update, memory = perform(trainer, task, received, data, known, execution)
     if memory:
-        device_memory.write(kept, task.round, memory, since=task.since)
+        state_between_rounds.write(kept, task.round, memory, since=task.since)
     if task.work == "train":
         update = replace(update, notes={**update.notes, **execution.effort()})
     result.write_bytes(encode_update(update, codec(task.codec)))

@@ -6,7 +6,7 @@ builds on Ding et al., Diverse Branch Block (arXiv 2103.13425).
 
 Difference from FedAvg, on the device only: every device exchanges the same plain network, and a
 stronger one trains more parallel branches of its layers, which it merges without loss before it
-sends (`models.layers.parallel_branches`: eqs. 14 to 18).
+sends (`models.layers.mergeable_branches`: eqs. 14 to 18).
 
 A device of B branches may spend the multiply-adds of B branches in every layer. In its first round
 it spends them from the bottom to the top; later on the layers with the highest scores first, so
@@ -45,7 +45,7 @@ from federated.training.training_loop import batch_bounds
 from models.cost import BranchableLayer, branchable_layers
 from models.families.catalogue import full
 from models.layers.attention import Attention
-from models.layers.parallel_branches import Branch, join, originals, split
+from models.layers.mergeable_branches import Branch, join, originals, split
 from models.submodel import Network, Submodel
 
 __all__ = ["SCORES", "allot_branches", "dynamicfl"]

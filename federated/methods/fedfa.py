@@ -21,7 +21,8 @@ block changes no shape and can always be grafted; tensors that do not fit are le
 cross-entropy, static batch norm and recipe are HeteroFL's, since the paper's table of rounds and
 rates is an image.
 
-`choice` and `mac_budget` choose the size of a device (see `federated.methods.common.size_choice`).
+`choice` and `mac_budget` choose the size of a device (see
+`federated.methods.common.fedfa_size_choice`).
 
 "l2" is the default, although it enlarges narrow layers merely because they are small. Measured:
 four devices of sizes w1-d4, w0.75-d3, w0.5-d3 and w0.5-d2 on skewed handwritten digits (Dirichlet
@@ -42,11 +43,11 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Sum, Total, add_columns, mean, sum_extra
-from federated.engine.parts import Part
+from federated.engine.update_parts import Part
 from federated.method import Method, Setting, Settings, State, vary
-from federated.methods.common.central_norm import central_norm
+from federated.methods.common.fedfa_size_choice import CHOICES, choose
 from federated.methods.common.inactive_mechanisms import one_size, same_blocks
-from federated.methods.common.size_choice import CHOICES, choose
+from federated.methods.common.trimmed_norm import central_norm
 from federated.methods.fedavg import fedavg, finish, parts, propose_sizes, recipe
 from federated.methods.heterofl import split_head
 from federated.task import Recipe, Update

@@ -39,8 +39,8 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Total, fold, mean
-from federated.engine.parts import Part
 from federated.engine.server_optimizer import adamw, step
+from federated.engine.update_parts import Part
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods import fedavg as base

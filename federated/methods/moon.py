@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from federated.engine.training_effort import Pass
+from federated.engine.training_cost import Pass
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods.common.inactive_mechanisms import one_round
 from federated.methods.fedavg import fedavg, propose_sizes, recipe

@@ -29,12 +29,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.parts import Part
+from federated.engine.update_parts import Part
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, Tensors, vary
 from federated.methods import fedavg as base
 from federated.methods.common.inactive_mechanisms import one_size
-from federated.methods.common.nested_submodels import (
+from federated.methods.common.nefl_submodels import (
     FEATURES,
     GAMMAS,
     by_cycle,

@@ -45,8 +45,8 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Total, mean
-from federated.engine.parts import Part
 from federated.engine.server_optimizer import ServerOptimizer, adamw, step
+from federated.engine.update_parts import Part
 from federated.method import MODES, Method, Setting, Settings, State, Tensors, vary
 from federated.methods import fedavg as base
 from federated.methods.common.student_training import HOOKS, PREFIX, passes, with_student

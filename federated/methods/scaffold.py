@@ -38,12 +38,12 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Sum, Total, bands, is_inside
-from federated.engine.parts import Part, Weight
+from federated.engine.update_parts import Part, Weight
 from federated.method import Method, Setting, Settings, State, Tensors, vary
 from federated.methods import fedavg as base
 from federated.methods.common.inactive_mechanisms import one_round
 from federated.task import Recipe, Update
-from federated.training.device_memory import PREFIX
+from federated.training.state_between_rounds import PREFIX
 from models.families.catalogue import full, shapes
 from models.slicing import Plan, Where, as_slices, read_home
 from models.submodel import Submodel

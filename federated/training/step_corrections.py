@@ -15,9 +15,9 @@ K steps of rate eta,
                (Acar et al., arXiv 2111.04263, Algorithm 1; c_i is their gradient)
 
 Only trainable parameters are corrected. A device keeps c_i for every coordinate that it ever
-trained, initially 0 (`federated.training.device_memory`). A round with another submodel reads and
-replaces the c_i of that submodel's corner; the rest waits for a larger submodel. If the devices of
-each submodel have a c of their own, a device keeps a c_i for each submodel.
+trained, initially 0 (`federated.training.state_between_rounds`). A round with another submodel
+reads and replaces the c_i of that submodel's corner; the rest waits for a larger submodel. If the
+devices of each submodel have a c of their own, a device keeps a c_i for each submodel.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from federated.training.device_memory import PREFIX, variate_name
 from federated.training.hooks import Session
+from federated.training.state_between_rounds import PREFIX, variate_name
 
 __all__ = ["Correction"]
 

@@ -1,6 +1,6 @@
 """Predictions of how long a submodel takes on a device, from the few submodels that it timed.
 
-The seconds of a step are a weighted sum of its work (`models.pass_work`): multiply-adds with
+The seconds of a step are a weighted sum of its work (`models.compute_workload`): multiply-adds with
 channels padded to whole vectors, bytes moved, and calls of operations. The weights, here called
 prices, are fitted per device by non-negative least squares on relative error. A few timings
 determine the prices only roughly, so the fit also pulls them towards the typical ratios of a kind
@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federated.task import Timing
+from models.compute_workload import LANES, work
 from models.cost import count_branches
 from models.families.catalogue import parameters
-from models.pass_work import LANES, work
 from models.submodel import Submodel
 
 __all__ = ["predict", "step_seconds"]

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from federated.errors import DataError
 from federated.task import Recipe
 from federated.training import objective
-from federated.training.execution import Array, Diverged, Step, Stopped, TrainingData
 from federated.training.hooks import Hooks, Session
 from federated.training.step_corrections import Correction
+from federated.training.training_inputs import Array, Diverged, Step, Stopped, TrainingData
 from models.layers.batch_norm import set_norm
 from models.layers.early_exits import run_exits
 from models.submodel import Submodel

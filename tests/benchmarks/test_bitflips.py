@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bitflips.command import draw_flips, has_failed, summarise
-from benchmarks.bitflips.flip import CORE, KINDS, Flip, Outcome, run_undamaged, try_flip
+from benchmarks.bitflips.flip_trial import CORE, KINDS, Flip, Outcome, run_undamaged, try_flip
 from benchmarks.bitflips.interrupted_run import find_stops
-from benchmarks.bitflips.live_rows import find_rows
+from benchmarks.bitflips.sqlite_row_bytes import find_rows
 from coordinator.store.store import Store
 
 

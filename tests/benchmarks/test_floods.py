@@ -9,7 +9,7 @@ import pytest
 from benchmarks.floods.command import judge
 from benchmarks.floods.revocations import measure_revocations
 from benchmarks.floods.trial import Arm, Watch
-from coordinator.broker import dynamic_security
+from coordinator.broker import client_disconnection
 from tests.support.brokers import needs_mosquitto
 
 MODEL = 10_000_000  # bytes
@@ -44,6 +44,6 @@ def test_a_row_compares_rounds_and_memory_with_the_goals(
 def test_many_agents_are_revoked_in_several_messages_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynamic_security, "AT_ONCE", 2)
+    monkeypatch.setattr(client_disconnection, "AT_ONCE", 2)
     found = measure_revocations(5, tmp_path)
     assert found.met, found

@@ -13,7 +13,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from export.onnx_export import export, predict
-from export.verify import INPUT, Array, load
+from export.onnx_session import INPUT, Array, load
 from models.families.catalogue import FAMILIES, build, full, menu
 from tests.models.test_every_family import batch
 from tests.support.families import small

@@ -10,7 +10,7 @@ import pytest
 
 from edge_agent.bench.onnx_graph import Graph, check_runs
 from export.external_data import list_external_files
-from export.verify import load
+from export.onnx_session import load
 from federated.errors import ExportError
 
 onnx: Any = pytest.importorskip("onnx")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from export.bundle import Bundle, Entry, File, Variant, recommended_entries
 from export.modelcard import render_card
+from export.release_reader import Bundle, Entry, File, Variant, recommended_entries
 
 
 def bundle(**changes: object) -> Bundle:

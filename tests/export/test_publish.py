@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from export import bundle
+from export import release_reader
 from export.publish import (
     PublishedReleases,
     announce,
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_all_files_are_published_and_seen(broker: MemoryBroker, folder: Path) -> None:
     sent = publish(MemoryLink(broker, "coordinator"), "spring", folder, {})
-    name = bundle.read_version(folder)
+    name = release_reader.read_version(folder)
     assert set(sent) == {(name, file) for file in FILES}
     seen = read_published(MemoryLink(broker, "other"), "spring", Clock())
     assert seen == PublishedReleases(None, sent)
@@ -56,7 +56,7 @@ def test_only_missing_files_are_published(
     before = link.sent_bytes
     assert publish(link, "spring", folder, sent) == {}
     assert link.sent_bytes == before
-    name = bundle.read_version(folder)
+    name = release_reader.read_version(folder)
     wrong = {**sent, (name, "w1-d1.onnx"): messages.Manifest("t", 9, 4096, "0" * 64)}
     assert publish(link, "spring", folder, wrong).keys() == {(name, "w1-d1.onnx")}
 
@@ -70,20 +70,20 @@ def test_withdrawing_clears_only_that_version(
     publish(link, "spring", other, {})
     seen = read_published(link, "spring", Clock())
     assert len(seen.manifests) == 8
-    withdraw(link, "spring", [bundle.read_version(other)], seen.manifests)
+    withdraw(link, "spring", [release_reader.read_version(other)], seen.manifests)
     assert {
         place.version for topic in broker.retained if (place := topics.parse(topic)) is not None
-    } == {bundle.read_version(other)}
+    } == {release_reader.read_version(other)}
     while (delivery := link.receive(0)) is not None:
         seen.hear(delivery)
-    assert {version for version, _ in seen.manifests} == {bundle.read_version(other)}
+    assert {version for version, _ in seen.manifests} == {release_reader.read_version(other)}
     withdraw(link, "spring", [], seen.manifests)
     assert not broker.retained
 
 
 def test_version_lists_submodels_and_assignment(folder: Path) -> None:
     version = describe_version(folder, "spring", {"pi": "w1-d1", "tv": "w9"})
-    assert version.name == bundle.read_version(folder) == version.sha256[:12]
+    assert version.name == release_reader.read_version(folder) == version.sha256[:12]
     assert (version.round, version.submodels, version.assignment) == (
         7,
         ("w1-d1",),

@@ -14,9 +14,9 @@ onnx = pytest.importorskip("onnx")
 
 import torch  # noqa: E402
 
-from export import onnx_export, verify  # noqa: E402
-from export.bundle import Kind  # noqa: E402
+from export import onnx_export, onnx_session  # noqa: E402
 from export.quantize import available_kinds, quantize  # noqa: E402
+from export.release_reader import Kind  # noqa: E402
 from federated.data.catalogue import load_central  # noqa: E402
 from federated.errors import DataError, ExportError  # noqa: E402
 from federated.task import Recipe  # noqa: E402
@@ -68,7 +68,7 @@ def test_int8_reads_digits_as_well_and_is_a_third_of_the_size(
     whole = load_central("digits")
     calibration, x, y = whole.x_held[:128], whole.x_held[128:], whole.y_held[128:]
     made = quantize(digits, kind, calibration, tmp_path / "int8.onnx")
-    wanted, found = verify.load(digits).predict(x), verify.load(made).predict(x)
+    wanted, found = onnx_session.load(digits).predict(x), onnx_session.load(made).predict(x)
     before, after = ((out.argmax(1) == y).mean() for out in (wanted, found))
     assert before > 0.9
     assert after >= before - 0.01
@@ -78,7 +78,7 @@ def test_int8_reads_digits_as_well_and_is_a_third_of_the_size(
 
 def test_properties_are_kept_and_record_the_quantisation(digits: Path, tmp_path: Path) -> None:
     made = quantize(digits, "int8-u8s8", load_central("digits").x_held[:40], tmp_path / "int8.onnx")
-    before, after = dict(verify.load(digits).metadata), dict(verify.load(made).metadata)
+    before, after = dict(onnx_session.load(digits).metadata), dict(onnx_session.load(made).metadata)
     done = json.loads(after.pop("quantisation"))
     assert (done["kind"], done["examples"]) == ("int8-u8s8", 40)
     assert before == after
@@ -105,7 +105,7 @@ def test_signed_and_unsigned_activations_give_the_same_answers(
 ) -> None:
     x = load_central("digits").x_held
     one, other = (
-        verify.load(quantize(digits, kind, x[:40], tmp_path / f"{kind}.onnx")).predict(x[40:])
+        onnx_session.load(quantize(digits, kind, x[:40], tmp_path / f"{kind}.onnx")).predict(x[40:])
         for kind in STATIC
     )
     assert (one.argmax(1) == other.argmax(1)).mean() > 0.99
@@ -125,9 +125,9 @@ def test_every_family_can_be_int8(family: str, tmp_path: Path) -> None:
     x = batch(submodel.network, 12).numpy()
     path = exported(submodel, net, x, tmp_path)
     assert available_kinds(path) == (*STATIC, "int8-dynamic") if family in ATTENTIVE else STATIC
-    wanted = verify.load(path).predict(x)
+    wanted = onnx_session.load(path).predict(x)
     for kind in available_kinds(path):
-        found = verify.load(quantize(path, kind, x[:8], tmp_path / f"{kind}.onnx")).predict(x)
+        found = onnx_session.load(quantize(path, kind, x[:8], tmp_path / f"{kind}.onnx")).predict(x)
         assert np.abs(found - wanted).mean() < 0.15 * wanted.std(), kind
 
 

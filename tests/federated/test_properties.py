@@ -20,7 +20,7 @@ from federated.errors import ConfigError
 from federated.method import LAWS, configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Card, Profile, Update
-from federated.training.device_memory import PREFIX
+from federated.training.state_between_rounds import PREFIX
 from models.families.catalogue import initial, menu, network
 from models.slicing import as_slices, corners
 from tests.support.tried import list_tried

@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 from torch import nn
 
+from models.compute_workload import work
 from models.cost import cost
 from models.families.catalogue import full, menu, network
-from models.pass_work import work
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker.addresses import find_free_port
+from coordinator.broker.local_addresses import find_free_port
 from tests.support.brokers import needs_mosquitto
 from tests.support.flood import open_silent, start_flood
 from tests.support.processes import AGENT, COORDINATOR, Start

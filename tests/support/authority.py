@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.access.authority import Authority
 from coordinator.access.broker_files import write_broker_files
-from coordinator.broker.addresses import find_free_port
+from coordinator.broker.local_addresses import find_free_port
 from coordinator.broker.mosquitto import find_mosquitto
 from edge_agent.access.enrolment import encode_key, sign_request
 from federated.wire.address import Address

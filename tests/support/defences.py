@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator import row_digests
+from coordinator import database_row_digests
 from coordinator.settings.config import load
-from coordinator.trust import trust_tables
+from coordinator.trust import database_tables
 from coordinator.trust.defences import Defences
 from federated.method import configure
 from federated.methods.catalogue import method
@@ -31,14 +31,16 @@ def config(**given):
 
 def database() -> sqlite3.Connection:
     made = sqlite3.connect(":memory:")
-    made.executescript(trust_tables.SCHEMA + row_digests.SCHEMA)
+    made.executescript(database_tables.SCHEMA + database_row_digests.SCHEMA)
     return made
 
 
 def defences(
     folder: Path, known: sqlite3.Connection | None = None, round: int = 1, **given
 ) -> Defences:
-    return Defences(config(**given), trust_tables.TrustTables(known or database()), folder, round)
+    return Defences(
+        config(**given), database_tables.TrustTables(known or database()), folder, round
+    )
 
 
 def check_update(defences: Defences, update: Update) -> None:

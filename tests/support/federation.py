@@ -30,7 +30,7 @@ from federated.device.task_work import carry_out
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer
 from federated.task import Profile, Task, Timing, Update
-from federated.training.execution import Execution
+from federated.training.training_inputs import Execution
 from federated.wire import envelope, messages, topics
 from federated.wire.codecs.catalogue import CODECS, codec
 from federated.wire.codecs.codec import decode_update, encode_update

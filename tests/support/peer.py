@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from coordinator.fleet.fleet import Fleet
-from coordinator.round.collector_protocol import Snapshot
+from coordinator.round.collector_interface import Snapshot
 from coordinator.round.round_events import CardChanged, PhaseBegan
 from coordinator.round.task_state import Planned, TaskState
 from federated.task import Profile, Recipe, Task, Timing, Update

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from export import bundle, verify
-from export.bundle import Bundle, Entry, File, Variant
+from export import onnx_session, release_reader
+from export.release_reader import Bundle, Entry, File, Variant
 from federated.wire import tensors
 from tests.export.conftest import GIVEN, make_bytes
 
@@ -55,8 +55,10 @@ def seal(
     untrained: Sequence[str] = (),
 ) -> None:
     """Write the check and the manifest of the graphs in the folder."""
-    said = {f"{name}.onnx": verify.load(folder / f"{name}.onnx").predict(X) for name in submodels}
-    (folder / bundle.CHECK).write_bytes(tensors.encode({}, {"x": X, **said}))
+    said = {
+        f"{name}.onnx": onnx_session.load(folder / f"{name}.onnx").predict(X) for name in submodels
+    }
+    (folder / release_reader.CHECK).write_bytes(tensors.encode({}, {"x": X, **said}))
     entries = [
         Entry(
             name,
@@ -69,9 +71,17 @@ def seal(
         for name in submodels
     ]
     made = Bundle(
-        "spring", round, (2,), "uint8", "class", 2, 2, tuple(entries), file(folder / bundle.CHECK)
+        "spring",
+        round,
+        (2,),
+        "uint8",
+        "class",
+        2,
+        2,
+        tuple(entries),
+        file(folder / release_reader.CHECK),
     )
-    (folder / bundle.MANIFEST).write_bytes(msgspec.json.encode(made))
+    (folder / release_reader.MANIFEST).write_bytes(msgspec.json.encode(made))
 
 
 def file(path: Path) -> File:

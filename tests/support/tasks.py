@@ -11,7 +11,7 @@ from torch import nn
 from federated.device import task_work
 from federated.device.trainers.catalogue import open_trainer
 from federated.task import Recipe, Task
-from federated.training.execution import TrainingSet
+from federated.training.training_inputs import TrainingSet
 from models.families.catalogue import build, menu, network, shapes, statistics
 from models.submodel import Moments, Network, Submodel
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from export import bundle, verify
-from export.bundle import Bundle, Entry, Kind, Variant
+from export import onnx_session, release_reader
+from export.release_reader import Bundle, Entry, Kind, Variant
 from federated.wire import tensors
 from tests.support.release import GRAPH, X, field, file
 
@@ -37,18 +37,27 @@ def several(
     for number, kind in enumerate(kinds):
         path = folder / f"{NAME}.{kind}.onnx"
         path.write_bytes(GRAPH.read_bytes() + field(bytes([number]) + padding))
-        said[path.name] = verify.load(path).predict(X) + np.float32(off.get(kind, 0.0))
+        said[path.name] = onnx_session.load(path).predict(X) + np.float32(off.get(kind, 0.0))
     (folder / f"{NAME}.tensors").write_bytes(
         tensors.encode({"submodel": NAME}, {"weight": np.eye(2, dtype=np.float32)})
     )
-    (folder / bundle.CHECK).write_bytes(tensors.encode({}, {"x": X, **said}))
+    (folder / release_reader.CHECK).write_bytes(tensors.encode({}, {"x": X, **said}))
     variants = tuple(
         Variant(kind, file(folder / f"{NAME}.{kind}.onnx"), 0.0, accuracy.get(kind))
         for kind in kinds
     )
     entry = Entry(NAME, 4, 4, variants, file(folder / f"{NAME}.tensors"))
     made = Bundle(
-        "spring", 7, (2,), "uint8", "class", 2, 2, (entry,), file(folder / bundle.CHECK), classes
+        "spring",
+        7,
+        (2,),
+        "uint8",
+        "class",
+        2,
+        2,
+        (entry,),
+        file(folder / release_reader.CHECK),
+        classes,
     )
-    (folder / bundle.MANIFEST).write_bytes(msgspec.json.encode(made))
+    (folder / release_reader.MANIFEST).write_bytes(msgspec.json.encode(made))
     return folder

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 from coordinator.observe.event_readers.csv_files import write_csv
 from coordinator.observe.event_readers.log_output import write_log
-from coordinator.observe.event_readers.metrics import MetricsServer, count_metrics
 from coordinator.observe.event_readers.mlflow_tracker import track_with_mlflow
 from coordinator.observe.event_readers.now_writer import write_now
+from coordinator.observe.event_readers.prometheus_metrics import MetricsServer, count_metrics
 from coordinator.observe.event_readers.reader import ReaderContext, ReaderFactory
 from coordinator.observe.event_readers.tensorboard import write_tensorboard
 from coordinator.observe.events import Event, LoopTurned, Publish, RunEnded

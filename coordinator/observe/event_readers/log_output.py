@@ -11,7 +11,7 @@ from coordinator.observe.event_readers.reader import ReaderContext
 from coordinator.observe.events import Event, Publish, skip_repeats
 from coordinator.observe.round_records import RoundRecord
 from coordinator.observe.score_summary import list_untrained, select_overall
-from federated.runtime.units import format_count
+from federated.runtime.unit_formatting import format_count
 
 __all__ = ["write_log"]
 

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from federated.capabilities import CAPABILITIES, name_hook
 from federated.device.trainers.trainer import Shapes, Start, TrainingResult
 from federated.errors import ConfigError
 from federated.methods.catalogue import hooks, loaded_hooks, loaded_method
 from federated.settings import validate
 from federated.task import Recipe
+from federated.trainer_capabilities import CAPABILITIES, name_hook
 from federated.training import evaluation_passes
-from federated.training.execution import Array, Examples, Execution, TrainingData, TrainingSet
 from federated.training.hooks import Survey
 from federated.training.score_sums import Tallies
+from federated.training.training_inputs import Array, Examples, Execution, TrainingData, TrainingSet
 from federated.training.training_loop import descend, open_session, train
 from federated.wire.messages import Run
 from models.cost import cost

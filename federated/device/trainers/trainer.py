@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from federated.task import Recipe
-from federated.training.execution import Array, Examples, Execution, TrainingData
 from federated.training.score_sums import Tallies
+from federated.training.training_inputs import Array, Examples, Execution, TrainingData
 from federated.wire.messages import Run
 from models.submodel import Submodel
 
@@ -138,7 +138,7 @@ class Trainer(Protocol):
 
     runtime: name and version of the computing library, and its device, such as
         "torch 2.7.0 cpu".
-    capabilities: those of `federated.capabilities` that it supports.
+    capabilities: those of `federated.trainer_capabilities` that it supports.
     accelerator: its own memory; None if it uses the memory of the process.
     """
 

@@ -28,7 +28,7 @@ from federated.wire.link import (
     Will,
     chunk_within,
 )
-from federated.wire.links.connection_history import ConnectionHistory
+from federated.wire.links.connection_diagnosis import ConnectionHistory
 from federated.wire.links.paho_client import (
     MAX_PACKET,
     ClientSetup,

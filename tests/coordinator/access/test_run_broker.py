@@ -27,7 +27,7 @@ from coordinator.access.run_broker import (
     add_certificate,
     open_broker_access,
 )
-from coordinator.broker.dynamic_security import find_plugin
+from coordinator.broker.client_disconnection import find_plugin
 from coordinator.broker.mosquitto import find_mosquitto
 from coordinator.cli.main import main
 from coordinator.fleet.fleet import REVOKED, Fleet

@@ -14,16 +14,16 @@ from coordinator.assign.affordable_submodels import (
     make_offers,
     match_pins,
 )
-from coordinator.assign.agent_standing import Setback, Standing
+from coordinator.assign.agent_track_record import Setback, Standing
 from coordinator.assign.selection import draw_names, make_generator
 from federated.errors import ConfigError
 from federated.task import Card, Profile, Recipe, Timing
 from federated.training.time_prediction import step_seconds
 from federated.wire.codecs.fp16 import FP16
 from federated.wire.codecs.raw import RAW
+from models.compute_workload import work
 from models.cost import cost
 from models.families.catalogue import menu, network
-from models.pass_work import work
 from models.submodel import Submodel
 
 NETWORK = network("preresnet", (1, 8, 8), 10)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from coordinator.assign.affordable_submodels import MARGIN, make_offers
-from coordinator.assign.agent_standing import Standing, record_failure, record_late
+from coordinator.assign.agent_track_record import Standing, record_failure, record_late
 from coordinator.assign.decisions import (
     Candidate,
     Verdict,

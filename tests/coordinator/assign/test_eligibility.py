@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.assign.eligibility import explain_lacking_capabilities, explain_lacking_codec
-from federated.capabilities import CAPABILITIES
 from federated.data import catalogue
 from federated.task import Profile
+from federated.trainer_capabilities import CAPABILITIES
 
 CARD = catalogue.load_central("digits").card()
 

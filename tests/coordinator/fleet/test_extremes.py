@@ -17,14 +17,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.assign.agent_standing import Standing, reset_timings
+from coordinator.assign.agent_track_record import Standing, reset_timings
 from coordinator.assign.data_cards import build_network, explain_unit_mismatch, find_majority
 from coordinator.assign.decisions import Candidate, decide
-from coordinator.fleet.shipment import to_torch
+from coordinator.fleet.submodel_shipment import to_torch
 from coordinator.fleet.update_inbox import Inbox
 from coordinator.observe import events
 from coordinator.observe.event_readers.log_output import write_log
-from coordinator.observe.event_readers.metrics import count_metrics
+from coordinator.observe.event_readers.prometheus_metrics import count_metrics
 from coordinator.observe.event_readers.reader import ReaderContext
 from coordinator.observe.event_readers.terminal_output import LinePrinter
 from coordinator.observe.round_records import Folded

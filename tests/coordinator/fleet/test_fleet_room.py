@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from coordinator.fleet.fleet import Fleet
-from coordinator.round.collector_protocol import Snapshot
+from coordinator.round.collector_interface import Snapshot
 from coordinator.round.phase_rules import RELIEF_PAUSE
 from coordinator.store.journal import Base, Journal
 from federated.wire.links.memory import MemoryBroker

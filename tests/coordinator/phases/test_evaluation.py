@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.fleet.shipment import select_statistics
+from coordinator.fleet.submodel_shipment import select_statistics
 from coordinator.phases.collectors import Calibration
 from coordinator.phases.evaluation import replace_statistics, split_suspects
 from coordinator.round.round_state import Agent, Wasted

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.assign.agent_standing import Setback, Standing
+from coordinator.assign.agent_track_record import Setback, Standing
 from coordinator.observe.round_records import Entry, Folded
 from coordinator.phases.fleet_history import (
     FleetHistory,

@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.release.archive import Archive
 from coordinator.release.history import History, Item, compute_digest, release
-from export import bundle
+from export import release_reader
 from export.publish import describe_version
 from federated.errors import ExportError, StoreError
 from federated.runtime import atomic_files
@@ -34,7 +34,7 @@ def test_a_release_is_copied_completely_and_can_be_added_twice(
     (folder / "notes.txt").write_text("not of the release")
     (folder / "MODEL.md").write_text("for people")
     name = archive.add(folder)
-    assert name == bundle.read_version(folder) == archive.add(folder)
+    assert name == release_reader.read_version(folder) == archive.add(folder)
     assert {path.name for path in archive.path(name).iterdir()} == {
         "MODEL.md",
         "manifest.json",
@@ -44,7 +44,7 @@ def test_a_release_is_copied_completely_and_can_be_added_twice(
     }
     (archive.path(name) / "w1-d1.onnx").write_bytes(b"damaged")
     archive.add(folder)
-    assert bundle.read(archive.path(name)).run == "spring"
+    assert release_reader.read(archive.path(name)).run == "spring"
 
 
 def test_a_release_is_on_the_disk_before_it_has_its_name(
@@ -72,7 +72,7 @@ def test_a_damaged_version_stays_until_its_replacement_is_in_place(
     real = shutil.rmtree
 
     def remove(path: Path, **named: bool) -> None:
-        removed.append(bundle.read(archive.path(name)).run == "spring")
+        removed.append(release_reader.read(archive.path(name)).run == "spring")
         real(path, **named)
 
     monkeypatch.setattr(shutil, "rmtree", remove)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.release.canary import Verdict, draw_agents, judge, select_reports
-from export.bundle import Bundle, Entry, File, Variant
+from export.release_reader import Bundle, Entry, File, Variant
 from federated.errors import FleetError, Unknown, UsageError
 from federated.wire.release_messages import Serving
 

@@ -15,7 +15,7 @@ from coordinator.release.archive import Archive
 from coordinator.release.rollout import ReleaseRequest, Rollout, release_run
 from edge_agent.releases.release_follower import Follower
 from edge_agent.releases.release_watch import Subscription
-from export import bundle
+from export import release_reader
 from federated.errors import ExportError, FleetError, LinkError, StoreError, Unknown, UsageError
 from federated.wire import envelope, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
@@ -61,7 +61,7 @@ class Device:
                         )
                     )
                     continue
-                bundle.read(arrival.folder, arrival.submodel)
+                release_reader.read(arrival.folder, arrival.submodel)
                 self.version = arrival.version
                 follower.report(
                     Serving(
@@ -133,7 +133,7 @@ def test_a_release_reaches_all_agents(fleet: Fleet) -> None:
     one = fleet.make_release("1")
     fleet.follow(bundle=one)
     result = fleet.follow(status=True)
-    name = bundle.read_version(one)
+    name = release_reader.read_version(one)
     assert result["stable"] == name
     assert result["versions"][name]["round"] == 7
     told = fleet.follow(bundle=one, wait=10.0)
@@ -148,7 +148,7 @@ def stable(fleet: Fleet, letter: str) -> str:
     """Release to all agents, and wait until they have it."""
     folder = fleet.make_release(letter)
     fleet.follow(bundle=folder)
-    name = bundle.read_version(folder)
+    name = release_reader.read_version(folder)
     eventually(lambda: all(device.version == name for device in fleet.devices.values()))
     return name
 
@@ -157,7 +157,7 @@ def test_a_canary_goes_to_a_share_and_is_promoted(fleet: Fleet) -> None:
     old = stable(fleet, "1")
     new = fleet.make_release("2")
     tried = fleet.follow(bundle=new, share="30%", wait=10.0)
-    name = bundle.read_version(new)
+    name = release_reader.read_version(new)
     assert tried["agents"] == canary.draw_agents("30%", name, sorted(TRAINED))
     assert len(tried["agents"]) == 2
     assert {row["agent"] for row in tried["reports"] if row["version"] == name} == set(
@@ -185,7 +185,7 @@ def test_a_slow_canary_is_not_promoted_unless_forced(fleet: Fleet) -> None:
         fleet.follow(promote=True)
     assert fleet.card().canary is not None, "the canary continues until it is promoted or withdrawn"
     forced = fleet.follow(promote=True, force=True)
-    assert forced["stable"] == bundle.read_version(new)
+    assert forced["stable"] == release_reader.read_version(new)
     assert forced["last"]["reasons"] == (
         "p90 is 1.30 times that of the stable version, +3.00 ms (median of 1 agent)",
     )
@@ -194,7 +194,7 @@ def test_a_slow_canary_is_not_promoted_unless_forced(fleet: Fleet) -> None:
 def test_one_command_rolls_a_refused_canary_back(fleet: Fleet) -> None:
     old = stable(fleet, "1")
     bad = fleet.make_release("2")
-    name = bundle.read_version(bad)
+    name = release_reader.read_version(bad)
     fleet.devices["d2"].refuse.add(name)
     result = fleet.follow(bundle=bad, share="d2,d3", promote=True, wait=10.0)
     assert result["error"] == f"version {name} was rolled back: d2 refused it: the self-test fails"
@@ -214,7 +214,7 @@ def test_one_command_promotes_a_good_canary(fleet: Fleet) -> None:
     new = fleet.make_release("2")
     result = fleet.follow(bundle=new, share="25%", promote=True, wait=10.0)
     assert "error" not in result
-    assert (result["stable"], result["previous"]) == (bundle.read_version(new), old)
+    assert (result["stable"], result["previous"]) == (release_reader.read_version(new), old)
     assert result["verdict"]["reasons"] == ()
 
 
@@ -277,7 +277,9 @@ def test_an_interrupted_release_is_completed_when_the_command_is_repeated(
     monkeypatch.undo()
     status = fleet.follow(status=True)
     assert (status["stable"], status["canary"]) == (old, "")
-    assert fleet.follow(bundle=new, share="1", wait=10.0)["canary"] == bundle.read_version(new)
+    assert fleet.follow(bundle=new, share="1", wait=10.0)["canary"] == release_reader.read_version(
+        new
+    )
 
 
 def test_a_damaged_release_changes_nothing(fleet: Fleet) -> None:

@@ -13,7 +13,7 @@ import pytest
 from coordinator.broker import local as brokers
 from coordinator.release.archive import Archive
 from coordinator.release.rollout import ReleaseRequest, Rollout
-from export import bundle
+from export import release_reader
 from export.publish import read_published
 from federated.errors import LinkError
 from federated.wire.links.catalogue import open_link
@@ -44,15 +44,15 @@ def test_a_release_to_a_stalled_broker_is_complete_when_the_command_ends(
         seen = read_published(other, "spring", time.monotonic)
         other.close()
     name, files = (
-        bundle.read_version(folder),
-        {file.name for file in bundle.list_files(bundle.read_manifest(folder))},
+        release_reader.read_version(folder),
+        {file.name for file in release_reader.list_files(release_reader.read_manifest(folder))},
     )
     assert seen.card is not None
     assert seen.card.stable is not None
     assert seen.card.stable.name == name
     assert {file for version, file in seen.manifests if version == name} == {
         *files,
-        bundle.MANIFEST,
+        release_reader.MANIFEST,
     }
 
 

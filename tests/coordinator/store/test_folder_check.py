@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.assign.agent_standing import Standing
+from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.decision_record import Decision
+from coordinator.database_row_digests import find_damage
 from coordinator.observe.round_records import Entry, RoundRecord, Score
-from coordinator.row_digests import find_damage
 from coordinator.store.database import Facts
 from coordinator.store.folder_check import allow_new_journal, may_begin_journal
 from coordinator.store.store import Store
-from coordinator.trust.trust_tables import ChangeNorm
+from coordinator.trust.database_tables import ChangeNorm
 from coordinator.views.run_check import check_run
 from federated.errors import StoreError
-from federated.runtime.write_ahead_log import find_log_damage
+from federated.runtime.sqlite_wal_check import find_log_damage
 from tests.support.peer import PROFILE
 
 

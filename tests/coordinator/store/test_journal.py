@@ -18,19 +18,19 @@ import pytest
 import torch
 
 from coordinator.assign.affordable_submodels import Bounds, Offer
-from coordinator.assign.agent_standing import Setback, Standing
+from coordinator.assign.agent_track_record import Setback, Standing
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.decisions import Verdict
 from coordinator.observe.round_records import Entry, Folded, RoundRecord
 from coordinator.round import round_events as on
 from coordinator.round.round_events import RoundEvent
 from coordinator.round.round_state import Round, RoundPlan
-from coordinator.round.round_step import step
+from coordinator.round.round_transition import step
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal, pack
 from coordinator.store.store import Store
 from federated.engine.aggregate import Total, fold
-from federated.engine.parts import Part
+from federated.engine.update_parts import Part
 from federated.errors import StoreError
 from federated.task import Recipe, Task
 from models.families.catalogue import menu, network

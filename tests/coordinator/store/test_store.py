@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.assign.agent_standing import Setback, Standing
+from coordinator.assign.agent_track_record import Setback, Standing
 from coordinator.assign.decision_record import Decision
 from coordinator.observe.round_records import Entry, RoundRecord, Score
 from coordinator.round.round_events import Ticked

@@ -23,7 +23,7 @@ from coordinator.views.agent_table import render_agents as overview_text
 from coordinator.views.run_list import describe_runs, render_runs
 from coordinator.views.run_status import describe_status
 from coordinator.views.run_status import render_status as status_text
-from export import bundle
+from export import release_reader
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.runtime.logs import EVENTS
@@ -231,7 +231,7 @@ def test_an_export_marks_an_untrained_submodel_and_recommends_a_trained_one(
         (SMALL, 0),
         (WHOLE, 4),
     ]
-    manifest = json.loads((tmp_path / "out" / bundle.MANIFEST).read_text())
+    manifest = json.loads((tmp_path / "out" / release_reader.MANIFEST).read_text())
     assert [one["trained_updates"] for one in manifest["submodels"]] == [0, 4]
     assert lines[0].startswith(f"{SMALL} (not trained): ")
     hint = next(line for line in lines if "try: edge-agent infer" in line)

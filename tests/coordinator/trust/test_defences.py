@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from coordinator.store.store import Store
+from coordinator.trust.database_tables import ChangeNorm, TrustTables
 from coordinator.trust.defences import Defences
 from coordinator.trust.privacy_budget import compute_epsilon
-from coordinator.trust.trust_tables import ChangeNorm, TrustTables
 from federated.engine.aggregate import Total, fold
 from federated.engine.part_store import PartStore
-from federated.engine.parts import Part
 from federated.engine.robust.catalogue import RULES
+from federated.engine.update_parts import Part
 from federated.errors import Refused, StoreError
 from tests.support.defences import (
     MENU,

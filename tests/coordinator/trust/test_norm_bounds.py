@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from coordinator.trust.database_tables import WINDOW, ChangeNorm
 from coordinator.trust.norm_bounds import LEAST, Bound, check_change, compute_bounds, measure_change
-from coordinator.trust.trust_tables import WINDOW, ChangeNorm
 from federated.errors import Refused
 from federated.task import Update
 from models.families.catalogue import menu, network

@@ -24,9 +24,9 @@ from tests.support.federation import RUN, Member, digits, federate
 
 pytest.importorskip("uvicorn")
 
-from coordinator.web import run_pages
+from coordinator.web import run_page_data
 from coordinator.web.page_server import HEADERS, PageServer, Site
-from coordinator.web.run_pages import PARTS
+from coordinator.web.run_page_data import PARTS
 
 TOKEN = "a-token-for-these-tests"
 SETTINGS = {
@@ -119,7 +119,7 @@ def test_a_finished_run_has_every_part(browser: Browser) -> None:
 def test_of_many_tasks_the_latest_are_shown(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_pages, "MAX_TASKS", 3)
+    monkeypatch.setattr(run_page_data, "MAX_TASKS", 3)
     tasks = browser.call(f"/api/runs/{RUN}/tasks")[1]
     assert [(one["round"], one["agent"]) for one in tasks] == [(2, "a0"), (2, "a1")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_agent.bench.measure import predict
+from edge_agent.bench.bench_command import predict
 from federated.task import Timing
 
 pytest.importorskip("torch")

@@ -86,7 +86,7 @@ def test_noise_matches_inputs_and_labels(
 @pytest.mark.slow
 def test_every_runtime_gets_the_same_weights(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
-    from export.verify import load
+    from export.onnx_session import load
     from federated.wire import tensors
     from models.cost import cost
     from models.families.catalogue import build

@@ -9,7 +9,7 @@ import pytest
 from edge_agent.device.heat_and_load import Heat
 from edge_agent.doctor import device_checks
 from edge_agent.doctor.check_result import Check
-from federated.installation import pip_command
+from federated.install_command import pip_command
 from federated.wire import messages
 from models.submodel import Network
 from tests.support.doctor import CARD

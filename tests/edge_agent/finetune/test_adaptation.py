@@ -26,16 +26,16 @@ from edge_agent.finetune.adaptation import (
     run_finetune,
 )
 from edge_agent.infer.infer_command import infer
-from edge_agent.infer.infer_request import InferRequest
-from export import bundle, bundle_writer
-from export.bundle_writer import Contents
-from export.verify import load
+from edge_agent.infer.infer_options import InferRequest
+from export import release_reader, release_writer
+from export.onnx_session import load
+from export.release_writer import Contents
 from federated.data import catalogue
 from federated.data.dataset import Dataset
 from federated.errors import ConfigError, DataError, ExportError, Unknown, UsageError
 from federated.task import Recipe
 from federated.training.evaluation_passes import calibrate
-from federated.training.execution import TrainingSet
+from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import train
 from federated.wire import tensors
 from models.families import catalogue as families
@@ -74,7 +74,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
         int8=False,
         classes=names,
     )
-    bundle_writer.write(folder, contents)
+    release_writer.write(folder, contents)
     return folder
 
 
@@ -172,11 +172,11 @@ def test_a_higher_accuracy_or_for_texts_a_lower_loss_is_an_improvement(
 @pytest.mark.slow
 def test_only_the_head_can_be_trained(release: Path, tmp_path: Path) -> None:
     run(make_request(release, tmp_path, only="head", anyway=True))
-    entry = bundle.read_manifest(release).submodels[0]
+    entry = release_reader.read_manifest(release).submodels[0]
     old, new = (
-        bundle.read_weights(release, entry)[1],
-        bundle.read_weights(
-            tmp_path / "mine", bundle.read_manifest(tmp_path / "mine").submodels[0]
+        release_reader.read_weights(release, entry)[1],
+        release_reader.read_weights(
+            tmp_path / "mine", release_reader.read_manifest(tmp_path / "mine").submodels[0]
         )[1],
     )
     submodel, _ = load_submodel(release, entry)
@@ -204,18 +204,18 @@ def test_a_second_run_replaces_the_first_result_and_a_failure_keeps_it(
     release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(make_request(release, tmp_path, anyway=True))
-    first = bundle.read_version(tmp_path / "mine")
+    first = release_reader.read_version(tmp_path / "mine")
 
     def fail(*_: object, **__: object) -> None:
         raise ExportError("the exporter failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(bundle_writer, "write", fail)
+        patch.setattr(release_writer, "write", fail)
         with pytest.raises(ExportError, match="the exporter failed"):
             run(make_request(release, tmp_path, anyway=True))
-    assert bundle.read_version(tmp_path / "mine") == first
+    assert release_reader.read_version(tmp_path / "mine") == first
     run(make_request(release, tmp_path, anyway=True, epochs=1))
-    assert bundle.read_version(tmp_path / "mine") != first
+    assert release_reader.read_version(tmp_path / "mine") != first
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["mine"]
 
 
@@ -257,8 +257,8 @@ def test_data_that_do_not_fit_the_release_are_rejected(release: Path, tmp_path: 
 
 
 def test_invalid_weights_are_rejected(copy: Path, tmp_path: Path) -> None:
-    entry = bundle.read_manifest(copy).submodels[0]
-    plain, values = bundle.read_weights(copy, entry)
+    entry = release_reader.read_manifest(copy).submodels[0]
+    plain, values = release_reader.read_weights(copy, entry)
     name = next(iter(families.shapes(load_submodel(copy, entry)[0])))
     for meta, given, message in (
         ({"family": 1}, values, "expected a submodel and its weights"),
@@ -282,20 +282,23 @@ def test_invalid_weights_are_rejected(copy: Path, tmp_path: Path) -> None:
         (copy / entry.weights.name).write_bytes(tensors.encode(meta, given))
         with pytest.raises(ExportError, match=message):
             load_submodel(
-                copy, replace(entry, weights=bundle.describe_file(copy / entry.weights.name))
+                copy,
+                replace(entry, weights=release_reader.describe_file(copy / entry.weights.name)),
             )
     with pytest.raises(ExportError, match="expected sha256"):
         run(make_request(copy, tmp_path))
 
 
 def test_a_network_of_ones_own_is_built_only_if_its_owner_allows_it(copy: Path) -> None:
-    entry = bundle.read_manifest(copy).submodels[0]
-    plain, values = bundle.read_weights(copy, entry)
+    entry = release_reader.read_manifest(copy).submodels[0]
+    plain, values = release_reader.read_weights(copy, entry)
     (copy / entry.weights.name).write_bytes(
         tensors.encode({**plain, "network": {**plain["network"], "family": "os:abort"}}, values)
     )
     with pytest.raises(UsageError, match=r"os:abort.*--network os:abort"):
-        load_submodel(copy, replace(entry, weights=bundle.describe_file(copy / entry.weights.name)))
+        load_submodel(
+            copy, replace(entry, weights=release_reader.describe_file(copy / entry.weights.name))
+        )
 
 
 def test_invalid_sources_and_targets_are_rejected(release: Path, tmp_path: Path) -> None:
@@ -355,7 +358,7 @@ def test_a_masked_network_is_adapted_to_a_devices_texts(tmp_path: Path) -> None:
     torch.manual_seed(0)
     nets = {submodel: families.build(submodel).eval()}
     contents = Contents("spring", 1, nets, data.x_held[:8], int8=False)
-    bundle_writer.write(tmp_path / "release", contents)
+    release_writer.write(tmp_path / "release", contents)
     lines: list[str] = []
     request = FinetuneRequest(
         "pi", out=tmp_path / "mine", model=tmp_path / "release", epochs=2, lr=0.05
@@ -364,7 +367,7 @@ def test_a_masked_network_is_adapted_to_a_devices_texts(tmp_path: Path) -> None:
     assert found.kept == "personal"
     assert found.after["perplexity"] < 0.5 * found.before["perplexity"]
     assert "perplexity" in lines[0]
-    entry = bundle.read(tmp_path / "mine").submodels[0]
+    entry = release_reader.read(tmp_path / "mine").submodels[0]
     assert entry.variants[0].accuracy == pytest.approx(found.after["accuracy"], abs=0.2), (
         "other tokens are hidden"
     )

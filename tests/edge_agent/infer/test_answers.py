@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_agent.infer.answers import answer, format_answer
-from export.verify import Session, load
+from export.onnx_session import Session, load
 from federated.errors import DataError, ExportError
 from tests.export.conftest import GIVEN, make_bytes, make_text
 from tests.support.release import GRAPH

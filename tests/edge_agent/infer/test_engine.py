@@ -13,7 +13,7 @@ import pytest
 from edge_agent.infer import engine as engines
 from edge_agent.infer import release_state
 from edge_agent.infer.engine import Counts, Engine
-from export import bundle
+from export import release_reader
 from federated.errors import DataError, ExportError, StoreError
 from tests.support.release import GRAPH, field
 from tests.support.variants import NAME, several
@@ -83,7 +83,9 @@ def test_requests_continue_during_exchanges(tmp_path: Path, store: Path) -> None
         release(tmp_path, 2, classes=("dog", "-")),
     ]
     names = dict(
-        zip((bundle.read_version(folder) for folder in folders), ("cat", "dog"), strict=True)
+        zip(
+            (release_reader.read_version(folder) for folder in folders), ("cat", "dog"), strict=True
+        )
     )
     engine = Engine(store, threads=1)
     engine.adopt(folders[0], NAME)

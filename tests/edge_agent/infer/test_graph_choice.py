@@ -23,9 +23,9 @@ from edge_agent.infer.graph_choice import (
     sample_own,
 )
 from edge_agent.infer.graph_trial import CPU, Trial, measure_session
-from export import bundle
+from export import release_reader
 from export.latency import Latency
-from export.verify import Session, load
+from export.onnx_session import Session, load
 from federated.errors import DataError, ExportError, Unknown
 from tests.export.conftest import GIVEN, make_bytes, make_text
 from tests.support.release import GRAPH
@@ -269,15 +269,15 @@ def test_a_foreign_submodel_and_a_damaged_file_are_named(tmp_path: Path) -> None
         choose(folder, "w9", "v")
     (folder / f"{NAME}.fp32.onnx").write_bytes(b"damaged")
     with pytest.raises(ExportError, match="expected sha256"):
-        choose(folder, NAME, bundle.read_version(folder))
+        choose(folder, NAME, release_reader.read_version(folder))
 
 
 def test_untrained_submodel_logs_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = several(tmp_path / "release")
-    made = json.loads((folder / bundle.MANIFEST).read_text())
+    made = json.loads((folder / release_reader.MANIFEST).read_text())
     made["submodels"][0]["trained_updates"] = 0
-    (folder / bundle.MANIFEST).write_text(json.dumps(made))
+    (folder / release_reader.MANIFEST).write_text(json.dumps(made))
     choose(folder, NAME, "v", threads=1)
     assert f"serving {NAME}, although no update of the run trained it; trained: none" in caplog.text

@@ -24,7 +24,7 @@ pytest.importorskip("uvicorn")
 from edge_agent.infer import http_server as serving
 from edge_agent.infer.engine import Answered, Engine
 from edge_agent.infer.http_server import HttpServer
-from edge_agent.infer.replies import describe_state
+from edge_agent.infer.requests_and_replies import describe_state
 from federated.errors import ConfigError, UsageError
 from federated.runtime.listen_address import ListenAddress, parse_listen_address
 from tests.support.variants import NAME, several

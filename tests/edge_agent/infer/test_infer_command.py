@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edge_agent.infer.infer_command import infer
-from edge_agent.infer.infer_request import InferRequest
+from edge_agent.infer.infer_options import InferRequest
 from edge_agent.releases.release_options import select_submodel
 from federated.errors import DataError, ExportError, Unknown, UsageError
 from federated.runtime.atomic_files import sha256
@@ -180,7 +180,7 @@ def test_a_device_without_torch_answers() -> None:
     code = (
         "import sys, pathlib; sys.modules['torch'] = sys.modules['onnx'] = None\nfrom "
         "edge_agent.infer.infer_command import infer\n"
-        "from edge_agent.infer.infer_request import InferRequest\n"
+        "from edge_agent.infer.infer_options import InferRequest\n"
         f"print(infer(InferRequest('pi', model=pathlib.Path({str(PICTURE)!r})), 'text', print))"
     )
     done = subprocess.run(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edge_agent.infer.inputs import fit_shape, list_inputs, parse_npy, read_examples
-from export.verify import Session, load
+from export.onnx_session import Session, load
 from federated.errors import DataError
 from tests.export.conftest import make_bytes, make_text
 

@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 pytest.importorskip("uvicorn")
 
 from coordinator.broker import local as brokers
-from export import bundle
+from export import release_reader
 from export.publish import announce, describe_version, publish
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
@@ -129,23 +129,23 @@ def test_no_request_is_lost_during_releases_failures_and_rollbacks(
     try:
         eventually(lambda: len(hammer.answers) > 20)
         release(broker, first, canary=second)
-        eventually(lambda: state(url)["version"] == bundle.read_version(second))
+        eventually(lambda: state(url)["version"] == release_reader.read_version(second))
         release(broker, second)  # promoted
         release(broker, second, canary=bad)
         refused = eventually(lambda: state(url)["refused"])
-        assert refused["version"] == bundle.read_version(bad)
+        assert refused["version"] == release_reader.read_version(bad)
         assert "deviates from the exporter's machine" in refused["reason"]
-        assert state(url)["version"] == bundle.read_version(second)
+        assert state(url)["version"] == release_reader.read_version(second)
         release(broker, first)  # rolled back
-        eventually(lambda: state(url)["version"] == bundle.read_version(first))
+        eventually(lambda: state(url)["version"] == release_reader.read_version(first))
         more = len(hammer.answers) + 20
         eventually(lambda: len(hammer.answers) > more)
     finally:
         hammer.end()
     assert not hammer.failures
     assert set(hammer.answers) == {
-        (bundle.read_version(first), "name 1"),
-        (bundle.read_version(second), "name 2"),
+        (release_reader.read_version(first), "name 1"),
+        (release_reader.read_version(second), "name 2"),
     }
     assert state(url)["failed"] == 0
     agent.send_signal(signal.SIGTERM)
@@ -172,7 +172,10 @@ def test_killed_agent_resumes_without_broker(tmp_path: Path, start: Start) -> No
     serve(start, "--broker", gone, "--run", "spring", "--serve", "127.0.0.1:0")
     url = read_address(tmp_path / "1.err")
     found = ask(url)
-    assert (found["version"], found["answers"][0]["name"]) == (bundle.read_version(first), "name 1")
+    assert (found["version"], found["answers"][0]["name"]) == (
+        release_reader.read_version(first),
+        "name 1",
+    )
 
 
 def test_a_folder_is_served_without_a_broker(tmp_path: Path, start: Start) -> None:

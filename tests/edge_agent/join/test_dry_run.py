@@ -14,7 +14,7 @@ from coordinator.broker import local as brokers
 from coordinator.run.runner import choose_probes, complete_card
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.dry_run import perform_dry_run
-from edge_agent.join.training_worker import Job
+from edge_agent.join.training_process_control import Job
 from federated.data import catalogue
 from federated.method import configure
 from federated.methods.catalogue import method

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.device.process_limits import Limits
-from edge_agent.join.training_worker import Job, Worker
+from edge_agent.join.training_process_control import Job, Worker
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
 from federated.task import Recipe, Task

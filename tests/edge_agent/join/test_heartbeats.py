@@ -16,7 +16,7 @@ from coordinator.fleet.fleet import Fleet
 from coordinator.round.round_events import AgentBeat, RoundEvent
 from coordinator.store.store import Store
 from edge_agent.device.process_limits import Limits
-from edge_agent.join.training_worker import Job, Worker
+from edge_agent.join.training_process_control import Job, Worker
 from tests.support.federation import RUN, Member, digits, federate
 
 pytestmark = [pytest.mark.processes, pytest.mark.timed]

@@ -22,7 +22,7 @@ from edge_agent.join.participation import (
     remeasure,
     say_nothing,
 )
-from edge_agent.join.training_worker import Job, Worker
+from edge_agent.join.training_process_control import Job, Worker
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
 from federated.errors import FleetError

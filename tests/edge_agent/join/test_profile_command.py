@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from coordinator.broker import local as brokers
 from edge_agent.cli.main import main
 from edge_agent.join import profile_command
-from edge_agent.join.training_worker import Calibrated, Order, Worker
+from edge_agent.join.training_process_control import Calibrated, Order, Worker
 from federated.device.profile_file import read, select_profile
 from federated.errors import MissingExtra
 

@@ -14,7 +14,7 @@ import torch
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.code_permission import check_allowed
 from edge_agent.join.training_process import serve
-from edge_agent.join.training_worker import Channel, Job
+from edge_agent.join.training_process_control import Channel, Job
 from federated.errors import Refused
 from federated.task import Recipe, Task
 from federated.wire import tensors

@@ -14,9 +14,9 @@ import pytest
 from coordinator.broker import local as brokers
 from edge_agent.releases.release_download import locate_version
 from edge_agent.releases.release_follower import fetch, fetch_from
-from export import bundle
+from export import release_reader
+from export.onnx_session import load
 from export.publish import announce, describe_version, publish
-from export.verify import load
 from federated.errors import ExportError, FleetError, LinkError, StoreError
 from federated.runtime.atomic_files import sha256
 from federated.wire import envelope, messages, topics
@@ -61,7 +61,7 @@ def put(
 
 
 def base(folder: Path, file: str = "w1-d1.onnx") -> str:
-    return topics.release("spring", bundle.read_version(folder), file)
+    return topics.release("spring", release_reader.read_version(folder), file)
 
 
 def test_agent_downloads_its_own_submodel(
@@ -72,7 +72,7 @@ def test_agent_downloads_its_own_submodel(
     folder = fetch_folder(MemoryLink(broker, "pi"), "spring", "pi", tmp_path / "store", 5)
     assert folder == tmp_path / "store" / "spring" / version.name
     assert {path.name for path in folder.iterdir()} == HERE
-    assert bundle.read(folder, "w1-d1").round == 7
+    assert release_reader.read(folder, "w1-d1").round == 7
     assert load(folder / "w1-d1.onnx").outputs == 2
 
 
@@ -96,7 +96,7 @@ def test_only_run_is_found_without_a_name(
 ) -> None:
     put(broker, release)
     assert (
-        bundle.read(
+        release_reader.read(
             fetch_folder(MemoryLink(broker, "pi"), None, "w1-d1", tmp_path / "store", 5), "w1-d1"
         ).run
         == "spring"
@@ -158,7 +158,7 @@ def test_newer_release_replaces_the_download(
         MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 1000, clock=Clock()
     )
     assert published
-    assert folder.name == bundle.read_version(newer) != bundle.read_version(release)
+    assert folder.name == release_reader.read_version(newer) != release_reader.read_version(release)
 
 
 def test_republished_files_use_the_new_chunk_size(
@@ -180,7 +180,7 @@ def test_republished_files_use_the_new_chunk_size(
         MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 1000, clock=Clock()
     )
     assert again
-    assert bundle.read(folder, "w1-d1").run == "spring"
+    assert release_reader.read(folder, "w1-d1").run == "spring"
 
 
 def test_missing_release_lists_available_ones(

@@ -12,7 +12,7 @@ import pytest
 
 from edge_agent.releases.release_follower import Follower
 from edge_agent.releases.release_watch import Arrival, Subscription
-from export import bundle
+from export import release_reader
 from export.publish import announce, describe_version, publish, withdraw
 from federated.errors import FleetError
 from federated.wire import envelope, messages, topics
@@ -85,7 +85,7 @@ def test_version_arrives_once_with_own_files_only(
     one = make("1")
     card(broker, one)
     assert f.turn(9) == Arrival(one.name, tmp_path / "store" / "spring" / one.name, "w1-d1", False)
-    assert bundle.read(tmp_path / "store" / "spring" / one.name, "w1-d1").round == 7
+    assert release_reader.read(tmp_path / "store" / "spring" / one.name, "w1-d1").round == 7
     card(broker, one)
     assert f.turn(0.3) is None
 

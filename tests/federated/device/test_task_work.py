@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from federated.errors import Refused
 from federated.training.evaluation_passes import calibrate, evaluate
-from federated.training.execution import Execution, Stopped, TrainingSet
+from federated.training.training_inputs import Execution, Stopped, TrainingSet
 from models.families.catalogue import build, full, network, shapes, statistics
 from tests.support.tasks import (
     NET,

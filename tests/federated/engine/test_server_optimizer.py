@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Total, fold
-from federated.engine.parts import Part
 from federated.engine.server_optimizer import ServerOptimizer, adamw, coverage_mask, step
+from federated.engine.update_parts import Part
 
 OLD = torch.tensor([1.0, 2.0, 3.0])
 HELD = torch.tensor([True, True, False])  # in the second round

@@ -13,8 +13,8 @@ from federated.methods.fedavg import learning_rate
 from federated.methods.fednova import normaliser
 from federated.methods.moon import contrast
 from federated.task import Update
-from federated.training.execution import TrainingSet
 from federated.training.hooks import Hooks
+from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
 from models.families.catalogue import build
 from tests.support.golden import close, floats, golden

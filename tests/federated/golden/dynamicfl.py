@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from models.layers.parallel_branches import (
+from models.layers.mergeable_branches import (
     Branch,
     join,
     merge,

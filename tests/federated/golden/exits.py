@@ -12,7 +12,7 @@ from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.methods.depthfl import consistency
 from federated.task import Recipe
-from federated.training.execution import TrainingSet
+from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
 from models.submodel import Network, Submodel
 from tests.support.golden import by_owner, close, floats, golden, play_round

@@ -6,7 +6,7 @@ import torch
 
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.common.central_norm import central_norm
+from federated.methods.common.trimmed_norm import central_norm
 from models.families.catalogue import shapes
 from models.slicing import graft
 from models.submodel import Submodel

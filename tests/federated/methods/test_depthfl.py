@@ -17,9 +17,9 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.depthfl import mutual_loss
 from federated.task import Recipe, Update
-from federated.training import device_memory
-from federated.training.execution import TrainingSet
+from federated.training import state_between_rounds
 from federated.training.hooks import Hooks
+from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
 from models.families.catalogue import full, initial, network, shapes
 from models.submodel import Submodel
@@ -374,7 +374,7 @@ def test_h_is_the_mean_of_what_all_devices_keep_when_they_get_other_submodels(tm
         }
         wanted = {f"c/{name}": tuple(value.shape) for name, value in means.items()}
         kept = [
-            device_memory.read(tmp_path / name / device_memory.FOLDER, number, wanted)
+            state_between_rounds.read(tmp_path / name / state_between_rounds.FOLDER, number, wanted)
             for name in pins
         ]
         for name, value in means.items():

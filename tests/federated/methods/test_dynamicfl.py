@@ -19,7 +19,7 @@ from federated.task import Card, Profile, Task, Timing
 from federated.training.training_loop import descend, open_session
 from models.cost import BranchableLayer, branchable_layers, cost
 from models.families.catalogue import build, full, initial, network, probes, shapes, statistics
-from models.layers.parallel_branches import Branch, originals
+from models.layers.mergeable_branches import Branch, originals
 from models.submodel import Moments
 from tests.support.federation import Member, digits, federate
 from tests.support.tasks import perform

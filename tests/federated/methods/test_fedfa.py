@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.common.central_norm import central_norm
+from federated.methods.common.trimmed_norm import central_norm
 from federated.methods.fedfa import is_scaled, propose_depths
 from models.families.catalogue import full, initial, network, normalising, shapes
 from tests.support.rounds import NET, play_round, start

@@ -9,7 +9,7 @@ import torch
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.training.execution import TrainingSet
+from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import train
 from models.families.catalogue import build, full, initial, network
 from tests.support.federation import Member, digits, federate

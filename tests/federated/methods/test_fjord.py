@@ -14,7 +14,7 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.fjord import distillation_loss, list_narrower, loss, open_widths
 from federated.task import Task
-from federated.training.execution import TrainingSet
+from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
 from models.families.catalogue import build, initial, normalising, shapes, statistics
 from models.slicing import corners, extract

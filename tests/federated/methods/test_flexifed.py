@@ -16,7 +16,7 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.flexifed import layer_digests
 from federated.task import Update
-from federated.training import device_memory
+from federated.training import state_between_rounds
 from models.families.catalogue import initial, network, shapes, statistics
 from tests.support.families import small
 from tests.support.federation import Member, digits, federate
@@ -264,8 +264,8 @@ def test_three_devices_of_two_depths_learn_digits(tmp_path: Path, strategy: str)
 
 def read_kept(folder: Path, submodel: str) -> dict[str, np.ndarray]:
     """Return the tensors that a device keeps of a submodel after its last round."""
-    folder, own = next(folder.rglob(device_memory.FOLDER)), f"own/{submodel}/"
-    whole = device_memory.read(folder, max(int(path.stem) for path in folder.iterdir()))
+    folder, own = next(folder.rglob(state_between_rounds.FOLDER)), f"own/{submodel}/"
+    whole = state_between_rounds.read(folder, max(int(path.stem) for path in folder.iterdir()))
     assert all(name.startswith(own) for name in whole)
     return {name.removeprefix(own): value for name, value in whole.items()}
 

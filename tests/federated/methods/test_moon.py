@@ -12,7 +12,7 @@ from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.moon import contrast, contrast_loss, run_with_projection
-from federated.training.execution import TrainingSet
+from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session, plain_loss
 from models.families.catalogue import build, full, initial, menu, network, shapes
 from models.layers.basic import ProjectedLinear

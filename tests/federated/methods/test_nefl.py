@@ -16,7 +16,7 @@ from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.common.nested_submodels import GAMMAS
+from federated.methods.common.nefl_submodels import GAMMAS
 from federated.task import Card, Profile, Update
 from federated.training.training_loop import train
 from models.families.catalogue import build, full, initial, network, shapes, statistics

@@ -12,8 +12,8 @@ import torch
 from federated.errors import Refused
 from federated.methods.common.student_training import histogram, student_loss, teach
 from federated.task import Task
-from federated.training.execution import Stopped
 from federated.training.hooks import Survey
+from federated.training.training_inputs import Stopped
 from federated.training.training_loop import open_session
 from models.families.catalogue import build, network, shapes
 from tests.support.recipfl import METHOD, begin_method, examples, sent, train_round

@@ -15,9 +15,9 @@ from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.methods.scaffold import make_disjoint, scaffold
 from federated.task import Update
-from federated.training import device_memory
-from federated.training.execution import TrainingSet
+from federated.training import state_between_rounds
 from federated.training.hooks import Hooks
+from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
 from federated.wire import envelope, messages
 from federated.wire.links.memory import MemoryBroker
@@ -68,8 +68,8 @@ def finish_round(chosen, state, *updates):
 
 def known(folder, round, variates):
     """Return the memory of a device with these variates after a round."""
-    return device_memory.read(
-        folder / device_memory.FOLDER,
+    return state_between_rounds.read(
+        folder / state_between_rounds.FOLDER,
         round,
         {home: tuple(value.shape) for home, value in variates.items()},
     )

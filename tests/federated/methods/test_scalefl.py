@@ -10,14 +10,14 @@ import torch
 from torch.nn.functional import softmax
 
 from export.onnx_export import export, predict
-from export.verify import load
+from export.onnx_session import load
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.scalefl import weighted_loss
 from federated.task import Recipe
-from federated.training.execution import TrainingSet
 from federated.training.hooks import Hooks
+from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
 from models.families.catalogue import build, initial, network
 from models.layers.batch_norm import norms

@@ -31,7 +31,7 @@ def test_that_training_and_counting_costs_load_no_compiler() -> None:
     run("""
 from models.families.catalogue import full, network
 
-from models.pass_work import work
+from models.compute_workload import work
 train()
 assert work(full(network("mlp-small", (1, 8, 8), 10)), 4).calls
 assert not loaded()

@@ -26,9 +26,9 @@ from federated.training.time_prediction import (
     predict,
     step_seconds,
 )
+from models.compute_workload import work
 from models.cost import cost
 from models.families.catalogue import full, menu, network, probes
-from models.pass_work import work
 from models.submodel import Moments, Submodel
 from tests.support.families import SMALL, small
 

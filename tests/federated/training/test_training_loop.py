@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from federated.errors import DataError
-from federated.training.execution import Diverged, Execution, Stopped, TrainingSet
 from federated.training.objective import mask_logits
+from federated.training.training_inputs import Diverged, Execution, Stopped, TrainingSet
 from federated.training.training_loop import train
 from models.families.catalogue import build
 from tests.support.tasks import BARE, ONE, PLAIN, SMALL, examples, linear, parameters, perform, task

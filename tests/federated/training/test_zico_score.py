@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from federated.capabilities import list_required
 from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.task import Card, Profile
+from federated.trainer_capabilities import list_required
 from federated.training.hooks import Survey
 from federated.training.zico_score import layers, score, survey, zico
 from models.cost import cost

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from export.onnx_export import export, predict
-from export.verify import load
+from export.onnx_session import load
+from models.compute_workload import work
 from models.cost import cost
 from models.families.catalogue import (
     address,
@@ -25,7 +26,6 @@ from models.families.catalogue import (
     shapes,
 )
 from models.layers.basic import Scaler
-from models.pass_work import work
 from models.submodel import Submodel, scale_count
 from tests.support.federation import Member, digits, federate
 from tests.support.own import Named, Recurrent, at, cnn, run_passes, sizes

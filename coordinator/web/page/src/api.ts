@@ -1,4 +1,4 @@
-/** Requests to the server, and the records that it answers with (see `run_pages.py`). */
+/** Requests to the server, and the records that it answers with (see `run_page_data.py`). */
 
 export interface RunRow {
   run: string;

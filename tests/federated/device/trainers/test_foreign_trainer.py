@@ -15,7 +15,7 @@ from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
 from edge_agent.device.process_limits import Limits
-from edge_agent.join.training_worker import Job, Worker
+from edge_agent.join.training_process_control import Job, Worker
 from federated.device.trainers.catalogue import TRAINERS, open_trainer
 from federated.errors import ConfigError, MissingExtra, Unknown
 from federated.task import Recipe, Task

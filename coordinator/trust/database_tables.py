@@ -1,0 +1,90 @@
+"""Tables of a run's database for validation and privacy: the norms of the updates, and the privacy
+cost of each released result.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass
+
+from coordinator.database_row_digests import seal
+from federated.errors import StoreError, explain_os_errors
+
+__all__ = ["SCHEMA", "WINDOW", "ChangeNorm", "TrustTables"]
+
+WINDOW = 10  # earlier rounds whose norms bound the updates of a round
+
+SCHEMA = """
+CREATE TABLE norms (round INTEGER, agent TEXT, submodel TEXT, kind TEXT, norm REAL NOT NULL,
+                    PRIMARY KEY (round, agent, submodel, kind));
+CREATE TABLE releases (release INTEGER, round INTEGER NOT NULL, agent TEXT, cost REAL NOT NULL,
+                       PRIMARY KEY (release, agent));
+"""
+
+
+@dataclass(frozen=True)
+class ChangeNorm:
+    """The L2 norm of one kind of change that one update made.
+
+    round: of the update.
+    agent: its sender.
+    submodel: plain name.
+    kind: weights, statistics or variates.
+    norm: L2 norm.
+    """
+
+    round: int
+    agent: str
+    submodel: str
+    kind: str
+    norm: float
+
+
+class TrustTables:
+    """Access to these tables of an open database. Methods that write raise StoreError if that
+    fails.
+    """
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def write_norms(self, norms: Iterable[ChangeNorm]) -> None:
+        """Write norms, replacing those of the same update, and delete those that are too old for
+        any bound.
+        """
+        rows = [astuple(one) for one in norms]
+        if not rows:
+            return
+        problem = "cannot write the norms of updates"
+        with explain_os_errors(StoreError, problem, sqlite3.Error), self._database:
+            self._database.executemany("INSERT OR REPLACE INTO norms VALUES (?, ?, ?, ?, ?)", rows)
+            oldest = max(row[0] for row in rows) - 2 * WINDOW
+            self._database.execute("DELETE FROM norms WHERE round < ?", (oldest,))
+            seal(self._database, "norms")
+
+    def read_norms(self, round: int) -> list[ChangeNorm]:
+        """Read the norms that bound a round's updates: those of the rounds before it."""
+        rows = self._database.execute(
+            "SELECT round, agent, submodel, kind, norm FROM norms WHERE round >= ? AND "
+            "round < ? ORDER BY round, agent",
+            (round - WINDOW, round),
+        )
+        return [ChangeNorm(*row) for row in rows]
+
+    def write_costs(self, round: int, costs: Mapping[str, float]) -> None:
+        """Write the privacy cost of a result before anyone sees it. A round that ends twice costs
+        twice. costs: by agent.
+        """
+        problem = f"cannot write the privacy cost of round {round}"
+        with explain_os_errors(StoreError, problem, sqlite3.Error), self._database:
+            (last,) = self._database.execute(
+                "SELECT COALESCE(MAX(release), 0) FROM releases"
+            ).fetchone()
+            rows = [(last + 1, round, agent, cost) for agent, cost in costs.items()]
+            self._database.executemany("INSERT INTO releases VALUES (?, ?, ?, ?)", rows)
+            seal(self._database, "releases", last + 1)
+
+    def read_costs(self) -> dict[str, float]:
+        """Read the sum of each agent's costs over all results so far."""
+        return dict(self._database.execute("SELECT agent, SUM(cost) FROM releases GROUP BY agent"))

@@ -1,0 +1,138 @@
+"""Calibration: time a few small submodels of a family, in training and as exported graphs.
+
+Runs in the training process, within its limits. Without data of the device's own it uses random
+examples of the family's usual kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_agent.device.measurement_cache import MeasurementCache, describe_surroundings
+from edge_agent.device.profiling import TimingSite, make_timing_key, time_submodels
+from edge_agent.join.training_process_control import Calibrated, Job, Order
+from export.latency import measure_latency
+from federated.data.dataset import Dataset
+from federated.device.profile_file import Calibration
+from federated.device.trainers.trainer import Trainer
+from federated.runtime.plugin_lookup import explain_lookup, report_failure
+from federated.task import Timing
+from models.families.catalogue import KIND, build, network, probes
+from models.submodel import Network, Submodel, Target
+
+__all__ = [
+    "build_network",
+    "calibrate",
+    "draw_examples",
+    "export_graphs",
+    "select_probes",
+]
+
+IMAGES: tuple[tuple[int, ...], int, Target] = ((3, 32, 32), 10, "class")
+# inputs, outputs and target of the other families; the default is IMAGES
+USUAL: dict[str, tuple[tuple[int, ...], int, Target]] = {
+    "resnet1d": ((9, 128), 6, "class"),
+    "transformer": ((64,), 4096, "token"),
+}
+DEEPEST = 10**6  # blocks: more than any section has, so all of them
+RUNS, SECONDS = 30, 0.5  # least number and least seconds of predictions that are timed per graph
+
+
+def calibrate(job: Job, data: Any, order: Order, trainer: Trainer) -> Calibrated:
+    """Time the submodels that `select_probes` returns. data: the device's own, or None. Raises
+    Unknown for an unknown model, ConfigError.
+    """
+    data = data or draw_examples(order.model, order.batch)
+    net = build_network(order.model, data)
+    cache = MeasurementCache(describe_surroundings(job.limits, trainer.runtime), fresh=order.fresh)
+    if order.runtime == "torch":
+        site = TimingSite(job.limits, trainer, cache)
+        threads, timings = time_submodels(
+            select_probes(net), order.batch, data, site, order.threads
+        )
+        calibration = Calibration(net.family, "torch", "train", threads, timings)
+        return Calibrated(calibration, cache.circumstances, cache.taken)
+    return _time_graphs(net, data, order, cache)
+
+
+def select_probes(net: Network) -> tuple[Submodel, ...]:
+    """Return the submodels from whose times those of all others are predicted."""
+    return probes(net, (1, DEEPEST))
+
+
+def build_network(model: str, data: Dataset) -> Network:
+    """Return the network that a name means for these data. Raises Unknown, ConfigError."""
+    card = data.card()
+    with report_failure("model", model), explain_lookup(KIND):
+        return network(model, card.inputs, card.outputs, card, card.target)
+
+
+def draw_examples(model: str, examples: int) -> Dataset:
+    """Return random examples of the kind that a family usually takes."""
+    inputs, outputs, target = USUAL.get(model.split("-")[0], IMAGES)
+    rng, shape = np.random.default_rng(0), (max(2, examples), *inputs)
+    if target == "token":
+        x: Any = rng.integers(0, outputs, shape)
+        return Dataset("random tokens", x, np.roll(x, -1, 1), x[:0], x[:0], outputs, target)
+    x = (
+        rng.integers(0, 256, shape, np.uint8)
+        if len(inputs) > 2
+        else rng.normal(size=shape).astype(np.float32)
+    )
+    y = np.arange(len(x)) % outputs
+    return Dataset("random examples", x, y, x[:0], y[:0], outputs, target)
+
+
+def _time_graphs(net: Network, data: Dataset, order: Order, cache: MeasurementCache) -> Calibrated:
+    """Time the exported submodels on one example."""
+    threads, dtype = order.threads or 1, str(data.x.dtype)
+    timings, missing = list[Timing](), list[Submodel]()
+    for submodel in select_probes(net):
+        path = order.files.get(submodel.name, "")
+        key = {
+            "work": "infer",
+            "runtime": "onnx",
+            "submodel": make_timing_key(submodel),
+            "dtype": dtype,
+            "threads": threads,
+        }
+        measure = partial(_time_graph, path, data.x[:1], threads)
+        try:
+            seconds = cache.value(key, measure, keep=":" not in net.family)
+        except FileNotFoundError:
+            missing.append(submodel)
+        else:
+            timings.append(Timing(submodel, 1, seconds))
+    done = () if missing else tuple(timings)
+    calibration = Calibration(net.family, "onnx", "infer", threads, done)
+    return Calibrated(calibration, cache.circumstances, cache.taken, tuple(missing), dtype)
+
+
+def _time_graph(path: str, x: Any, threads: int) -> float:
+    """Return the median seconds per prediction. Raises FileNotFoundError without a path."""
+    from export.onnx_session import load
+
+    if not path:
+        raise FileNotFoundError
+    session = load(Path(path), threads=threads)
+    return measure_latency(lambda: session.predict(x), runs=RUNS, seconds=SECONDS).p50
+
+
+def export_graphs(submodels: Sequence[Submodel], dtype: str, folder: Path) -> dict[str, str]:
+    """Export untrained submodels, which take as long as trained ones; return their paths by name.
+    Raises MissingExtra, ExportError.
+    """
+    from export.onnx_export import export
+
+    paths = {}
+    for submodel in submodels:
+        example = np.zeros((2, *submodel.network.inputs), dtype)
+        origin = {"run": "profile", "round": 0, "submodel": submodel.name}
+        path = folder / f"{submodel.name}.onnx"
+        paths[submodel.name] = str(export(build(submodel), submodel.network, example, path, origin))
+    return paths

@@ -1,0 +1,309 @@
+"""The agent's handle on its training process: start it within limits, send it tasks, and replace it
+if it dies.
+
+The agent's own process stays small, keeps the connection to the broker, and survives whatever
+happens to the training process: exhausted memory, a crash in a kernel. The two exchange msgpack
+over a socket pair; tensors pass through files of the spool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgspec
+
+from edge_agent.device.process_limits import Limits, ProcessLimiter
+from federated.device.profile_file import Calibration, Circumstances
+from federated.device.task_runner import Outcome
+from federated.device.trainers.catalogue import DEFAULT
+from federated.errors import ConfigError, DataError, EspalierError, MissingExtra, UsageError
+from federated.task import Card, Profile, Task
+from federated.wire import messages
+from models.submodel import Submodel
+
+__all__ = ["Calibrated", "Channel", "Job", "Order", "Worker"]
+
+log = logging.getLogger(__name__)
+
+# errors that the process reports, by their names in its answers
+ERRORS: dict[str, Callable[..., EspalierError]] = {
+    "data": DataError,
+    "extra": MissingExtra,
+    "other": EspalierError,
+    "usage": UsageError,
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """The data, processor and limits of a training process.
+
+    data: a name, a path or module:function; empty for a process without data.
+    root: folder of named data sets.
+    shard, partition, seed: the part of a named data set, as for `--shard` and `--partition`.
+    device: cpu or cuda.
+    model, method, codec: the owner's `module:attribute` that a run may use; empty for none.
+    labels: the owner's labels for the device.
+    trainer: a name in `federated.device.trainers.catalogue`.
+    """
+
+    name: str
+    data: str
+    root: str | None
+    shard: str
+    partition: str
+    seed: int
+    device: str
+    model: str
+    limits: Limits
+    labels: tuple[str, ...] = ()
+    trainer: str = DEFAULT
+    method: str = ""
+    codec: str = ""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A calibration to perform.
+
+    model: a family, a family and a preset, or the owner's `module:function`.
+    batch: examples of a training step.
+    threads: 0 finds the best number.
+    fresh: ignore cached timings.
+    files: paths of exported submodels by name, for runtime onnx.
+    """
+
+    model: str
+    runtime: str
+    batch: int
+    threads: int = 0
+    fresh: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The result of a calibration.
+
+    taken: number of timings that were measured now; the others are cached.
+    missing: submodels to export first, because their time is not cached; `calibration` then has no
+        timings.
+    dtype: of the examples that the exported graphs must take.
+    """
+
+    calibration: Calibration
+    circumstances: Circumstances
+    taken: int = 0
+    missing: tuple[Submodel, ...] = ()
+    dtype: str = ""
+
+
+class Channel:
+    """Send and receive plain values over a connection as msgpack, which executes nothing."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.connection.send_bytes(msgpack.packb(message))
+
+    def receive(self) -> dict[str, Any]:
+        """Wait for the next message. Raises EOFError if the other side has closed."""
+        message = msgpack.unpackb(self.connection.recv_bytes())
+        assert isinstance(message, dict)
+        return message
+
+    def ready(self, timeout: float = 0.0) -> bool:
+        """Return True if a message can be received."""
+        return bool(self.connection.poll(timeout))
+
+
+class Worker:
+    """A training process. Implements `federated.device.task_runner.TaskRunner`; `close` it at the
+    end.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._task: Task | None = None
+        self.progress = (0, 0)
+        self._number = 0  # of the current task; answers to earlier ones are ignored
+        self._start()
+
+    # ---- life cycle ------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        here, there = socket.socketpair()
+        # Passive: waiting threads must sleep. If several agents share a machine, threads that spin
+        # take processor time from each other for seconds.
+        threads = {"OMP_NUM_THREADS": str(self.job.limits.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [sys.executable, "-m", "edge_agent.join.training_process", str(there.fileno())],
+            pass_fds=[there.fileno()],
+            env={**os.environ, **threads, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # only the agent handles ctrl-C
+        )
+        there.close()
+        self._limiter = ProcessLimiter(self._process.pid, self.job.limits)
+        self._channel = Channel(Connection(here.detach()))
+        self._channel.send(asdict(self.job))
+        self._task = None
+
+    def close(self) -> None:
+        """End the process; kill it if it does not end by itself."""
+        self._channel.connection.close()
+        try:
+            self._process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._limiter.close()
+
+    @property
+    def limits(self) -> str:
+        """Mechanisms that enforce the limits, in words."""
+        return ", ".join(self._limiter.how) or "none"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    # ---- before joining --------------------------------------------------------------------------
+
+    def load(self) -> Card:
+        """Wait until the data are loaded. Raises the error that the process reports."""
+        return msgspec.convert(self._receive_answer(), Card)
+
+    def measure(self, run: messages.Run, *, fresh: bool = False) -> Profile:
+        """Measure the device for a run's network; see `edge_agent.device.profiling`. Takes seconds
+        unless the timings are cached. The process continues after an error.
+
+        fresh: ignore cached timings.
+        """
+        request = {"do": "measure", "run": msgspec.to_builtins(run), "fresh": fresh}
+        return msgspec.convert(self._request(request), Profile)
+
+    def describe(self) -> Profile:
+        """Return the device's profile without timings."""
+        return msgspec.convert(self._request({"do": "describe"}), Profile)
+
+    def calibrate(self, order: Order) -> Calibrated:
+        """Time the small submodels of a family (see `edge_agent.join.speed_calibration`). The
+        process continues after an error.
+        """
+        request = {"do": "calibrate", "order": msgspec.to_builtins(order)}
+        return msgspec.convert(self._request(request), Calibrated)
+
+    def rehearse(self, task: Task, weights: Path, result: Path) -> None:
+        """Perform one task and wait for it. Raises EspalierError if it fails."""
+        try:
+            self._send_task(0, task, weights, result)
+            while "step" in (answer := self._channel.receive()):
+                pass
+        except (EOFError, OSError) as error:
+            raise EspalierError(f"the training process ended: {self._exit_reason()}") from error
+        if "failed" in answer:
+            raise EspalierError(answer["failed"])
+
+    def _request(self, message: dict[str, Any]) -> Any:
+        with contextlib.suppress(OSError):  # the process is dead; waiting for the answer says why
+            self._channel.send(message)
+        return self._receive_answer()
+
+    def _receive_answer(self) -> Any:
+        try:
+            answer = self._channel.receive()
+            while "number" in answer:  # of a cancelled task
+                answer = self._channel.receive()
+        except (EOFError, OSError) as error:
+            reason = self._exit_reason()
+            if self.job.limits.memory and self._process.returncode:
+                minimum = "400 MB" if self.job.device == "cpu" else "1.3 GB with CUDA"
+                raise ConfigError(
+                    f"the training process ended: {reason}; Python and the trainer alone take "
+                    f"about {minimum}: raise --limit-memory"
+                ) from error
+            raise EspalierError(f"the training process ended: {reason}") from error
+        if "error" in answer:
+            raise ERRORS[answer["error"]](*answer["arguments"])
+        return answer["answer"]
+
+    # ---- tasks -----------------------------------------------------------------------------------
+
+    def begin(self, task: Task, weights: Path, result: Path) -> None:
+        self._task = task
+        self.progress = (0, 0)
+        self._number += 1
+        with contextlib.suppress(OSError):  # it died while idle; the next `poll` detects that
+            self._send_task(self._number, task, weights, result)
+
+    def poll(self) -> Outcome | None:
+        try:
+            while self._channel.ready():
+                answer = self._channel.receive()
+                if answer["number"] != self._number or self._task is None:
+                    continue
+                if "step" not in answer:
+                    return self._finish(self._task, answer)
+                self.progress = answer["step"], answer["steps"]
+        except (EOFError, OSError):
+            return self._replace()
+        return None
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task = None
+            with contextlib.suppress(OSError):
+                self._channel.send({"do": "cancel"})
+
+    def _send_task(self, number: int, task: Task, weights: Path, result: Path) -> None:
+        self._channel.send(
+            {
+                "do": "task",
+                "number": number,
+                "task": msgspec.to_builtins(task),
+                "weights": str(weights),
+                "result": str(result),
+            }
+        )
+
+    def _finish(self, task: Task, answer: dict[str, Any]) -> Outcome:
+        self._task = None
+        if "failed" in answer:
+            return Outcome(task, None, answer["failed"], full=answer.get("full", False))
+        return Outcome(task, Path(answer["result"]), loss=answer["loss"])
+
+    def _replace(self) -> Outcome | None:
+        """Start a new process in place of the dead one. Its task counts as failed."""
+        reason, task = self._exit_reason(), self._task
+        log.error("the training process ended: %s", reason)
+        self.close()
+        self._start()
+        self.load()
+        return Outcome(task, None, reason) if task is not None else None
+
+    def _exit_reason(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(2)
+        code = self._process.returncode
+        if code == -signal.SIGKILL:
+            limit = f" of {self.job.limits.memory // 10**6} MB" if self.job.limits.memory else ""
+            return f"killed by the system, most likely out of memory{limit}"
+        return f"exit code {code}" if code is not None else "it closed its connection"

@@ -1,0 +1,68 @@
+"""The reason that a link states for connections that a broker closes."""
+
+from __future__ import annotations
+
+from federated.wire.links.connection_diagnosis import (
+    RESTARTS,
+    RESTARTS_WITHIN,
+    SHORTS,
+    STRIKES,
+    ConnectionHistory,
+)
+
+SMALL, LARGE = [("status", 300)], [("chunk", 200_000)]
+
+
+def flap(
+    in_flight: list[tuple[str, int]], times: int, *, resumed: bool, refused: bool = False
+) -> tuple[str, str]:
+    """Lose connections of one second. Return the first error and the first warning.
+
+    resumed: whether the broker keeps the session; refused: whether an attempt to reconnect fails.
+    """
+    history, error, warning = ConnectionHistory("mqtt://b:1", "a", 0.0), "", ""
+    for second in range(1, times + 1):
+        found = history.lost(False, in_flight, float(second))
+        if refused:
+            history.failed()
+        warned = history.connected(resumed, second + 0.1)
+        error, warning = error or found, warning or warned
+    return error, warning
+
+
+def test_a_broker_that_restarts_is_named_so_whatever_is_in_flight() -> None:
+    for in_flight in ([], SMALL, LARGE):
+        error, warning = flap(in_flight, 2 * SHORTS, resumed=False, refused=True)
+        assert not error
+        assert "probably restarts" in warning
+        assert "wire.chunk" not in warning
+
+
+def test_a_small_packet_is_never_the_reason() -> None:
+    assert not flap(SMALL, STRIKES, resumed=True)[0]
+
+
+def test_a_large_packet_is_the_reason_if_the_broker_keeps_the_session() -> None:
+    error, warning = flap(LARGE, STRIKES, resumed=True)
+    assert "packet of 200000 bytes (chunk)" in error
+    assert not warning
+
+
+def test_a_broker_without_sessions_may_also_reject_large_packets() -> None:
+    assert not flap(SMALL, 2 * SHORTS, resumed=False)[0]
+    error, _ = flap(LARGE, STRIKES, resumed=False)
+    assert "may restart, or accept no packets of that size" in error
+
+
+def test_an_attempt_without_an_answer_clears_the_suspicion() -> None:
+    history = ConnectionHistory("mqtt://b:1", "a", 0.0)
+    for second in range(3 * STRIKES):
+        history.failed()
+        assert not history.lost(False, LARGE, float(second))
+        assert not history.connected(True, float(second))
+
+
+def test_rare_restarts_cause_no_warning() -> None:
+    history = ConnectionHistory("mqtt://b:1", "a", 0.0)
+    for n in range(2 * RESTARTS):
+        assert not history.connected(False, n * RESTARTS_WITHIN)
