@@ -193,9 +193,9 @@ def test_a_graph_in_a_given_folder_is_named(tmp_path: Path) -> None:
 def test_a_device_without_torch_and_onnx_predicts(make_graph: Make) -> None:
     code = (
         "import sys; sys.modules['torch'] = sys.modules['onnx'] = None\n"
-        "import numpy, pathlib; from export import bundle, verify\n"
-        f"print(verify.load(pathlib.Path({str(make_graph())!r})).predict(numpy.array([[4, "
-        "1]], numpy.uint8)).tolist())"
+        "import numpy, pathlib; from export import onnx_session, release_reader\n"
+        f"print(onnx_session.load(pathlib.Path({str(make_graph())!r})).predict("
+        "numpy.array([[4, 1]], numpy.uint8)).tolist())"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[[4.0, -1.0]]\n"
