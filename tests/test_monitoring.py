@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from coordinator.broker.addresses import find_free_port
+from coordinator.broker.local_addresses import find_free_port
 from tests.support.processes import COORDINATOR, Start
 from tests.support.waiting import eventually
 
