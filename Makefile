@@ -33,21 +33,20 @@ demo: $(VENV)/installed
 	@$(BIN)/coordinator demo $(DEMO)
 
 # Most tests run in parallel, with one more worker than processors, because some tests mostly wait.
-# After them, the tests that start brokers or processes, or measure time, run one at a time.
+# After them, the tests that measure time run one at a time.
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
-ALONE := broker or processes or timed
 
 test: $(VENV)/installed-dev
 ifeq ($(strip $(TESTS)),)
-	$(SIDE_BY_SIDE) -m "not slow and (beside or not ($(ALONE)))"
-	$(BIN)/python -m pytest -m "not slow and not beside and ($(ALONE))"
+	$(SIDE_BY_SIDE) -m "not slow and not timed"
+	$(BIN)/python -m pytest -m "not slow and timed"
 else
 	$(BIN)/python -m pytest $(TESTS)
 endif
 
 test-all: test
-	$(SIDE_BY_SIDE) -m "slow and (beside or not ($(ALONE)))"
-	$(BIN)/python -m pytest -m "slow and not beside and ($(ALONE))"
+	$(SIDE_BY_SIDE) -m "slow and not timed"
+	$(BIN)/python -m pytest -m "slow and timed"
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

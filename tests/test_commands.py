@@ -12,7 +12,7 @@ from coordinator.cli.main import main as coordinator
 from edge_agent.cli.main import main as edge_agent
 from tests.support.processes import AGENT, COORDINATOR, Start, result
 
-pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
+pytestmark = [pytest.mark.processes, pytest.mark.broker]
 
 
 @pytest.mark.parametrize(

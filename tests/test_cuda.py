@@ -306,7 +306,6 @@ def update_of(outcome: Outcome) -> tuple[dict[str, Any], Mapping[str, Any]]:
 
 
 @pytest.mark.processes
-@pytest.mark.beside
 def test_a_training_process_sends_the_update_that_one_without_a_gpu_sends(
     worker: Worker, tmp_path: Path
 ) -> None:
@@ -326,7 +325,6 @@ def test_a_training_process_sends_the_update_that_one_without_a_gpu_sends(
 
 
 @pytest.mark.processes
-@pytest.mark.beside
 def test_an_agent_measures_its_gpu(worker: Worker) -> None:
     card = messages.Run("r", "fedavg", "preresnet", NET, (SMALL, WHOLE), 32, "s")
     found = worker.measure(card, fresh=True)
@@ -336,7 +334,6 @@ def test_an_agent_measures_its_gpu(worker: Worker) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.beside
 def test_a_training_process_that_a_cuda_error_spoiled_is_replaced(
     worker: Worker, tmp_path: Path
 ) -> None:
@@ -352,7 +349,6 @@ def test_a_training_process_that_a_cuda_error_spoiled_is_replaced(
 
 @pytest.mark.processes
 @pytest.mark.broker
-@pytest.mark.beside
 def test_two_agents_with_a_gpu_take_part_in_a_run(
     tmp_path: Path, start: Start, broker: str
 ) -> None:

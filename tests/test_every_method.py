@@ -23,7 +23,7 @@ from models.families.catalogue import network
 from models.submodel import Submodel
 from tests.support.federation import RUN, Member, federate
 
-pytestmark = [pytest.mark.broker, pytest.mark.processes, pytest.mark.beside]
+pytestmark = [pytest.mark.broker, pytest.mark.processes]
 AGENTS = 3
 PARTITION = "dirichlet:1.0"
 MODELS = ("preresnet", "resnet-small")  # the first that can do what a method asks of a network

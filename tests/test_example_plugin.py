@@ -64,7 +64,6 @@ def installed(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.broker
-@pytest.mark.beside
 def test_a_fleet_trains_with_an_installed_package(
     installed: Path, start: Start, broker: str
 ) -> None:

@@ -133,7 +133,6 @@ def test_simulated_devices_use_them_in_processes_of_their_own(
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.broker
-@pytest.mark.beside
 def test_an_agent_runs_a_method_of_module_and_function_if_its_owner_named_it(
     tmp_path: Path, start: Start, broker: str
 ) -> None:
@@ -161,7 +160,6 @@ def test_an_agent_runs_a_method_of_module_and_function_if_its_owner_named_it(
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.beside
 def test_commands_meet_over_a_link_of_module_and_function(start: Start) -> None:
     """Two agents and a coordinator connect through a hub in this process, without a broker."""
     with closing(TcpHub()) as hub:

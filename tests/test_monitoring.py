@@ -89,7 +89,6 @@ def selectors(expression: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.beside
 def test_every_query_finds_the_metrics_of_a_run(tmp_path: Path, start: Start) -> None:
     port, metrics = (find_free_port("127.0.0.1", 0) for _ in range(2))
     settings = (FOLDER / "prometheus.yml").read_text()

@@ -22,7 +22,7 @@ from edge_agent.access.agent_name import derive_name
 from federated.data import catalogue
 from tests.support.processes import AGENT, COORDINATOR, WITHOUT_TORCH, Start, result, wait_for_words
 
-pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
+pytestmark = [pytest.mark.processes, pytest.mark.broker]
 QUICK = [
     "--set",
     "method.widths=[0.25,0.5]",

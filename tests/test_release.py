@@ -27,7 +27,7 @@ from tests.support.federation import RUN, Member, digits, federate
 from tests.support.processes import COORDINATOR, WITHOUT_TORCH, Start, read_address
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
+pytestmark = [pytest.mark.processes, pytest.mark.broker]
 SMALL = "w1-d1.1.1"
 RESULT = tuple[int, dict[str, Any], str]
 

@@ -17,7 +17,6 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.broker,
     pytest.mark.slow,
-    pytest.mark.beside,
 ]
 RUN = ["--name", "r", "--method", "fedavg", "--model", "mlp-small", "--min-agents", "1"]
 

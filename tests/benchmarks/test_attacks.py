@@ -107,11 +107,11 @@ def test_a_log_loses_only_the_line_that_was_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("mute", marks=pytest.mark.beside),
-        pytest.param("rot in a checkpoint", marks=pytest.mark.beside),
-        pytest.param("speaks for another + sends NaN", marks=pytest.mark.beside),
-        "flood of chunks",
-        pytest.param("two coordinators", marks=pytest.mark.beside),
+        "mute",
+        "rot in a checkpoint",
+        "speaks for another + sends NaN",
+        pytest.param("flood of chunks", marks=pytest.mark.timed),
+        "two coordinators",
     ],
 )
 def test_a_run_survives(tmp_path: Path, name: str) -> None:

@@ -214,7 +214,6 @@ def scenario(name: str) -> object:
         pytest.mark.broker,
         pytest.mark.processes,
         pytest.mark.slow,
-        pytest.mark.beside,
         pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed"),
     ]
     if name in ROOT_ONLY:

@@ -78,7 +78,6 @@ def test_inputs_are_divided_by_the_shares_of_the_decoders() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed")
 @pytest.mark.processes
-@pytest.mark.beside
 def test_the_fuzzer_covers_branches_of_a_decoder(tmp_path: Path) -> None:
     found = fuzz("topics", KNOWN["topics"], 500, 1, tmp_path)
     assert (found.inputs, found.crashes) == (500, 0)

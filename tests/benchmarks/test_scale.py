@@ -42,7 +42,6 @@ def test_the_update_of_a_raw_agent_depends_only_on_weights_agent_and_round() -> 
     assert np.abs(once["w"] - 1).max() < 0.01
 
 
-@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.processes

@@ -271,7 +271,6 @@ def test_ctrl_c_stops_long_training_in_this_process(
 
 
 @pytest.mark.broker
-@pytest.mark.beside
 def test_a_fleet_trains_over_a_broker(broker: str, tmp_path: Path) -> None:
     members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
     with run_members(members, broker, tmp_path / "agents"):
@@ -288,7 +287,6 @@ def test_a_fleet_trains_over_a_broker(broker: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.broker
-@pytest.mark.beside
 def test_ctrl_c_while_a_fleet_is_awaited_stops_the_run(tmp_path: Path) -> None:
     env = espalier.Fleet(broker={"kind": "embedded", "port": 0})
     run = espalier.run("fedavg", "mlp-small", env=env, runs=tmp_path, name="waits")

@@ -18,7 +18,7 @@ from tests.support.authority import Door, member
 from tests.support.brokers import needs_mosquitto
 from tests.support.strangers import receive_all, wait_for_failure
 
-pytestmark = [pytest.mark.broker, pytest.mark.beside, needs_mosquitto]
+pytestmark = [pytest.mark.broker, needs_mosquitto]
 
 
 def test_a_client_without_a_certificate_gets_the_advice_to_enrol(door: Door) -> None:

@@ -15,7 +15,13 @@ from tests.support.flood import open_silent, start_flood
 from tests.support.processes import AGENT, COORDINATOR, Start
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.slow, needs_mosquitto]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.broker,
+    pytest.mark.slow,
+    pytest.mark.timed,
+    needs_mosquitto,
+]
 
 LIMITED = ("/bin/sh", "-c", 'ulimit -n 256; exec "$@"', "sh")  # descriptors
 

@@ -15,7 +15,7 @@ from tests.support.authority import SHIPPED, Door, member
 from tests.support.brokers import needs_mosquitto
 from tests.support.strangers import receive_all, wait_for_failure
 
-pytestmark = [pytest.mark.broker, pytest.mark.beside, needs_mosquitto]
+pytestmark = [pytest.mark.broker, needs_mosquitto]
 
 
 def test_an_agent_can_publish_only_on_its_own_topics(

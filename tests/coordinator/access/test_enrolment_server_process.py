@@ -28,7 +28,7 @@ from federated.runtime import server_process
 from tests.support.flood import count_descriptors, open_silent, start_flood
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.processes, pytest.mark.beside]
+pytestmark = [pytest.mark.processes]
 
 DESCRIPTORS = 256  # of a process in these tests
 

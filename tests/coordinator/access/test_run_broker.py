@@ -67,7 +67,6 @@ def token_for(folder: Path, name: str) -> str:
     return run(folder, "enroll", name, "--host", "localhost").strip()
 
 
-@pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
 @pytest.mark.parametrize("plugin", [True, False])
@@ -136,7 +135,6 @@ def test_an_agent_revoked_during_a_run_is_disconnected(
             one.close()
 
 
-@pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
 @pytest.mark.parametrize("tls", [False, True])
@@ -180,7 +178,6 @@ def test_a_failed_poll_is_repeated(tmp_path: Path) -> None:
         watcher.poll()
 
 
-@pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
 def test_a_certificate_renewed_during_a_connection_is_used_at_the_next_one(
@@ -208,7 +205,6 @@ def test_a_certificate_renewed_during_a_connection_is_used_at_the_next_one(
     authority.close()
 
 
-@pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
 def test_tls_needs_only_the_flag_and_a_token(tmp_path: Path) -> None:
@@ -226,7 +222,6 @@ def test_tls_needs_only_the_flag_and_a_token(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
 @pytest.mark.parametrize("hangup", [signal.SIG_DFL, signal.SIG_IGN], ids=["plain", "nohup"])
@@ -252,7 +247,6 @@ def test_a_broker_certificate_with_a_new_name_is_used_without_a_restart(
         eventually(lambda: "new.example" in names())
 
 
-@pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
 def test_an_external_broker_works_with_the_coordinators_certificate_and_enrolment(

@@ -106,7 +106,6 @@ def test_a_list_that_is_new_at_the_start_is_logged_for_an_external_broker(
     authority.close()
 
 
-@pytest.mark.beside
 @pytest.mark.broker
 @needs_mosquitto
 def test_a_broker_with_an_expired_list_tells_clients_so(

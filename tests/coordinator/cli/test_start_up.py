@@ -4,14 +4,13 @@ numpy.
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import ROOT, cost_of
+from tests.support.commands import ROOT, cost_of, is_quick
 from tests.support.federation import RUN, Member, digits, federate
 
 pytestmark = pytest.mark.processes
@@ -67,9 +66,7 @@ def test_commands_show_a_finished_run(finished: Path) -> None:
 @pytest.mark.timed
 @pytest.mark.parametrize("arguments", HELP + READING, ids=" ".join)
 def test_a_command_takes_little_processor_time(arguments: list[str], finished: Path) -> None:
-    cost_of("coordinator", *arguments, folder=finished)  # writes the bytecode
-    taken = [cost_of("coordinator", *arguments, folder=finished).cpu for _ in range(5)]
-    assert statistics.median(taken) < MOST
+    assert is_quick("coordinator", *arguments, folder=finished, most=MOST)
 
 
 def test_the_package_runs_as_a_module() -> None:

@@ -22,7 +22,6 @@ from tests.support.release import toy
 
 
 @pytest.mark.broker
-@pytest.mark.beside
 def test_a_release_to_a_stalled_broker_is_complete_when_the_command_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

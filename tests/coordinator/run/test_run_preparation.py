@@ -162,7 +162,6 @@ def test_the_error_of_a_changed_method_names_the_defaults() -> None:
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.processes
-@pytest.mark.beside
 def test_a_mechanism_without_effect_is_reported_before_agents_connect(
     tmp_path: Path, start: Start
 ) -> None:

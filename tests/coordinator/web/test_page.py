@@ -30,6 +30,7 @@ AXE = Path(__file__).parents[3] / "coordinator/web/page/node_modules/axe-core/ax
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timed,
     pytest.mark.processes,
     pytest.mark.broker,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),

@@ -109,7 +109,6 @@ def built_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.beside
 @pytest.mark.broker
 @pytest.mark.usefixtures("built_page")
 def test_start_serves_the_page_beside_the_run(start: Start, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from edge_agent.bench import bench_command
 from edge_agent.bench.report import read
 from edge_agent.cli.main import main
 
-pytestmark = pytest.mark.timed
 KEPT = Path(__file__).parents[2] / "export"
 PICTURE, TOY = str(KEPT / "image.onnx"), str(KEPT / "toy.onnx")
 
@@ -41,6 +40,7 @@ def edited(path: Path, old: Path, **changes: Any) -> Path:
     return path
 
 
+@pytest.mark.timed
 def test_files_are_measured_in_command_line_order(tmp_path: Path) -> None:
     done = run(PICTURE, TOY, "--threads", "1,2", "--out", str(tmp_path / "a.json"))
     assert done.exit_code == 0, done.output
@@ -63,6 +63,7 @@ def test_files_are_measured_in_command_line_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_submodels_are_measured_and_predicted(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     words = (
@@ -107,6 +108,7 @@ def test_submodels_are_measured_and_predicted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_crashed_row_reports_and_others_continue(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     words = (
@@ -127,6 +129,7 @@ def test_crashed_row_reports_and_others_continue(tmp_path: Path) -> None:
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 3
 
 
+@pytest.mark.timed
 def test_comparison_may_fail_the_command(tmp_path: Path) -> None:
     old = tmp_path / "old.json"
     assert run(PICTURE, "--out", str(old)).exit_code == 0
@@ -145,6 +148,7 @@ def test_comparison_may_fail_the_command(tmp_path: Path) -> None:
     assert "nothing to compare" in run(TOY, "--compare", str(old)).output
 
 
+@pytest.mark.timed
 def test_unwritable_file_keeps_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "a.json"
     check = bench_command.bench_report.check_writable
@@ -209,6 +213,7 @@ def test_invalid_options_are_refused_before_measuring(
 
 
 @pytest.mark.processes
+@pytest.mark.timed
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_benchmark_keeps_finished_rows(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "a.json"

@@ -19,7 +19,7 @@ from tests.support.brokers import needs_mosquitto
 from tests.support.certificates import certificate
 from tests.support.doctor import CARD, check_broker, coordinating, states
 
-pytestmark = [pytest.mark.broker, pytest.mark.beside]
+pytestmark = [pytest.mark.broker]
 
 
 @needs_mosquitto

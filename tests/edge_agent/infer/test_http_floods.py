@@ -18,7 +18,7 @@ from tests.support.processes import WITHOUT_TORCH, Start, read_address
 from tests.support.variants import NAME, several
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.processes, pytest.mark.beside]
+pytestmark = [pytest.mark.processes]
 
 GOOD = b'{"inputs": [2, 1]}'
 TOKEN = "a-secret-of-enough-letters"

@@ -27,7 +27,7 @@ from federated.wire.release_messages import Release
 from tests.support.processes import WITHOUT_TORCH, Start, read_address
 from tests.support.variants import NAME, several
 
-pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
+pytestmark = [pytest.mark.processes, pytest.mark.broker]
 
 
 def serve(start: Start, *more: str) -> subprocess.Popen[str]:

@@ -207,7 +207,6 @@ def test_an_agent_killed_during_its_upload_resumes_it(
     assert left == [], "the run is over"
 
 
-@pytest.mark.beside
 @pytest.mark.slow
 def test_a_second_agent_with_the_same_name_and_spool_exits_and_the_first_stays(
     stage: Stage, broker: Broker
@@ -226,7 +225,6 @@ def test_a_second_agent_with_the_same_name_and_spool_exits_and_the_first_stays(
     assert json.loads(out.splitlines()[-1])["updates"] == 1
 
 
-@pytest.mark.beside
 @pytest.mark.slow
 def test_of_two_agents_with_one_name_one_leaves_with_a_reason_and_the_others_update_is_folded(
     stage: Stage, broker: Broker
@@ -253,7 +251,6 @@ def test_of_two_agents_with_one_name_one_leaves_with_a_reason_and_the_others_upd
         slow.close()
 
 
-@pytest.mark.beside
 @pytest.mark.slow
 def test_no_training_is_repeated_if_the_broker_crashes_during_uploads(tmp_path: Path) -> None:
     """A new broker without its state replaces it; coordinator and agents reconnect, and each agent

@@ -59,7 +59,6 @@ def show_dry_run(broker: str, name: str, codec: str = "raw", **given: Any) -> di
     return found
 
 
-@pytest.mark.beside
 @pytest.mark.slow
 def test_the_classes_are_shown_if_the_method_needs_them(broker: str) -> None:
     found = show_dry_run(broker, "heterofl")
@@ -69,7 +68,6 @@ def test_the_classes_are_shown_if_the_method_needs_them(broker: str) -> None:
     assert "labels" not in show_dry_run(broker, "fedavg")["train"]["header"]["notes"]
 
 
-@pytest.mark.beside
 @pytest.mark.slow
 def test_the_methods_tensors_are_shown_and_no_calibration_if_statistics_travel_with_the_weights(
     broker: str,
@@ -82,13 +80,11 @@ def test_the_methods_tensors_are_shown_and_no_calibration_if_statistics_travel_w
     assert "calibrate" not in found
 
 
-@pytest.mark.beside
 @pytest.mark.slow
 def test_tensors_of_a_methods_own_layers_are_shown(broker: str) -> None:
     assert "sections.0.0.step" in show_dry_run(broker, "nefl-wd")["train"]["tensors"]
 
 
-@pytest.mark.beside
 @pytest.mark.slow
 def test_the_bytes_follow_the_runs_codec(broker: str) -> None:
     """fp16 halves the 4 bytes per value; statistics and scores are not encoded."""

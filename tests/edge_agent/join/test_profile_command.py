@@ -32,7 +32,6 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(main, ["profile", *words])
 
 
-@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.broker
 def test_the_sheet_has_the_devices_facts_and_timings(tmp_path: Path, broker: str) -> None:
@@ -96,7 +95,6 @@ def test_the_sheet_has_the_devices_facts_and_timings(tmp_path: Path, broker: str
         assert word in done.stderr
 
 
-@pytest.mark.beside
 @pytest.mark.slow
 def test_a_runtime_that_is_not_installed_is_skipped_unless_it_was_named(
     monkeypatch: pytest.MonkeyPatch,
@@ -114,7 +112,6 @@ def test_a_runtime_that_is_not_installed_is_skipped_unless_it_was_named(
     assert run("--family", "mlp", "--batch", "8", "--runtime", "onnx").exit_code == 4
 
 
-@pytest.mark.beside
 @pytest.mark.slow
 def test_default_families_that_do_not_fit_the_data_are_skipped(
     monkeypatch: pytest.MonkeyPatch,

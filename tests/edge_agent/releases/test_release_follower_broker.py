@@ -16,7 +16,6 @@ from tests.support.release import toy
 
 
 @pytest.mark.broker
-@pytest.mark.beside
 def test_report_of_disconnected_agent_is_removed(broker: str, tmp_path: Path) -> None:
     folder = toy(tmp_path / "release")
     coordinator = open_link(broker, "coordinator")

@@ -200,7 +200,6 @@ def linked(address: str, session: str) -> Link:
     )
 
 
-@pytest.mark.beside
 @pytest.mark.broker
 @pytest.mark.parametrize(("older", "newer"), [("a", "z"), ("z", "a")])
 def test_over_a_real_broker_one_of_two_namesakes_leaves_within_seconds(
@@ -229,7 +228,6 @@ def test_over_a_real_broker_one_of_two_namesakes_leaves_within_seconds(
         assert second.state.over == ""
 
 
-@pytest.mark.beside
 @pytest.mark.broker
 def test_over_a_real_broker_no_agent_leaves_after_a_lost_connection_or_a_device_restart(
     broker: Broker, tmp_path: Path
