@@ -107,7 +107,7 @@ class Accuracy:
 
 
 def time_network(model: str, side: int, goal: Goal, folder: Path) -> Speed:
-    """Time one network on one image at a time."""
+    """Time one network; it predicts one image at a time."""
     made = network(model, (3, side, side), 1000, Moments((123.0, 116.0, 103.0), (58.0, 57.0, 57.0)))
     submodel = full(made)
     net = build_random(submodel)
@@ -205,8 +205,8 @@ def use_one_thread() -> Iterator[None]:
 def measure_accuracy(
     model: str, data: str, root: Path | None, steps: int, folder: Path
 ) -> Accuracy:
-    """Train a network, and compare both kinds of int8 with float32. Return the one that
-    loses more.
+    """Train a network, and compare both kinds of int8 with float32. Return the comparison of the
+    kind that loses more accuracy.
     """
     whole = load_central(data, root)
     card = whole.card()

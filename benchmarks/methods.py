@@ -36,10 +36,10 @@ SHOWN = ("global", "worst", "mean", "before", "after")
 class Result:
     """Result of one method.
 
-    submodels: number of sizes in use
+    submodels: number of different submodels in use
     scores: accuracies as summarised by `coordinator simulate` (see the README)
-    seconds: total
-    error: failure, if any
+    seconds: duration of the run
+    error: reason of a failure; empty if there was none
     """
 
     method: str

@@ -1,4 +1,4 @@
-"""Names of what a program passes as an object: a run and its devices know everything by name."""
+"""Names for objects that a program passes. A run and its devices refer to everything by name."""
 
 from __future__ import annotations
 

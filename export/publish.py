@@ -69,7 +69,7 @@ class PublishedReleases:
 def describe_version(folder: Path, run: str, assignment: Mapping[str, str]) -> Version:
     """Check a release folder and return its version record for the card.
 
-    assignment: agent -> name of its submodel
+    assignment: name of the submodel of each agent
     ExportError: the folder is not a complete release of this run.
     """
     found = release_reader.read(folder)

@@ -1,4 +1,4 @@
-"""Objects that a Python program passed in place of a name: networks, data sets, methods.
+"""Objects that a Python program passed instead of a name: networks, data sets, methods.
 
 A run names what it uses, so each such object gets a name of the form `models.given_objects:LABEL`,
 which `models.extensions` imports like every other `module:attribute`. The names hold in this
@@ -72,7 +72,7 @@ def give_function(function: Callable[..., Any]) -> str:
 
 
 def spell_code(code: CodeType) -> str:
-    """Return what a function computes as text, without its place in its file."""
+    """Return the compiled code of a function as text, without its place in its file."""
     values = [one for one in code.co_consts if not isinstance(one, CodeType)]
     inner = [spell_code(one) for one in code.co_consts if isinstance(one, CodeType)]
     return f"{code.co_code.hex()} {code.co_names} {values} {inner}"

@@ -156,7 +156,7 @@ def run_attack(name: str, folder: Path, seed: int, kind: str = "mosquitto") -> R
 
 
 def may_combine(one: str, other: str) -> bool:
-    """Return whether two scenarios can disturb the same run."""
+    """Return True if two scenarios can disturb the same run."""
     tls = {one, other} & TLS
     return not (
         one == other
@@ -194,7 +194,7 @@ def summarise(name: str, results: Sequence[Result], ratios: Sequence[float]) -> 
 
 
 def has_failed(summary: Summary) -> bool:
-    """Return whether a run lost, doubled or admitted something, or differs, or whether an agent
+    """Return True if a run lost, doubled or admitted something, or differs, or if an agent
     held up the others.
     """
     wrong = summary.lost or summary.doubled or summary.intruded

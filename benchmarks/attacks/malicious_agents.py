@@ -120,7 +120,7 @@ def rename_tensors(update: Update, values: dict[str, Array]) -> tuple[Update, di
 
 
 def is_answer(topic: str) -> bool:
-    """Return whether a message of an agent answers a task."""
+    """Return True if a message of an agent answers a task."""
     where = topics.parse(topic)
     return where is not None and where.kind in ("say", "chunk")
 

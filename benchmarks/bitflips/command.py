@@ -49,7 +49,7 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def has_failed(found: Mapping[str, Any]) -> bool:
-    """Return whether damage was trained on, crashed or stalled a run, or was missed."""
+    """Return True if damage was trained on, crashed or stalled a run, or was missed."""
     return any(found[name] for name in ("trained_on", "crashed", "stalled", "missed"))
 
 

@@ -64,11 +64,11 @@ class Process:
             self.popen.wait()
 
     def count(self, words: str) -> int:
-        """Return how often words occur in its log."""
+        """Return how often these words occur in the process's log."""
         return self.log.read_text(errors="replace").count(words) if self.log.exists() else 0
 
     def tail(self, lines: int = 15) -> str:
-        """Return the last lines of its log."""
+        """Return the last lines of the process's log."""
         return (
             "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
             if self.log.exists()

@@ -69,8 +69,8 @@ class Revocations:
 
 
 def measure_revocations(count: int, folder: Path) -> Revocations:
-    """Enrol and connect so many agents, revoke all, and let them try again. LinkError: an agent
-    cannot connect before that.
+    """Enrol and connect `count` agents, revoke all, and let them try again. LinkError: an agent
+    cannot connect before its revocation.
     """
     with ExitStack() as stack:
         doors = Doors(folder / "pki")
@@ -148,7 +148,7 @@ def connect_all(
 
 
 def may_connect(doors: Doors, name: str, certificate: Path) -> bool:
-    """Return whether the broker accepts a certificate."""
+    """Return True if the broker accepts a certificate."""
     try:
         connect(doors, name, certificate).close()
     except (OSError, LinkError):
@@ -171,7 +171,7 @@ def wait_until_closed(links: Iterable[ssl.SSLSocket], timeout: float) -> int:
 
 
 def is_closed(link: ssl.SSLSocket) -> bool:
-    """Read what has arrived. Return whether the connection is closed."""
+    """Read what has arrived. Return True if the connection is closed."""
     try:
         return link.recv(1024) == b""
     except (ssl.SSLWantReadError, BlockingIOError):

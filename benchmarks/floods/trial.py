@@ -153,7 +153,7 @@ def read_resident(pid: int) -> float:
 
 
 def ask(port: int, question: bytes) -> bool:
-    """Ask the inference server. Return whether it answered."""
+    """Ask the inference server. Return True if it answered."""
     link = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     with closing(link), contextlib.suppress(OSError, http.client.HTTPException):
         link.request("POST", "/infer", question, {"Content-Type": "application/json"})
@@ -257,8 +257,8 @@ def conduct(trial: Trial, helpers: Helpers, attacker: Attacker, times: int) -> W
 
 
 def wait_for_rounds(trial: Trial, helpers: Helpers, rounds: int, enrolments: int) -> range:
-    """Drive the fleet until so many rounds have begun and ended, and so many devices have enrolled.
-    Return the numbers of these rounds. FleetError: it takes too long.
+    """Drive the fleet until it has completed this number of rounds and of enrolments. Return the
+    numbers of the rounds. FleetError: it takes too long.
     """
     arm, first, until = helpers.arm, trial.round + 1, time.monotonic() + LONGEST
     while trial.round < first + rounds or len(arm.enrolments) < enrolments:

@@ -85,7 +85,7 @@ class Worker:
 
 
 def limit_memory(room: int) -> None:
-    """Limit this process to so many more bytes; beyond them, MemoryError is raised."""
+    """Limit this process to `room` more bytes of memory; beyond them, MemoryError is raised."""
     most = psutil.Process().memory_info().vms + room
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 

@@ -205,5 +205,5 @@ class RawFleet:
 
 
 def _has_decrypted(sock: Any) -> bool:
-    """Return whether TLS has decrypted bytes that were not read yet."""
+    """Return True if TLS has decrypted bytes that were not read yet."""
     return isinstance(sock, ssl.SSLSocket) and sock.pending() > 0

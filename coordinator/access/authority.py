@@ -112,7 +112,7 @@ class Authority:
 
     def renew_own(self, now: datetime | None = None) -> bool:
         """Renew the certificates and the list that are missing, expire soon, or lack a name of this
-        machine. Return whether any was renewed.
+        machine. Return True if any was renewed.
         """
         now = datetime.now(UTC) if now is None else now
         with self.registry.transaction():

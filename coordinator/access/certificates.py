@@ -160,7 +160,7 @@ def read_list(path: Path) -> x509.CertificateRevocationList:
 
 
 def is_fresh(path: Path, now: datetime) -> bool:
-    """Return whether a certificate exists and has more than a third of its life left."""
+    """Return True if a certificate exists and has more than a third of its life left."""
     if not path.exists():
         return False
     certificate = read_pair(path).certificate
@@ -169,7 +169,7 @@ def is_fresh(path: Path, now: datetime) -> bool:
 
 
 def expires_soon(found: x509.CertificateRevocationList, now: datetime) -> bool:
-    """Return whether a list has less than half of its life left. Brokers whose list has expired
+    """Return True if a list has less than half of its life left. Brokers whose list has expired
     reject every client, so they must be given the next one in time.
     """
     end = found.next_update_utc

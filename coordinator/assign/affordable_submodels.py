@@ -173,7 +173,7 @@ def find_pace(times: Sequence[tuple[float, bool]]) -> float:
 
 
 def is_quick(offer: Offer, allowed: Bounds, previous: Offer | None = None) -> bool:
-    """Return whether a submodel keeps within the bounds. previous: the agent's present submodel. In
+    """Return True if a submodel keeps within the bounds. previous: the agent's present submodel. In
     a close case the agent keeps it and gets none that is slower.
     """
     room = 1.0

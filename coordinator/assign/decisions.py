@@ -83,7 +83,7 @@ def decide(
     config: Config,
     choose: Choice,
 ) -> list[Verdict]:
-    """Return a verdict for each candidate, in their order; each that gets a submodel is asked."""
+    """Return a verdict for each candidate, in their order. Those with a submodel will train."""
     settings, codec = config.assign, find_codec(config.wire.codec)
 
     def predict(candidate: Candidate, standing: Standing) -> tuple[Offer, ...]:

@@ -227,7 +227,7 @@ class Fleet:
         return any(name in agents for agents in self._barred.values())
 
     def _may_tick(self, now: float, delivery: Delivery | None) -> bool:
-        """Return whether a tick is due and everything that had arrived by then is handled.
+        """Return True if a tick is due and everything that had arrived by then is handled.
 
         So no agent is late because the coordinator was computing, and no flood of messages
         delays a tick for long.
@@ -244,7 +244,7 @@ class Fleet:
         return True
 
     def _is_over(self, now: float) -> bool:
-        """Return whether the phase is past its deadline."""
+        """Return True if the phase is past its deadline."""
         phase = self.round.phase
         return phase is not None and not phase.closed and now >= phase.began + phase.limit
 

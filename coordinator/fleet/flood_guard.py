@@ -64,12 +64,12 @@ class FloodGuard:
         return self._useless.left(agent, now) >= 1
 
     def count_useless(self, agent: str, now: float) -> bool:
-        """Count a useless message. Return whether further messages are dropped from now on."""
+        """Count a useless message. Return True if further messages are dropped from now on."""
         return 0 <= self._useless.spend(agent, now) < 1
 
     def count_dropped(self, agent: str, now: float) -> bool:
-        """Count a dropped message. Return whether they are so many that the broker should stop
-        them; the count then starts again.
+        """Count a dropped message. Return True if there were too many, so that the broker should
+        stop them; the count then restarts.
         """
         if self._dropped.spend(agent, now) >= 0:
             return False

@@ -203,7 +203,7 @@ class Driver:
         self.handle(on.TaskAdded(self.clock(), planned))
 
     def _snapshot(self) -> bool:
-        """Write the current total and begin a segment of the journal after it. Return whether the
+        """Write the current total and begin a segment of the journal after it. Return True if the
         disk took both.
         """
         try:
@@ -347,7 +347,7 @@ class Driver:
 
 
 def is_binding(event: on.RoundEvent, action: Action) -> bool:
-    """Return whether others rely on an action, or it cannot be undone, so that the event must be on
+    """Return True if others rely on an action, or it cannot be undone, so that the event must be on
     disk first. Calibration and evaluation start again after a restart.
     """
     match action:

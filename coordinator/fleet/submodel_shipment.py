@@ -131,7 +131,7 @@ class Shipment:
         return f"r{state.round}"
 
     def parcel(self, submodel: Submodel) -> Parcel:
-        """Return the parcel of a submodel, the same for every call."""
+        """Return the parcel of a submodel, which is made only once."""
         if submodel not in self._parcels:
             plan = self.method.place(self.state, submodel)
             self._parcels[submodel] = Parcel(self.method, self.state, plan)

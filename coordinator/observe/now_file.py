@@ -119,7 +119,7 @@ class Now(FleetLoad):
 
 
 def read_now(folder: Path) -> Now | None:
-    """Return what the coordinator wrote last; None if there is no valid file."""
+    """Return the last record of the coordinator; None if there is no valid file."""
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=Now)
     except (OSError, msgspec.DecodeError):

@@ -83,7 +83,7 @@ def select_overall(scores: Sequence[Score]) -> list[Score]:
 
 
 def is_target_reached(scores: Sequence[Score], menu: Sequence[Submodel], target: float) -> bool:
-    """Return whether the largest evaluated submodel has the target accuracy in the main view. A
+    """Return True if the largest evaluated submodel has the target accuracy in the main view. A
     target of 0 is never reached.
     """
     if not target or not scores:

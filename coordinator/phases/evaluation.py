@@ -291,12 +291,12 @@ def drop_statistics(state: State) -> State:
 
 
 def has_trained(history: FleetHistory, agent: str, submodel: Submodel) -> bool:
-    """Return whether an agent holds the parts of a submodel that it keeps to itself."""
+    """Return True if an agent has the parts of a submodel that never leave it."""
     return agent in history.folded and history.assigned[agent].plain == submodel
 
 
 def can_hold(agent: Agent, submodel: Submodel, share: float) -> bool:
-    """Return whether a forward pass fits: the weights twice (received and loaded), and the memory
+    """Return True if a forward pass fits: the weights twice (received and loaded), and the memory
     of a training step of one example, which stands for a batch without gradients.
     """
     needed = cost(submodel, 1)

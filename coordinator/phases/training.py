@@ -139,7 +139,7 @@ class Training(Collector):
         )
 
     def reserve_room(self) -> None:
-        """Keep disk space from updates for the files that the coordinator itself will write."""
+        """Reserve disk space that updates may not use, for the coordinator's own files."""
         self.run.fleet.inbox.reserve = measure_reserve(self.run, self.state)
 
     def _spares(self) -> tuple[Spare, ...]:

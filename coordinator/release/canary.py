@@ -192,7 +192,7 @@ def _find_past(report: Serving, before: Serving | None, stable: str) -> Past | N
 def _compare_accuracy(
     serving: Mapping[str, Serving], pairs: Mapping[str, Past | None], made: Bundle, stable: Bundle
 ) -> tuple[bool, str]:
-    """Return whether accuracy was lost, and the comparison in words."""
+    """Return a pair: True if accuracy was lost, and the comparison in words."""
     rows = [
         (one.examples, past.accuracy, one.accuracy)
         for agent, one in serving.items()
@@ -237,7 +237,7 @@ def _read_accuracy(bundle: Bundle, report: Serving) -> float | None:
 def _compare_latency(
     serving: Mapping[str, Serving], pairs: Mapping[str, Past | None]
 ) -> tuple[bool, str]:
-    """Return whether latency increased, and the comparison in words."""
+    """Return a pair: True if latency increased, and the comparison in words."""
     rows = [
         (past.p90, one.p90)
         for agent, one in serving.items()

@@ -42,7 +42,7 @@ def put_agent(r: Round, agent: Agent) -> Round:
 
 
 def see_agent(r: Round, name: str) -> Agent:
-    """Return the agent, with the present time as the last time it was seen."""
+    """Return the agent of this name, last seen now; a new one if it is unknown."""
     agent = r.agents.get(name)
     return Agent(name, seen=r.now) if agent is None else replace(agent, seen=r.now)
 

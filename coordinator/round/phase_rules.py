@@ -165,7 +165,7 @@ def replace_missing(r: Round, out: list[Action]) -> Round:
 
 
 def is_available(r: Round, phase: Phase, spare: Spare) -> bool:
-    """Return whether a spare is ready, idle, and fast enough for the remaining time."""
+    """Return True if a spare is ready, idle, and fast enough for the remaining time."""
     agent = r.agents.get(spare.agent)
     if agent is None or not agent.ready or any(state.open for state in list_tasks(r, spare.agent)):
         return False

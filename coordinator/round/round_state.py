@@ -237,7 +237,7 @@ class Phase(Struct, frozen=True):
     closed: bool = False
 
     def counts(self, task: TaskState) -> bool:
-        """Return whether a task counts toward the quorum."""
+        """Return True if a task counts toward the quorum."""
         return task.place >= 0 and not task.probe and (self.flowing or not task.carried)
 
 

@@ -108,7 +108,7 @@ def publish_privacy(run: RunContext) -> None:
 
 
 def is_over(run: RunContext, progress: Progress) -> bool:
-    """Return whether the run is over: all rounds are done, the target is reached, or another round
+    """Return True if the run is over: all rounds are done, the target is reached, or another round
     would exceed the privacy budget.
     """
     done = progress.state.round

@@ -121,7 +121,7 @@ def allow_new_journal(folder: Path, database: sqlite3.Connection) -> None:
 
 
 def may_begin_journal(folder: Path, database: sqlite3.Connection) -> bool:
-    """Return whether a run without a journal may begin one: it is new, or its journal was given
+    """Return True if a run without a journal may begin one: it is new, or its journal was given
     up.
     """
     found = read_checkpoint_id(database)

@@ -139,7 +139,7 @@ class Journal:
         self.written += self._file.tell() - end
 
     def sync(self) -> None:
-        """Return once every event is on disk."""
+        """Write every event to the disk, and wait until that is done."""
         if self._file is None or not self._unsynced:
             return
         with self._explain_errors():

@@ -47,7 +47,7 @@ def unpack_plainly(payload: bytes) -> Any:
 
 
 def is_event(payload: bytes | None) -> bool:
-    """Return whether a payload is an event. A number that an agent chose may look like a record of
+    """Return True if a payload is an event. A number that an agent chose may look like a record of
     a few bytes.
     """
     try:

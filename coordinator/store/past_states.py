@@ -33,7 +33,7 @@ class PastStates:
         store.kept = max(store.kept, staleness + 1)
 
     def within(self, started: int, now: int) -> bool:
-        """Return whether an update made from the state after round `started` may still be folded
+        """Return True if an update made from the state after round `started` may still be folded
         into the one after round `now`.
         """
         return now - started <= self.staleness

@@ -51,7 +51,7 @@ def check(handle: int, folder: Path) -> None:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether a coordinator holds the run; False also if the lock cannot be read."""
+    """Return True if a coordinator holds the run; False also if the lock cannot be read."""
     try:
         handle = os.open(folder / "lock", os.O_RDONLY)
     except OSError:

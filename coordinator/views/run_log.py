@@ -34,7 +34,7 @@ TAIL = 256 << 10  # bytes at the end of a log that hold its recent events
 MAX_NAMED = 10  # agents that an error names
 
 Only = Callable[[dict[str, Any]], bool]
-"""A function that returns whether an event is wanted."""
+"""A function that returns True for an event to show."""
 
 
 def read_events(folder: Path, only: Only = lambda event: True) -> Iterator[dict[str, Any]]:
@@ -164,7 +164,7 @@ def report_damage(file: str, number: int) -> None:
 
 
 def parse_event(line: str | bytes) -> dict[str, Any] | None:
-    """Return the event of a line; None for an invalid line."""
+    """Return the event that a line contains; None if the line is damaged."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -184,7 +184,7 @@ def open_log(file: Path) -> BinaryIO:
 
 
 def is_rotated(handle: int, file: Path) -> bool:
-    """Return whether another file has that name now."""
+    """Return True if another file replaced the opened one."""
     try:
         return os.fstat(handle).st_ino != file.stat().st_ino
     except FileNotFoundError:

@@ -49,7 +49,7 @@ class SignIn:
         self._ends = dict[str, float]()  # session -> time at which it ends, the oldest first
 
     def has_token(self, given: str) -> bool:
-        """Return whether this is the token, in a time that does not depend on it."""
+        """Return True if this is the token, in a time that does not depend on it."""
         return hmac.compare_digest(given.strip().encode(), self._token.encode())
 
     def begin(self) -> str:
@@ -65,7 +65,7 @@ class SignIn:
         self._ends.pop(request.cookies.get(COOKIE, ""), None)
 
     def knows(self, request: Request) -> bool:
-        """Return whether a request comes from a browser that has signed in, or carries the token in
+        """Return True if a request comes from a browser that has signed in, or carries the token in
         the header `Authorization: Bearer TOKEN`.
         """
         scheme, _, given = request.headers.get("authorization", "").partition(" ")

@@ -25,8 +25,8 @@ MAX_LABELS = 12  # largest number of submodels with labels
 
 
 def draw(report: Report, path: Path) -> bool:
-    """Plot p90 over multiply-adds of all rows with both, on logarithmic axes. Return False,
-    without writing a file, if there are none.
+    """Plot the latency (p90, ms) against the multiply-adds, on logarithmic axes. Rows without both
+    are left out. Return False, and write no file, if no row is left.
     """
     rows = [row for row in report.rows if row.macs and row.p90_ms]
     if not rows:

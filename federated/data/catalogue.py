@@ -1,5 +1,5 @@
-"""Data sets by name, and what a coordinator (`load_central`) and a device (`load_device`) hold of
-one.
+"""Data sets by name, and the parts of one that a coordinator (`load_central`) and a device
+(`load_device`) have.
 
 A data set is a key of DATASETS, an entry point of the group `espalier.data`, the path of an `.npz`
 file, a `.csv` file or a folder of images (or the `.zip` of one), or `module:function`. The
@@ -148,8 +148,8 @@ def _load_foreign(spec: str, root: Path | str | None) -> Dataset:
 
 
 def load_central(spec: str, root: Path | str | None = None) -> Dataset:
-    """Return what a coordinator holds, with the published test part held out, else 20 % that no
-    agent's shard contains, of every class or of the people.
+    """Return the data of a coordinator, with a held-out part: the published test part, or else 20 %
+    of every class (or of the people), which no agent's shard contains.
 
     A deployed coordinator uses only the held-out part; a simulation splits the rest into shards.
     """
@@ -172,8 +172,8 @@ def load_device(
     partition: str = PARTITION,
     seed: int = SEED,
 ) -> Dataset:
-    """Return what the agent `name` holds, with a part of its own held out (of every class, or the
-    last recordings; at least 1 example).
+    """Return the data of the agent `name`, with a held-out part: some examples of every class, or
+    the last recordings; at least 1 example.
 
     shard: the part of the data set to use: a Shard, or I/N of `partition`, drawn with `seed`.
         Without one, use a shard drawn from the agent's name if the data set is built in, else all

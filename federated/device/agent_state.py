@@ -107,7 +107,7 @@ class OpenTask(Struct, frozen=True):
     offered: bool = False
 
     def is_for(self, task: Task) -> bool:
-        """Return whether this is the same attempt at the same work."""
+        """Return True if this is the same attempt at the same work."""
         return self.task.key == task.key and self.task.attempt == task.attempt
 
 

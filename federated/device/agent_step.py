@@ -183,7 +183,7 @@ def take_task(a: AgentState, e: on.TaskCame, out: list[AgentAction]) -> AgentSta
 
 
 def supersedes(new: Task, old: Task) -> bool:
-    """Return whether `new` makes `old` obsolete. An evaluation does not supersede an earlier
+    """Return True if `new` makes `old` obsolete. An evaluation does not supersede an earlier
     training, whose update the coordinator may still accept.
     """
     return (old.round, old.attempt) < (new.round, new.attempt) and (

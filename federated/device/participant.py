@@ -87,7 +87,7 @@ class Participant:
 
     def turn(self, timeout: float) -> bool:
         """Handle one delivery, if one arrives within `timeout` seconds, and everything that is due.
-        Return whether the agent's part in the run continues.
+        Return True if the agent's part in the run continues.
         """
         delivery = self.link.receive(timeout)
         if delivery is not None:

@@ -171,7 +171,7 @@ def select_profile(sheet: Sheet, family: str) -> Profile:
 
 
 def _check(sheet: Sheet, own: str) -> None:
-    """Check what types cannot express. Raises WireError, ValueError."""
+    """Check rules that types cannot express. Raises WireError, ValueError."""
     envelope.decode(envelope.encode(sheet.profile))  # the checks of a coordinator
     _check_timings(sheet.profile.timings, own)
     for calibration in sheet.calibrations:

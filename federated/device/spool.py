@@ -133,7 +133,7 @@ class Spool:
 
     @staticmethod
     def is_intact(path: Path) -> bool:
-        """Return whether weights have the digest that their name states."""
+        """Return True if weights have the digest that their name states."""
         try:
             return atomic_files.sha256(path) == path.stem
         except OSError:

@@ -47,7 +47,7 @@ class Downloads:
         return self._paths[digest]
 
     def fetch(self, task: Task, now: float) -> bool:
-        """Return whether the weights of a task are here. If not, download them instead of any
+        """Return True if the weights of a task are here. If not, download them instead of any
         others.
         """
         self.stop()
@@ -128,7 +128,7 @@ class Downloads:
             self._remove(old)
 
     def _find(self, digest: str) -> bool:
-        """Return whether weights are here. Those of an earlier process must be undamaged."""
+        """Return True if weights are here. Those of an earlier process must be undamaged."""
         path = self._paths.get(digest)
         if path is None:
             return False

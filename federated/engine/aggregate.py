@@ -1,4 +1,4 @@
-"""Sums of what updates contribute, and their means.
+"""Sums of the contributions of updates, and their means.
 
 Each home has one full-size sum, and one weight per distinct rectangle folded into it. Memory is
 that of one model, however many devices there are. For the mean, the axes are cut at the edges of
@@ -119,7 +119,7 @@ class Total:
         return True
 
     def _compile(self, update: RowParts, layout: Layout) -> Compiled | None:
-        """Return what updates with these rows, layout and forms have in common; None if a sum is
+        """Compile the additions of all updates with these rows, layout and forms; None if a sum is
         not float32.
         """
         rows = {i: row for i, row in enumerate(update.rows) if row.local in update.tensors}
@@ -138,7 +138,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What all updates with the same rows, layout and forms have in common.
+    """The additions that all updates with the same rows, layout and forms share.
 
     plan: all rows of the plan
     rows: those whose tensors the updates hold

@@ -110,7 +110,7 @@ class Blocks:
         self._values: dict[str, Tensor] = {}
 
     def include(self, home: str, value: Tensor) -> None:
-        """Cut the sum of a home into blocks, unless it was before."""
+        """Cut the sum of a home into blocks, unless that was done before."""
         if home in self._values:
             return
         self._values[home], pieces = value, self._pieces.setdefault(home, [])
@@ -124,11 +124,11 @@ class Blocks:
     def compile(
         self, rows: Mapping[int, Row], layout: Layout, *, joined: bool, by_row: Collection[str]
     ) -> Runs:
-        """Return the additions of a plan's rows for updates with this layout.
+        """Return the additions that a plan's rows cause, for updates with this layout.
 
         rows: by index in the plan
-        joined: whether all rows have one factor, so that neighbours can be one run
-        by_row: local tensors with a factor for each row of theirs
+        joined: True if all rows have the same factor, so that adjacent ones can be added as one run
+        by_row: names of local tensors of which each row has its own factor
         """
         found: dict[int, list[Run]] = {}
         places = {name: (start, shape) for name, start, shape in layout}

@@ -166,8 +166,8 @@ def covers(one: Mapping[Where, Weight], band: Where) -> Weight:
 
 
 def find_touched(total: Total, tensors: Tensors) -> dict[str, dict[Where, Weight]]:
-    """Return what a total folded into, by home of the tensors made from it. Sums that a method
-    keeps beside a home (`HOME/SIZE`, `HOME#zero`) count for that home.
+    """Return the rectangles that a total contains, with their weights, for each home in `tensors`.
+    Additional sums of a home (`HOME/SIZE`, `HOME#zero`) count for that home.
     """
     found: dict[str, dict[Where, Weight]] = {}
     for key, one in total.sums.items():

@@ -1,4 +1,4 @@
-"""What an update contributes: rectangles of homes, with weights."""
+"""The contribution of an update: rectangles of homes, with weights."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Terms:
 
     @property
     def factor(self) -> Weight:
-        """What the values are multiplied by."""
+        """The factor of the values: weight times scale."""
         weight = self.weight
         return (weight.double() if isinstance(weight, Tensor) else weight) * self.scale
 

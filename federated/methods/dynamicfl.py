@@ -100,8 +100,10 @@ def recipe(state: State, submodel: Submodel) -> Recipe:
 def allot_branches(
     able: Mapping[str, BranchableLayer], count: int, order: Iterable[str]
 ) -> dict[str, list[Branch]]:
-    """Return the additional branches of each layer. The budget is the work of `count` branches in
-    every layer, spent in this order on as many branches as each layer can have.
+    """Return the additional branches of each layer.
+
+    count: with this number of branches in every layer, the work would equal the budget.
+    order: names of the layers. Each gets all the branches that the remaining budget allows.
     """
     left = sum(
         layer.places * branch.floats

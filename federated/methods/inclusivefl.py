@@ -66,7 +66,7 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     sections = full(network).mask
     if not sections or max(map(len, sections)) < 2:
         raise ConfigError(
-            f"model '{network.family}' has no layers to leave out: inclusivefl needs a model with "
+            f"model '{network.title}' has no layers to leave out: inclusivefl needs a model with "
             "sections of blocks, such as preresnet, resnet or vit"
         )
     thirds = tuple(
@@ -107,7 +107,7 @@ def count_blocks(submodel: Submodel, section: int) -> int:
 
 
 def place(state: State, submodel: Submodel) -> Plan:
-    """Return FedAvg's rows, with separate homes for what belongs to the size."""
+    """Return FedAvg's rows, with separate homes for the tensors of each size."""
     plan, own = base.place(state, submodel), find_own_tensors(submodel)
     return replace(
         plan,

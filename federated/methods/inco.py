@@ -156,7 +156,7 @@ def propose(network: Network, settings: Settings, *, base: Method) -> tuple[Subm
     """
     if not find_references(network):
         raise ConfigError(
-            f"model '{network.family}' has no two layers of equal shape in a section, which InCo "
+            f"model '{network.title}' has no two layers of equal shape in a section, which InCo "
             "needs: use another model, such as preresnet, resnet or vit"
         )
     blocks = settings["depths"] or propose_depths(network)

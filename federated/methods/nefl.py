@@ -129,7 +129,7 @@ def find_inconsistent(settings: Settings, submodel: Submodel) -> frozenset[str]:
 
 
 def place(state: State, submodel: Submodel) -> Plan:
-    """Return FedAvg's plan, with separate homes for what belongs to the submodel."""
+    """Return FedAvg's plan, with separate homes for the tensors of each submodel."""
     plan, own = base.place(state, submodel), find_inconsistent(state.settings, submodel)
     return replace(
         plan,

@@ -69,7 +69,7 @@ def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -
 
 
 def place(state: State, submodel: Submodel) -> Plan:
-    """Return FedAvg's rows, and one for the variate of each parameter."""
+    """Return FedAvg's rows, and one row for the control variate of each parameter."""
     plan, trained = base.place(state, submodel), shapes(submodel)
     variates = tuple(
         replace(row, local=PREFIX + row.local, home=PREFIX + row.home)

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 128  # connections that the kernel keeps until they are accepted
 BATCH = 32  # connections to accept before the event loop serves the open ones
 DESCRIPTORS = 65536  # soft limit of a process, if its hard limit allows that
-SHARE = 4  # a server may use one of so many descriptors of its process; the rest is for other work
+SHARE = 4  # a server may use 1/4 of the descriptors of its process; the rest is for other work
 PAUSE = 0.1  # seconds without accepting when the process has no descriptor left
 UNREAD = 30_000  # milliseconds after which the kernel ends a connection whose client reads nothing
 KEYS = 4096  # clients whose rates are remembered
@@ -64,7 +64,7 @@ class Limits:
 
 
 class RateLimiter:
-    """Limits events per key: so many per second, in bursts of up to twice that number.
+    """Limits events per key to `rate` per second, in bursts of up to twice that number.
 
     Remembers the last `KEYS` keys. The algorithm is GCRA (ITU-T I.371): one time per key.
     """
@@ -301,7 +301,7 @@ def find_client(host: str) -> str:
 
 
 def has_data(connection: socket.socket) -> bool | None:
-    """Return whether a client has sent something: None for nothing yet, False if it hung up."""
+    """Return True if a client has sent something, False if it hung up, None if neither."""
     try:
         return bool(connection.recv(1, socket.MSG_PEEK))
     except BlockingIOError:

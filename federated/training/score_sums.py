@@ -74,7 +74,7 @@ def metrics(tally: Tally, network: Network) -> dict[str, float]:
 
 
 def class_metrics(tally: Tally) -> dict[str, float]:
-    """Return the metrics of sums per class."""
+    """Return the metrics that the counts per class give."""
     rows = [
         (h, g, t)
         for h, g, t in zip(tally["hits"], tally["guessed"], tally["true"], strict=True)

@@ -215,8 +215,8 @@ def _make_safe(part: Any) -> Any:
 
 
 def _check(kind: str, message: Message) -> None:
-    """Check what the types of records cannot express: names made of several fields, and fields that
-    depend on each other.
+    """Check rules that types cannot express: names that several fields form, and fields that depend
+    on each other.
     """
     match message:
         case Task() if not re.match(topics.SUBMODEL, message.submodel.name):

@@ -37,7 +37,7 @@ def publish(link: Link, base: str, manifest: messages.Manifest, data: memoryview
 
 
 def withdraw(link: Link, base: str, manifest: messages.Manifest) -> None:
-    """Remove what `publish` published."""
+    """Delete the manifest and the chunks that `publish` retained at the broker."""
     for topic in [topics.manifest(base), *(topics.chunk(base, i) for i in range(manifest.total))]:
         link.publish(topic, b"", retain=True)
 
@@ -57,7 +57,7 @@ class RetainedBlob:
 
 
 class Download:
-    """The download of a blob into a file, which resumes what an earlier process began.
+    """The download of a blob into a file. It resumes a download of an earlier process.
 
     Two processes that download the same blob into one folder never write one file: the first locks
     it, the other writes a file of its own.
@@ -69,7 +69,7 @@ class Download:
     def __init__(
         self, link: Link, blob: RetainedBlob, path: Path, now: float, *, sync: bool = True
     ) -> None:
-        """sync: whether the blob is on the disk before the file gets its final name."""
+        """sync: write the blob to the disk before the file gets its final name."""
         self.link, self.blob, self.path = link, blob, path
         self.progressed, self.digest_failures = now, 0
         self._sync = sync

@@ -156,7 +156,7 @@ def _put(view: memoryview, start: int, array: Array) -> None:
 
 
 def _is_finite(array: Array) -> bool:
-    """Return whether all values are finite. NaN and infinity show in the smallest or the largest
+    """Return True if all values are finite. NaN and infinity show in the smallest or the largest
     value, which are found without allocating memory.
     """
     return array.size == 0 or bool(np.isfinite(array.min()) and np.isfinite(array.max()))

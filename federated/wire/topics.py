@@ -176,13 +176,13 @@ def everyone(run: str) -> str:
 
 
 def upload(run: str, agent: str, transfer: str) -> str:
-    """Return the base of an update's chunks."""
+    """Return the topic under which an update's chunks are published."""
     return _agent(run, agent, f"up/{_name('transfer', transfer, TRANSFER)}")
 
 
 def model(run: str, slot: str, submodel: str) -> str:
-    """Return the base of a submodel's weights. Slots are few and reused, since some brokers never
-    free the memory of a topic.
+    """Return the topic under which a submodel's weights are published. Slots are few and reused,
+    since some brokers never free the memory of a topic.
     """
     place = f"{_name('slot', slot)}/{_name('submodel', submodel, SUBMODEL)}"
     return f"{ROOT}/{_name('run', run)}/model/{place}"
@@ -315,7 +315,7 @@ def parse(topic: str) -> Place | None:
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Return whether a subscription to `pattern` covers `topic` (MQTT 5, section 4.7): `+` is one
+    """Return True if a subscription to `pattern` covers `topic` (MQTT 5, section 4.7): `+` is one
     level, a last `#` all further levels and their parent.
     """
     want, have = pattern.split("/"), topic.split("/")
@@ -378,7 +378,7 @@ def _index(level: str) -> int:
 
 
 def _is_valid(place: Place) -> bool:
-    """Return whether every level is a name that the functions here accept."""
+    """Return True if every level is a name that the functions here accept."""
     wanted = [(place.run, NAME)]
     if place.agent is not None:
         wanted.append((place.agent, NAME if place.kind == "cmd" else AGENT))

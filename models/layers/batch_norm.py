@@ -32,7 +32,7 @@ def norms(net: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def set_norm(net: nn.Module, mode: Literal["static", "tracked"]) -> None:
-    """Set whether training updates the running statistics."""
+    """Let training update the running statistics, or not."""
     for layer in norms(net).values():
         layer.momentum = MOMENTUM[mode]
 

@@ -52,8 +52,8 @@ class Axis:
 
 
 def length(axis: Axis | int, width: float) -> int:
-    """Return the kept length of an axis; the full length if the kept channels do not divide as a
-    group norm needs.
+    """Return the kept length of an axis. It is the full length if a group norm on the axis cannot
+    divide the kept channels into its groups.
     """
     if isinstance(axis, int):
         return axis

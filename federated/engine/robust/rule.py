@@ -74,7 +74,8 @@ def combine(rule: Rule, kept: PartStore, tensors: Tensors, f: int) -> Total:
 
 
 def make_robust(method: Method) -> Method:
-    """Return the method with equal weights for all updates, ready to finish what `combine` returns.
+    """Return the method as a robust rule needs it: every update has the same weight, and `finish`
+    accepts a total of `combine`.
 
     ConfigError: the method does not support robust rules.
     """

@@ -71,14 +71,14 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
 
 
 def split_sections(network: Network) -> tuple[Submodel, ...]:
-    """Return the first section with an exit of its own, and the whole network.
+    """Return two submodels: the first section with an exit at its end, and the whole network.
 
     ValueError: the network has only one section, or its family has no such exits.
     """
     whole = full(network)
     if len(whole.mask) < 2:
         raise ValueError(
-            f"model '{network.family}' has no second section to leave out: set shrink = 'width'"
+            f"model '{network.title}' has no second section to leave out: set shrink = 'width'"
         )
     mask = (whole.mask[0], *((0,) * len(m) for m in whole.mask[1:]))
     return sort_menu([replace(whole, mask=mask, features=("exits-adapter",)), whole])

@@ -101,7 +101,7 @@ class ConnectionHistory:
         return ""
 
     def _is_rival(self, now: float) -> bool:
-        """Return whether another client of this name took over twice in a minute: of two, the later
+        """Return True if another client of this name took over twice in a minute: of two, the later
         one then stays. The earlier one of two coordinators leaves by itself after the first time.
         """
         last, self._taken = self._taken, now

@@ -333,7 +333,7 @@ class MqttLink:
             self._logged, self._dropped = time.monotonic(), 0
 
     def _is_subscribed(self, topic: str) -> bool:
-        """Return whether a subscription covers a topic. A broker may deliver others: of an earlier
+        """Return True if a subscription covers a topic. A broker may deliver others: of an earlier
         session, just unsubscribed, or (amqtt 0.12) of other clients.
         """
         return topic in self._patterns or any(

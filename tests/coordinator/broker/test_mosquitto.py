@@ -53,7 +53,7 @@ def list_subscribed(name: str) -> list[str]:
 
 
 def may(user: str, access: str, topic: str) -> bool:
-    """Return whether an agent may publish (write) to a topic, or subscribe (read) to a pattern."""
+    """Return True if an agent may publish (write) to a topic, or subscribe (read) to a pattern."""
     return any(
         wanted == access and topics.matches(pattern.replace("%u", user), topic)
         for wanted, pattern in topics.agent_rights()

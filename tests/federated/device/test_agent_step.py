@@ -529,7 +529,7 @@ def facts(agent: AgentState) -> tuple[object, ...]:
 
 
 def settled(agent: AgentState, actions: Sequence[do.AgentAction], of: Task) -> bool:
-    """Return whether the coordinator learns, now or later, that a task failed."""
+    """Return True if the coordinator learns, now or later, that a task failed."""
     known = [*list_messages(actions, Failure), *agent.unsaid]
     about = (of.round, of.attempt, of.work, of.submodel.name)
     return any(

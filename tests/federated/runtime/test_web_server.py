@@ -48,7 +48,7 @@ def connect(server: WebServer, source: str = "127.0.0.1") -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Return whether the server closes the connection before it sends anything."""
+    """Return True if the server closes the connection before it sends anything."""
     try:
         return connection.recv(1000) == b""
     except ConnectionError:
