@@ -1,4 +1,4 @@
-"""Check where a benchmark writes before it runs, because some run for hours."""
+"""Check that a benchmark can write its log and folder before it runs for hours."""
 
 from __future__ import annotations
 

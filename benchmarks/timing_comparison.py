@@ -1,4 +1,4 @@
-"""Times beside those of rivals in the same run: other projects, or what memory bandwidth allows."""
+"""Time tasks in turns with their rivals (other projects, plain copies), and print the ratios."""
 
 from __future__ import annotations
 

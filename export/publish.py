@@ -1,5 +1,5 @@
-"""Releases on a broker: the files of each version as retained chunks, and a retained card that
-assigns versions to agents. Does not import torch.
+"""Publish releases on a broker: files as retained chunks, and a card that assigns versions to
+agents. Does not import torch.
 """
 
 from __future__ import annotations

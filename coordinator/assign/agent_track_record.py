@@ -1,4 +1,4 @@
-"""An agent's record over the rounds of a run: errors of its predictions, and its setbacks.
+"""An agent's track record in a run: errors of predicted time and memory, and its setbacks.
 
 A setback (a late update, a failure, too little memory) bars the agent from that submodel and larger
 ones until it has finished `PROOF` rounds in time. Each further setback at the same submodel doubles

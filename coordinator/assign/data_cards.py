@@ -1,6 +1,4 @@
-"""Pure functions on the agents' data cards: find the network that fits them, and check one card
-against it.
-"""
+"""Find the network that fits most agents' data, and check one agent's data against a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disconnecting clients of mosquitto through its dynamic-security plugin.
+"""Disconnect clients of mosquitto through its dynamic-security plugin.
 
 Rights and the revocation list are mosquitto's own files, which it reloads; neither ends a
 connection. The plugin disconnects all clients of a user name when the user is disabled, so a user

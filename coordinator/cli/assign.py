@@ -1,4 +1,4 @@
-"""The command `coordinator assign`."""
+"""The command `coordinator assign`: show which submodel each profiled device would get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `coordinator check`."""
+"""The command `coordinator check`: find a run's damaged files, and discard them with --repair."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Collectors of batch norm statistics, of scores, and of late updates, which belong to tasks of
-earlier rounds.
-"""
+"""Check and sum batch norm statistics, scores, and late updates from earlier rounds."""
 
 from __future__ import annotations
 

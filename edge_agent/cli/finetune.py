@@ -1,4 +1,4 @@
-"""The command `edge-agent finetune`."""
+"""The command `edge-agent finetune`: adapt the released network to this device's own data."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The agent's handle on its training process: start it within limits, send it tasks, and replace it
-if it dies.
+"""Start the training process within limits, send it tasks, and replace it if it dies.
 
 The agent's own process stays small, keeps the connection to the broker, and survives whatever
 happens to the training process: exhausted memory, a crash in a kernel. The two exchange msgpack

@@ -1,6 +1,4 @@
-"""Console of the commands: errors, the choice between text and JSON, and a group of commands that
-imports the module of a command only when the command runs.
-"""
+"""What all commands share: error reports, output as text or JSON, and late import of commands."""
 
 from __future__ import annotations
 

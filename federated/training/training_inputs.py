@@ -1,4 +1,7 @@
-"""Examples that a device trains on, and ways to watch and stop its work; torch-free."""
+"""What a caller passes to a training: the examples, and callbacks to watch and stop it.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 
