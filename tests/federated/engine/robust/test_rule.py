@@ -84,7 +84,7 @@ def test_every_method_that_supports_robust_rules_finishes_their_result(tmp_path,
     a group is written in its own dtype.
     """
     chosen = method(name)
-    net = network("resnet", (1, 16, 16), 3) if name == "scalefl" else NET
+    net = network("resnet-tiny", (1, 16, 16), 3) if name == "scalefl" else NET
     given = configure(chosen, {}, rounds=10)
     menu = chosen.menu(net, given)
     state = chosen.start(initial(net, 0, chosen.features), menu, given)
