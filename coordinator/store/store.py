@@ -48,7 +48,7 @@ from coordinator.store.run_records import RunRecords
 from coordinator.store.tensor_files import read_tensors, write_tensors
 from coordinator.trust import database_tables
 from federated.errors import StoreError, explain_os_errors
-from federated.runtime.atomic_files import make_private, warn_if_public
+from federated.runtime.atomic_files import make_private, sync, warn_if_public
 from models.submodel import Submodel
 
 __all__ = ["Store"]
@@ -89,6 +89,7 @@ class Store(RunRecords):
             lock = run_lock.acquire(folder)
             undo.callback(os.close, lock)
             create_database(folder, facts or Facts())
+            sync(root)
             undo.pop_all()
         return cls(folder, sqlite3.connect(folder / DATABASE), lock)
 
@@ -106,6 +107,10 @@ class Store(RunRecords):
             lock = run_lock.acquire(folder)
             undo.callback(os.close, lock)
             warn_if_public(folder, HOLDS)
+            with explain_os_errors(StoreError, f"cannot resume run '{name}' in {root}"):
+                # a process that was killed may have created files whose names are not on disk yet
+                for created_in in folder, root:
+                    sync(created_in)
             database = open_database(folder, read_only=False)
             undo.callback(database.close)
             recover(folder, database)
