@@ -98,7 +98,7 @@ __all__ = ["join"]
     default=600.0,
     show_default=True,
     metavar="SECONDS",
-    help="time to wait for a run at the broker",
+    help="time to wait for a run at the broker, which must already answer",
 )
 @click.option(
     "--spool",

@@ -151,7 +151,9 @@ Probe: TypeAlias = tuple[int, float]
 
 class Link(Protocol):
     """A connection that reconnects by itself. Thread-safe, without callbacks: `receive` returns
-    everything. `federated.wire.link` has a queue for it, and
+    everything. `DeliveryQueue` is a queue for it: make it with
+    `find_sender=federated.wire.topics.find_sender`, so that no sender can fill it alone, add
+    LINK_DOWN and LINK_UP with `force`, and drop a message for which there is no room in time.
     `federated.wire.topics.matches` compares topics with patterns.
 
     When the connection is lost, `receive` returns a delivery LINK_DOWN, and LINK_UP after the link
@@ -177,8 +179,9 @@ class Link(Protocol):
         """
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
-        """Send a message, or queue it while the link is down. Raises LinkError if it is too large,
-        or the queue stays full.
+        """Send a message, or queue it while the link is down: at least 64 messages of QoS 1. A
+        message of QoS 0 may be dropped then. Raises LinkError if the message is too large, or the
+        queue stays full.
         """
 
     def subscribe(self, pattern: str) -> None:

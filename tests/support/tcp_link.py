@@ -46,6 +46,7 @@ class TcpHub:
     def __init__(self) -> None:
         self.retained: dict[str, bytes] = {}
         self._patterns: dict[socket.socket, dict[str, None]] = {}
+        self._sockets: dict[str, socket.socket] = {}  # the last one of each client
         self._lock = threading.Lock()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = "toytcp://{}:{}".format(*self._server.getsockname())
@@ -71,7 +72,11 @@ class TcpHub:
                     case "hello":
                         name, will, patterns = rest
                         self.clients.append(name)
-                        self._patterns[there] = {}
+                        if (twin := self._sockets.get(name)) is not None:
+                            self._patterns.pop(twin, None)
+                            with contextlib.suppress(OSError):  # it may have ended
+                                twin.shutdown(socket.SHUT_RDWR)
+                        self._sockets[name], self._patterns[there] = there, {}
                         self._send(there, "welcome")
                         for pattern in patterns:
                             self._subscribe(there, pattern)

@@ -24,7 +24,7 @@ class ReaderContext:
 
     folder: the run's folder, in which readers may write files.
     config: the run's configuration.
-    clock: returns seconds of any origin.
+    clock: returns seconds of any origin, for durations. Use `time.time` for dates.
     registry: of Prometheus metrics; None if `metrics.listen` is empty.
     fleet: the connected agents; None until the run has them.
     log_fields: fields of each record in the run's log file.

@@ -8,6 +8,9 @@ one attacker could be the majority of a coordinate. Each device counts once: if 
 arrives in the same round, its last update counts. An update does not cover rows that its device
 lacks (of classes that it does not hold).
 
+A rule keeps nothing between rounds and has no settings but f, so it cannot start from the last
+result or take a radius: derive these from the updates at hand.
+
 The result is an ordinary `Total` with the rule's result as its mean, so that every method's
 `finish` works unchanged.
 """
@@ -42,8 +45,8 @@ class Rule:
     needed: number of these that it needs to withstand f attackers; values held by fewer do not
         change
     clips: True: updates are summed as they arrive, each shortened to the norm known from earlier
-        rounds or to `robust.clip`, and `combine` serves rounds before any norm is known. False: all
-        updates of a round stay on disk until the round is over.
+        rounds or to `robust.clip` (which other rules refuse), and `combine` serves rounds before
+        any norm is known. False: all updates of a round stay on disk until the round is over.
     combine: returns a total with the result as its mean, from the stored updates, the state's
         tensors by home, and f. `federated.engine.robust.arithmetic` has `per_coordinate` for rules
         that compare a coordinate, and `per_submodel` for rules that weigh whole updates by their

@@ -54,6 +54,12 @@ def test_malicious_updates_of_any_size_keep_the_result_within_the_honest_updates
     check(TRIED[name], tmp_path_factory.mktemp("kept"), seed, f)
 
 
+def lie(value: np.ndarray, scale: float, *, everywhere: bool) -> np.ndarray:
+    """Return a value as an attacker sends it: far away in every coordinate, or in a single one."""
+    far = (np.sign(value) * (2 + value) * scale).astype(np.float32)
+    return far if everywhere else np.where(np.arange(value.size).reshape(value.shape), value, far)
+
+
 def check(
     chosen: Rule,
     folder: Path,
@@ -76,10 +82,10 @@ def check(
     liars = set(rng.permutation(len(sizes))[:f].tolist())
     honest = [update for index, update in enumerate(sent) if index not in liars]
     longest = max(change_norm(parts(update), old) for update in honest) * (1 + 1e-5)
-    directions = [{h: np.sign(v) * (2 + v) for h, v in sent[index].items()} for index in liars]
+    truths = [sent[index] for index in liars]
     for scale in scales:
-        for index, direction in zip(liars, directions, strict=True):
-            sent[index] = {h: (v * scale).astype(np.float32) for h, v in direction.items()}
+        for index, truth in zip(liars, truths, strict=True):
+            sent[index] = {h: lie(v, scale, everywhere=seed % 2 == 0) for h, v in truth.items()}
         kept = store_parts(folder / f"{scale:.0e}", *map(parts, sent))
         total = combine(chosen, kept, old, f)
         for home, before in old.items():

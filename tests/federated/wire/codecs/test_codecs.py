@@ -47,6 +47,13 @@ def test_every_codec_keeps_names_shapes_order_and_dtype(name: str, value: np.nda
 
 
 @pytest.mark.parametrize("name", TRIED)
+def test_every_codec_changes_weights_by_less_than_a_tenth(name: str) -> None:
+    value = np.random.default_rng(0).normal(0, 0.05, (64, 64)).astype(np.float32)
+    found = decode_update(encode_update(update(w=value), TRIED[name]), TRIED[name]).tensors["w"]
+    assert np.linalg.norm(found - value) < 0.1 * np.linalg.norm(value)
+
+
+@pytest.mark.parametrize("name", TRIED)
 def test_every_codec_states_its_encoded_size(name: str) -> None:
     """A tensor of 4096 values takes exactly the stated bytes beyond the header."""
     empty = len(encode_update(update(w=np.zeros(0)), TRIED[name]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,6 +143,14 @@ def test_a_closed_link_leaves_no_will_and_receives_nothing(connect: Connect) -> 
         a.receive(0)
 
 
+def test_a_second_link_of_a_client_disconnects_the_first(connect: Connect) -> None:
+    first = connect("twin")
+    drain(first, "twin")
+    connect("twin")
+    with suppress(LinkError):  # a link may also end for good
+        wait_for(first, LINK_DOWN)
+
+
 def test_bytes_and_deliveries_are_counted(connect: Connect) -> None:
     a, b, topic = connect("a"), connect("b"), f"{ROOM}/count"
     b.subscribe(topic)
@@ -180,18 +188,26 @@ def wait_for(link: Link, topic: str, payload: bytes | None = None) -> None:
 def test_a_cut_connection_is_reported_and_returns_with_its_subscriptions(
     connect: Connect, cable: Cable
 ) -> None:
-    peer, topic = connect("peer"), f"{ROOM}/news"
-    peer.subscribe(f"{ROOM}/will")
+    peer, topic, old, will = (connect("peer"), *(f"{ROOM}/{x}" for x in ("news", "old", "will")))
+    peer.subscribe(will)
     cable.link.subscribe(topic)
+    cable.link.subscribe(old)
+    cable.link.unsubscribe(old)
     drain(cable.link, "cable")
     drain(peer, "peer")
     cable.cut()
     wait_for(cable.link, LINK_DOWN)
-    wait_for(peer, f"{ROOM}/will", b"gone")
+    wait_for(peer, will, b"gone")
+    late = connect("late")
+    late.subscribe(will)
+    assert drain(late, "late") == [Delivery(will, b"gone", retained=True)]
+    peer.publish(will, b"", retain=True)
     cable.mend()
     wait_for(cable.link, LINK_UP)
+    peer.publish(old, b"unwanted")
     peer.publish(topic, b"after")
-    wait_for(cable.link, topic, b"after")
+    drain(peer, "peer")
+    assert drain(cable.link, "cable") == [Delivery(topic, b"after")]
 
 
 def test_no_message_that_was_flushed_is_lost_in_a_cut(connect: Connect, cable: Cable) -> None:
