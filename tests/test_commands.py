@@ -80,7 +80,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker]
         (
             [*AGENT, "join", "--token-file", "none"],
             3,
-            "--token-file none: expected a token: No such file or directory\n",
+            "--token-file none: No such file or directory; run `coordinator enroll NAME`",
         ),
     ],
     ids=lambda value: " ".join(value[3:]) if isinstance(value, list) else None,

@@ -127,7 +127,7 @@ LEAN = """
 import sys
 from pathlib import Path
 import numpy as np
-from federated.training import device_memory as memory
+from federated.training import state_between_rounds as memory
 
 def peak():
     return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
@@ -188,7 +188,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from federated.training import device_memory as memory
+from federated.training import state_between_rounds as memory
 
 folder, left, inner = Path(sys.argv[1]), int(sys.argv[2]), memory.read_blocks
 
