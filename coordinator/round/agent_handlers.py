@@ -58,7 +58,7 @@ def connect(r: Round, e: on.AgentConnected, out: list[Action]) -> Round:
     r = replace(r, due=min(r.due, r.now + SILENCE))
     for task in list_tasks(r, e.agent):
         if task.open:
-            task = task.return_at(r.now, restarted=restarted)
+            task = task.come_back(r.now, restarted=restarted)
             r = remind(put_due_task(r, task), task, REMIND_RETURNED, out)
     return r
 
@@ -133,7 +133,7 @@ def record_heartbeat(r: Round, e: on.AgentBeat, out: list[Action]) -> Round:
         if not state.open:
             continue
         if state.lost >= 0:
-            r = put_due_task(r, state.return_at(r.now))
+            r = put_due_task(r, state.come_back(r.now))
         if (
             e.round in (0, key.round)
             and e.work in ("", key.work)

@@ -195,7 +195,8 @@ def restart_lease(state: TaskState, now: float) -> TaskState:
         waited=0.0,
         waiting=-1.0,
         lost=now if state.lost >= 0 else -1.0,
-        returns=0,
+        excused=0.0,
+        restarted=False,
         late=False,
         resumed=True,
     )

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from coordinator.round.round_actions import Abort, Action, Fold, Prepare, Relieve, Snapshot
 from coordinator.round.round_state import (
     FORGOTTEN,
-    RETURN_TIME,
     Agent,
     Phase,
     Round,
@@ -23,7 +22,7 @@ from coordinator.round.round_state import (
     list_tasks,
     put_task,
 )
-from coordinator.round.task_state import Spare, TaskState
+from coordinator.round.task_state import RETURN_TIME, Spare, TaskState
 from federated.task import Work
 
 __all__ = [
@@ -108,11 +107,12 @@ def compute_lease(r: Round, agent: Agent, work: Work, seconds: float) -> float:
 
 
 def count_wasted(r: Round, state: TaskState, *, lenient: bool = False) -> Round:
-    """Count a wasted lease of an agent that was online, or came and went, and delivered nothing of
-    this kind of work in the phase, at most once per phase. It sits out the next rounds (see
-    `Wasted`).
+    """Count a wasted lease of an agent that delivered nothing of this kind of work in the phase, at
+    most once per phase. It sits out the next rounds (see `Wasted`). An absent agent is excused if
+    the phase waited for it for less than the lease.
 
-    lenient: the first one has no consequence.
+    lenient: the phase ends at its deadline, which may be before the lease. The first one has no
+        consequence.
     """
     agent, work, number = r.agents[state.task.agent], state.task.work, r.current_phase.round
     before = agent.wasted.get(work)
@@ -121,8 +121,9 @@ def count_wasted(r: Round, state: TaskState, *, lenient: bool = False) -> Round:
     delivered = any(
         r.tasks[key].came for key in agent.tasks if key.work == work and r.tasks[key].place >= 0
     )
-    excused = delivered or (state.lost >= 0 and not state.unsteady)
-    if excused or (before is not None and before.round == number):
+    least = min(state.task.lease, state.elapsed(r.now) if lenient else math.inf)
+    excused = state.lost >= 0 and state.awaited(r.now) < least
+    if excused or delivered or (before is not None and before.round == number):
         return r
     leases = before.leases + 1 if before is not None else 0 if lenient else 1
     agent = replace(agent, wasted={**agent.wasted, work: Wasted(leases, number)})
@@ -239,10 +240,10 @@ def settle(r: Round, out: list[Action]) -> Round:
             if outcome == "stale"
             else f"round {state.task.round} is closed"
         )
-        if phase.closing == "deadline" and outcome == "late" and r.rules.leases:
+        if phase.closing != "quorum" and outcome != "stale" and r.rules.leases:
             # a lease may be longer than the configured deadline, and a silent agent must not
             # hold every round until it
-            r = count_wasted(r, state, lenient=True)
+            r = count_wasted(r, state, lenient=phase.closing == "deadline")
         out.append(Abort(state.task, reason))
         r = put_task(r, replace(state, stage="done", outcome=outcome))
     if phase.work == "train":

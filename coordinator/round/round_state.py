@@ -25,7 +25,6 @@ from models.submodel import Submodel
 
 __all__ = [
     "FORGOTTEN",
-    "RETURN_TIME",
     "Agent",
     "Phase",
     "Round",
@@ -41,8 +40,6 @@ __all__ = [
 
 MAX_REST = 32  # maximum number of rounds that an agent sits out
 FORGOTTEN = 2 * MAX_REST  # rounds after which a wasted lease no longer counts
-# seconds that a phase waits for lost agents to return when it waits for no other agent
-RETURN_TIME = 20.0
 
 
 @dataclass(frozen=True)

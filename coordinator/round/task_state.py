@@ -10,12 +10,13 @@ from msgspec.structs import replace
 
 from federated.task import Key, Task, heartbeat_interval
 
-__all__ = ["MAX_LEASES", "Planned", "Spare", "TaskState"]
+__all__ = ["MAX_LEASES", "RETURN_TIME", "Planned", "Spare", "TaskState"]
 
 MAX_LEASES = 4.0  # maximum number of leases of a task, even if its agent reports progress
 UPLOAD_IDLE = 30.0  # seconds without a chunk after which an upload counts as stopped
 MISSED_BEATS = 2.5  # heartbeats without progress after which an agent counts as stopped
-MAX_RETURNS = 2  # returns to a task from which on a lost agent gets no more time
+# seconds that a phase waits for lost agents to return when it waits for no other agent
+RETURN_TIME = 20.0
 
 Stage: TypeAlias = Literal["asked", "whole", "folding", "done"]
 
@@ -60,7 +61,8 @@ class TaskState(Struct, frozen=True):
     moved: time of that sign.
     sent: time of the last chunk of its update; minus infinity before the first.
     lost: time when its agent was lost; negative while it is connected.
-    returns: number of times that its agent came back or restarted.
+    excused: seconds of its agent's earlier absences during which no phase waited for it.
+    restarted: whether its agent came back as a new process.
     late: whether its lease expired. It no longer counts toward the quorum, but its update is
         accepted while the phase is open.
     waiting: time since when its update waits for an upload slot; negative while it does not.
@@ -83,7 +85,8 @@ class TaskState(Struct, frozen=True):
     moved: float = 0.0
     sent: float = -math.inf
     lost: float = -1.0
-    returns: int = 0
+    excused: float = 0.0
+    restarted: bool = False
     late: bool = False
     waiting: float = -1.0
     waited: float = 0.0
@@ -124,19 +127,14 @@ class TaskState(Struct, frozen=True):
         return self.stage in ("whole", "folding") or self.outcome == "folded"
 
     @property
-    def unsteady(self) -> bool:
-        """True if its agent comes and goes, so that its absence excuses it no longer."""
-        return self.returns >= MAX_RETURNS
-
-    @property
     def due(self) -> float:
-        """The time when its lease ends unless there is progress. A lost agent gets the maximum,
-        since it cannot report progress, unless it comes and goes.
+        """The time when its lease ends unless there is progress. An agent that was lost within the
+        lease gets the maximum, since it cannot report progress.
         """
         lease, began = self.task.lease, self.asked + self.waited
         if not lease or self.waiting >= 0:
             return math.inf
-        if self.lost >= 0 and not self.unsteady:
+        if self.lost >= 0 and self.lost - began - self.excused < lease:
             return began + MAX_LEASES * lease
         return min(
             max(
@@ -157,19 +155,33 @@ class TaskState(Struct, frozen=True):
             asked=now,
             moved=now,
             waited=0.0,
-            returns=0,
+            excused=0.0,
+            restarted=False,
             late=False,
             resumed=True,
         )
 
-    def return_at(self, now: float, *, restarted: bool = False) -> TaskState:
-        """Return the same task after its agent came back or restarted. A new process starts the
-        task over, so that its first restart counts as progress.
+    def come_back(self, now: float, *, restarted: bool = False) -> TaskState:
+        """Return the same task after its agent came back. A new process starts the task over, so
+        the first one counts as progress.
         """
         if self.lost < 0 and not restarted:
             return self
-        moved = now if restarted and not self.returns else self.moved
-        return replace(self, lost=-1.0, returns=self.returns + 1, moved=moved)
+        return replace(
+            self,
+            lost=-1.0,
+            excused=self.excused + self.excused_now(now),
+            restarted=self.restarted or restarted,
+            moved=now if restarted and not self.restarted else self.moved,
+        )
+
+    def excused_now(self, now: float) -> float:
+        """Return the seconds of the present absence during which no phase waited."""
+        return max(0.0, now - self.lost - RETURN_TIME) if self.lost >= 0 else 0.0
+
+    def awaited(self, now: float) -> float:
+        """Return the seconds since it was sent during which a phase waited for it."""
+        return self.elapsed(now) - self.excused - self.excused_now(now)
 
     def elapsed(self, now: float) -> float:
         """Return the seconds since it was sent, without those spent waiting for upload slots."""

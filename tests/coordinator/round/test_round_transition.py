@@ -13,7 +13,6 @@ from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import SILENCE
 from coordinator.round.phase_rules import FIRST_LEASE, MEDIAN_CAP, MIN_LEASE, SLACK, compute_lease
 from coordinator.round.round_state import (
-    RETURN_TIME,
     Round,
     Rules,
     Wasted,
@@ -21,7 +20,7 @@ from coordinator.round.round_state import (
     list_phase_tasks,
 )
 from coordinator.round.round_transition import step
-from coordinator.round.task_state import Planned, Spare
+from coordinator.round.task_state import RETURN_TIME, Planned, Spare
 from federated.task import heartbeat_interval
 from tests.support.machine import Machine, task
 from tests.support.peer import PROFILE

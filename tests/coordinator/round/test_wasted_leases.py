@@ -85,7 +85,7 @@ def test_an_agent_that_keeps_reconnecting_does_not_keep_a_phase_open() -> None:
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("period", [1.0, 5.0, 19.0])
 def test_an_agent_that_comes_and_goes_becomes_a_suspect(period: float, restarts: bool) -> None:
-    """Its absence does not excuse it, and its restarts count once as progress."""
+    """Its absences do not excuse it, and its restarts count once as progress."""
     machine = Machine(agents="ab").begin("ab", 5.0)
     machine.arrive("b")
     began, session = machine.now, 0
@@ -97,6 +97,56 @@ def test_an_agent_that_comes_and_goes_becomes_a_suspect(period: float, restarts:
         machine.see(on.AgentConnected(machine.now, "a", f"s{session or ''}"))
     assert machine.now - began <= 2 * FIRST_LEASE + period
     assert machine.round.agents["a"].suspect
+
+
+@pytest.mark.parametrize("seconds", [FIRST_LEASE - 19, MAX_LEASES * FIRST_LEASE - 1])
+def test_an_agent_that_leaves_after_it_was_waited_for_becomes_a_suspect(seconds: float) -> None:
+    machine = Machine(agents="ab").begin("ab", 5.0)
+    machine.arrive("b")
+    for _ in range(int(seconds)):
+        machine.beat("a", step=int(machine.now))
+        machine.beat("b")
+        machine.wait(1.0)
+    machine.leave("a")
+    while not machine.closing:
+        machine.beat("b")
+        machine.wait(1.0)
+    assert machine.now <= seconds + 22
+    assert machine.round.agents["a"].suspect
+
+
+def test_an_agent_absent_at_the_deadlines_becomes_a_suspect() -> None:
+    machine = Machine(agents="ab")
+    for number in (1, 2):
+        tasks = tuple(Planned(task(name, number), 2.0) for name in "ab")
+        machine.see(on.PhaseBegan(machine.now, "train", number, tasks, 40.0, 2))
+        machine.arrive("b", number)
+        for _ in range(4):
+            machine.wait(9.5)
+            machine.leave("a")
+            machine.wait(0.5)
+            machine.beat("b")
+            if not machine.closing:
+                machine.see(on.AgentConnected(machine.now, "a", "s"))
+        assert machine.closing
+        assert machine.round.agents["a"].suspect == (number == 2)
+
+
+def test_losses_of_the_network_within_the_lease_are_excused() -> None:
+    machine = Machine(agents="abc").begin("ab", 5.0)
+    for seconds in (1.0, 1.0, 25.0):
+        machine.wait(3.0)
+        machine.leave("a")
+        machine.wait(seconds)
+        machine.beat("b", step=int(machine.now))
+        machine.see(on.AgentConnected(machine.now, "a", "s"))
+    assert not machine.of("a").late
+    assert not machine.round.agents["a"].wasted
+    machine.leave("a")
+    machine.arrive("b")
+    machine.wait(21.0)
+    assert machine.closing == "no agents left"
+    assert not machine.round.agents["a"].wasted
 
 
 def test_a_claim_does_not_shorten_the_lease_of_another_measured_agent() -> None:
