@@ -160,7 +160,7 @@ class UpdateCame(Keyed, frozen=True):
 
     transfer: name of its transfer, repeated in the answer.
     digest: its sha256.
-    loss: of its training; NaN for other work.
+    loss: of its training; NaN for other work, and after the end of its phase.
     """
 
     attempt: int

@@ -66,7 +66,7 @@ def accept_update(r: Round, e: on.UpdateCame, out: list[Action]) -> Round:
         agent = replace(agent, wasted=wasted)
     if state.seconds > 0 and not state.resumed:
         agent = replace(agent, pace={**agent.pace, work: seconds / state.seconds})
-    if work == "train":
+    if work == "train" and not closed:
         agent = replace(agent, loss=e.loss)
     r = put_agent(r, agent)
     if closed:

@@ -89,7 +89,8 @@ class Store(RunRecords):
             lock = run_lock.acquire(folder)
             undo.callback(os.close, lock)
             create_database(folder, facts or Facts())
-            sync(root)
+            for created_in in root, root.parent:
+                sync(created_in)
             undo.pop_all()
         return cls(folder, sqlite3.connect(folder / DATABASE), lock)
 

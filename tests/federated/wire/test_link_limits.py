@@ -70,6 +70,7 @@ def test_a_packet_over_which_a_broker_hangs_up_fails_the_link_with_its_size(
         link.close()
 
 
+@pytest.mark.timed
 def test_publishing_to_a_stuck_broker_fails_after_a_timeout(
     mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def impostor(answer: bytes | None) -> Iterator[int]:
             connection.close()
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_something_other_than_a_broker_is_an_error_in_time(answer: bytes | None) -> None:
     with impostor(answer) as port:
@@ -110,6 +111,7 @@ def test_something_other_than_a_broker_is_an_error_in_time(answer: bytes | None)
         assert time.monotonic() - start < 8
 
 
+@pytest.mark.timed
 def test_a_closed_port_is_an_error_at_once() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
