@@ -1,5 +1,6 @@
-"""`python -m benchmarks.attacks.flood KIND PORT`: a stranger that floods a port of this machine, in
-a process of its own so that it takes no time of the agents.
+"""Flood a port of this machine with connections, as a stranger without credentials. It runs as
+`python -m benchmarks.attacks.flood KIND PORT`, in its own process so that it takes no time from the
+agents.
 
 KIND: bare (connect and disconnect), tls (begin TLS, disconnect) or silent (stay connected for a
 while and send nothing).

@@ -1,4 +1,6 @@
-"""Write the tables of the documentation that are generated from the code, between their markers."""
+"""`python -m benchmarks docs`: write, or with `--check` compare, the tables in the documentation
+that are generated from the code.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Defects planted one at a time, to test that schedules find them."""
+"""Defects of the coordinator and the agent, each a patch of their code. They are planted one at a
+time, to test that schedules of random faults find them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The driver of a round: passes events to `step`, records them, and carries out the actions."""
+"""Handle each event of a round: compute the next state with
+`coordinator.round.round_transition.step`, record the event in the journal, and carry out the
+actions.
+"""
 
 from __future__ import annotations
 

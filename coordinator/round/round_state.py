@@ -1,6 +1,7 @@
-"""The state of a round: agents, tasks and the current phase, with queries on them.
+"""The coordinator's state between two events, as immutable values: the agents, their tasks, the
+current phase and the round's plan, with queries on them.
 
-Maps are persistent: a changed copy shares all but a few nodes with the original, so a step costs
+Maps are immutable: a changed copy shares all but a few nodes with the original, so a step costs
 the same with ten agents as with thousands. A phase keeps the counts that rules need, such as the
 agents at work. Only `put_task` changes tasks, so the counts are always right.
 """

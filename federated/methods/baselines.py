@@ -1,5 +1,5 @@
-"""Baselines without different sizes that share: AllSmall, FedAvg of the smallest network of a menu
-on every device, and ExclusiveFL, FedAvg within each architecture.
+"""AllSmall and ExclusiveFL, two baselines in which submodels of different sizes share nothing:
+FedAvg of the smallest submodel on every device, and FedAvg separately for each submodel.
 
 Both are baselines of RecipFL (Zhang et al., How Few Davids Improve One Goliath, WWW 2024, doi
 10.1145/3589334.3645544), without papers of their own. InclusiveFL calls AllSmall a small model to
