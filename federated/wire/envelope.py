@@ -113,7 +113,8 @@ def encode(message: Message, epoch: int = 0) -> bytes:
     epoch: of the coordinator that sends it; 0: none.
     """
     body = msgspec.to_builtins(message, builtin_types=(bytes,))
-    body |= {name: make_safe(body[name]) for name in _TEXTS[type(message)]}
+    # a field that a decoded message left at its default is not in `body`
+    body |= {name: make_safe(getattr(message, name)) for name in _TEXTS[type(message)]}
     kind, packed = _KINDS[type(message)], msgpack.packb(body, use_bin_type=True)
     parts = {"v": PROTOCOL, "kind": kind, "body": msgspec.Raw(packed)}
     if epoch:

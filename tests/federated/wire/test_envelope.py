@@ -127,6 +127,11 @@ def test_fields_of_a_later_version_are_ignored() -> None:
     assert envelope.decode(packed("goodbye", {"reason": "x", "mood": "sad"})) == m.Goodbye("x")
 
 
+def test_a_message_without_an_optional_text_can_be_encoded_again() -> None:
+    found = envelope.decode(packed("receipt", {"transfer": "t", "accepted": False}))
+    assert envelope.decode(envelope.encode(found)) == m.Receipt("t", False)
+
+
 @pytest.mark.parametrize("v", [0, 1, "2", None, True])
 def test_another_protocol_is_refused_by_name_even_if_its_body_is_unknown(v: Any) -> None:
     with pytest.raises(
