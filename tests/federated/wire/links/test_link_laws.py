@@ -206,8 +206,11 @@ def test_a_cut_connection_is_reported_and_returns_with_its_subscriptions(
     wait_for(cable.link, LINK_UP)
     peer.publish(old, b"unwanted")
     peer.publish(topic, b"after")
-    drain(peer, "peer")
-    assert drain(cable.link, "cable") == [Delivery(topic, b"after")]
+    seen = list[str]()
+    while (delivery := cable.link.receive(30)) is not None and delivery.topic != topic:
+        seen.append(delivery.topic)
+    assert delivery == Delivery(topic, b"after")
+    assert old not in seen
 
 
 def test_no_message_that_was_flushed_is_lost_in_a_cut(connect: Connect, cable: Cable) -> None:
