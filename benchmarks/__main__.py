@@ -25,16 +25,18 @@ COMMANDS = {
         "Flip bits in the files of an interrupted run, and resume it.",
     ),
     "broker": LazyCommand(
-        "benchmarks.broker:command", "Measure a broker that distributes weights."
+        "benchmarks.broker_memory:command", "Measure a broker that distributes weights."
     ),
     "codec": LazyCommand(
         "benchmarks.encoding:command", "Time the encoding and decoding of 45 MB of weights."
     ),
     "core": LazyCommand(
-        "benchmarks.core:command", "Measure how fast the coordinator processes an event."
+        "benchmarks.event_processing:command",
+        "Measure how fast the coordinator processes an event.",
     ),
     "docs": LazyCommand(
-        "benchmarks.docs.command:command", "Update the generated tables of the documentation."
+        "benchmarks.generated_docs.command:command",
+        "Update the generated tables of the documentation.",
     ),
     "faults": LazyCommand(
         "benchmarks.faults.command:command",

@@ -12,11 +12,11 @@ import click
 import numpy as np
 import torch
 
-from benchmarks.peers.contest import hold
 from benchmarks.peers.environments import PEERS
+from benchmarks.peers.interleaved_processes import hold
 from benchmarks.peers.updates import NETWORK, map_updates, write_updates
 from benchmarks.timing_comparison import Row, compare, print_rows
-from coordinator.fleet.round_driver import AT_HAND
+from coordinator.fleet.round_event_loop import AT_HAND
 from coordinator.fleet.submodel_shipment import to_torch
 from federated.engine.aggregate import Total, fold
 from federated.method import State, configure

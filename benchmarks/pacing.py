@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 from benchmarks.output_path_checks import make_folder
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from coordinator.simulate.demo_fleet import Running, process, python_command, wait_for_words
 from coordinator.store.store import Store
 from federated.errors import FleetError, StoreError

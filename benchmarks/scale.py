@@ -26,7 +26,7 @@ from benchmarks.output_path_checks import make_folder
 from benchmarks.raw_agents.raw_agent import Raw
 from benchmarks.raw_agents.raw_fleet import RawFleet
 from benchmarks.replay import read_durations, replay
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from coordinator.simulate.demo_fleet import Running, process, python_command
 from coordinator.store.store import Store
 from federated.errors import ConfigError, FleetError

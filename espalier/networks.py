@@ -48,7 +48,7 @@ def network(
     DataError; MissingExtra.
     """
     with require_extra("espalier.network", "coordinator"):
-        from coordinator.assign.data_cards import build_network
+        from coordinator.assign.data_compatibility import build_network
         from federated.data.catalogue import load_central
         from federated.task import Card
         from models.user_networks.given_network import count_outputs
@@ -89,7 +89,7 @@ def menu(
     widths = read_fractions("widths", widths)
     depths = read_counts("depths", depths, "(1, 2)")
     with require_extra("espalier.menu", "train"):
-        from edge_agent.bench.target import select_submodels
+        from edge_agent.bench.benchmark_targets import select_submodels
 
         return select_submodels(network, widths, depths, ())
 

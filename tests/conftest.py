@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 # their fixtures are for all
-pytest_plugins = ["tests.support.office", "tests.support.plugins", "tests.support.processes"]
+pytest_plugins = [
+    "tests.support.enrolment_server",
+    "tests.support.plugins",
+    "tests.support.processes",
+]
 CACHES = Path(tempfile.mkdtemp(prefix="espalier-caches-"))
 
 

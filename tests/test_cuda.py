@@ -40,10 +40,10 @@ from federated.wire import messages
 from federated.wire import tensors as codec
 from models.families.catalogue import FAMILIES, example, full, menu, network
 from models.submodel import Network
-from tests.support.families import small
-from tests.support.federation import Member, federate
+from tests.support.memory_federation import Member, federate
 from tests.support.processes import AGENT, COORDINATOR, Start, result
-from tests.support.tasks import parameters, perform_task, task, weights
+from tests.support.small_tasks import parameters, perform_task, task, weights
+from tests.support.smallest_networks import small
 from tests.support.waiting import eventually
 from tests.test_every_method import AGENTS, PARTITION, settings, tensors
 

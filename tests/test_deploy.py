@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker.local import find_mosquitto
 from coordinator.broker.local_addresses import find_free_port
+from coordinator.broker.local_broker import find_mosquitto
 from tests.support.links import connect
 
 CONFIGURATION = Path(__file__).parents[1] / "deploy" / "mosquitto" / "espalier.conf"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.docs import command as docs
-from benchmarks.docs.command import find_outdated, replace_table
+from benchmarks.generated_docs import command as docs
+from benchmarks.generated_docs.command import find_outdated, replace_table
 from coordinator.observe.event_readers.catalogue import ALWAYS, READERS
 from coordinator.views.config_schema import build_schema
 from federated.engine.robust.catalogue import RULES

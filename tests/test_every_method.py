@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
@@ -21,7 +21,7 @@ from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from models.families.catalogue import network
 from models.submodel import Submodel
-from tests.support.federation import RUN, Member, federate
+from tests.support.memory_federation import RUN, Member, federate
 
 pytestmark = [pytest.mark.broker, pytest.mark.processes]
 AGENTS = 3

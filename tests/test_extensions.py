@@ -29,9 +29,9 @@ from federated.device.trainers.catalogue import open_trainer
 from federated.errors import ConfigError, DataError, Refused, Unknown
 from federated.methods.catalogue import hooks, loaded_method, method
 from federated.wire.messages import Run
-from models.extensions import Kind
+from models.extension_lookup import Kind
 from models.families.catalogue import build, full, menu, network, parameters
-from tests.support.federation import RUN, Member, federate
+from tests.support.memory_federation import RUN, Member, federate
 from tests.support.plugins import install
 from tests.support.processes import AGENT, COORDINATOR, Start, result
 from tests.support.tcp_link import TcpHub

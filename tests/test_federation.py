@@ -22,7 +22,7 @@ from federated.task import Update
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Delivery, Link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 # where it does not matter what is learned
 SMALL = {"method.widths": [0.25, 0.5], "method.depths": [1], "train.epochs": 1, "train.steps": 4}
@@ -347,7 +347,7 @@ def test_one_agent_with_other_data_does_not_keep_the_others_from_starting(tmp_pa
 
 def test_a_network_of_ones_own_is_scaled_and_trained(tmp_path: Path) -> None:
     settings = {
-        "model.name": "tests.support.model:small",
+        "model.name": "tests.support.user_models:small",
         "method.name": "fedavg",
         "method.widths": [0.5, 1.0],
         "rounds": 4,

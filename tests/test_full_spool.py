@@ -20,7 +20,7 @@ from federated.engine.aggregate import Total
 from federated.method import State
 from federated.task import Update
 from tests.support.disks import small_disk
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 pytestmark = pytest.mark.processes
 

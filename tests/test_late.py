@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from coordinator.assign.selection import make_generator
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.round_records import Entry
 from coordinator.phases.evaluation import Evaluator
@@ -27,7 +27,7 @@ from coordinator.settings.config import Config
 from coordinator.store.agent_tables import AgentTables
 from coordinator.store.journal import Journal
 from coordinator.store.store import Store
-from coordinator.trust import defences
+from coordinator.trust import configured_defences
 from federated.engine.aggregate import Total, fold
 from federated.engine.late_updates import Base, Touched, find_touched, make_buffered
 from federated.errors import ConfigError
@@ -35,8 +35,8 @@ from federated.method import State
 from federated.methods.catalogue import method
 from federated.task import Update
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from tests.support.federation import RUN, Member, digits, federate, make_config, run_members
-from tests.support.revival import Fuse, Killed, run_with_restarts
+from tests.support.memory_federation import RUN, Member, digits, federate, make_config, run_members
+from tests.support.restarted_coordinator import Fuse, Killed, run_with_restarts
 
 PINS = ("w1-d2", "w0.5-d2")
 QUICK = {
@@ -311,7 +311,7 @@ def test_more_agents_are_selected_than_needed_and_the_round_does_not_wait_for_th
 
 
 INSTANTS: dict[str, tuple[Any, str, int]] = {
-    "before the sixth fold": (defences, "fold", 6),
+    "before the sixth fold": (configured_defences, "fold", 6),
     "before a snapshot": (Journal, "write_total", 4),
     "in the evaluation of the second round": (Evaluator, "evaluate", 2),
 }
@@ -355,7 +355,7 @@ def test_a_round_that_starts_over_keeps_the_tasks_of_earlier_rounds(
     """The spool is damaged while the coordinator is down in the second round; the last agent still
     works on the first.
     """
-    real, calls, third = defences.fold, list[int](), threading.Event()
+    real, calls, third = configured_defences.fold, list[int](), threading.Event()
 
     def die(*given: Any, **named: Any) -> Any:
         calls.append(0)
@@ -371,7 +371,7 @@ def test_a_round_that_starts_over_keeps_the_tasks_of_earlier_rounds(
         assert (update.agent, update.round) != ("a3", 1) or third.wait(60)
         return update
 
-    monkeypatch.setattr(defences, "fold", die)
+    monkeypatch.setattr(configured_defences, "fold", die)
     members = [member(i, 4, {}, 0.02, wait) for i in range(4)]
     _, deaths = run_with_restarts(
         tmp_path, members, {**BUFFERED, "rounds": 8, "journal.every": 100, "fleet.staleness": 11}

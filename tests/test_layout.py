@@ -119,7 +119,7 @@ TORCH_FREE = (
     "export.quantize",
     "export.onnx_session",
     "federated.data.catalogue",
-    "federated.device.participant",
+    "federated.device.agent_event_loop",
     "federated.device.profile_file",
     "federated.device.spool",
     "federated.device.task_work",
@@ -283,7 +283,7 @@ def test_only_one_file_each_uses_mqtt_topics_and_checkpoints() -> None:
         "benchmarks.raw_agents.raw_fleet",
         "federated.wire.links.mqtt",
         "federated.wire.links.paho_client",
-        "coordinator.broker.local",
+        "coordinator.broker.local_broker",
     }
     assert [name_of(p) for p in FILES if "federated.wire.links.mqtt" in imports(p)] == [
         "federated.wire.links.catalogue"

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.access.authority import Authority
-from coordinator.broker import local as brokers
+from coordinator.access.certificate_authority import Authority
+from coordinator.broker import local_broker as brokers
 from coordinator.observe.event_readers.prometheus_metrics import MetricsServer
 from coordinator.settings.service_tables import Metrics
 from coordinator.store.store import Store
 from federated.device.spool import Spool
 from federated.runtime import atomic_files
 from federated.training import state_between_rounds
-from tests.support.federation import Member, digits, federate
+from tests.support.memory_federation import Member, digits, federate
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.store.store import Store
 from edge_agent.access.agent_name import derive_name

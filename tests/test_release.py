@@ -23,7 +23,7 @@ from export.onnx_session import Array
 from federated.data import catalogue
 from federated.wire import tensors
 from federated.wire.release_messages import Serving
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 from tests.support.processes import COORDINATOR, WITHOUT_TORCH, Start, read_address
 from tests.support.waiting import eventually
 

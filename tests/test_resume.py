@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator.fleet.round_driver import Driver
+from coordinator.fleet.round_event_loop import RoundEventLoop
 from coordinator.observe.events import Event, StageFinished
 from coordinator.phases.evaluation import Evaluator
 from coordinator.phases.training import Training
 from coordinator.run.rounds import Result
 from coordinator.store.journal import Journal
 from coordinator.store.store import Store
-from coordinator.trust import defences
+from coordinator.trust import configured_defences
 from federated.task import Update
-from tests.support.federation import RUN, Member, digits, federate
-from tests.support.revival import Fuse, Killed, run_with_restarts
+from tests.support.memory_federation import RUN, Member, digits, federate
+from tests.support.restarted_coordinator import Fuse, Killed, run_with_restarts
 
 SETTINGS = {
     "method.widths": [0.5, 1.0],
@@ -53,7 +53,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
 # schedules kill between any two actions (tests/benchmarks/test_schedules.py); these really train
 INSTANTS: dict[str, tuple[Any, str, Fuse]] = {
     "before anyone hears of it": (Journal, "append", Fuse(40, after=True)),
-    "again and again": (defences, "fold", Fuse(2, 3, 6, 9)),
+    "again and again": (configured_defences, "fold", Fuse(2, 3, 6, 9)),
     "between a total and its journal": (Journal, "write_total", Fuse(2, after=True)),
     "in evaluation": (Evaluator, "evaluate", Fuse(1)),
     "when it is stored": (Store, "save", Fuse(1, after=True)),
@@ -92,8 +92,8 @@ def test_a_killed_coordinator_resumes_inside_the_round(
 
 MOMENTS: dict[str, tuple[Any, str, Fuse]] = {
     "when a round is planned": (Training, "__init__", Fuse(1, 3, 5, 7)),
-    "when tasks are out": (Driver, "begin", Fuse(1, 4, 7, 10, after=True)),
-    "between folds": (defences, "fold", Fuse(2, 5, 8, 11)),
+    "when tasks are out": (RoundEventLoop, "begin", Fuse(1, 4, 7, 10, after=True)),
+    "between folds": (configured_defences, "fold", Fuse(2, 5, 8, 11)),
     "before a round is stored": (Store, "save", Fuse(1, 3, 5)),
 }
 
@@ -136,7 +136,7 @@ def test_a_resumed_coordinator_records_the_same_about_its_agents(
 
 
 @pytest.mark.parametrize(
-    ("where", "name", "call"), [(defences, "fold", 4), (Evaluator, "evaluate", 1)]
+    ("where", "name", "call"), [(configured_defences, "fold", 4), (Evaluator, "evaluate", 1)]
 )
 def test_a_round_starts_over_if_folded_updates_are_damaged(
     tmp_path: Path,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from tests.support.brokers import needs_mosquitto
 from tests.support.processes import AGENT, COORDINATOR, Start
 from tests.support.waiting import eventually

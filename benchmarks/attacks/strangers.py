@@ -71,7 +71,7 @@ def open_doors(trial: Trial) -> Doors:
 
 
 def flood(kind: str, port: Callable[[Doors], int]) -> Scenario:
-    """Return a scenario that floods a port. kind: see `benchmarks.attacks.flood`."""
+    """Return a scenario that floods a port. kind: see `benchmarks.attacks.connection_flood`."""
 
     def prepare(trial: Trial) -> None:
         doors = open_doors(trial)
@@ -79,7 +79,9 @@ def flood(kind: str, port: Callable[[Doors], int]) -> Scenario:
         def begin() -> None:
             stranger = Process("stranger", trial.folder)
             trial.stack.callback(stranger.kill)
-            stranger.start(python_command("benchmarks.attacks.flood", kind, str(port(doors))))
+            stranger.start(
+                python_command("benchmarks.attacks.connection_flood", kind, str(port(doors)))
+            )
             trial.strike()
 
         trial.after_begin.append(begin)

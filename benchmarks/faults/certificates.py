@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from coordinator.access.authority import LIFE, Authority
+from coordinator.access.certificate_authority import LIFE, Authority
 from coordinator.broker.local_addresses import find_free_port
 from edge_agent.access.enrolment import encode_key, sign_request
 from federated.runtime import atomic_files

@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from benchmarks.attacks.flood import STRANGER, THREADS, connect
+from benchmarks.attacks.connection_flood import STRANGER, THREADS, connect
 from benchmarks.attacks.malicious_agents import LIAR, make_beat, make_chunk, make_noise, make_offer
 from benchmarks.faults.trial import RUN
 from benchmarks.raw_agents.raw_agent import Raw, RawAgent

@@ -16,7 +16,7 @@ from benchmarks.faults.certificates import Doors
 from benchmarks.faults.trial import RUN
 from benchmarks.floods.attacker import connect_packet
 from coordinator.access.run_broker import AuthorityWatcher, BrokerAccess
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from federated.errors import LinkError
 from federated.wire import topics
 from federated.wire.link import Delivery, Link

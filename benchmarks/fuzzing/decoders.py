@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from benchmarks.fuzzing import samples
-from coordinator.access.authority import Authority
+from coordinator.access.certificate_authority import Authority
 from coordinator.access.enrolment_server import build_application
 from coordinator.assign import agent_filter
 from coordinator.broker import passwords
@@ -32,7 +32,7 @@ from edge_agent.infer import inputs, requests_and_replies
 from export import release_reader
 from export.onnx_session import Session
 from federated.device import profile_file
-from federated.device.participant import Equipment, Participant
+from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.spool import Spool
 from federated.errors import (
     ConfigError,
@@ -162,7 +162,7 @@ class Listener:
         link = MemoryLink(self.broker, role)
         self.role = role
         if role == "agent":
-            self.participant = Participant(
+            self.participant = AgentEventLoop(
                 link,
                 samples.CARD,
                 "a",

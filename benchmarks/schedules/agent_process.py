@@ -10,8 +10,8 @@ from benchmarks.schedules import lying_agent
 from benchmarks.schedules.virtual_clock import Killed, Process
 from benchmarks.schedules.virtual_links import Cable, Network
 from benchmarks.schedules.virtual_training import DATA, PYTORCH, VirtualRunner, survey_once
+from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_state import sending
-from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
 from federated.errors import EspalierError
 from federated.task import Profile, Timing
@@ -27,8 +27,8 @@ SLOW = 20.0  # seconds between the chunks of a dripping agent
 
 
 class Device:
-    """Process of one agent. A Participant does all the work; this class starts it, gives it turns,
-    and restarts it.
+    """Process of one agent: starts its AgentEventLoop, which does all the work, gives it turns, and
+    restarts it.
 
     pace: approximate seconds of a task
     character: see `VirtualRunner`; also `drip`, which sends updates a chunk at a time, and
@@ -52,7 +52,7 @@ class Device:
         self.over = ""
         self._link: Cable | None = None
         self._spool: Spool | None = None
-        self._participant: Participant | None = None
+        self._participant: AgentEventLoop | None = None
         self._lives = 0
         self._offered = set[str]()
         self._said = 0.0  # time of its last message about an update, or without one to send
@@ -162,14 +162,16 @@ class Device:
                 self.over = found.reason
         return None
 
-    def _join(self, link: Cable, run: messages.Run) -> Participant:
+    def _join(self, link: Cable, run: messages.Run) -> AgentEventLoop:
         link.unsubscribe(topics.run(RUN))
         runner = VirtualRunner(self.world, self.pace, self.character, self.wake, self._offered)
         self._spool = Spool(self.folder, lasting=True)
         equipment = Equipment(
             self._measure, runner, self._spool, clock=partial(self.world.clock, self.process)
         )
-        participant = self._participant = Participant(link, run, self.name, self.session, equipment)
+        participant = self._participant = AgentEventLoop(
+            link, run, self.name, self.session, equipment
+        )
         participant.join()
         return participant
 

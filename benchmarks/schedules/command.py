@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from benchmarks.output_path_checks import check_log
-from benchmarks.schedules.planted_defects import DEFECTS
+from benchmarks.schedules.injected_defects import DEFECTS
 from benchmarks.schedules.random_schedules import Fault, Schedule, draw
 from benchmarks.schedules.schedule_run import REPLACED, Outcome, run_schedule
 from federated.errors import ConfigError, Unknown

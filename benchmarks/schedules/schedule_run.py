@@ -30,7 +30,7 @@ from federated.errors import LinkError, StoreError
 
 __all__ = ["REPLACED", "Outcome", "Tell", "run_schedule"]
 
-WATCHED = "coordinator.fleet.round_driver.step"  # wrapped by the oracle
+WATCHED = "coordinator.fleet.round_event_loop.step"  # wrapped by the oracle
 REPLACED = *virtual_disks.REPLACED, "time.monotonic", WATCHED
 """Names replaced in production code during a schedule. Links, broker and task runner are passed in,
 as elsewhere.

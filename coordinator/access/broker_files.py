@@ -8,8 +8,8 @@ import os
 import shutil
 from pathlib import Path
 
-from coordinator.access.authority import Authority
-from coordinator.broker.local import ACL_FILE
+from coordinator.access.certificate_authority import Authority
+from coordinator.broker.local_broker import ACL_FILE
 from coordinator.broker.mosquitto import COORDINATOR, format_acl
 from federated.errors import ConfigError, explain_os_errors
 

@@ -28,7 +28,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from coordinator.access.authority import Authority
+from coordinator.access.certificate_authority import Authority
 from federated.errors import Refused
 from federated.runtime.connection_limits import RateLimiter
 from federated.runtime.web_server import CERTIFICATE, BodyReader, Limits, WebServer

@@ -51,7 +51,7 @@ class EnrolmentProcess(ServerProcess):
 
 def main(descriptor: int, folder: Path, broker: str) -> None:
     """Serve enrolment until standard input closes."""
-    from coordinator.access.authority import Authority
+    from coordinator.access.certificate_authority import Authority
     from coordinator.access.enrolment_server import EnrolmentServer
 
     ended = become_server()

@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.access.authority_folder import find_default_folder, open_authority
+from coordinator.access.certificate_authority_folder import find_default_folder, open_authority
 from coordinator.access.enrolment_server_process import EnrolmentProcess
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import check_exposure
 from coordinator.broker.mosquitto import COORDINATOR
 from coordinator.settings.service_tables import Broker as Wanted
@@ -31,7 +31,7 @@ from federated.wire.address import PORTS, add_credentials, format_url, get_schem
 from federated.wire.link import Link
 
 if TYPE_CHECKING:
-    from coordinator.access.authority import Authority
+    from coordinator.access.certificate_authority import Authority
 
 __all__ = ["AuthorityWatcher", "BrokerAccess", "Poller", "add_certificate", "open_broker_access"]
 

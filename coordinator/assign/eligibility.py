@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from coordinator.assign import agent_filter
-from coordinator.assign.data_cards import AGENTS, explain_unit_mismatch
+from coordinator.assign.data_compatibility import AGENTS, explain_unit_mismatch
 from coordinator.settings.config import Config
 from federated.data.dataset import explain_misfit
 from federated.methods.catalogue import METHODS

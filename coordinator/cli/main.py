@@ -104,7 +104,7 @@ COMMANDS = {
 @click.option("-v", "--verbose", is_flag=True, help="log messages to and from the broker")
 def main(verbose: bool) -> None:
     """Train one model on a fleet of unequal devices. Data never leaves the device."""
-    from federated.runtime.compiler_import import defer_compiler
+    from federated.runtime.lazy_compiler_import import defer_compiler
     from federated.runtime.logs import configure
 
     defer_compiler()

@@ -17,7 +17,7 @@ from coordinator.assign.eligibility import Eligibility
 from coordinator.fleet.flood_guard import FloodGuard
 from coordinator.fleet.leadership import Leadership
 from coordinator.fleet.link_endpoint import Endpoint
-from coordinator.fleet.round_driver import Driver
+from coordinator.fleet.round_event_loop import RoundEventLoop
 from coordinator.fleet.run_clock import RunClock
 from coordinator.fleet.update_inbox import SPOILT, Inbox
 from coordinator.observe.events import FleetChanged, LoopTurned, Publish, Rejected
@@ -86,7 +86,7 @@ class Fleet:
         self.link, self.attempt, self.publish, self.clock = link, intake.attempt, publish, clock
         self.endpoint = Endpoint(link, run, spool, intake.chunk, intake.epoch)
         self.inbox = Inbox(spool, intake.slots, sync=intake.rules.durable)
-        self.driver = Driver(
+        self.driver = RoundEventLoop(
             self.endpoint, self.inbox, intake.rules, publish, clock, intake.journal
         )
         self._control: Control | None = None

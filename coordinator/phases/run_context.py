@@ -13,7 +13,7 @@ from coordinator.settings.config import Config
 from coordinator.store.control_requests import Control
 from coordinator.store.past_states import PastStates
 from coordinator.store.store import Store
-from coordinator.trust.defences import Defences
+from coordinator.trust.configured_defences import Defences
 from federated.method import Method
 from models.submodel import Submodel
 

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.selection import make_generator
-from coordinator.fleet.round_driver import AT_HAND
+from coordinator.fleet.round_event_loop import AT_HAND
 from coordinator.fleet.submodel_shipment import Shipment, to_torch
 from coordinator.observe.events import UpdateFolded, time_stage
 from coordinator.observe.round_records import Entry, Folded, Score

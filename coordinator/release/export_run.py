@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
-from coordinator.assign.data_cards import AGENTS
+from coordinator.assign.data_compatibility import AGENTS
 from coordinator.fleet.submodel_shipment import select_statistics
 from coordinator.phases.evaluation import assemble
 from coordinator.release.stored_run import read_run

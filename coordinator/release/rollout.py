@@ -22,7 +22,7 @@ from coordinator.release import history as releases
 from coordinator.release.archive import Archive
 from coordinator.release.export_run import ExportRequest, write_release
 from coordinator.release.history import History, Item
-from coordinator.release.release_report import report
+from coordinator.release.serving_report import report
 from coordinator.store.run_records import open_records
 from coordinator.store.training_counts import choose_serving
 from export import release_reader

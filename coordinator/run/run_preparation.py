@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coordinator.assign import agent_filter
 from coordinator.assign.affordable_submodels import match_pins
-from coordinator.assign.data_cards import AGENTS, build_network
+from coordinator.assign.data_compatibility import AGENTS, build_network
 from coordinator.observe.event_readers.catalogue import find_readers
 from coordinator.observe.event_readers.prometheus_metrics import MetricsServer
 from coordinator.settings.config import Config, to_json
@@ -20,7 +20,7 @@ from coordinator.settings.service_tables import Broker
 from coordinator.store.database import Facts
 from coordinator.store.run_folders import list_runs
 from coordinator.store.store import Store
-from coordinator.trust.defences import add_defences, check_leaks
+from coordinator.trust.configured_defences import add_defences, check_leaks
 from federated.data import catalogue as data
 from federated.data.dataset import Dataset
 from federated.errors import ConfigError, read_setting

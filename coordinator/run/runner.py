@@ -12,7 +12,7 @@ import msgspec
 
 from coordinator.access.run_broker import BrokerAccess
 from coordinator.assign.affordable_submodels import match_pins
-from coordinator.assign.data_cards import build_network
+from coordinator.assign.data_compatibility import build_network
 from coordinator.assign.eligibility import Eligibility
 from coordinator.fleet.fleet import Fleet, Intake
 from coordinator.fleet.run_clock import RunClock
@@ -27,7 +27,7 @@ from coordinator.run.run_preparation import Prepared, make_weights, propose_menu
 from coordinator.settings.config import Config, to_json
 from coordinator.store.database import Facts
 from coordinator.store.past_states import PastStates
-from coordinator.trust.defences import Defences, check_leaks
+from coordinator.trust.configured_defences import Defences, check_leaks
 from federated.engine.late_updates import make_buffered
 from federated.errors import ConfigError, EspalierError, LinkError, StoreError, Superseded
 from federated.method import Method, Settings

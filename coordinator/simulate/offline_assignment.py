@@ -13,7 +13,7 @@ import msgspec
 from rich.table import Table
 
 from coordinator.assign.affordable_submodels import Bounds, match_pins
-from coordinator.assign.data_cards import AGENTS, build_network
+from coordinator.assign.data_compatibility import AGENTS, build_network
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.decisions import Candidate, Verdict, ask_method, decide
 from coordinator.assign.eligibility import Eligibility

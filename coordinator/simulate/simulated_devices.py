@@ -26,7 +26,7 @@ from coordinator.fleet.fleet import Fleet
 from coordinator.settings.config import Config
 from coordinator.simulate.device_data import DataSource, name_devices
 from coordinator.simulate.workers import UNLIMITED, Workers, read_outcome
-from federated.device.participant import Equipment, Participant
+from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.spool import Spool
 from federated.device.task_runner import Outcome
 from federated.device.trainers.catalogue import open_trainer
@@ -119,7 +119,7 @@ class Devices:
         self._calls = queue.SimpleQueue[int]()  # indices of devices with news
         self._thread: threading.Thread | None = None
         self._weights: OrderedDict[str, Path] = OrderedDict()
-        self._present: dict[int, tuple[Participant, MemoryLink]] = {}  # by index
+        self._present: dict[int, tuple[AgentEventLoop, MemoryLink]] = {}  # by index
         self._due = 0.0  # time of the next turn of idle devices
 
     def begin(self, fleet: Fleet, folder: Path) -> None:
@@ -180,7 +180,7 @@ class Devices:
 
     def _make_participant(
         self, run: messages.Run, index: int, survey: dict[str, Any], spool: Spool
-    ) -> tuple[Participant, MemoryLink]:
+    ) -> tuple[AgentEventLoop, MemoryLink]:
         name = name_devices(self.source.agents)[index]
         will = topics.status(run.run, name), envelope.encode(messages.Status(name, SESSION, False))
         notify = partial(self._calls.put, index)
@@ -192,7 +192,7 @@ class Devices:
         data = self.source.device(index).card()
         measure = partial(self._make_profile, index, name, data, survey)
         equipment = Equipment(measure, runner, spool, weights=self._weights, cached=CACHED)
-        return Participant(link, run, name, SESSION, equipment), link
+        return AgentEventLoop(link, run, name, SESSION, equipment), link
 
     def _make_profile(
         self, index: int, name: str, data: Card, survey: dict[str, Any], run: messages.Run
@@ -239,7 +239,7 @@ def pick_value(values: Sequence[float], index: int, agents: int) -> float:
     return values[index * len(values) // agents]
 
 
-def serve_device(participant: Participant, link: MemoryLink) -> bool:
+def serve_device(participant: AgentEventLoop, link: MemoryLink) -> bool:
     """Handle all that is due at a device. Return False once it has left the run."""
     while participant.turn(0.0) and link.backlog:
         pass

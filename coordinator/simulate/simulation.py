@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import torch
 
-from coordinator.assign.data_cards import AGENTS
+from coordinator.assign.data_compatibility import AGENTS
 from coordinator.observe.event_readers.terminal_output import LinePrinter
 from coordinator.observe.events import Publish
 from coordinator.phases.run_context import ENDLESS
@@ -34,7 +34,7 @@ from coordinator.simulate.simulated_devices import Devices, ServingLink
 from coordinator.simulate.workers import OwnThread, ProcessPool, Workers
 from coordinator.store.run_folders import list_runs
 from coordinator.store.store import Store
-from coordinator.trust.defences import check_buffer_size
+from coordinator.trust.configured_defences import check_buffer_size
 from federated.data import partitions
 from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors, read_setting
 from federated.runtime.console import Say

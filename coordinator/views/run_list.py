@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from coordinator.observe.now_file import read_now
+from coordinator.observe.now_json import read_now
 from coordinator.observe.score_summary import list_untrained, select_overall
 from coordinator.store import run_lock
 from coordinator.store.run_folders import DATABASE, describe_missing, list_runs

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from coordinator.observe.now_file import STATES, TASKS, Now, read_now
+from coordinator.observe.now_json import STATES, TASKS, Now, read_now
 from coordinator.observe.round_records import Score
 from coordinator.observe.score_summary import (
     VIEWS,

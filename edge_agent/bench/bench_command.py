@@ -21,10 +21,7 @@ import msgspec
 
 from edge_agent.bench import report as bench_report
 from edge_agent.bench import terminal_table
-from edge_agent.bench.measurement_process import STEP_SECONDS, Plan
-from edge_agent.bench.measurement_process_control import run_plans
-from edge_agent.bench.report import Report, Row, take_fingerprint, to_ms
-from edge_agent.bench.target import (
+from edge_agent.bench.benchmark_targets import (
     INT8,
     Target,
     check_files,
@@ -34,6 +31,9 @@ from edge_agent.bench.target import (
     resolve_runtimes,
     select_submodels,
 )
+from edge_agent.bench.measurement_process import STEP_SECONDS, Plan
+from edge_agent.bench.measurement_process_control import run_plans
+from edge_agent.bench.report import Report, Row, take_fingerprint, to_ms
 from edge_agent.device.process_limits import Limits
 from export.latency import SECONDS
 from federated.errors import ConfigError, UsageError, explain_os_errors

@@ -26,7 +26,7 @@ from edge_agent.device.process_limits import end_with_parent
 from edge_agent.device.process_memory import read_memory, reset_peak
 from export import latency as latencies
 from export.latency import measure_latency
-from federated.runtime.compiler_import import defer_compiler
+from federated.runtime.lazy_compiler_import import defer_compiler
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _measure_onnx(plan: Plan) -> Row:
 def _measure_torch(plan: Plan) -> Row:
     import torch
 
-    from edge_agent.bench.target import draw_noise
+    from edge_agent.bench.benchmark_targets import draw_noise
     from models.families.catalogue import build  # noqa: F401 (part of the base)
 
     assert plan.submodel is not None
@@ -185,7 +185,7 @@ def _measure_training(plan: Plan, row: Row, batch: int, net: nn.Module) -> Row:
 
 def _time_steps(plan: Plan, batch: int, net: nn.Module) -> list[float]:
     """Return the seconds of whole training steps (forward, backward, update) on noise."""
-    from edge_agent.bench.target import draw_noise
+    from edge_agent.bench.benchmark_targets import draw_noise
     from federated.task import Recipe
     from federated.training.training_inputs import TrainingSet
     from federated.training.training_loop import train

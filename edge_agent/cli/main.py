@@ -46,7 +46,7 @@ COMMANDS = {
 @click.option("-v", "--verbose", is_flag=True, help="log messages to and from the broker")
 def main(verbose: bool) -> None:
     """Train on this device's data as part of a federation. Data never leaves the device."""
-    from federated.runtime.compiler_import import defer_compiler
+    from federated.runtime.lazy_compiler_import import defer_compiler
     from federated.runtime.logs import configure
 
     defer_compiler()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_agent.infer import release_state
-from edge_agent.infer.answers import Answer, answer
+from edge_agent.infer.answer_conversion import Answer, answer
 from edge_agent.infer.graph_choice import Choice, choose, list_thread_counts, sample_own
 from edge_agent.infer.graph_trial import CPU, Held, Trial, measure_session
 from edge_agent.infer.inputs import fit_shape

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from edge_agent.infer.answers import format_answer
+from edge_agent.infer.answer_conversion import format_answer
 from edge_agent.infer.engine import Engine
 from edge_agent.infer.graph_choice import format_trials
 from edge_agent.infer.infer_options import InferRequest

@@ -1,7 +1,7 @@
 """Take part in a run: load the data, find the run, measure the device, join, and train until the
 run ends.
 
-worker.load -> find_run -> worker.measure -> Participant.join -> turn, turn, ... -> leave
+worker.load -> find_run -> worker.measure -> AgentEventLoop.join -> turn, turn, ... -> leave
 
 Between two turns the agent checks whether it must measure the device again.
 """
@@ -23,8 +23,8 @@ from edge_agent.device.measurement_drift import Watch
 from edge_agent.device.process_limits import count_cpus, find_memory_limit
 from edge_agent.device.training_conditions import Conditions
 from edge_agent.join.training_process_control import Job, Worker
+from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_state import activity
-from federated.device.participant import Equipment, Participant
 from federated.device.spool import LIMIT, Spool
 from federated.errors import (
     EspalierError,
@@ -169,7 +169,7 @@ def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) ->
             spool,
             conditions,
         )
-        participant = Participant(link, run, job.name, session, equipment)
+        participant = AgentEventLoop(link, run, job.name, session, equipment)
         watch = Watch(lambda: read_limits(worker))
 
         def after_turn() -> None:
@@ -220,7 +220,7 @@ def _open_spool(request: JoinRequest, run: messages.Run, stack: ExitStack, say: 
     return spool
 
 
-def _describe_status(participant: Participant) -> str:
+def _describe_status(participant: AgentEventLoop) -> str:
     """Describe the agent in one line for the service manager."""
     now = participant.state
     doing = now.paused or activity(now)
@@ -238,7 +238,7 @@ def read_limits(worker: Worker) -> tuple[float, float]:
         return count_cpus(limits), find_memory_limit(limits)
 
 
-def remeasure(participant: Participant, worker: Worker, watch: Watch, say: Say) -> None:
+def remeasure(participant: AgentEventLoop, worker: Worker, watch: Watch, say: Say) -> None:
     """Measure the device again between two tasks if its measurements are outdated, and publish the
     new profile.
     """
@@ -293,7 +293,7 @@ def describe_data(job: Job, card: Card, limits: str) -> str:
 
 
 def take_part(
-    participant: Participant,
+    participant: AgentEventLoop,
     stop: threading.Event,
     say: Say = say_nothing,
     after_turn: Callable[[], None] = lambda: None,

@@ -30,7 +30,7 @@ from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
 from federated.runtime import atomic_files
-from federated.runtime.compiler_import import defer_compiler
+from federated.runtime.lazy_compiler_import import defer_compiler
 from federated.task import Card, Profile, Task
 from federated.training.training_inputs import Execution, Stopped
 from federated.wire import messages

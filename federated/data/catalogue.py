@@ -29,7 +29,7 @@ from federated.data.partitions import Shard, draw_shard, generator
 from federated.data.published_sequences import har, wikitext_2
 from federated.errors import ConfigError, DataError
 from federated.runtime.plugin_lookup import find
-from models.extensions import Kind, known_names
+from models.extension_lookup import Kind, known_names
 
 __all__ = ["DATASETS", "HELD", "data_root", "load", "load_central", "load_device", "take_part"]
 

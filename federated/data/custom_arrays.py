@@ -23,7 +23,7 @@ import numpy as np
 
 from federated.data.dataset import Array, Dataset, Labels, Values
 from federated.errors import DataError, describe_value
-from models.extensions import list_required, locate_failure
+from models.extension_lookup import list_required, locate_failure
 from models.given_objects import describe_name
 
 __all__ = ["UNREADABLE", "call", "dataset", "read_npz"]

@@ -1,5 +1,5 @@
-"""The actions of an agent, as plain data: `agent_step.step` returns them, and `Participant` carries
-them out.
+"""The actions of an agent, as plain data: `agent_step.step` returns them, and `AgentEventLoop`
+carries them out.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ next state from this noisy mean and earlier ones alone.
 
 Two fleets are neighbours if they differ in one device's data, its change replaced by zero (Kairouz
 et al., arXiv 2103.00039, Definition 1.1). This does not hide that a device took part, with which
-submodel, or that it answered; `coordinator.trust.defences` covers the rest.
+submodel, or that it answered; `coordinator.trust.configured_defences` covers the rest.
 
 Sums are float64. The noise comes from the operating system's source of randomness: someone who
 knows the run's seed could subtract noise drawn from it. Continuous noise in floating point has gaps

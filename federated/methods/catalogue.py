@@ -9,7 +9,7 @@ from functools import cache
 
 from federated.errors import ConfigError, EspalierError, Unknown, add_article
 from federated.method import Method
-from federated.methods.baselines import allsmall, exclusivefl
+from federated.methods.allsmall_exclusivefl import allsmall, exclusivefl
 from federated.methods.depthfl import depthfl
 from federated.methods.dynamicfl import dynamicfl
 from federated.methods.fedavg import fedavg
@@ -30,7 +30,7 @@ from federated.methods.scaffold import scaffold
 from federated.methods.scalefl import scalefl
 from federated.runtime.plugin_lookup import find, report_failure
 from federated.training.hooks import Hooks
-from models.extensions import Kind, load_all
+from models.extension_lookup import Kind, load_all
 
 __all__ = ["METHODS", "hooks", "loaded_hooks", "loaded_method", "loaded_methods", "method"]
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from federated.errors import ConfigError, EspalierError, Unknown, add_article
-from models.extensions import Kind, locate_failure, lookup
+from models.extension_lookup import Kind, locate_failure, lookup
 from models.given_objects import describe_name
 
 __all__ = ["check_declares", "explain_lookup", "find", "report_failure"]
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def find(kind: Kind, name: str, known: Mapping[str, T]) -> T:
-    """Return the extension that the owner of this machine named; see `models.extensions.lookup`.
+    """Return the extension that this machine's owner named; see `models.extension_lookup.lookup`.
 
     known: the built-in ones. Raises Unknown, with the nearest name; ConfigError for one that cannot
     be imported or is not of this kind.

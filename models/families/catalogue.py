@@ -20,7 +20,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from models.extensions import Kind, import_member, known_names, load_all, lookup
+from models.extension_lookup import Kind, import_member, known_names, load_all, lookup
 from models.families.densenet import DENSENET
 from models.families.efficientnet import EFFICIENTNET
 from models.families.lenet import LENET

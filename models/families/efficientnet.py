@@ -1,11 +1,11 @@
 """EfficientNetV2-S: fused and plain inverted residuals, squeeze and excitation, SiLU (Tan and Le,
 arXiv 2104.00298, table 4).
 
-Its network is in `models.layers.inverted_residual`. All but the last convolution scale in width,
-all six sections in depth. For small images ("v2s-cifar", as in the EfficientNetV2 of FedFA, arXiv
-2406.09877) the stem and the section of 48 channels keep the resolution; the tensors are the same,
-so torchvision's weights fit both. Stochastic depth follows torchvision: the drop rate of a block
-grows with its depth in the largest network, and is the same in every submodel.
+Its network is in `models.layers.inverted_residual_network`. All but the last convolution scale in
+width, all six sections in depth. For small images ("v2s-cifar", as in the EfficientNetV2 of FedFA,
+arXiv 2406.09877) the stem and the section of 48 channels keep the resolution; the tensors are the
+same, so torchvision's weights fit both. Stochastic depth follows torchvision: the drop rate of a
+block grows with its depth in the largest network, and is the same in every submodel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from models.family import Family, Torchvision
-from models.layers.inverted_residual import Inverted, Section, Size, Style, rename_tensors
+from models.layers.inverted_residual_network import Inverted, Section, Size, Style, rename_tensors
 from models.submodel import Submodel
 
 __all__ = ["EFFICIENTNET"]

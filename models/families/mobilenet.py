@@ -1,5 +1,5 @@
 """MobileNetV2: inverted residuals with ReLU6 (Sandler et al., arXiv 1801.04381, table 2); its
-network is in `models.layers.inverted_residual`.
+network is in `models.layers.inverted_residual_network`.
 
 All but the last convolution scale in width; the five sections of more than one block scale in
 depth. For small images ("v2-cifar", as in the MobileNetV2 of FedFA, arXiv 2406.09877) the stem and
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from models.family import Family, Torchvision
-from models.layers.inverted_residual import Inverted, Section, Size, Style, rename_tensors
+from models.layers.inverted_residual_network import Inverted, Section, Size, Style, rename_tensors
 from models.submodel import Submodel
 
 __all__ = ["MOBILENET"]

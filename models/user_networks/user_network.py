@@ -43,7 +43,7 @@ import torch
 from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from models.extensions import import_member, list_required, locate_failure
+from models.extension_lookup import import_member, list_required, locate_failure
 from models.family import Address, Family, Pieces, check_mask, parse_address
 from models.layers.basic import Standardise
 from models.random_state import isolate_random_state

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.aggregation import ours
-from benchmarks.peers.contest import hold
+from benchmarks.peers.interleaved_processes import hold
 from benchmarks.peers.updates import map_updates, write_updates
 
 

@@ -20,7 +20,7 @@ from benchmarks.faults.power_cuts import explain_unmountable, mount_lossy_disk
 from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, damage, explain_impossible
 from benchmarks.faults.trial import Outcome, run_trial
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 
 # Kinds of faults that need real processes, links or disks. Schedules in virtual time try the others
 # thousands of times (see test_schedules), and `python -m benchmarks faults` tries all.

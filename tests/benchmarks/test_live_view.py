@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.docs.live_view import REDRAW, choose_frame, render_svg
+from benchmarks.generated_docs.live_view import REDRAW, choose_frame, render_svg
 
 PICTURE = Path(__file__).parents[2] / "docs" / "live_view.svg"
 PLAIN = "run\nagent  submodel   state  loss\npi     w0.5-d2    idle\npc     w0.5-d2    idle\n"

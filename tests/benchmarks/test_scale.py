@@ -15,7 +15,7 @@ from benchmarks import scale
 from benchmarks.fuzzing.samples import SUBMODEL
 from benchmarks.raw_agents.updates import learn, make_update
 from benchmarks.replay import replay
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 
 
 def test_memory_is_flat_within_three_models() -> None:

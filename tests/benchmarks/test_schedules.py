@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from benchmarks.schedules.command import follow, shrink, try_schedule
-from benchmarks.schedules.planted_defects import DEFECTS
+from benchmarks.schedules.injected_defects import DEFECTS
 from benchmarks.schedules.random_schedules import COORDINATOR, KINDS, Fault, Schedule, draw
 from benchmarks.schedules.schedule_run import REPLACED, run_schedule
 from benchmarks.schedules.virtual_training import SURVEYS
@@ -47,7 +47,7 @@ def test_only_disk_and_clock_are_replaced_in_production_code(
         names
         == set(REPLACED)
         == {
-            "coordinator.fleet.round_driver.step",
+            "coordinator.fleet.round_event_loop.step",
             "io.open",
             "mmap.mmap",
             "os.fsync",

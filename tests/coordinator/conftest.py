@@ -9,8 +9,8 @@ import pytest
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Event
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from tests.support.clerk import CARD
-from tests.support.clock import Clock
+from tests.support.manual_clock import Clock
+from tests.support.scripted_coordinator import CARD
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""A device with a token for `tests.support.office`. Imports no cryptography: other tests do not
-need it.
+"""A device with a token for `tests.support.enrolment_server`. Imports no cryptography, which
+other tests do not need.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from coordinator.access.authority import Authority
+    from coordinator.access.certificate_authority import Authority
     from coordinator.access.enrolment_server import EnrolmentServer
     from federated.wire.enrolment_token import Token
 
@@ -23,5 +23,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def token(authority: Authority, office: EnrolmentServer, request: pytest.FixtureRequest) -> Token:
-    return authority.invite(f"a{abs(hash(request.node.name))}", "localhost", office.port, 60)
+def token(
+    authority: Authority, enrolment: EnrolmentServer, request: pytest.FixtureRequest
+) -> Token:
+    return authority.invite(f"a{abs(hash(request.node.name))}", "localhost", enrolment.port, 60)

@@ -17,7 +17,7 @@ from federated.methods.catalogue import method
 from federated.task import Update
 from models.families.catalogue import initial
 from models.optional_torchvision import import_torchvision
-from tests.support.own import Recurrent
+from tests.support.user_networks import Recurrent
 
 
 def test_a_slice_of_a_module_has_the_leading_part_of_its_weights(tiny: nn.Module) -> None:

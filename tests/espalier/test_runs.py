@@ -24,9 +24,9 @@ from federated.method import Method
 from federated.methods.fedavg import fedavg
 from models import given_objects
 from tests.espalier.conftest import Data, Tiny
-from tests.support.federation import RUN, Member, digits, run_members
-from tests.support.own import Recurrent
+from tests.support.memory_federation import RUN, Member, digits, run_members
 from tests.support.toy_extensions import MEMBERS
+from tests.support.user_networks import Recurrent
 
 TWO = espalier.Simulation(agents=2, partition="iid")
 SIZES: dict[str, Any] = {

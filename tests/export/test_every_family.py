@@ -16,7 +16,7 @@ from export.onnx_export import export, predict
 from export.onnx_session import INPUT, Array, load
 from models.families.catalogue import FAMILIES, build, full, menu
 from tests.models.test_every_family import batch
-from tests.support.families import small
+from tests.support.smallest_networks import small
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -25,7 +25,7 @@ from models.layers.basic import Norm  # noqa: E402
 from models.layers.batch_norm import NORMS  # noqa: E402
 from models.submodel import Submodel  # noqa: E402
 from tests.models.test_every_family import batch  # noqa: E402
-from tests.support.families import small  # noqa: E402
+from tests.support.smallest_networks import small  # noqa: E402
 
 # family -> numbers beside its parameters: mean and std of a channel, the scale of attention
 WITHOUT_NORM = {"transformer": 1, "vit": 3}

@@ -22,8 +22,8 @@ from federated.training.objective import prepare_batch
 from models.families.catalogue import build, full, network
 from models.submodel import Moments, Submodel
 from tests.models.test_every_family import batch
-from tests.support.families import small
 from tests.support.int8 import exact_int8
+from tests.support.smallest_networks import small
 
 ORIGIN = {"run": "r", "round": 1}
 

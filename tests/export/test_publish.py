@@ -21,7 +21,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.link import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.release_messages import Release, Serving
-from tests.support.release import Clock, toy
+from tests.support.handmade_releases import Clock, toy
 
 FILES = {"manifest.json", "check.tensors", "w1-d1.onnx", "w1-d1.tensors"}
 

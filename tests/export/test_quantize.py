@@ -24,8 +24,8 @@ from federated.training.training_loop import train  # noqa: E402
 from models.families.catalogue import FAMILIES, build, full, menu, network  # noqa: E402
 from models.submodel import Submodel  # noqa: E402
 from tests.models.test_every_family import batch  # noqa: E402
-from tests.support.families import small  # noqa: E402
 from tests.support.int8 import exact_int8  # noqa: E402
+from tests.support.smallest_networks import small  # noqa: E402
 
 STATIC: tuple[Kind, ...] = ("int8-u8s8", "int8-s8s8")
 ATTENTIVE = ("transformer", "vit")

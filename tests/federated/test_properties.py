@@ -23,7 +23,7 @@ from federated.task import Card, Profile, Update
 from federated.training.state_between_rounds import PREFIX
 from models.families.catalogue import initial, menu, network
 from models.slicing import as_slices, corners
-from tests.support.tried import list_tried
+from tests.support.member_names import list_tried
 
 TRIED = list_tried("method", METHODS)
 NETS = {

@@ -28,7 +28,7 @@ from federated.safe_text import MAX_TEXT, make_lines_safe, make_safe
 from federated.task import Board, Profile
 from federated.wire import envelope, messages
 from tests.federated.wire.test_envelope import ALL
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 WORDS = (
     "[/x] \x1b]0;PWNED\x07\x1b[2J\x1b[31mrm -rf\x1b[0m [bold]not bold[/bold] :boom:"

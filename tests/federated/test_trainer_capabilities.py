@@ -9,7 +9,7 @@ from federated.methods.catalogue import METHODS, method
 from federated.task import Recipe
 from federated.trainer_capabilities import CAPABILITIES, describe_missing, list_required, name_hook
 from models.families.catalogue import initial, network
-from tests.support.tasks import PYTORCH
+from tests.support.small_tasks import PYTORCH
 
 
 @pytest.mark.parametrize(

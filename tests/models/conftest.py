@@ -11,7 +11,7 @@ import pytest
 
 from models.families.catalogue import network
 from models.submodel import Network
-from tests.support.own import Named
+from tests.support.user_networks import Named
 
 numbers = itertools.count()
 

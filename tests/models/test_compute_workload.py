@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from models.compute_workload import LANES, work
 from models.cost import cost
 from models.families.catalogue import full, menu, network
-from tests.support.families import SMALL, small
+from tests.support.smallest_networks import SMALL, small
 
 
 @pytest.fixture

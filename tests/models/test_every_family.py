@@ -23,7 +23,7 @@ from models.families.catalogue import (
 )
 from models.slicing import corners, extract
 from models.submodel import Network
-from tests.support.families import SMALL, WIDTHS, small
+from tests.support.smallest_networks import SMALL, WIDTHS, small
 
 PRESETS = [(name, preset) for name, known in FAMILIES.items() for preset in known.presets]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from models.families.catalogue import build, full, initial, menu, network, shapes
 from models.slicing import Plan, Row, corner, corners, extract, graft
 from models.submodel import Moments, Network
-from tests.support.slices import embed
+from tests.support.slice_insertion import embed
 
 NET = network("preresnet", (1, 8, 8), 10, Moments((4.9,), (6.0,)))
 MENU = menu(NET, (0.03, 0.1, 0.5, 0.75, 1), (1, 2, 3, 4))

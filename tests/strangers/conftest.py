@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.access.authority import Authority
+from coordinator.access.certificate_authority import Authority
 from federated.wire import topics
 from federated.wire.links.mqtt import MqttLink
-from tests.support.authority import Door, shipped
+from tests.support.certificate_authority import Door, shipped
 from tests.support.strangers import coordinator_link, receive_all
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.access.authority import Authority
 from coordinator.access.broker_files import write_broker_files
+from coordinator.access.certificate_authority import Authority
 from coordinator.broker.mosquitto import COORDINATOR
 from federated.errors import LinkError, Refused, UsageError
 from federated.wire import topics
 from federated.wire.links.mqtt import MqttLink
-from tests.support.authority import Door, member
 from tests.support.brokers import needs_mosquitto
+from tests.support.certificate_authority import Door, member
 from tests.support.strangers import receive_all, wait_for_failure
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]

@@ -12,8 +12,8 @@ import pytest
 from coordinator.fleet.fleet import Fleet
 from federated.wire import envelope, messages, topics
 from federated.wire.links.mqtt import MqttLink
-from tests.support.authority import Door, member
 from tests.support.brokers import needs_mosquitto
+from tests.support.certificate_authority import Door, member
 from tests.support.strangers import coordinator_link
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.broker.local_addresses import find_free_port
 from tests.support.brokers import needs_mosquitto
-from tests.support.flood import open_silent, start_flood
+from tests.support.connection_flood import open_silent, start_flood
 from tests.support.processes import AGENT, COORDINATOR, Start
 from tests.support.waiting import eventually
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker.local import start
+from coordinator.broker.local_broker import start
 from federated.wire.address import parse_address
 from federated.wire.links.mqtt import MqttLink
 from federated.wire.links.paho_client import ClientSetup, connect
-from tests.support.authority import Door, member
 from tests.support.brokers import needs_mosquitto
+from tests.support.certificate_authority import Door, member
 from tests.support.strangers import receive_all
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]

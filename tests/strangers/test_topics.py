@@ -11,8 +11,8 @@ from coordinator.broker.mosquitto import COORDINATOR, format_acl
 from federated.wire import topics
 from federated.wire.links.mqtt import MqttLink
 from federated.wire.links.paho_client import ClientSetup, connect, disconnect
-from tests.support.authority import SHIPPED, Door, member
 from tests.support.brokers import needs_mosquitto
+from tests.support.certificate_authority import SHIPPED, Door, member
 from tests.support.strangers import receive_all, wait_for_failure
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]

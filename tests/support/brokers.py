@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from coordinator.broker.local import Broker
+from coordinator.broker.local_broker import Broker
 from coordinator.broker.mosquitto import find_mosquitto
 
 __all__ = ["BOTH", "is_listening", "needs_mosquitto", "read_port"]

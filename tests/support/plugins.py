@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from models import extensions
+from models import extension_lookup
 
 __all__ = ["forgotten_extensions", "install"]
 
@@ -17,8 +17,8 @@ def forgotten_extensions() -> Iterator[None]:
     """Begin and end without loaded extensions, as a new process does."""
 
     def forget() -> None:
-        extensions.NAMED.clear()
-        extensions.load_packaged.cache_clear()
+        extension_lookup.NAMED.clear()
+        extension_lookup.load_packaged.cache_clear()
 
     forget()
     yield

@@ -43,7 +43,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[str]:
     """Yield the address of a real broker, the best on this machine."""
-    from coordinator.broker import local as brokers
+    from coordinator.broker import local_broker as brokers
 
     with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
         yield started.address

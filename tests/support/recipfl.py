@@ -10,7 +10,7 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Task
 from models.families.catalogue import network
-from tests.support.tasks import perform
+from tests.support.small_tasks import perform
 
 __all__ = ["METHOD", "NET", "begin_method", "examples", "sent", "train_round"]
 

@@ -6,7 +6,7 @@ import time
 
 from federated.errors import LinkError
 from federated.wire.links.mqtt import MqttLink
-from tests.support.authority import Door
+from tests.support.certificate_authority import Door
 from tests.support.links import connect
 
 __all__ = ["coordinator_link", "receive_all", "wait_for_failure"]

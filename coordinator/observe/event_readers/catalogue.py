@@ -16,7 +16,7 @@ from typing import Any, cast
 from coordinator.observe.event_readers.csv_files import write_csv
 from coordinator.observe.event_readers.log_output import write_log
 from coordinator.observe.event_readers.mlflow_tracker import track_with_mlflow
-from coordinator.observe.event_readers.now_writer import write_now
+from coordinator.observe.event_readers.now_json_writer import write_now
 from coordinator.observe.event_readers.prometheus_metrics import MetricsServer, count_metrics
 from coordinator.observe.event_readers.reader import ReaderContext, ReaderFactory
 from coordinator.observe.event_readers.tensorboard import write_tensorboard
@@ -27,7 +27,7 @@ from federated.errors import ConfigError
 from federated.runtime.clock_jumps import JumpDetector
 from federated.runtime.logs import EVENTS, record_log
 from federated.runtime.plugin_lookup import find, report_failure
-from models.extensions import Kind
+from models.extension_lookup import Kind
 
 __all__ = ["READERS", "Oversight", "find_readers", "list_optional", "make_reader", "oversee"]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from coordinator.observe import events
-from coordinator.observe.event_readers.now_writer import measure_load
+from coordinator.observe.event_readers.now_json_writer import measure_load
 from coordinator.observe.event_readers.reader import ReaderContext
 from coordinator.observe.events import Publish
-from coordinator.observe.now_file import STATES, TASKS
+from coordinator.observe.now_json import STATES, TASKS
 from coordinator.observe.round_records import RoundRecord
 from coordinator.settings.service_tables import Metrics
 from federated.errors import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from federated.errors import require_extra
 from federated.runtime.plugin_lookup import check_declares, find, report_failure
-from models.extensions import Kind
+from models.extension_lookup import Kind
 
 if TYPE_CHECKING:  # settings import this module, and need no numpy
     from federated.device.trainers.trainer import Trainer

@@ -8,7 +8,7 @@ from federated.engine.robust.median import MEDIAN
 from federated.engine.robust.rule import Rule
 from federated.engine.robust.trimmed import TRIMMED
 from federated.runtime.plugin_lookup import find
-from models.extensions import Kind
+from models.extension_lookup import Kind
 
 __all__ = ["RULES", "rule"]
 

@@ -7,7 +7,7 @@ from federated.runtime.plugin_lookup import find
 from federated.wire.codecs.codec import Codec
 from federated.wire.codecs.fp16 import FP16
 from federated.wire.codecs.raw import RAW
-from models.extensions import Kind, load_all
+from models.extension_lookup import Kind, load_all
 
 __all__ = ["CODECS", "codec", "codec_names", "find_codec"]
 

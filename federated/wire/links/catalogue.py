@@ -16,7 +16,7 @@ from federated.wire.address import get_scheme
 from federated.wire.link import Link, Will
 from federated.wire.links.memory import open_memory_link
 from federated.wire.links.mqtt import MqttLink
-from models.extensions import Kind
+from models.extension_lookup import Kind
 
 __all__ = ["LINKS", "LinkOpener", "open_link"]
 

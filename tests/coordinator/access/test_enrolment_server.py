@@ -11,17 +11,17 @@ import time
 import pytest
 
 from coordinator.access import enrolment_server as enrolment_server
-from coordinator.access.authority import Authority
+from coordinator.access.certificate_authority import Authority
 from coordinator.access.enrolment_server import EnrolmentServer
 from federated.wire.enrolment_token import LARGEST
 
 
 def ask(
-    office: EnrolmentServer, authority: Authority, method: str, path: str, body: bytes = b""
+    enrolment: EnrolmentServer, authority: Authority, method: str, path: str, body: bytes = b""
 ) -> tuple[int, object]:
     link = http.client.HTTPSConnection(
         "localhost",
-        office.port,
+        enrolment.port,
         timeout=60,
         context=ssl.create_default_context(cafile=str(authority.ca)),
     )
@@ -49,10 +49,15 @@ def ask(
     ],
 )
 def test_a_bad_request_is_refused_and_the_server_continues(
-    office: EnrolmentServer, authority: Authority, method: str, path: str, body: bytes, status: int
+    enrolment: EnrolmentServer,
+    authority: Authority,
+    method: str,
+    path: str,
+    body: bytes,
+    status: int,
 ) -> None:
-    assert ask(office, authority, method, path, body)[0] == status
-    assert ask(office, authority, "GET", "/authority")[0] == 200
+    assert ask(enrolment, authority, method, path, body)[0] == status
+    assert ask(enrolment, authority, "GET", "/authority")[0] == 200
 
 
 def test_slow_clients_are_disconnected_and_block_no_others(
@@ -60,23 +65,23 @@ def test_slow_clients_are_disconnected_and_block_no_others(
 ) -> None:
     monkeypatch.setattr(enrolment_server, "CONNECTION_TIMEOUT", 1.0)
     monkeypatch.setattr(enrolment_server, "MAX_CONNECTIONS", 4)
-    office = EnrolmentServer(authority, ("127.0.0.1", 0), "8883")
+    enrolment = EnrolmentServer(authority, ("127.0.0.1", 0), "8883")
     context = ssl.create_default_context(cafile=str(authority.ca))
     try:
         slow = [
             context.wrap_socket(
-                socket.create_connection(("127.0.0.1", office.port)), server_hostname="localhost"
+                socket.create_connection(("127.0.0.1", enrolment.port)), server_hostname="localhost"
             )
             for _ in range(4)
         ]
         for one in slow:
             one.sendall(b"POST /enrol HTTP/1.1\r\n")
         time.sleep(1.5)
-        assert ask(office, authority, "GET", "/authority")[0] == 200
+        assert ask(enrolment, authority, "GET", "/authority")[0] == 200
         for one in slow:
             one.close()
     finally:
-        office.close()
+        enrolment.close()
 
 
 def test_clients_that_never_start_tls_are_disconnected_and_block_no_others(
@@ -84,16 +89,16 @@ def test_clients_that_never_start_tls_are_disconnected_and_block_no_others(
 ) -> None:
     monkeypatch.setattr(enrolment_server, "MAX_CONNECTIONS", 4)
     monkeypatch.setattr(enrolment_server, "CONNECTION_TIMEOUT", 2.0)
-    office = EnrolmentServer(authority, ("127.0.0.1", 0), "8883")
+    enrolment = EnrolmentServer(authority, ("127.0.0.1", 0), "8883")
     try:
         silent = [
-            socket.create_connection(("127.0.0.1", office.port), timeout=60) for _ in range(10)
+            socket.create_connection(("127.0.0.1", enrolment.port), timeout=60) for _ in range(10)
         ]
-        assert ask(office, authority, "GET", "/authority")[0] == 200
+        assert ask(enrolment, authority, "GET", "/authority")[0] == 200
         start = time.monotonic()
         assert [one.recv(1) for one in silent] == [b""] * 10
         assert time.monotonic() - start < 5
         for one in silent:
             one.close()
     finally:
-        office.close()
+        enrolment.close()

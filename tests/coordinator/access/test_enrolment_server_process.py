@@ -20,12 +20,12 @@ from typing import Literal
 import psutil
 import pytest
 
-from coordinator.access.authority import Authority
+from coordinator.access.certificate_authority import Authority
 from coordinator.access.enrolment_server_process import EnrolmentProcess
 from edge_agent.access.enrolment import enrol
 from federated.errors import LinkError
 from federated.runtime import server_process
-from tests.support.flood import count_descriptors, open_silent, start_flood
+from tests.support.connection_flood import count_descriptors, open_silent, start_flood
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.processes]
@@ -41,7 +41,7 @@ def authority(tmp_path: Path) -> Iterator[Authority]:
 
 
 @pytest.fixture
-def office(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Iterator[EnrolmentProcess]:
+def enrolment(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Iterator[EnrolmentProcess]:
     """A process with few descriptors."""
     popen = subprocess.Popen
 
@@ -55,11 +55,11 @@ def office(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Iterator[En
         yield made
 
 
-def ask(office: EnrolmentProcess, authority: Authority, timeout: float = 60) -> float:
+def ask(enrolment: EnrolmentProcess, authority: Authority, timeout: float = 60) -> float:
     """Return the seconds until the server shows the authority's certificate."""
     start = time.monotonic()
     context = ssl.create_default_context(cafile=str(authority.ca))
-    link = HTTPSConnection("localhost", office.port, timeout=timeout, context=context)
+    link = HTTPSConnection("localhost", enrolment.port, timeout=timeout, context=context)
     with contextlib.closing(link):
         link.request("GET", "/authority")
         assert link.getresponse().read() == authority.ca.read_bytes()
@@ -69,46 +69,49 @@ def ask(office: EnrolmentProcess, authority: Authority, timeout: float = 60) -> 
 @pytest.mark.parametrize("kind", ["bare", "hold", "tls"])
 def test_a_device_enrols_within_seconds_during_a_flood(
     authority: Authority,
-    office: EnrolmentProcess,
+    enrolment: EnrolmentProcess,
     kind: Literal["bare", "tls", "hold"],
     tmp_path: Path,
 ) -> None:
-    ask(office, authority)  # it has started
-    assert office.pid is not None
-    pid, before, slowest = office.pid, count_descriptors(office.pid), 0.0
-    with start_flood(office.port, kind) as flood:
+    ask(enrolment, authority)  # it has started
+    assert enrolment.pid is not None
+    pid, before, slowest = enrolment.pid, count_descriptors(enrolment.pid), 0.0
+    with start_flood(enrolment.port, kind) as flood:
         eventually(lambda: flood.connections > 200)
         for number in range(5):
-            token = authority.invite(f"a{number}", "localhost", office.port, 60)
+            token = authority.invite(f"a{number}", "localhost", enrolment.port, 60)
             start = time.monotonic()
             enrol(token, tmp_path / token.name)
             slowest = max(slowest, time.monotonic() - start)
             assert count_descriptors(pid) < DESCRIPTORS / 2 + before
     print(f"{kind}: {flood.connections} connections, slowest enrolment {slowest:.2f} s")
     assert slowest < 5
-    assert office.pid == pid
+    assert enrolment.pid == pid
     eventually(lambda: count_descriptors(pid) <= before + 4)
 
 
 def test_a_device_at_the_address_of_a_flood_is_answered(
-    authority: Authority, office: EnrolmentProcess
+    authority: Authority, enrolment: EnrolmentProcess
 ) -> None:
-    ask(office, authority)
-    with start_flood(office.port, "bare", "127.0.0.1"), open_silent(office.port, 100, "127.0.0.1"):
-        assert max(ask(office, authority) for _ in range(5)) < 5
+    ask(enrolment, authority)
+    with (
+        start_flood(enrolment.port, "bare", "127.0.0.1"),
+        open_silent(enrolment.port, 100, "127.0.0.1"),
+    ):
+        assert max(ask(enrolment, authority) for _ in range(5)) < 5
 
 
 def test_a_killed_process_is_restarted_at_the_same_port(
-    authority: Authority, office: EnrolmentProcess
+    authority: Authority, enrolment: EnrolmentProcess
 ) -> None:
-    ask(office, authority)
-    assert office.pid is not None
-    first = psutil.Process(office.pid)
+    ask(enrolment, authority)
+    assert enrolment.pid is not None
+    first = psutil.Process(enrolment.pid)
     first.kill()
     first.wait(10)
-    with socket.create_connection(("127.0.0.1", office.port)):  # clients wait until it is back
-        eventually(lambda: (office.restart_if_dead(), office.pid not in (None, first.pid))[1])
-        ask(office, authority)
+    with socket.create_connection(("127.0.0.1", enrolment.port)):  # clients wait until it is back
+        eventually(lambda: (enrolment.restart_if_dead(), enrolment.pid not in (None, first.pid))[1])
+        ask(enrolment, authority)
 
 
 def test_a_process_that_cannot_start_is_tried_less_and_less_often(
@@ -116,9 +119,9 @@ def test_a_process_that_cannot_start_is_tried_less_and_less_often(
 ) -> None:
     monkeypatch.setattr(server_process, "RESTART_DELAY", 0.1)
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    office = EnrolmentProcess(authority.folder, ("127.0.0.1", 0), "8883")
-    with contextlib.closing(office):
-        eventually(lambda: (office.restart_if_dead(), len(caplog.records) == 4)[1], 30)
+    enrolment = EnrolmentProcess(authority.folder, ("127.0.0.1", 0), "8883")
+    with contextlib.closing(enrolment):
+        eventually(lambda: (enrolment.restart_if_dead(), len(caplog.records) == 4)[1], 30)
     assert [record.getMessage().rpartition("in ")[2] for record in caplog.records] == [
         "0.1 s",
         "0.2 s",
@@ -131,12 +134,12 @@ def test_a_process_that_cannot_start_is_tried_less_and_less_often(
 
 
 def test_a_certificate_with_a_new_name_is_used_without_a_restart(
-    authority: Authority, office: EnrolmentProcess
+    authority: Authority, enrolment: EnrolmentProcess
 ) -> None:
     def names() -> str:
         context = ssl.create_default_context(cafile=str(authority.ca))
         with (
-            socket.create_connection(("127.0.0.1", office.port)) as plain,
+            socket.create_connection(("127.0.0.1", enrolment.port)) as plain,
             context.wrap_socket(plain, server_hostname="localhost") as link,
         ):
             return str(link.getpeercert())

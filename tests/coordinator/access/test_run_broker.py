@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from coordinator.access.authority import Authority
+from coordinator.access.certificate_authority import Authority
 from coordinator.access.run_broker import (
     AuthorityWatcher,
     BrokerAccess,
@@ -42,8 +42,8 @@ from federated.wire.address import parse_address
 from federated.wire.link import LINK_UP
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.mqtt import MqttLink
-from tests.support.authority import member, shipped
 from tests.support.brokers import needs_mosquitto
+from tests.support.certificate_authority import member, shipped
 from tests.support.links import connect
 from tests.support.waiting import eventually
 
@@ -75,7 +75,7 @@ def test_an_agent_revoked_during_a_run_is_disconnected(
 ) -> None:
     """With mosquitto's plugin the others stay connected; without it, they reconnect."""
     if not plugin:
-        monkeypatch.setattr("coordinator.broker.local.find_plugin", lambda program: None)
+        monkeypatch.setattr("coordinator.broker.local_broker.find_plugin", lambda program: None)
     elif find_plugin(find_mosquitto() or "") is None:
         pytest.skip("mosquitto_dynamic_security.so is not installed")
     with opened(tmp_path) as (gate, _):
@@ -321,7 +321,7 @@ def test_a_token_holds_the_address_of_the_coordinator(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "coordinator.access.authority", None)
+    monkeypatch.setitem(sys.modules, "coordinator.access.certificate_authority", None)
     result = CliRunner().invoke(main, ["enroll", "a", "--pki", str(tmp_path)])
     assert result.exit_code == 4
     assert "[secure]" in result.output

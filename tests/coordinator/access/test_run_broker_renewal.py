@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.access import authority as authorities
+from coordinator.access import certificate_authority as authorities
 from coordinator.access import run_broker
-from coordinator.access.authority import LIST_LIFE, Authority
+from coordinator.access.certificate_authority import LIST_LIFE, Authority
 from coordinator.access.certificates import read_list
 from coordinator.access.run_broker import (
     RENEWAL_CHECK,
@@ -19,7 +19,7 @@ from coordinator.access.run_broker import (
     BrokerAccess,
     open_broker_access,
 )
-from coordinator.broker.local import find_mosquitto
+from coordinator.broker.local_broker import find_mosquitto
 from coordinator.settings.service_tables import Broker
 from federated.errors import LinkError
 from federated.wire import tls

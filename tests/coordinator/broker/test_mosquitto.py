@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from coordinator.broker.mosquitto import COORDINATOR, format_acl
 from federated.errors import LinkError
 from federated.wire import topics

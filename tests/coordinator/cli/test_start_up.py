@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import ROOT, cost_of, is_quick
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 pytestmark = pytest.mark.processes
 

@@ -18,7 +18,11 @@ import numpy as np
 import pytest
 
 from coordinator.assign.agent_track_record import Standing, reset_timings
-from coordinator.assign.data_cards import build_network, explain_unit_mismatch, find_majority
+from coordinator.assign.data_compatibility import (
+    build_network,
+    explain_unit_mismatch,
+    find_majority,
+)
 from coordinator.assign.decisions import Candidate, decide
 from coordinator.fleet.submodel_shipment import to_torch
 from coordinator.fleet.update_inbox import Inbox
@@ -55,9 +59,9 @@ from federated.wire import envelope, tensors
 from federated.wire.codecs.raw import RAW
 from models.families.catalogue import initial, menu, network, statistics
 from models.submodel import Moments
-from tests.support.clerk import CARD, DATA, SMALL
-from tests.support.federation import RUN, Member, digits, federate
-from tests.support.peer import PROFILE
+from tests.support.memory_federation import RUN, Member, digits, federate
+from tests.support.scripted_agent import PROFILE
+from tests.support.scripted_coordinator import CARD, DATA, SMALL
 
 EXTREMES: list[Any] = [
     *(0, 1, -1, 2, 2**40 - 1, 2**48, 2**53 - 1, 2**60 - 1, 2**62, 2**63, 2**64 - 1, True, None),

@@ -13,9 +13,9 @@ from federated.errors import Superseded
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_UP, Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from tests.support.clerk import CARD
-from tests.support.clock import Clock
-from tests.support.peer import Peer, collect, listen, task
+from tests.support.manual_clock import Clock
+from tests.support.scripted_agent import ScriptedAgent, collect, listen, task
+from tests.support.scripted_coordinator import CARD
 
 
 def coordinator(
@@ -57,7 +57,7 @@ def read_batch(broker: MemoryBroker) -> int:
 
 def lead(fleet: Fleet, broker: MemoryBroker) -> None:
     """Make a coordinator ask an agent."""
-    Peer(broker, "a")
+    ScriptedAgent(broker, "a")
     listen(fleet)
     collect(fleet, [task("a")], limit=0.0)
 

@@ -19,15 +19,23 @@ from federated.safe_text import MAX_TEXT
 from federated.task import Task, Update
 from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from tests.support.clerk import CARD
-from tests.support.clock import Clock
-from tests.support.peer import Folding, Peer, begin_phase, list_tasks, listen, task, weights
+from tests.support.manual_clock import Clock
+from tests.support.scripted_agent import (
+    Folding,
+    ScriptedAgent,
+    begin_phase,
+    list_tasks,
+    listen,
+    task,
+    weights,
+)
+from tests.support.scripted_coordinator import CARD
 
 
 def test_an_agent_is_ready_once_it_is_online_and_measured(
     fleet: Fleet, memory: MemoryBroker
 ) -> None:
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     listen(fleet)
     assert [a.name for a in fleet.list_ready()] == ["a"]
     peer.say(messages.Status("a", "s1", False), topics.status("r", "a"))
@@ -38,7 +46,7 @@ def test_an_agent_is_ready_once_it_is_online_and_measured(
 def test_a_busy_coordinator_handles_waiting_messages_before_it_calls_an_agent_silent(
     fleet: Fleet, memory: MemoryBroker, clock: Clock
 ) -> None:
-    peers = [Peer(memory, name) for name in "abc"]
+    peers = [ScriptedAgent(memory, name) for name in "abc"]
     listen(fleet)
     for peer in peers:
         peer.beat()
@@ -106,7 +114,7 @@ def test_a_connection_test_is_answered_but_adds_no_agent(
 def test_rejected_messages_are_published_by_kind(
     fleet: Fleet, memory: MemoryBroker, published: list[Event]
 ) -> None:
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     peer.link.publish(topics.say("r", "a"), b"nothing that was ever packed")
     peer.link.publish(
         topics.say("r", "a"), msgspec.msgpack.encode({"v": 99, "kind": "status", "body": {}})
@@ -123,7 +131,7 @@ def test_rejected_messages_are_published_by_kind(
 def test_agents_that_join_restart_and_fall_silent_are_published(
     fleet: Fleet, memory: MemoryBroker, clock: Clock, published: list[Event]
 ) -> None:
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     listen(fleet)
     peer.say(messages.Status("a", "s2", True), topics.status("r", "a"))
     listen(fleet)
@@ -200,7 +208,7 @@ def test_the_end_of_a_run_waits_until_its_agents_have_left(
     """Otherwise a broker that ends with the coordinator may end before it has delivered the
     goodbye.
     """
-    peer, left = Peer(memory, "a"), threading.Event()
+    peer, left = ScriptedAgent(memory, "a"), threading.Event()
     listen(fleet)
 
     def leave() -> None:
@@ -224,7 +232,7 @@ def test_a_long_reason_from_an_agent_is_truncated_everywhere(
     def check(asked: Task, update: Update) -> None:
         raise Refused(f"expected 'loss' to be a finite number, found {update.notes['loss']!r}")
 
-    failing, sending = Peer(memory, "a"), Peer(memory, "b")
+    failing, sending = ScriptedAgent(memory, "a"), ScriptedAgent(memory, "b")
     listen(fleet)
     fleet.driver.begin(begin_phase(fleet, [task("a"), task("b")]), Folding(check))
     failure = messages.Failure("r", 1, 1, "train", task("a").submodel.name, "x" * 900)

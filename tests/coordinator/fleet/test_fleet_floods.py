@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.access.run_broker import BrokerAccess
-from coordinator.fleet import round_driver
+from coordinator.fleet import round_event_loop
 from coordinator.fleet.fleet import SUSPENDED, Fleet, Intake
 from coordinator.fleet.flood_guard import REFUSALS_AT_ONCE
 from coordinator.observe.events import Event, Rejected
@@ -17,9 +17,17 @@ from coordinator.store.journal import Base, Journal
 from federated.wire import messages, topics
 from federated.wire.link import FLOODED, Delivery, DeliveryQueue
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from tests.support.clerk import CARD
-from tests.support.clock import Clock
-from tests.support.peer import PROFILE, Folding, Peer, begin_phase, list_tasks, listen, task
+from tests.support.manual_clock import Clock
+from tests.support.scripted_agent import (
+    PROFILE,
+    Folding,
+    ScriptedAgent,
+    begin_phase,
+    list_tasks,
+    listen,
+    task,
+)
+from tests.support.scripted_coordinator import CARD
 
 
 @pytest.mark.parametrize("flood", [False, True])
@@ -29,7 +37,7 @@ def test_a_flood_of_messages_delays_no_lease(
     """The flooding agent always has fifty messages queued, and each turn takes 20 ms."""
     fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
     fleet.endpoint.announce()
-    peers = {name: Peer(memory, name) for name in "abc"}
+    peers = {name: ScriptedAgent(memory, name) for name in "abc"}
     listen(fleet)
     folding = Folding()
     tasks = [Planned(task(name), 20.0) for name in "ab"]
@@ -51,13 +59,13 @@ def test_a_flood_of_messages_delays_no_lease(
 def test_a_journal_that_grows_large_begins_a_new_segment(
     memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_driver, "LARGE", 20_000)
+    monkeypatch.setattr(round_event_loop, "LARGE", 20_000)
     journal = Journal(tmp_path)
     fleet = Fleet(
         MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(journal=journal), clock=clock
     )
     journal.begin(Base("", fleet.round))
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     for number in range(100):
         peer.say(replace(PROFILE, agent="a", cpus=number / 10 + 0.1), topics.profile("r", "a"))
         fleet.turn(0)
@@ -79,7 +87,7 @@ def test_unrequested_offers_and_failures_are_not_recorded(
         MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(journal=journal), clock=clock
     )
     journal.begin(Base("", fleet.round))
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     listen(fleet)
     before = journal.records
     for number in range(50):
@@ -100,7 +108,7 @@ def test_an_agent_that_sends_too_many_invalid_messages_is_ignored_for_a_while(
         MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, publish=found.append
     )
     fleet.endpoint.announce()
-    peers = {name: Peer(memory, name) for name in "ab"}
+    peers = {name: ScriptedAgent(memory, name) for name in "ab"}
     listen(fleet)
     for _ in range(2000):
         peers["a"].link.publish(topics.say("r", "a"), b"noise")
@@ -123,7 +131,7 @@ def test_chunks_that_nobody_asked_for_are_not_decoded(
 ) -> None:
     fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
     fleet.endpoint.announce()
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     listen(fleet)
     monkeypatch.setattr("federated.wire.envelope.decode", lambda payload: pytest.fail("decoded"))
     peer.link.publish(topics.chunk(topics.upload("r", "a", "t"), 0), b"noise")
@@ -139,7 +147,7 @@ def test_an_agent_that_floods_is_suspended(
     )
     fleet.follow(gate=gate)
     fleet.endpoint.announce()
-    peers = {name: Peer(memory, name) for name in "ab"}
+    peers = {name: ScriptedAgent(memory, name) for name in "ab"}
     listen(fleet)
     for number in range(6000):
         peers["a"].link.publish(topics.chunk(topics.upload("r", "a", f"t{number}"), 0), b"noise")
@@ -168,7 +176,7 @@ def test_an_agent_that_floods_is_suspended_while_the_fleet_waits_for_the_broker(
     fleet.follow(gate=gate)
     fleet.endpoint.announce()
     for name in "ab":
-        Peer(memory, name)
+        ScriptedAgent(memory, name)
     listen(fleet)
     for _ in range(FLOODED + 10):
         link._deliveries.put(Delivery(topics.say("r", "a"), b"noise"))
@@ -179,7 +187,7 @@ def test_an_agent_that_floods_is_suspended_while_the_fleet_waits_for_the_broker(
 
 def test_few_invalid_messages_are_answered(fleet: Fleet, memory: MemoryBroker) -> None:
     """An answer waits for the broker, which a flood keeps busy."""
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     listen(fleet)
     peer.heard()
     for _ in range(150):

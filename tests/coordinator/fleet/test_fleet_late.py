@@ -9,7 +9,15 @@ from coordinator.round.round_state import Rules
 from federated.task import Task
 from federated.wire import messages, topics
 from federated.wire.links.memory import MemoryBroker
-from tests.support.peer import Folding, Peer, collect, listen, run_turns, task, weights
+from tests.support.scripted_agent import (
+    Folding,
+    ScriptedAgent,
+    collect,
+    listen,
+    run_turns,
+    task,
+    weights,
+)
 
 
 def late_fleet(fleet: Fleet, memory: MemoryBroker) -> Fleet:
@@ -24,7 +32,7 @@ def late_fleet(fleet: Fleet, memory: MemoryBroker) -> Fleet:
 def test_a_task_of_an_earlier_round_is_sent_again_to_an_agent_that_returns(
     fleet: Fleet, memory: MemoryBroker
 ) -> None:
-    peers = {name: Peer(memory, name) for name in "ab"}
+    peers = {name: ScriptedAgent(memory, name) for name in "ab"}
     listen(fleet)
     fleet = late_fleet(fleet, memory)
     listen(fleet)

@@ -13,9 +13,17 @@ from federated.task import Task
 from federated.wire import messages, topics
 from federated.wire.chunks import split
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from tests.support.clerk import CARD, SMALL
-from tests.support.clock import Clock
-from tests.support.peer import Folding, Peer, collect, listen, run_turns, task, weights
+from tests.support.manual_clock import Clock
+from tests.support.scripted_agent import (
+    Folding,
+    ScriptedAgent,
+    collect,
+    listen,
+    run_turns,
+    task,
+    weights,
+)
+from tests.support.scripted_coordinator import CARD, SMALL
 
 
 def test_an_update_that_waits_for_a_slot_may_exceed_its_lease(
@@ -23,7 +31,7 @@ def test_an_update_that_waits_for_a_slot_may_exceed_its_lease(
 ) -> None:
     fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(slots=1), clock=clock)
     fleet.endpoint.announce()
-    peers = [Peer(memory, name) for name in "abc"]
+    peers = [ScriptedAgent(memory, name) for name in "abc"]
     listen(fleet)
     steps = 0
 
@@ -51,7 +59,7 @@ def test_an_update_that_waits_for_a_slot_may_exceed_its_lease(
 
 
 def test_an_agent_that_leaves_is_replaced_by_a_spare(fleet: Fleet, memory: MemoryBroker) -> None:
-    peers = {name: Peer(memory, name) for name in "abc"}
+    peers = {name: ScriptedAgent(memory, name) for name in "abc"}
     listen(fleet)
     folding = Folding()
     leave = lambda: peers["a"].say(messages.Status("a", "s1", False), topics.status("r", "a"))  # noqa: E731
@@ -73,7 +81,7 @@ def test_an_agent_that_leaves_is_replaced_by_a_spare(fleet: Fleet, memory: Memor
 def test_an_agent_without_progress_past_its_lease_is_replaced_but_may_still_deliver(
     fleet: Fleet, memory: MemoryBroker, clock: Clock
 ) -> None:
-    peers = {name: Peer(memory, name) for name in "abc"}
+    peers = {name: ScriptedAgent(memory, name) for name in "abc"}
     listen(fleet)
     folding = Folding()
 
@@ -105,7 +113,7 @@ def test_an_agent_without_progress_past_its_lease_is_replaced_but_may_still_deli
 def test_two_replacements_selected_together_can_both_deliver(
     fleet: Fleet, memory: MemoryBroker, clock: Clock
 ) -> None:
-    peers = {name: Peer(memory, name) for name in "abcd"}
+    peers = {name: ScriptedAgent(memory, name) for name in "abcd"}
     listen(fleet)
     folding = Folding()
 
@@ -127,7 +135,7 @@ def test_an_agent_that_is_silent_until_two_deadlines_sits_out_a_round(
     fleet: Fleet, memory: MemoryBroker, clock: Clock
 ) -> None:
     """Its lease may be longer than the configured deadline."""
-    peers = {name: Peer(memory, name) for name in "ab"}
+    peers = {name: ScriptedAgent(memory, name) for name in "ab"}
     listen(fleet)
 
     def wait() -> None:

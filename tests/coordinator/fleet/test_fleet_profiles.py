@@ -13,9 +13,9 @@ from federated.wire import messages, topics
 from federated.wire.links.memory import MemoryBroker
 from models.families.catalogue import menu
 from models.submodel import Submodel
-from tests.support.clerk import CARD, DATA, NETWORK, SMALL
-from tests.support.clock import Clock
-from tests.support.peer import PROFILE, Peer, forget_profile, listen
+from tests.support.manual_clock import Clock
+from tests.support.scripted_agent import PROFILE, ScriptedAgent, forget_profile, listen
+from tests.support.scripted_coordinator import CARD, DATA, NETWORK, SMALL
 
 (LARGE,) = menu(NETWORK, (1.0,), (2,))
 
@@ -55,7 +55,7 @@ from tests.support.peer import PROFILE, Peer, forget_profile, listen
 def test_a_profile_that_was_not_measured_with_the_card_is_refused(
     fleet: Fleet, memory: MemoryBroker, profile: Profile
 ) -> None:
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     listen(fleet)
     peer.heard()
     forget_profile(fleet)
@@ -73,7 +73,7 @@ def test_a_device_times_the_submodels_that_fit_in_the_order_of_the_card(
     fleet: Fleet, memory: MemoryBroker, timed: tuple[Submodel], ready: bool
 ) -> None:
     fleet.reannounce(replace(CARD, calibration=(SMALL, LARGE)))
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     listen(fleet)
     forget_profile(fleet)
     peer.say(
@@ -87,7 +87,7 @@ def test_a_device_times_the_submodels_that_fit_in_the_order_of_the_card(
 def test_an_agent_whose_profile_did_not_arrive_is_asked_for_it(
     fleet: Fleet, memory: MemoryBroker, clock: Clock
 ) -> None:
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     listen(fleet)
     forget_profile(fleet)
     peer.beat()

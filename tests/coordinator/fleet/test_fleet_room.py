@@ -12,8 +12,17 @@ from coordinator.round.collector_interface import Snapshot
 from coordinator.round.phase_rules import RELIEF_PAUSE
 from coordinator.store.journal import Base, Journal
 from federated.wire.links.memory import MemoryBroker
-from tests.support.clock import Clock
-from tests.support.peer import Folding, Peer, collect, list_tasks, listen, run_turns, task, weights
+from tests.support.manual_clock import Clock
+from tests.support.scripted_agent import (
+    Folding,
+    ScriptedAgent,
+    collect,
+    list_tasks,
+    listen,
+    run_turns,
+    task,
+    weights,
+)
 
 
 def test_an_update_without_room_does_not_block_the_fold_of_later_names(
@@ -22,7 +31,7 @@ def test_an_update_without_room_does_not_block_the_fold_of_later_names(
     """The update of b would wait for that of a, and a for the room that b occupies."""
     fleet.driver.journal = Journal(tmp_path)
     fleet.driver.journal.begin(Base("", fleet.round))
-    a, b = Peer(memory, "a"), Peer(memory, "b")
+    a, b = ScriptedAgent(memory, "a"), ScriptedAgent(memory, "b")
     listen(fleet)
     tries: list[float] = []
 
@@ -59,7 +68,7 @@ def test_an_update_without_room_does_not_block_the_fold_of_later_names(
 def test_an_agent_without_room_may_exceed_its_lease(
     fleet: Fleet, memory: MemoryBroker, clock: Clock
 ) -> None:
-    a = Peer(memory, "a")
+    a = ScriptedAgent(memory, "a")
     listen(fleet)
     fleet.inbox.reserve = 2**62
 

@@ -16,15 +16,24 @@ from federated.task import Task
 from federated.wire import messages, topics
 from federated.wire.chunks import slices
 from federated.wire.links.memory import MemoryBroker
-from tests.support.clerk import SMALL
-from tests.support.clock import Clock
-from tests.support.peer import PROFILE, Peer, collect, list_tasks, listen, run_turns, task, weights
+from tests.support.manual_clock import Clock
+from tests.support.scripted_agent import (
+    PROFILE,
+    ScriptedAgent,
+    collect,
+    list_tasks,
+    listen,
+    run_turns,
+    task,
+    weights,
+)
+from tests.support.scripted_coordinator import SMALL
 
 
 def test_a_lost_task_is_sent_again_to_an_idle_agent(
     fleet: Fleet, memory: MemoryBroker, clock: Clock
 ) -> None:
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     listen(fleet)
     peer.link.unsubscribe(topics.command("r", "a"))
 
@@ -50,7 +59,7 @@ def test_a_lost_task_is_sent_again_to_an_idle_agent(
 
 
 def test_an_empty_or_too_large_offer_is_refused(fleet: Fleet, memory: MemoryBroker) -> None:
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     listen(fleet)
     original, done = fleet.turn, []
 
@@ -90,7 +99,7 @@ def test_an_accepted_update_cannot_be_overwritten_by_another_transfer_of_its_nam
     """Each transfer has its own file, so that the update that was checked is the one that is
     folded.
     """
-    first, second = Peer(memory, "a"), Peer(memory, "b")
+    first, second = ScriptedAgent(memory, "a"), ScriptedAgent(memory, "b")
     listen(fleet)
     original, done = fleet.turn, []
 
@@ -115,7 +124,7 @@ def test_an_accepted_update_cannot_be_overwritten_by_another_transfer_of_its_nam
 def test_an_update_that_never_matches_its_manifest_is_refused_and_not_awaited(
     fleet: Fleet, memory: MemoryBroker
 ) -> None:
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     listen(fleet)
     data = bytes(5000)
     manifest = messages.Manifest("t", len(data), 2**18, "0" * 64)
@@ -137,7 +146,7 @@ def test_an_update_that_never_matches_its_manifest_is_refused_and_not_awaited(
 def test_a_revoked_agent_is_ignored_not_asked_and_its_updates_are_not_folded(
     fleet: Fleet, memory: MemoryBroker
 ) -> None:
-    first, second = Peer(memory, "a"), Peer(memory, "b")
+    first, second = ScriptedAgent(memory, "a"), ScriptedAgent(memory, "b")
     listen(fleet)
     original, done, gate = fleet.turn, [], BrokerAccess("")
     fleet.follow(gate=gate)
@@ -171,7 +180,7 @@ def test_a_revoked_agent_is_ignored_not_asked_and_its_updates_are_not_folded(
 
 def test_an_interrupted_round_does_not_abort_its_tasks(fleet: Fleet, memory: MemoryBroker) -> None:
     """A resumed round continues with the same tasks."""
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     listen(fleet)
 
     class Interrupt:

@@ -19,7 +19,7 @@ from federated.task import Recipe, Task
 from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.submodel import Network, Submodel
-from tests.support.clerk import CARD
+from tests.support.scripted_coordinator import CARD
 
 NETWORK = Network("preresnet", "10", (1, 8, 8), 10)
 

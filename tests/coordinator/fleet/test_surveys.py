@@ -22,8 +22,8 @@ from federated.methods.catalogue import METHODS, method
 from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker
 from models.families.catalogue import network
-from tests.support.clerk import CARD
-from tests.support.peer import PROFILE, Peer, forget_profile, listen
+from tests.support.scripted_agent import PROFILE, ScriptedAgent, forget_profile, listen
+from tests.support.scripted_coordinator import CARD
 
 SURVEYING = sorted(
     name
@@ -123,7 +123,7 @@ def test_a_survey_may_hold_only_finite_numbers_and_strings(value: Any) -> None:
 def test_the_coordinator_refuses_a_profile_with_such_a_survey_and_continues(
     fleet: Fleet, memory: MemoryBroker, survey: dict[str, Any]
 ) -> None:
-    peer = Peer(memory, "a")
+    peer = ScriptedAgent(memory, "a")
     listen(fleet)
     peer.heard()
     forget_profile(fleet)

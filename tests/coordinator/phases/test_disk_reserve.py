@@ -9,7 +9,7 @@ import pytest
 from coordinator.phases import training
 from coordinator.phases.run_context import RunContext
 from federated.method import State
-from tests.support.federation import Member, digits, federate
+from tests.support.memory_federation import Member, digits, federate
 
 
 def test_the_first_round_reserves_room_for_new_tensors(

@@ -18,7 +18,7 @@ from federated.method import configure
 from federated.methods.fedavg import fedavg, propose_sizes
 from federated.task import Update
 from models.families.catalogue import initial, menu, network, statistics
-from tests.support.federation import Member, digits, federate
+from tests.support.memory_federation import Member, digits, federate
 
 
 @pytest.mark.slow

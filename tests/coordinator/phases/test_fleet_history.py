@@ -25,7 +25,7 @@ from coordinator.phases.fleet_history import (
 from coordinator.store.store import Store
 from coordinator.store.training_counts import Counts, Trained
 from models.submodel import Network, Submodel
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 NET = Network("mlp", "tiny", (1, 8, 8), 10)
 SMALL, LARGE = (Submodel(NET, width, ((1, 1),)) for width in (0.5, 1.0))

@@ -16,7 +16,7 @@ from coordinator.observe.round_records import RoundRecord
 from coordinator.round.round_state import Round
 from coordinator.store.store import Store
 from federated.task import Update
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 SETTINGS = {
     "method.name": "fedfa-w",

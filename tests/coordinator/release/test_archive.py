@@ -18,7 +18,7 @@ from export.publish import describe_version
 from federated.errors import ExportError, StoreError
 from federated.runtime import atomic_files
 from tests.support.disk_calls import record_disk_calls
-from tests.support.release import toy
+from tests.support.handmade_releases import toy
 
 
 @pytest.fixture

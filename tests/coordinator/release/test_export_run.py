@@ -17,7 +17,7 @@ from coordinator.release.export_run import (
 from federated.data.catalogue import load_central
 from federated.errors import DataError, ExportError
 from models.submodel import Network
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 QUICK = {
     "model.name": "resnet-small",

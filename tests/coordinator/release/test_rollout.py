@@ -20,7 +20,7 @@ from federated.errors import ExportError, FleetError, LinkError, StoreError, Unk
 from federated.wire import envelope, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.release_messages import Release, Serving
-from tests.support.release import toy
+from tests.support.handmade_releases import toy
 from tests.support.waiting import eventually
 
 TRAINED = {f"d{i}": "w1-d1" for i in range(4)}

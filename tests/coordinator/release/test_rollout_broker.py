@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from coordinator.release.archive import Archive
 from coordinator.release.rollout import ReleaseRequest, Rollout
 from export import release_reader
@@ -18,7 +18,7 @@ from export.publish import read_published
 from federated.errors import LinkError
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from tests.support.release import toy
+from tests.support.handmade_releases import toy
 
 
 @pytest.mark.broker

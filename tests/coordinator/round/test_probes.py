@@ -12,8 +12,8 @@ from coordinator.round import round_events as on
 from coordinator.round.phase_rules import FIRST_LEASE, MIN_LEASE
 from coordinator.round.round_state import Rules, Wasted, list_tasks
 from coordinator.round.task_state import Planned
-from tests.support.machine import Machine, task
-from tests.support.peer import PROFILE
+from tests.support.round_state_machine import Machine, task
+from tests.support.scripted_agent import PROFILE
 
 
 def begin(machine: Machine, round: int, work: str = "train", probed: str = "a") -> None:

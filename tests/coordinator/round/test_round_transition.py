@@ -22,8 +22,8 @@ from coordinator.round.round_state import (
 from coordinator.round.round_transition import step
 from coordinator.round.task_state import RETURN_TIME, Planned, Spare
 from federated.task import heartbeat_interval
-from tests.support.machine import Machine, task
-from tests.support.peer import PROFILE
+from tests.support.round_state_machine import Machine, task
+from tests.support.scripted_agent import PROFILE
 
 # ---- the order of folding ------------------------------------------------------------------------
 

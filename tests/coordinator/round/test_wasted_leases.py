@@ -12,7 +12,7 @@ from coordinator.round import round_events as on
 from coordinator.round.phase_rules import FIRST_LEASE, MIN_LEASE, SLACK
 from coordinator.round.round_state import Wasted
 from coordinator.round.task_state import MAX_LEASES, Planned
-from tests.support.machine import OTHER, SUBMODEL, Machine, task
+from tests.support.round_state_machine import OTHER, SUBMODEL, Machine, task
 
 
 def run_phase(machine: Machine, round: int, work: str = "train") -> float:

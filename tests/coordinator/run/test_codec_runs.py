@@ -14,13 +14,13 @@ import torch
 from coordinator.run import runner
 from coordinator.run.run_preparation import prepare
 from coordinator.store.store import Store
-from coordinator.trust import defences
+from coordinator.trust import configured_defences
 from federated.errors import StoreError, Unknown
 from federated.wire.codecs.catalogue import find_codec
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from models.extensions import NAMED
-from tests.support.federation import Member, digits, federate, make_config, run_members
-from tests.support.revival import Fuse, Killed
+from models.extension_lookup import NAMED
+from tests.support.memory_federation import Member, digits, federate, make_config, run_members
+from tests.support.restarted_coordinator import Fuse, Killed
 
 FEDAVG = {"method.name": "fedavg", "train.norm": "tracked", "model.name": "mlp", "train.steps": 2}
 
@@ -82,7 +82,7 @@ def resume_with(
     find_codec(before)
     members = [Member("a0", digits(0, 1), codecs=(before, after))]
     with run_members(members, broker, folder), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(defences, "fold", fuse.around(defences.fold))
+        patch.setattr(configured_defences, "fold", fuse.around(configured_defences.fold))
         for name, end in ((before, pytest.raises(Killed)), (after, nullcontext())):
             config = make_config({**FEDAVG, "rounds": 2, "wire.codec": name})
             prepared = prepare(config, folder / "runs", resume=name == after)

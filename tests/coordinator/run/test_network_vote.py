@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.assign.data_cards import (
+from coordinator.assign.data_compatibility import (
     build_network,
     explain_unit_mismatch,
     find_majority,
@@ -25,8 +25,8 @@ from federated.errors import FleetError, Refused
 from federated.task import Card, Profile
 from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker
-from tests.support.clerk import CARD, DATA
-from tests.support.peer import PROFILE, Peer, listen
+from tests.support.scripted_agent import PROFILE, ScriptedAgent, listen
+from tests.support.scripted_coordinator import CARD, DATA
 
 GOOD = replace(DATA, held_out=20)
 VALUES = replace(GOOD, target="value", outputs=2, shift=(0.0, 0.0), scale=(1.0, 1.0))
@@ -187,9 +187,9 @@ def script_arrivals(fleet: Fleet, steps: Sequence[Callable[[], object]]) -> list
 
 
 @pytest.fixture
-def join(memory: MemoryBroker) -> Callable[[str, Card], Peer]:
-    def join_peer(name: str, card: Card) -> Peer:
-        peer = Peer(memory, name)
+def join(memory: MemoryBroker) -> Callable[[str, Card], ScriptedAgent]:
+    def join_peer(name: str, card: Card) -> ScriptedAgent:
+        peer = ScriptedAgent(memory, name)
         profile: Profile = replace(PROFILE, agent=name, data=card)
         peer.say(profile, topics.profile("r", name))
         return peer
@@ -198,7 +198,7 @@ def join(memory: MemoryBroker) -> Callable[[str, Card], Peer]:
 
 
 def test_the_network_is_not_chosen_before_enough_agents_agree(
-    fleet: Fleet, join: Callable[[str, Card], Peer]
+    fleet: Fleet, join: Callable[[str, Card], ScriptedAgent]
 ) -> None:
     """A liar connects first, an honest agent second; the third one decides."""
     join("a", ODD["mean of most examples"])
@@ -211,7 +211,7 @@ def test_the_network_is_not_chosen_before_enough_agents_agree(
 
 
 def test_two_agents_that_disagree_wait_until_one_changes(
-    fleet: Fleet, join: Callable[[str, Card], Peer], caplog: pytest.LogCaptureFixture
+    fleet: Fleet, join: Callable[[str, Card], ScriptedAgent], caplog: pytest.LogCaptureFixture
 ) -> None:
     odd = join("a", ODD["shape"])
     join("b", GOOD)
@@ -235,7 +235,7 @@ def test_two_agents_that_disagree_wait_until_one_changes(
 
 
 def test_without_a_majority_the_wait_ends_with_the_data_of_agents(
-    fleet: Fleet, join: Callable[[str, Card], Peer]
+    fleet: Fleet, join: Callable[[str, Card], ScriptedAgent]
 ) -> None:
     join("a", ODD["shape"])
     join("b", GOOD)
@@ -250,7 +250,7 @@ def test_without_a_majority_the_wait_ends_with_the_data_of_agents(
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 def test_a_misfit_is_refused_with_a_reason_and_judged_again_after_a_change(
-    fleet: Fleet, join: Callable[[str, Card], Peer], odd: Card
+    fleet: Fleet, join: Callable[[str, Card], ScriptedAgent], odd: Card
 ) -> None:
     liar = join("a", odd)
     join("b", GOOD)

@@ -15,7 +15,7 @@ from coordinator.store.store import Store
 from federated.errors import FleetError
 from federated.task import Update
 from federated.training.time_prediction import step_seconds
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 SMALL = {
     "method.widths": [0.5, 0.75, 1.0],

@@ -17,7 +17,7 @@ from coordinator.store.store import Store
 from coordinator.views.run_status import describe_status
 from federated.errors import ConfigError, LinkError, StoreError, UsageError
 from federated.wire import topics
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 from tests.support.processes import COORDINATOR, Start, wait_for_words
 
 

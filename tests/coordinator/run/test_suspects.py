@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.store.store import Store
 from federated.task import Update
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 DEADLINE, ROUNDS = 4.0, 30
 

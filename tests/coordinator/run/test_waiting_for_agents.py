@@ -15,8 +15,8 @@ from coordinator.store.store import Store
 from federated.task import Update
 from federated.wire import topics
 from federated.wire.links.memory import MemoryBroker
-from tests.support.federation import RUN, Member, digits, federate
-from tests.support.peer import Peer
+from tests.support.memory_federation import RUN, Member, digits, federate
+from tests.support.scripted_agent import ScriptedAgent
 
 
 def test_the_card_is_published_again_while_waiting_for_agents(
@@ -29,7 +29,7 @@ def test_the_card_is_published_again_while_waiting_for_agents(
 
     def connect(event: Event) -> None:
         if topic in memory.retained and not fleet.agents:
-            Peer(memory, "a")
+            ScriptedAgent(memory, "a")
 
     assert [agent.name for agent in await_agents(fleet, 1, 30.0, connect)] == ["a"]
 

@@ -19,7 +19,7 @@ from coordinator.store.control_requests import (
     send_request,
 )
 from federated.errors import StoreError
-from tests.support.clock import Clock
+from tests.support.manual_clock import Clock
 
 
 @pytest.fixture

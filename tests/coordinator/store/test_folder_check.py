@@ -21,7 +21,7 @@ from coordinator.trust.database_tables import ChangeNorm
 from coordinator.views.run_check import check_run
 from federated.errors import StoreError
 from federated.runtime.sqlite_wal_check import find_log_damage
-from tests.support.peer import PROFILE
+from tests.support.scripted_agent import PROFILE
 
 
 def done(number: int) -> RoundRecord:

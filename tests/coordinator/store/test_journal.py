@@ -34,8 +34,8 @@ from federated.engine.update_parts import Part
 from federated.errors import StoreError
 from federated.task import Recipe, Task
 from models.families.catalogue import menu, network
-from tests.support.federation import RUN, Member, digits, federate
-from tests.support.peer import PROFILE
+from tests.support.memory_federation import RUN, Member, digits, federate
+from tests.support.scripted_agent import PROFILE
 
 NETWORK = network("preresnet", (1, 8, 8), 10)
 SMALL, LARGE = menu(NETWORK, (0.5, 1.0), (2,))

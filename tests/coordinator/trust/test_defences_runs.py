@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.store.store import Store
 from coordinator.trust.privacy_budget import compute_epsilon
-from tests.support.federation import Member, digits, federate
+from tests.support.memory_federation import Member, digits, federate
 
 FEDAVG = {"method.name": "fedavg", "train.norm": "tracked", "model.name": "mlp", "train.steps": 2}
 

@@ -9,11 +9,11 @@ import re
 import pytest
 
 from coordinator.run.launch import check_same
-from coordinator.trust.defences import add_defences, check_leaks
+from coordinator.trust.configured_defences import add_defences, check_leaks
 from federated.errors import ConfigError, Unknown
 from federated.methods.catalogue import method
 from models.families.catalogue import network
-from tests.support.defences import config
+from tests.support.small_run_defences import config
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from coordinator.trust.message_checks import check_scores, check_statistics, che
 from federated.errors import Refused
 from federated.task import Update
 from models.families.catalogue import shapes, statistics
-from tests.support.clerk import SMALL
-from tests.support.peer import weights
+from tests.support.scripted_agent import weights
+from tests.support.scripted_coordinator import SMALL
 
 
 def test_updates_of_implausible_size_are_refused() -> None:

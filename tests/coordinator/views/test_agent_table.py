@@ -14,7 +14,7 @@ from coordinator.cli.main import main
 from coordinator.views.agent_table import describe_agents, render_agents
 from federated.errors import StoreError
 from federated.task import Update
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 SMALL = {
     "method.widths": [0.5, 1.0],

@@ -24,7 +24,7 @@ from coordinator.store.store import Store
 from federated.engine.aggregate import Total
 from federated.errors import StoreError
 from federated.task import Key
-from tests.support.release import toy
+from tests.support.handmade_releases import toy
 
 KEY = Key("a", "w1", 3, "train")
 

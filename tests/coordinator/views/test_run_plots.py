@@ -12,7 +12,7 @@ from coordinator.cli.main import main
 from coordinator.observe.round_records import Entry
 from coordinator.store.store import Store
 from coordinator.views.run_plots import collect_assignments, collect_times
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 pytest.importorskip("matplotlib")
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from coordinator.cli.main import main
 from coordinator.fleet.fleet import Fleet
-from coordinator.observe.now_file import FILE
+from coordinator.observe.now_json import FILE
 from coordinator.round.round_events import RoundPlanned
 from coordinator.store.control_requests import Stopped, send_request
 from coordinator.store.store import Store
@@ -31,7 +31,7 @@ from coordinator.views.run_status import (
 )
 from federated.errors import StoreError
 from federated.runtime.logs import EVENTS
-from tests.support.federation import RUN, Federation, Member, digits, federate
+from tests.support.memory_federation import RUN, Federation, Member, digits, federate
 
 SMALL = {
     "method.name": "fedavg",

@@ -20,7 +20,7 @@ from coordinator.cli.main import main
 from coordinator.store.control_requests import read_requests
 from coordinator.store.store import Store
 from federated.runtime.connection_limits import listen
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 pytest.importorskip("uvicorn")
 

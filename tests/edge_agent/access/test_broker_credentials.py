@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from coordinator.access.authority import Authority
+from coordinator.access.certificate_authority import Authority
 from coordinator.access.enrolment_server import EnrolmentServer
 from edge_agent.access import broker_credentials, enrolment
 from edge_agent.access.broker_credentials import read_token, renew_if_due, resolve_broker
@@ -35,10 +35,10 @@ def test_an_enrolled_device_needs_only_the_brokers_address(token: Token, device:
 
 
 def test_several_enrolments_at_one_broker_require_a_name(
-    authority: Authority, office: EnrolmentServer, device: Path
+    authority: Authority, enrolment: EnrolmentServer, device: Path
 ) -> None:
     for name in ("one", "two"):
-        resolve_broker(None, None, str(authority.invite(name, "localhost", office.port, 60)))
+        resolve_broker(None, None, str(authority.invite(name, "localhost", enrolment.port, 60)))
     with pytest.raises(UsageError, match=r"enrolled at mqtts://localhost:8883 .*one, two.* --name"):
         resolve_broker("mqtts://localhost", None)
     assert resolve_broker("mqtts://localhost", "two")[1] == "two"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.access import enrolment_server as offices
-from coordinator.access.authority import Authority
+from coordinator.access.certificate_authority import Authority
 from coordinator.access.enrolment_server import EnrolmentServer
 from edge_agent.access import enrolment
 from edge_agent.access.broker_credentials import resolve_broker

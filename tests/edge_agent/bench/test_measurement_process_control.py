@@ -11,10 +11,10 @@ import msgspec
 import psutil
 import pytest
 
+from edge_agent.bench.benchmark_targets import find_network, prepare_target, select_submodels
 from edge_agent.bench.measurement_process import Plan
 from edge_agent.bench.measurement_process_control import run_plans
 from edge_agent.bench.report import Row
-from edge_agent.bench.target import find_network, prepare_target, select_submodels
 from edge_agent.device.process_limits import Limits
 from tests.support.waiting import eventually
 

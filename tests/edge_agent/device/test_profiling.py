@@ -15,7 +15,7 @@ from federated.data.dataset import Dataset
 from federated.errors import DataError
 from federated.wire.messages import Run
 from models.families.catalogue import menu, network
-from tests.support.tasks import PYTORCH
+from tests.support.small_tasks import PYTORCH
 
 pytestmark = pytest.mark.timed
 DATA = catalogue.load_device("digits", name="a", shard="0/8", partition="iid")

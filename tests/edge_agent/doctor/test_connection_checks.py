@@ -14,7 +14,7 @@ import pytest
 from edge_agent.doctor import connection_checks
 from edge_agent.doctor.check_result import Check, format_check
 from tests.support.certificates import certificate
-from tests.support.doctor import check_broker, states
+from tests.support.doctor_checks import check_broker, states
 
 
 def test_a_name_that_does_not_resolve_is_reported_and_no_other_check_runs() -> None:

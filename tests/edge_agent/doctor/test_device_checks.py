@@ -12,7 +12,7 @@ from edge_agent.doctor.check_result import Check
 from federated.install_command import pip_command
 from federated.wire import messages
 from models.submodel import Network
-from tests.support.doctor import CARD
+from tests.support.doctor_checks import CARD
 
 
 def test_a_full_or_unwritable_disk_fails(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from federated.errors import ConfigError, Unknown
-from tests.support.doctor import check_broker, coordinating, states
+from tests.support.doctor_checks import check_broker, coordinating, states
 from tests.support.tcp_link import TcpHub
 
 SCHEME = "tests.support.tcp_link:open_tcp_link"

@@ -15,8 +15,8 @@ from edge_agent.infer import release_state
 from edge_agent.infer.engine import Counts, Engine
 from export import release_reader
 from federated.errors import DataError, ExportError, StoreError
-from tests.support.release import GRAPH, field
-from tests.support.variants import NAME, several
+from tests.support.handmade_releases import GRAPH, field
+from tests.support.handmade_variants import NAME, several
 
 X = np.array([[2, 1], [0, 0]], np.uint8)
 

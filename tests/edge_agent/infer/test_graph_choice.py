@@ -28,8 +28,8 @@ from export.latency import Latency
 from export.onnx_session import Session, load
 from federated.errors import DataError, ExportError, Unknown
 from tests.export.conftest import GIVEN, make_bytes, make_text
-from tests.support.release import GRAPH
-from tests.support.variants import NAME, several
+from tests.support.handmade_releases import GRAPH
+from tests.support.handmade_variants import NAME, several
 
 # the graph always says 0: right in 3 of 4
 OWN = (np.array([[3, 1], [0, 2], [5, 0], [1, 1]], np.uint8), np.array([0, 0, 0, 1]))

@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from tests.support.flood import open_silent, resident, start_flood
+from tests.support.connection_flood import open_silent, resident, start_flood
+from tests.support.handmade_variants import NAME, several
 from tests.support.processes import WITHOUT_TORCH, Start, read_address
-from tests.support.variants import NAME, several
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.processes]

@@ -27,7 +27,7 @@ from edge_agent.infer.http_server import HttpServer
 from edge_agent.infer.requests_and_replies import describe_state
 from federated.errors import ConfigError, UsageError
 from federated.runtime.listen_address import ListenAddress, parse_listen_address
-from tests.support.variants import NAME, several
+from tests.support.handmade_variants import NAME, several
 from tests.support.waiting import eventually
 
 HERE = ListenAddress("127.0.0.1", 0, True)

@@ -19,8 +19,8 @@ from edge_agent.infer.infer_options import InferRequest
 from edge_agent.releases.release_options import select_submodel
 from federated.errors import DataError, ExportError, Unknown, UsageError
 from federated.runtime.atomic_files import sha256
-from tests.support.release import GRAPH, toy
-from tests.support.variants import NAME, several
+from tests.support.handmade_releases import GRAPH, toy
+from tests.support.handmade_variants import NAME, several
 
 PICTURE = GRAPH.parent / "image.onnx"
 X = [[2, 1], [0, 0]]

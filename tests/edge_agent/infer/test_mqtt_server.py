@@ -18,7 +18,7 @@ from edge_agent.infer.mqtt_server import MqttServer
 from federated.wire import topics
 from federated.wire.link import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from tests.support.variants import NAME, several
+from tests.support.handmade_variants import NAME, several
 
 
 class Slow(Engine):

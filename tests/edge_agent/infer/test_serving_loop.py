@@ -23,7 +23,7 @@ from federated.wire import envelope, topics
 from federated.wire.link import Link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.release_messages import Release, Serving
-from tests.support.variants import NAME, several
+from tests.support.handmade_variants import NAME, several
 from tests.support.waiting import eventually
 
 

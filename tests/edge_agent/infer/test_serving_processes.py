@@ -18,14 +18,14 @@ from tests.support.waiting import eventually
 
 pytest.importorskip("uvicorn")
 
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from export import release_reader
 from export.publish import announce, describe_version, publish
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from federated.wire.release_messages import Release
+from tests.support.handmade_variants import NAME, several
 from tests.support.processes import WITHOUT_TORCH, Start, read_address
-from tests.support.variants import NAME, several
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import local as brokers
-from coordinator.broker.local import Broker
+from coordinator.broker import local_broker as brokers
+from coordinator.broker.local_broker import Broker
 from coordinator.fleet.fleet import Fleet
 from coordinator.phases.run_context import ENDLESS
 from coordinator.store.store import Store
@@ -25,7 +25,7 @@ from federated.task import Update
 from federated.wire import envelope, messages, topics
 from federated.wire.links.catalogue import open_link
 from tests.support.brokers import is_listening, needs_mosquitto, read_port
-from tests.support.federation import RUN, Federation, Member, digits, federate
+from tests.support.memory_federation import RUN, Federation, Member, digits, federate
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 

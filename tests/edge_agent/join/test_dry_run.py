@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from coordinator.run.runner import choose_probes, complete_card
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.dry_run import perform_dry_run

@@ -11,7 +11,7 @@ import pytest
 
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.training_process_control import Job, Worker
-from federated.device.participant import Equipment, Participant
+from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.spool import Spool
 from federated.task import Recipe, Task
 from federated.wire import messages, tensors
@@ -20,8 +20,16 @@ from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.families.catalogue import initial, shapes
 from models.slicing import corners, extract
 from models.submodel import Submodel
-from tests.support.clerk import AGENT, CARD, NETWORK, RUN, SMALL, Clerk, profile
 from tests.support.disks import small_disk
+from tests.support.scripted_coordinator import (
+    AGENT,
+    CARD,
+    NETWORK,
+    RUN,
+    SMALL,
+    ScriptedCoordinator,
+    profile,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -46,12 +54,12 @@ def read_weights(submodel: Submodel) -> bytes:
 def test_an_agent_continues_after_its_disk_was_full(disk: Path) -> None:
     """First the weights do not fit, then the update; afterwards the agent resumes."""
     weights = read_weights(SMALL)
-    clerk, link = Clerk(broker := MemoryBroker()), MemoryLink(broker, AGENT)
+    clerk, link = ScriptedCoordinator(broker := MemoryBroker()), MemoryLink(broker, AGENT)
     worker = Worker(Job(AGENT, "digits", None, "0/8", "iid", 0, "cpu", "", Limits()))
     try:
         worker.load()
         spool = Spool(disk / "spool", lasting=True)
-        participant = Participant(link, CARD, AGENT, "s1", Equipment(profile, worker, spool))
+        participant = AgentEventLoop(link, CARD, AGENT, "s1", Equipment(profile, worker, spool))
         participant.join()
         clerk.shelve(weights)
 

@@ -17,7 +17,7 @@ from coordinator.round.round_events import AgentBeat, RoundEvent
 from coordinator.store.store import Store
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.training_process_control import Job, Worker
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 pytestmark = [pytest.mark.processes, pytest.mark.timed]
 BEAT, SILENCE, BLOCKED = 0.3, 1.5, 4.0  # seconds
@@ -58,7 +58,7 @@ def test_an_agent_with_a_stopped_training_process_does_not_count_as_silent(
         time.sleep(BLOCKED)
         os.kill(worker.pid, signal.SIGCONT)
 
-    monkeypatch.setattr("tests.support.federation.Here", real)
+    monkeypatch.setattr("tests.support.memory_federation.Here", real)
     waker = threading.Thread(target=release, daemon=True)
     waker.start()
     settings = {
@@ -98,7 +98,7 @@ def test_heartbeats_report_the_number_of_steps(
     def watch(fleet: Fleet) -> None:
         listen(fleet, lambda beat: steps.append(beat.step) if beat.state == "train" else None)
 
-    monkeypatch.setattr("tests.support.federation.Here", lambda *given: worker)
+    monkeypatch.setattr("tests.support.memory_federation.Here", lambda *given: worker)
     settings = {
         "model.name": "preresnet-10",
         "train.steps": 24,

@@ -23,7 +23,7 @@ from edge_agent.join.participation import (
     say_nothing,
 )
 from edge_agent.join.training_process_control import Job, Worker
-from federated.device.participant import Equipment, Participant
+from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.spool import Spool
 from federated.errors import FleetError
 from federated.task import Profile
@@ -54,7 +54,7 @@ class Device:
             self.worker,
             Spool(folder),
         )
-        self.participant = Participant(self.link, CARD, "a", "s1", equipment)
+        self.participant = AgentEventLoop(self.link, CARD, "a", "s1", equipment)
         self.participant.join()
         self.watch = Watch(lambda: read_limits(self.worker), lambda: self.heat, lambda: self.now)
 

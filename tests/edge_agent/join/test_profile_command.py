@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from edge_agent.cli.main import main
 from edge_agent.join import profile_command
 from edge_agent.join.training_process_control import Calibrated, Order, Worker

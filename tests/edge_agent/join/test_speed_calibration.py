@@ -24,7 +24,7 @@ from federated.data import catalogue
 from federated.errors import ConfigError, Unknown
 from models.families.catalogue import FAMILIES
 from models.submodel import Submodel
-from tests.support.tasks import PYTORCH
+from tests.support.small_tasks import PYTORCH
 
 JOB = Job("a", "", None, "", "iid", 0, "cpu", "", Limits())
 
@@ -132,7 +132,9 @@ def test_an_unknown_model_is_rejected(counted: list[str]) -> None:
 
 def test_times_of_a_users_own_network_are_not_cached(counted: list[str]) -> None:
     for _ in range(2):
-        calibrate(JOB, None, Order("tests.support.model:small", "torch", 8, threads=1), PYTORCH)
+        calibrate(
+            JOB, None, Order("tests.support.user_models:small", "torch", 8, threads=1), PYTORCH
+        )
     assert len(counted) == 2 * len(set(counted))
 
 

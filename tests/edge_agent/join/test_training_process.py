@@ -20,7 +20,7 @@ from federated.task import Recipe, Task
 from federated.wire import tensors
 from federated.wire.messages import Run
 from models.families.catalogue import full, network
-from tests.support.tasks import parameters
+from tests.support.small_tasks import parameters
 
 NET = network("preresnet", (1, 4, 4), 3)
 PLAIN, FOREIGN = full(NET), replace(full(NET), network=replace(NET, family="os:system"))

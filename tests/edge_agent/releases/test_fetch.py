@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from edge_agent.releases.release_download import locate_version
 from edge_agent.releases.release_follower import fetch, fetch_from
 from export import release_reader
@@ -26,7 +26,7 @@ from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.partial_file import HAVE, PART
 from federated.wire.release_messages import Release, Version
-from tests.support.release import Clock, toy
+from tests.support.handmade_releases import Clock, toy
 
 PADDED = 40  # KiB: several chunks
 HERE = {"manifest.json", "check.tensors", "w1-d1.onnx", "w1-d1.tensors"}

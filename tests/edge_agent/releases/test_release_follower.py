@@ -19,7 +19,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.link import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.release_messages import Release, Serving, Version
-from tests.support.release import Clock, toy
+from tests.support.handmade_releases import Clock, toy
 
 ASSIGNED = {"pi": "w1-d1"}
 

@@ -12,7 +12,7 @@ from export.publish import announce, describe_version, publish
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from federated.wire.release_messages import Release, Serving
-from tests.support.release import toy
+from tests.support.handmade_releases import toy
 
 
 @pytest.mark.broker

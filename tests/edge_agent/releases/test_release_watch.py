@@ -10,7 +10,7 @@ from edge_agent.releases.release_watch import NotReleased, ReleaseWatch, Subscri
 from export.publish import announce
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.release_messages import Release, Version
-from tests.support.release import Clock
+from tests.support.handmade_releases import Clock
 
 STABLE = Version("a" * 12, 7, "a" * 64, 1, ("s", "l"), {"pi": "s", "tv": "l"})
 CANARY = Version("b" * 12, 8, "b" * 64, 1, ("s", "l"), {"pi": "l", "tv": "l"})

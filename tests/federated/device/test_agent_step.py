@@ -21,7 +21,7 @@ from federated.device.agent_state import ANSWERS, AgentState, active, activity, 
 from federated.device.agent_step import LOOK, step
 from federated.task import HEARTBEAT, QUICKEST, Task
 from federated.wire.messages import Failure, Heartbeat, Status
-from tests.support.clerk import AGENT, CARD, profile, task
+from tests.support.scripted_coordinator import AGENT, CARD, profile, task
 
 PROFILE = profile(CARD)
 NEWER = dataclasses.replace(PROFILE, cpus=4.0)

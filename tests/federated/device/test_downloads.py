@@ -12,7 +12,7 @@ import pytest
 from federated.device.agent_state import activity
 from federated.device.spool import Spool
 from federated.wire import messages
-from tests.support.clerk import Agent, task
+from tests.support.scripted_coordinator import Agent, task
 
 
 @pytest.fixture

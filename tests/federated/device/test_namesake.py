@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from coordinator.broker import local as brokers
-from coordinator.broker.local import Broker
+from coordinator.broker import local_broker as brokers
+from coordinator.broker.local_broker import Broker
+from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_state import ANSWERS, Verdict, hear
 from federated.device.agent_state import Namesake as Known
-from federated.device.participant import Equipment, Participant
 from federated.wire import envelope, topics
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.messages import Status
 from tests.support.brokers import BOTH, read_port
-from tests.support.clerk import AGENT, CARD, RUN, Hand, open_spool, profile
 from tests.support.proxy import Proxy
+from tests.support.scripted_coordinator import AGENT, CARD, RUN, Hand, open_spool, profile
 
 
 def here(session: str) -> Status:
@@ -143,15 +143,15 @@ def test_two_agents_that_both_consider_themselves_newer_settle_it() -> None:
     assert verdicts == {"a": ["stay"] * ANSWERS + ["leave"] * (9 - ANSWERS), "b": ["stay"] * 9}
 
 
-def joined(link: Link, folder: Path, session: str) -> Participant:
-    participant = Participant(
+def joined(link: Link, folder: Path, session: str) -> AgentEventLoop:
+    participant = AgentEventLoop(
         link, CARD, AGENT, session, Equipment(profile, Hand(), open_spool(folder / session))
     )
     participant.join()
     return participant
 
 
-def turned(participants: list[Participant], seconds: float) -> None:
+def turned(participants: list[AgentEventLoop], seconds: float) -> None:
     """Give each agent its turns until the time is over or one of them has ended."""
     until, going = time.monotonic() + seconds, True
     while going and time.monotonic() < until:

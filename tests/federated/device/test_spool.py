@@ -15,7 +15,7 @@ from federated.device.spool import AGE, InUse, Spool, SpooledUpdate, identify_ru
 from federated.errors import StoreError
 from federated.runtime import atomic_files
 from federated.wire.chunks import split
-from tests.support.clerk import CARD, open_spool, task
+from tests.support.scripted_coordinator import CARD, open_spool, task
 
 UPDATE = bytes(range(200)) * 10
 

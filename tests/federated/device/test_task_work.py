@@ -14,7 +14,7 @@ from federated.errors import Refused
 from federated.training.evaluation_passes import calibrate, evaluate
 from federated.training.training_inputs import Execution, Stopped, TrainingSet
 from models.families.catalogue import build, full, network, shapes, statistics
-from tests.support.tasks import (
+from tests.support.small_tasks import (
     NET,
     PLAIN,
     SMALL,

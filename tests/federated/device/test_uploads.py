@@ -11,7 +11,15 @@ from federated.device.transfers import AHEAD, Uploads
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import STALL, WINDOW
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from tests.support.clerk import AGENT, CARD, CHUNK, RUN, Clerk, open_spool, task
+from tests.support.scripted_coordinator import (
+    AGENT,
+    CARD,
+    CHUNK,
+    RUN,
+    ScriptedCoordinator,
+    open_spool,
+    task,
+)
 
 UPDATE = bytes(range(256)) * 400  # 100 chunks of 1 KiB
 
@@ -19,8 +27,10 @@ UPDATE = bytes(range(256)) * 400  # 100 chunks of 1 KiB
 class Desk:
     """The uploads of an agent, and its coordinator."""
 
-    def __init__(self, folder: Path, chunk: int = CHUNK, clerk: Clerk | None = None) -> None:
-        self.clerk = clerk or Clerk(MemoryBroker())
+    def __init__(
+        self, folder: Path, chunk: int = CHUNK, clerk: ScriptedCoordinator | None = None
+    ) -> None:
+        self.clerk = clerk or ScriptedCoordinator(MemoryBroker())
         self.broker = self.clerk.broker
         self.link = MemoryLink(self.broker, "a", chunk=chunk)
         self.link.subscribe(topics.command(RUN, AGENT))

@@ -23,9 +23,9 @@ from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
 from models.families.catalogue import full, initial, network, shapes
 from models.submodel import Submodel
-from tests.support.exits import Told
-from tests.support.federation import Member, digits, federate
+from tests.support.fixed_exit_network import Told
 from tests.support.golden import make_owned, register_toy
+from tests.support.memory_federation import Member, digits, federate
 
 NET = network("resnet-small", (1, 8, 8), 10)
 

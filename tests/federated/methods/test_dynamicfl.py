@@ -21,8 +21,8 @@ from models.cost import BranchableLayer, branchable_layers, cost
 from models.families.catalogue import build, full, initial, network, probes, shapes, statistics
 from models.layers.mergeable_branches import Branch, originals
 from models.submodel import Moments
-from tests.support.federation import Member, digits, federate
-from tests.support.tasks import perform
+from tests.support.memory_federation import Member, digits, federate
+from tests.support.small_tasks import perform
 
 NET = network("preresnet", (1, 4, 4), 3, Moments((8.0,), (5.0,)))
 METHOD = method("dynamicfl")

@@ -14,7 +14,7 @@ from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Update
 from models.families.catalogue import initial, network, shapes
-from tests.support.federation import Member, digits, federate
+from tests.support.memory_federation import Member, digits, federate
 
 NET = network("mlp", (4,), 3)
 SIZES = {"method.widths": [0.25, 1.0], "model.name": "resnet-small", "method.depths": [1]}

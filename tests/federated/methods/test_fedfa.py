@@ -13,7 +13,7 @@ from federated.methods.catalogue import method
 from federated.methods.common.trimmed_norm import central_norm
 from federated.methods.fedfa import is_scaled, propose_depths
 from models.families.catalogue import full, initial, network, normalising, shapes
-from tests.support.rounds import NET, play_round, start
+from tests.support.handmade_rounds import NET, play_round, start
 
 
 @settings(max_examples=200, deadline=None)

@@ -13,8 +13,8 @@ from federated.methods.fednova import normaliser
 from federated.task import Update
 from models.families.catalogue import full, initial, network
 from models.submodel import Submodel
-from tests.support.federation import Member, digits, federate
 from tests.support.golden import floats, register_toy
+from tests.support.memory_federation import Member, digits, federate
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.task import Update
 from models.families.catalogue import initial, network
-from tests.support.federation import Member, digits, federate
-from tests.support.revival import Fuse, run_with_restarts
+from tests.support.memory_federation import Member, digits, federate
+from tests.support.restarted_coordinator import Fuse, run_with_restarts
 
 NAMES = ("fedadagrad", "fedadam", "fedavgm", "fedyogi")
 NET = network("mlp", (6,), 3)

@@ -12,7 +12,7 @@ from federated.methods.catalogue import method
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import train
 from models.families.catalogue import build, full, initial, network
-from tests.support.federation import Member, digits, federate
+from tests.support.memory_federation import Member, digits, federate
 
 NET = network("mlp", (6,), 3)
 

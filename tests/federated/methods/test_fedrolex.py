@@ -17,8 +17,8 @@ from federated.task import Update
 from models.families.catalogue import build, initial, menu, network, shapes, statistics
 from models.slicing import corner
 from models.submodel import Submodel
-from tests.support.families import SMALL, small
-from tests.support.federation import Member, digits, federate
+from tests.support.memory_federation import Member, digits, federate
+from tests.support.smallest_networks import SMALL, small
 
 FEATURES = ("scaler",)
 
@@ -61,7 +61,7 @@ def test_a_window_wraps_around():
 
 
 @pytest.mark.parametrize("direction", ["author", "paper"])
-@pytest.mark.parametrize("family", [*SMALL, "tests.support.own:cnn"])
+@pytest.mark.parametrize("family", [*SMALL, "tests.support.user_networks:cnn"])
 def test_a_narrow_network_is_the_whole_one_with_the_channels_of_a_window(family, direction):
     """Rolling every channel of the whole network changes nothing that it says; a narrow network is
     a corner of that.

@@ -18,9 +18,9 @@ from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
 from models.families.catalogue import build, initial, normalising, shapes, statistics
 from models.slicing import corners, extract
-from tests.support.families import SMALL, small
-from tests.support.federation import Member, digits, federate
-from tests.support.tasks import perform
+from tests.support.memory_federation import Member, digits, federate
+from tests.support.small_tasks import perform
+from tests.support.smallest_networks import SMALL, small
 
 WIDTHS = [0.25, 0.5, 1.0]
 NET = small("resnet")

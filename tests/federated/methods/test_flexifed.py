@@ -18,8 +18,8 @@ from federated.methods.flexifed import layer_digests
 from federated.task import Update
 from federated.training import state_between_rounds
 from models.families.catalogue import initial, network, shapes, statistics
-from tests.support.families import small
-from tests.support.federation import Member, digits, federate
+from tests.support.memory_federation import Member, digits, federate
+from tests.support.smallest_networks import small
 
 NET = small("resnet")  # three sections of two blocks
 FIRST = {"stem.weight", "norm.weight", "norm.bias"}

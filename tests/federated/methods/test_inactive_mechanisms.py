@@ -11,7 +11,7 @@ from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.methods.common.inactive_mechanisms import inactive
 from models.families.catalogue import network
-from tests.support.short import train_briefly
+from tests.support.short_run import train_briefly
 
 NET = network("preresnet", (1, 8, 8), 10)
 ONE = {"widths": [1.0], "depths": [4]}

@@ -17,8 +17,8 @@ from federated.methods.catalogue import method
 from federated.methods.inclusivefl import find_own_tensors
 from federated.task import Update
 from models.families.catalogue import initial, menu, network, shapes, statistics
-from tests.support.federation import Member, digits, federate
 from tests.support.golden import register_toy
+from tests.support.memory_federation import Member, digits, federate
 
 NET = network("resnet-small", (1, 8, 8), 10)  # three sections of two blocks
 

@@ -17,7 +17,7 @@ from federated.methods.catalogue import method
 from federated.methods.inco import cross_step, find_references
 from federated.task import Update
 from models.families.catalogue import initial, network
-from tests.support.federation import Member, digits, federate
+from tests.support.memory_federation import Member, digits, federate
 
 NET = network("resnet-small", (1, 8, 8), 3)
 NAMES = ("inco-avg", "inco-moon", "inco-nova", "inco-prox", "inco-scaffold")

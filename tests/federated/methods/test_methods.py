@@ -19,7 +19,7 @@ from federated.task import Recipe
 from models.cost import cost
 from models.families.catalogue import full, initial, network, shapes, statistics
 from models.slicing import Row
-from tests.support.rounds import NET, play_round, start
+from tests.support.handmade_rounds import NET, play_round, start
 
 # ---- catalogue and settings ----------------------------------------------------------------------
 

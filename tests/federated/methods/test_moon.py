@@ -16,7 +16,7 @@ from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session, plain_loss
 from models.families.catalogue import build, full, initial, menu, network, shapes
 from models.layers.basic import ProjectedLinear
-from tests.support.federation import Member, digits, federate
+from tests.support.memory_federation import Member, digits, federate
 
 NET = network("mlp", (6,), 3)
 WHOLE = full(NET, ("projection",))

@@ -20,9 +20,9 @@ from federated.methods.common.nefl_submodels import GAMMAS
 from federated.task import Card, Profile, Update
 from federated.training.training_loop import train
 from models.families.catalogue import build, full, initial, network, shapes, statistics
-from tests.support.counts import NOTES
-from tests.support.families import small
-from tests.support.federation import Member, digits, federate
+from tests.support.memory_federation import Member, digits, federate
+from tests.support.published_network_sizes import NOTES
+from tests.support.smallest_networks import small
 
 DIGITS = network("resnet-small", (1, 8, 8), 10)
 NAMES = ("nefl-d", "nefl-do", "nefl-w", "nefl-wd")

@@ -20,7 +20,7 @@ from federated.task import Card, Profile, Update
 from federated.wire.topics import SUBMODEL
 from models.cost import cost
 from models.families.catalogue import full, network, parameters, shapes
-from tests.support.federation import RUN, Member, digits, federate
+from tests.support.memory_federation import RUN, Member, digits, federate
 from tests.support.recipfl import METHOD, begin_method, sent, train_round
 
 PHI = "phi/"

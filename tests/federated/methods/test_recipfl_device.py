@@ -17,7 +17,7 @@ from federated.training.training_inputs import Stopped
 from federated.training.training_loop import open_session
 from models.families.catalogue import build, network, shapes
 from tests.support.recipfl import METHOD, begin_method, examples, sent, train_round
-from tests.support.tasks import perform
+from tests.support.small_tasks import perform
 
 
 def test_a_device_tells_its_share_of_each_class():

@@ -24,8 +24,8 @@ from federated.wire.links.memory import MemoryBroker
 from models.families.catalogue import build, full, initial, network, shapes, statistics
 from models.slicing import as_slices, corner
 from models.submodel import Submodel
-from tests.support.federation import Member, digits, federate
 from tests.support.golden import floats, register_toy
+from tests.support.memory_federation import Member, digits, federate
 
 X, Y = np.zeros((1, 1), np.float32), np.zeros(1, np.int64)
 

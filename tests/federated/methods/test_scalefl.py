@@ -23,8 +23,8 @@ from models.families.catalogue import build, initial, network
 from models.layers.batch_norm import norms
 from models.slicing import extract
 from models.submodel import Submodel
-from tests.support.exits import Told
-from tests.support.federation import Member, digits, federate
+from tests.support.fixed_exit_network import Told
+from tests.support.memory_federation import Member, digits, federate
 
 NET = network("resnet-small", (1, 8, 8), 10)
 

@@ -14,7 +14,7 @@ from federated.method import SCHEDULE, configure, round_at
 from federated.methods.catalogue import METHODS, method
 from federated.methods.fedavg import learning_rate
 from models.families.catalogue import initial, network
-from tests.support.short import apart, train_briefly
+from tests.support.short_run import apart, train_briefly
 
 NET = network("resnet-small", (1, 8, 8), 10)
 

@@ -10,7 +10,7 @@ import pytest
 from federated.errors import ConfigError, LinkError, MissingExtra, Unknown
 from federated.runtime.plugin_lookup import check_declares, find, report_failure
 from federated.wire.link import Link
-from models.extensions import Kind
+from models.extension_lookup import Kind
 from tests.support.plugins import install
 
 COLOUR = Kind("colour", "toy.colours", str)

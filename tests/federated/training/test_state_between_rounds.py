@@ -21,7 +21,7 @@ from federated.training import state_between_rounds
 from federated.wire import tensors
 from models.families.catalogue import initial, menu, network, shapes, statistics
 from models.slicing import corners, extract
-from tests.support.tasks import PYTORCH, perform
+from tests.support.small_tasks import PYTORCH, perform
 
 ROOT = Path(__file__).parents[3]
 NET = network("preresnet", (1, 4, 4), 3)

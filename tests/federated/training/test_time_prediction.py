@@ -30,7 +30,7 @@ from models.compute_workload import work
 from models.cost import cost
 from models.families.catalogue import full, menu, network, probes
 from models.submodel import Moments, Submodel
-from tests.support.families import SMALL, small
+from tests.support.smallest_networks import SMALL, small
 
 NETWORK = network("preresnet", (1, 8, 8), 10)
 TIMED = probes(NETWORK, (1, 4))

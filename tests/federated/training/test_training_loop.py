@@ -15,7 +15,17 @@ from federated.training.objective import mask_logits
 from federated.training.training_inputs import Diverged, Execution, Stopped, TrainingSet
 from federated.training.training_loop import train
 from models.families.catalogue import build
-from tests.support.tasks import BARE, ONE, PLAIN, SMALL, examples, linear, parameters, perform, task
+from tests.support.small_tasks import (
+    BARE,
+    ONE,
+    PLAIN,
+    SMALL,
+    examples,
+    linear,
+    parameters,
+    perform,
+    task,
+)
 
 
 def test_one_step_by_hand():

@@ -17,8 +17,8 @@ from federated.training.hooks import Survey
 from federated.training.zico_score import layers, score, survey, zico
 from models.cost import cost
 from models.families.catalogue import build, full, network, shapes
-from tests.support.families import small
-from tests.support.federation import Member, digits, federate
+from tests.support.memory_federation import Member, digits, federate
+from tests.support.smallest_networks import small
 
 NET = network("preresnet", (1, 8, 8), 10)
 ZICO = {"choice": "zico", "widths": (0.25, 0.5), "depths": (2,)}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import local as brokers
-from coordinator.broker.local import Broker
+from coordinator.broker import local_broker as brokers
+from coordinator.broker.local_broker import Broker
 from tests.support.brokers import BOTH
 
 

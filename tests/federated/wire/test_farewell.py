@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import local as brokers
-from coordinator.broker.local import Broker
+from coordinator.broker import local_broker as brokers
+from coordinator.broker.local_broker import Broker
 from coordinator.fleet.fleet import Fleet
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN
 from federated.wire.links import mqtt as links
 from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import read_port
-from tests.support.clerk import CARD
 from tests.support.links import wait_for_delivery
 from tests.support.proxy import Proxy
+from tests.support.scripted_coordinator import CARD
 
 pytestmark = pytest.mark.broker
 

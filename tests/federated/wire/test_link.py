@@ -15,7 +15,7 @@ import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from coordinator.broker.local import Broker
+from coordinator.broker.local_broker import Broker
 from federated.errors import LinkError
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import Receiver, Sender, split

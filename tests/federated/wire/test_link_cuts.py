@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import local as brokers
-from coordinator.broker.local import Broker
+from coordinator.broker import local_broker as brokers
+from coordinator.broker.local_broker import Broker
 from federated.wire.link import LINK_DOWN, LINK_UP
 from federated.wire.links.connection_diagnosis import STRIKES
 from tests.support.brokers import read_port

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import local as brokers
-from coordinator.broker.local import Broker
+from coordinator.broker import local_broker as brokers
+from coordinator.broker.local_broker import Broker
 from federated.errors import LinkError
 from federated.wire.links.mqtt import MqttLink
 from federated.wire.links.paho_client import QUEUED

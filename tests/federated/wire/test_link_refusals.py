@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import local as brokers
-from coordinator.broker.local import Broker
+from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import find_free_port
+from coordinator.broker.local_broker import Broker
 from federated.errors import ConfigError, LinkError
 from federated.wire import topics
 from federated.wire.link import LINK_DOWN

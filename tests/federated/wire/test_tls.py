@@ -14,12 +14,12 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
-from coordinator.access.authority import Authority
+from coordinator.access.certificate_authority import Authority
 from coordinator.access.certificates import Pair, make_name, read_pair, to_general_name, write_pair
 from federated.errors import ConfigError
 from federated.wire import tls
 from federated.wire.address import Address
-from tests.support.authority import member
+from tests.support.certificate_authority import member
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import torch
 
 from models.cost import cost
 from models.families.catalogue import build, full, menu, network, shapes
-from tests.support.counts import read_published_counts
+from tests.support.published_network_sizes import read_published_counts
 
 DIGITS = (1, 28, 28)
 

@@ -8,8 +8,8 @@ import torch
 from models.cost import cost
 from models.families.catalogue import build, full, menu, network, shapes
 from models.layers.batch_norm import norms
-from tests.support.counts import read_published_counts
 from tests.support.pretrained import assert_equals_torchvision
+from tests.support.published_network_sizes import read_published_counts
 
 CIFAR = (3, 32, 32)
 

@@ -23,7 +23,7 @@ from models.families.catalogue import (
 from models.layers.basic import Scaler, Standardise
 from models.layers.batch_norm import norms
 from models.submodel import Moments
-from tests.support.counts import read_published_counts
+from tests.support.published_network_sizes import read_published_counts
 
 CIFAR, DIGITS = (3, 32, 32), (1, 8, 8)
 

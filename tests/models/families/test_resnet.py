@@ -20,8 +20,8 @@ from models.families.resnet import CIFAR, FOUR, NAMES, Size, convert
 from models.layers.batch_norm import norms
 from models.optional_torchvision import import_torchvision
 from models.submodel import Submodel
-from tests.support.counts import NOTES, count_network, read_published_counts
 from tests.support.pretrained import assert_equals_torchvision
+from tests.support.published_network_sizes import NOTES, count_network, read_published_counts
 
 IMAGES, DIGITS = (3, 32, 32), (1, 8, 8)
 

@@ -8,7 +8,7 @@ import torch
 from models.cost import cost
 from models.families.catalogue import build, find_labelled, full, initial, menu, network, shapes
 from models.layers.basic import Scaler
-from tests.support.counts import read_published_counts
+from tests.support.published_network_sizes import read_published_counts
 
 VOCABULARY, LENGTH = 33_278, 64
 

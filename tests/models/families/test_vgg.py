@@ -13,8 +13,8 @@ from models.cost import cost
 from models.families.catalogue import build, full, menu, network, shapes, statistics
 from models.families.vgg import NAMES, VGG
 from models.optional_torchvision import import_torchvision
-from tests.support.counts import read_published_counts
 from tests.support.pretrained import original
+from tests.support.published_network_sizes import read_published_counts
 
 CIFAR = (3, 32, 32)
 

@@ -11,8 +11,8 @@ import torch
 
 from models.cost import cost
 from models.families.catalogue import build, full, initial, menu, network, shapes
-from tests.support.counts import read_published_counts
 from tests.support.pretrained import assert_equals_torchvision
+from tests.support.published_network_sizes import read_published_counts
 
 CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
 

@@ -14,7 +14,7 @@ from models.families.catalogue import build, find_labelled, full, network, norma
 from models.layers.early_exits import Attentive, Exits, exit_places, levels, run_exits
 from models.slicing import corners
 from models.submodel import Submodel
-from tests.support.counts import count_network, read_published_counts
+from tests.support.published_network_sizes import count_network, read_published_counts
 
 IMAGES, DIGITS = (3, 32, 32), (1, 8, 8)
 KINDS = ("exits", "exits-adapter", "exits-conv")

@@ -15,7 +15,7 @@ from federated.methods.catalogue import method
 from models.families.catalogue import build, initial, pieces, shapes, statistics
 from models.slicing import corners, extract
 from models.submodel import Submodel
-from tests.support.own import Named, at, run_passes, sizes
+from tests.support.user_networks import Named, at, run_passes, sizes
 
 
 class Concatenated(nn.Module):

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from models.families.catalogue import address, build, full, shapes
 from models.slicing import corners, graft
 from models.submodel import Submodel
-from tests.support.own import Basic, Named, Residual, at, run_passes, sizes
+from tests.support.user_networks import Basic, Named, Residual, at, run_passes, sizes
 
 
 def test_blocks_that_keep_the_shape_can_be_left_out(named: Named) -> None:

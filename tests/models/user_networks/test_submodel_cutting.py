@@ -11,8 +11,8 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.families.catalogue import build, find_labelled, full, initial, shapes, statistics
 from models.slicing import corners, extract
-from tests.support.own import Named, Residual, at, cnn, run_passes, sizes
-from tests.support.slices import embed
+from tests.support.slice_insertion import embed
+from tests.support.user_networks import Named, Residual, at, cnn, run_passes, sizes
 
 
 def test_a_plain_cnn_keeps_its_leading_channels_and_their_positions(named: Named) -> None:

@@ -27,8 +27,8 @@ from models.families.catalogue import (
 )
 from models.layers.basic import Scaler
 from models.submodel import Submodel, scale_count
-from tests.support.federation import Member, digits, federate
-from tests.support.own import Named, Recurrent, at, cnn, run_passes, sizes
+from tests.support.memory_federation import Member, digits, federate
+from tests.support.user_networks import Named, Recurrent, at, cnn, run_passes, sizes
 
 
 class Mean(nn.Module):
@@ -230,7 +230,7 @@ def test_a_narrow_layer_is_scaled_in_training_where_a_method_asks(named: Named) 
 @pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedfa"])
 def test_every_method_trains_it_in_every_size(tmp_path: Path, method: str) -> None:
     settings = {
-        "model.name": "tests.support.model:residual",
+        "model.name": "tests.support.user_models:residual",
         "method.name": method,
         "method.widths": [0.5, 1.0],
         "rounds": 2,
@@ -253,7 +253,7 @@ def test_every_method_trains_it_in_every_size(tmp_path: Path, method: str) -> No
 @pytest.mark.slow
 def test_half_width_exports_with_equal_outputs(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    submodel = at(network("tests.support.model:residual", (1, 8, 8), 10), 0.5)
+    submodel = at(network("tests.support.user_models:residual", (1, 8, 8), 10), 0.5)
     net = build(submodel).eval()
     x = np.random.default_rng(0).random((7, 1, 8, 8), dtype=np.float32)
     path = export(
@@ -315,7 +315,11 @@ def test_initial_values_are_corners_too(named: Named) -> None:
 
 
 def test_unnarrowable_network_is_timed_and_trained_whole(tmp_path: Path) -> None:
-    settings = {"model.name": "tests.support.own:Recurrent", "method.name": "fedavg", "rounds": 1}
+    settings = {
+        "model.name": "tests.support.user_networks:Recurrent",
+        "method.name": "fedavg",
+        "rounds": 1,
+    }
     done = federate(tmp_path, [Member("a0", digits(0, 2))], settings)
     assert [s.name for s in done.fleet.run.calibration] == ["w1"]
     assert done.result.rounds == 1

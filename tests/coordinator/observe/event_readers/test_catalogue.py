@@ -24,9 +24,9 @@ from coordinator.settings.config import Config, load
 from coordinator.settings.config_tables import Observe
 from coordinator.settings.service_tables import Metrics
 from federated.errors import ConfigError, Unknown
-from tests.support.federation import RUN, Member, digits, federate, make_config
+from tests.support.member_names import list_tried
+from tests.support.memory_federation import RUN, Member, digits, federate, make_config
 from tests.support.plugins import install
-from tests.support.tried import list_tried
 
 TINY = {
     "model.name": "mlp-small",

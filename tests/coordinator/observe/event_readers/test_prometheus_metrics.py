@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from coordinator.access.authority import Authority
+from coordinator.access.certificate_authority import Authority
 from coordinator.cli.main import main
 from coordinator.observe.event_readers.prometheus_metrics import REFUSALS, MetricsServer, RunMeter
 from coordinator.observe.event_readers.reader import ReaderContext

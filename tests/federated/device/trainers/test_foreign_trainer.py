@@ -25,9 +25,9 @@ from federated.wire.codecs.codec import decode_update
 from federated.wire.messages import Run
 from models.families.catalogue import full, initial, network, shapes, statistics
 from tests.support.commands import ROOT
-from tests.support.federation import Member, digits, federate
+from tests.support.memory_federation import Member, digits, federate
 from tests.support.plugins import install
-from tests.support.tasks import parameters
+from tests.support.small_tasks import parameters
 from tests.support.toy_trainer import Adding
 
 NAME = "tests.support.toy_trainer:open_adding"

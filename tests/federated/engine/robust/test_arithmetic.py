@@ -13,7 +13,7 @@ from federated.engine.part_store import PartStore
 from federated.engine.robust import arithmetic
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
-from tests.support.kept import OLD, corner, part, result, store_parts, whole
+from tests.support.stored_updates import OLD, corner, part, result, store_parts, whole
 
 
 def test_a_trimmed_mean_of_nested_corners_by_hand(tmp_path):

@@ -22,9 +22,9 @@ from federated.engine.robust.catalogue import RULES, rule
 from federated.engine.robust.rule import Rule, combine
 from federated.engine.update_norms import change_norm
 from federated.errors import ConfigError, Unknown
-from tests.support.kept import part, store_parts
+from tests.support.member_names import list_tried
 from tests.support.plugins import install
-from tests.support.tried import list_tried
+from tests.support.stored_updates import part, store_parts
 
 Squares: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 TRIED = {name: found for name in list_tried("rule", RULES) if (found := rule(name))}

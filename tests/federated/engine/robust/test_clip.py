@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.kept import part, result, store_parts
+from tests.support.stored_updates import part, result, store_parts
 
 
 def test_a_first_round_is_clipped_to_the_median_of_its_own_norms(tmp_path):

@@ -10,7 +10,7 @@ from federated.engine.part_store import PartStore
 from federated.engine.robust.arithmetic import pick_nearest
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
-from tests.support.kept import OLD, corner, part, result, store_parts, whole
+from tests.support.stored_updates import OLD, corner, part, result, store_parts, whole
 
 
 def test_krum_by_hand(tmp_path):

@@ -19,7 +19,7 @@ from federated.methods.hypernetwork.graph_hypernetwork import (
     read_layout,
 )
 from models.families.catalogue import full, menu, network, shapes
-from tests.support.families import small
+from tests.support.smallest_networks import small
 
 NET = network("mlp", (6,), 3)
 SIZES = menu(NET, (0.2, 1.0), (1, 2))

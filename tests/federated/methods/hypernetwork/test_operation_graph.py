@@ -19,7 +19,7 @@ from federated.methods.hypernetwork.operation_graph import (
 )
 from models.families.catalogue import FAMILIES, build, full, network, shapes
 from models.submodel import Submodel
-from tests.support.families import small
+from tests.support.smallest_networks import small
 
 
 class Forgetful(nn.Module):
@@ -80,7 +80,7 @@ def test_every_node_lies_on_a_path_from_the_input(family):
 
 def test_layers_in_a_row_are_a_chain():
     """Flatten and relu are not nodes: the nodes are input, linear, linear."""
-    found = read_graph(full(network("tests.support.model:small", (1, 8, 8), 10)))
+    found = read_graph(full(network("tests.support.user_models:small", (1, 8, 8), 10)))
     assert [OPERATIONS[index] for index in found.operations] == ["input", "linear", "linear"]
     assert found.paths.tolist() == [[0, 0, 0], [1, 0, 0], [2, 1, 0]]
     assert found.sizes.tolist() == [[0, 0, 0, 0], [32, 64, 0, 0], [10, 32, 0, 0]]
@@ -96,7 +96,7 @@ def test_a_shortcut_is_a_shorter_path():
     """From the stem's norm to the sum, the path is one step through the shortcut, and three through
     conv, norm and relu of the block.
     """
-    found = read_graph(full(network("tests.support.model:residual", (1, 8, 8), 10)))
+    found = read_graph(full(network("tests.support.user_models:residual", (1, 8, 8), 10)))
     names = [OPERATIONS[index] for index in found.operations]
     assert names == [
         "input",

@@ -21,8 +21,8 @@ from federated.wire import tensors
 from federated.wire.codecs.catalogue import CODECS, codec, codec_names, find_codec
 from federated.wire.codecs.codec import Codec, decode_update, encode_update
 from models.families.catalogue import full, network
+from tests.support.member_names import list_tried
 from tests.support.plugins import install
-from tests.support.tried import list_tried
 
 TRIED = {name: find_codec(name) for name in list_tried("codec", CODECS)}
 SUBMODEL = full(network("mlp", (4,), 3))

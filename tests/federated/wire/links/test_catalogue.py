@@ -12,7 +12,7 @@ from federated.errors import ConfigError, LinkError, Unknown, UsageError
 from federated.wire.link import Delivery, Link
 from federated.wire.links.catalogue import LINKS, open_link
 from federated.wire.links.mqtt import MqttLink
-from tests.support.federation import Member, digits, federate
+from tests.support.memory_federation import Member, digits, federate
 from tests.support.plugins import install
 from tests.support.tcp_link import TcpHub
 

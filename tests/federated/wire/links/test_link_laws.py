@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import local as brokers
+from coordinator.broker import local_broker as brokers
 from federated.errors import LinkError
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link, Will
 from federated.wire.links.catalogue import LINKS, open_link
 from federated.wire.links.memory import MemoryLink
+from tests.support.member_names import list_tried
 from tests.support.proxy import Proxy
 from tests.support.tcp_link import TcpHub
-from tests.support.tried import list_tried
 
 Connect = Callable[..., Link]
 KINDS = ("memory", "toytcp", pytest.param("mqtt", marks=pytest.mark.broker))

@@ -1,0 +1,99 @@
+"""Tables that list the members of a catalogue: methods, data sets, model families and others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+
+from benchmarks.generated_docs.tables import render_table
+from coordinator.observe.event_readers.catalogue import READERS, list_optional
+from federated.data.catalogue import DATASETS
+from federated.engine.robust.catalogue import RULES
+from federated.methods.catalogue import METHODS, method
+from federated.wire.codecs.catalogue import CODECS
+from models.families.catalogue import FAMILIES
+from models.family import Family
+
+__all__ = [
+    "list_codecs",
+    "list_data",
+    "list_families",
+    "list_methods",
+    "list_readers",
+    "list_rules",
+]
+
+
+def list_methods() -> Iterator[str]:
+    made = [method(name) for name in METHODS]
+    rows = ((f"`{one.name}`", one.summary, one.paper) for one in made)
+    return render_table(("`--method`", "summary", "paper"), rows)
+
+
+def list_data() -> Iterator[str]:
+    rows = ((f"`{name}`", one.about, one.held) for name, one in DATASETS.items())
+    return render_table(("`--data`", "contents", "held out"), rows)
+
+
+def list_rules() -> Iterator[str]:
+    heads = (
+        "`robust.rule`",
+        "result",
+        "compares updates per",
+        "updates required for f = 1, 2, 3",
+        "updates kept on disk until the round ends",
+    )
+    rows = (
+        (
+            f"`{name}`",
+            rule.help,
+            rule.compares,
+            ", ".join(str(rule.needed(f)) for f in (1, 2, 3)),
+            "those of the first round" if rule.clips else "all",
+        )
+        for name, rule in RULES.items()
+    )
+    return render_table(heads, rows)
+
+
+def list_codecs() -> Iterator[str]:
+    rows = ((f"`{name}`", one.help, f"{one.size(10**6):,}") for name, one in CODECS.items())
+    return render_table(("`wire.codec`", "encoding", "bytes per million weights"), rows)
+
+
+def list_families() -> Iterator[str]:
+    heads = ("family", "presets (the first is the default)", "torchvision's weights", "use")
+    rows = (
+        (
+            f"`{name}`",
+            quote(list_presets(known)),
+            quote(known.torchvision.names if known.torchvision else ()),
+            known.help,
+        )
+        for name, known in FAMILIES.items()
+    )
+    return render_table(heads, rows)
+
+
+def list_presets(known: Family) -> list[str]:
+    """Return the names of a family's presets, its default first."""
+    return sorted(known.presets, key=lambda name: name != known.default)
+
+
+def quote(names: Iterable[str]) -> str:
+    """Return names as code, in one cell."""
+    return " ".join(f"`{name}`" for name in names)
+
+
+def list_readers() -> Iterator[str]:
+    """Yield the table of the readers that `observe.readers` adds, with the first lines of their
+    files.
+    """
+    rows = ((f"`{name}`", describe_file(READERS[name])) for name in list_optional())
+    return render_table(("`observe.readers`", "output"), rows)
+
+
+def describe_file(member: Callable[..., object]) -> str:
+    """Return the first sentence of the file that defines a function."""
+    text = sys.modules[member.__module__].__doc__ or ""
+    return " ".join(text.partition("\n\n")[0].split()).removesuffix(".")

@@ -1,0 +1,88 @@
+"""`python -m benchmarks docs`: write, or with `--check` compare, the tables in the documentation
+that are generated from the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import click
+
+from benchmarks.generated_docs.catalogue_tables import (
+    list_codecs,
+    list_data,
+    list_families,
+    list_methods,
+    list_readers,
+    list_rules,
+)
+from benchmarks.generated_docs.live_view import record_live_view
+from benchmarks.generated_docs.message_tables import list_capabilities, list_messages, list_names
+from benchmarks.generated_docs.setting_tables import list_exit_codes, list_settings
+from federated.errors import ConfigError
+from federated.runtime.console import report_errors
+
+__all__ = ["TABLES", "command", "find_outdated", "replace_table"]
+
+ROOT = Path(__file__).parents[2]
+
+# name in the page's markers -> page, function that renders the table
+TABLES: Mapping[str, tuple[str, Callable[[], Iterable[str]]]] = {
+    "capabilities": ("docs/protocol.md", list_capabilities),
+    "codecs": ("docs/operations.md", list_codecs),
+    "data sets": ("docs/data.md", list_data),
+    "exit codes": ("docs/cli.md", list_exit_codes),
+    "event readers": ("docs/operations.md", list_readers),
+    "methods": ("docs/method_list.md", list_methods),
+    "model families": ("docs/networks.md", list_families),
+    "messages": ("docs/protocol.md", list_messages),
+    "names": ("docs/protocol.md", list_names),
+    "robust rules": ("SECURITY.md", list_rules),
+    "settings": ("docs/settings.md", list_settings),
+}
+
+
+def replace_table(page: str, name: str, lines: Iterable[str]) -> str:
+    """Return a page with these lines between the markers of a table. Raises ConfigError without
+    the markers.
+    """
+    start, end = f"<!-- table of {name}: python -m benchmarks docs -->\n", "<!-- end -->\n"
+    before, found, rest = page.partition(start)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ConfigError(f"expected the lines '{start.strip()}' and, below it, '{end.strip()}'")
+    return "".join((before, start, *(f"{line}\n" for line in lines), end, after))
+
+
+def find_outdated() -> dict[Path, str]:
+    """Return the pages whose tables differ from the catalogues, each with its new text. Raises
+    ConfigError.
+    """
+    pages: dict[Path, str] = {}
+    for name, (place, render) in TABLES.items():
+        path = ROOT / place
+        try:
+            pages[path] = replace_table(pages.get(path) or path.read_text(), name, render())
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+    return {path: text for path, text in pages.items() if text != path.read_text()}
+
+
+@click.command("docs")
+@click.option("--check", is_flag=True, help="write nothing; fail if a page is out of date")
+@click.option(
+    "--picture", is_flag=True, help="also record docs/live_view.svg, which takes about two minutes"
+)
+def command(check: bool, picture: bool) -> None:
+    """Update the generated tables of the documentation."""
+    with report_errors("python -m benchmarks docs", "train", "interrupted"):
+        outdated = find_outdated()
+        if check and outdated:
+            names = ", ".join(str(path.relative_to(ROOT)) for path in outdated)
+            raise ConfigError(f"out of date: {names}: run python -m benchmarks docs")
+        for path, text in outdated.items():
+            path.write_text(text)
+            click.echo(f"wrote {path.relative_to(ROOT)}")
+        if picture:
+            record_live_view(ROOT / "docs" / "live_view.svg")

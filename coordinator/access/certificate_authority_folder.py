@@ -1,0 +1,30 @@
+"""Find the folder of the certificate authority, and open the authority in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.settings.service_tables import Broker
+from federated.errors import require_extra
+
+if TYPE_CHECKING:
+    from coordinator.access.certificate_authority import Authority
+
+__all__ = ["find_default_folder", "open_authority"]
+
+
+def find_default_folder() -> Path:
+    """Return the default folder of the authority: with this user's data, independent of the folder
+    of the runs.
+    """
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local/share") / "espalier" / "pki"
+
+
+def open_authority(wanted: Broker) -> Authority:
+    """Open the authority that the configuration names. Raises MissingExtra, ConfigError."""
+    with require_extra("--tls", "secure"):
+        from coordinator.access.certificate_authority import Authority
+    return Authority(Path(wanted.pki) if wanted.pki else find_default_folder(), wanted.hosts)

@@ -1,0 +1,365 @@
+"""Handle each event of a round: compute the next state with
+`coordinator.round.round_transition.step`, record the event in the journal, and carry out the
+actions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+from coordinator.fleet.link_endpoint import Endpoint
+from coordinator.fleet.run_clock import RunClock
+from coordinator.fleet.update_inbox import Inbox
+from coordinator.observe.events import Publish, Rejected
+from coordinator.observe.round_records import RoundRecord
+from coordinator.round import round_actions as do
+from coordinator.round import round_events as on
+from coordinator.round.collector_interface import Collector
+from coordinator.round.round_actions import Action
+from coordinator.round.round_state import Phase, Round, Rules, list_carried_tasks
+from coordinator.round.round_transition import step
+from coordinator.store.journal import REMEDY, Base, Journal
+from coordinator.store.run_files import TEMPORARY, find_problem
+from coordinator.store.store import Store
+from coordinator.trust.message_checks import check_match
+from federated.errors import Malformed, Refused, StoreError, WireError
+from federated.task import Key, Task, Update, Work
+from federated.wire import messages
+from federated.wire.codecs.catalogue import codec
+from federated.wire.messages import JOINING
+
+__all__ = ["RoundEventLoop"]
+
+log = logging.getLogger(__name__)
+
+LONG = 100_000  # events after which the journal begins a new segment
+LARGE = 2**24  # bytes of events after which it does
+REPEATED = (  # events whose senders repeat them
+    on.AgentBeat,
+    on.AgentConnected,
+    on.AgentLeft,
+    on.AgentsBarred,
+    on.ChunkCame,
+    on.ProfileCame,
+    on.SpoolFilled,
+    on.TaskFailed,
+    on.Ticked,
+    on.UpdateCame,
+    on.UpdateOffered,
+    on.UpdateRefused,
+)
+AT_HAND = 8  # checked updates that stay mapped until they are folded; the others are read again
+
+
+class RoundEventLoop:
+    """Holds the round and carries out its actions.
+
+    endpoint: sends messages to agents.
+    inbox: receives updates.
+    journal: where events are recorded before anything follows from them; None if an interrupted
+        round starts again from its beginning.
+    checkpoint: round and sha256 of the last checkpoint.
+    stalled: whether the journal has no room.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        inbox: Inbox,
+        rules: Rules,
+        publish: Publish,
+        clock: Callable[[], float],
+        journal: Journal | None,
+    ) -> None:
+        self.endpoint, self.inbox, self.publish, self.clock, self.journal = (
+            endpoint,
+            inbox,
+            publish,
+            clock,
+            journal,
+        )
+        self.round, self._rules = Round(rules, clock()), rules
+        self.checkpoint, self.stalled = "", False
+        self._collectors: dict[Work, Collector] = {}
+        self._updates: dict[Key, Update] = {}  # checked and not folded yet, as views of their files
+        self._events: deque[on.RoundEvent] = deque()
+
+    @property
+    def phase(self) -> Phase:
+        assert self.round.phase is not None, "no phase has begun"
+        return self.round.phase
+
+    # ---- events ----------------------------------------------------------------------------------
+
+    def handle(self, event: on.RoundEvent) -> None:
+        """Step the round with an event and carry out the actions, then do the same with the events
+        that these cause. Raises StoreError.
+        """
+        self._events.append(event)
+        if len(self._events) > 1:
+            return  # called from an action of the first one, whose loop handles this event
+        try:
+            while self._events:
+                self._step(self._events[0])
+                self._events.popleft()
+        except BaseException:
+            self._events.clear()
+            raise
+
+    def _step(self, event: on.RoundEvent) -> None:
+        """Record the event before acting on it. An event that cannot be recorded is dropped if its
+        sender repeats it.
+        """
+        after, actions = step(self.round, event)
+        if after is not self.round and self.journal is not None and self.journal.recording:
+            try:
+                self.journal.append(event)
+            except StoreError as error:
+                if isinstance(event, REPEATED):
+                    self._stall(error)
+                    return
+                # a failed snapshot need not be recorded
+                if not (isinstance(event, on.SnapshotTaken) and not event.written):
+                    raise
+        self.round = after
+        self._recover()
+        if self.journal is not None and any(is_binding(event, action) for action in actions):
+            self.journal.sync()
+        if isinstance(event, on.UpdateFolded):
+            self._collectors[self.phase.work].fold(
+                self.round.tasks[event.key], self._update(event.key)
+            )
+            if not any(isinstance(one, on.UpdateFolded) for one in islice(self._events, 1, None)):
+                self._collectors[self.phase.work].settle()
+        for action in actions:
+            self._do(action)
+
+    def _stall(self, error: StoreError) -> None:
+        """Stop the clock while the journal has no room, so that agents whose messages are dropped
+        do not become late.
+        """
+        if not self.stalled:
+            log.error("%s; messages of agents are ignored until there is room", error)
+        self.stalled = True
+        if isinstance(self.clock, RunClock):
+            self.clock.still = True
+
+    def _recover(self) -> None:
+        """Catch up once there is room again: agents send their status and profile only once."""
+        if not self.stalled:
+            return
+        self.stalled = False
+        self.endpoint.listen()
+        if isinstance(self.clock, RunClock):
+            self.clock.still = False
+
+    # ---- actions ---------------------------------------------------------------------------------
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case do.Ask(task):
+                self.endpoint.tell(task.agent, task)
+            case do.Receive(agent, offer):
+                self._receive(agent, offer)
+            case do.Answer(agent, transfer, accepted, reason, kind):
+                if not accepted:
+                    self.publish(Rejected(kind, agent, reason, agent, transfer))
+                self.endpoint.tell(agent, messages.Receipt(transfer, accepted, reason))
+            case do.Abort(task, reason):
+                self.endpoint.tell(task.agent, messages.Abort(task.round, task.attempt, reason))
+            case do.TurnAway(agent, reason):
+                self.endpoint.tell(agent, messages.Refusal(reason, JOINING))
+            case do.Prepare(agent):
+                self._prepare(agent)
+            case do.Fold(key):
+                self.handle(on.UpdateFolded(self.clock(), key))
+            case do.Snapshot(keys):
+                written = self._snapshot()
+                self.handle(on.SnapshotTaken(self.clock(), keys if written else (), written))
+            case do.Forget(key):
+                self._updates.pop(key, None)
+                self.inbox.remove(key)
+            case do.Relieve(made):
+                self.inbox.retry(made)
+            case do.Report(event):
+                self.publish(event)
+
+    def _receive(self, agent: str, offer: messages.Offer) -> None:
+        try:
+            self.endpoint.tell(agent, self.inbox.open(agent, offer, self.clock()))
+        except Refused as error:
+            key = Key(agent, offer.submodel, offer.round, offer.work)
+            self.handle(
+                on.UpdateRefused(
+                    self.clock(), key, offer.attempt, offer.manifest.transfer, str(error), "size"
+                )
+            )
+
+    def _prepare(self, agent: str) -> None:
+        collector = self._collectors[self.phase.work]
+        planned = collector.prepare(agent)
+        self.inbox.expect_also(planned.task.key, collector.limit(planned.task))
+        self.handle(on.TaskAdded(self.clock(), planned))
+
+    def _snapshot(self) -> bool:
+        """Write the current total and begin a segment of the journal after it. Return True if the
+        disk took both.
+        """
+        try:
+            made = self._collectors[self.phase.work].snapshot()
+            if made is None or self.journal is None:
+                return False
+            self.journal.begin(
+                Base(self.checkpoint, self.round, made.name, made.folded, made.digest)
+            )
+            self.journal.sweep()
+        except StoreError as error:
+            log.error("%s", error)
+            return False
+        return True
+
+    def rebase(self) -> None:
+        """Begin a segment with the current value and no total. Raises StoreError."""
+        if self.journal is not None:
+            self.journal.begin(Base(self.checkpoint, self.round))
+            self.journal.sweep()
+
+    def compact(self) -> None:
+        """Begin a new segment of the journal if the current one has grown long."""
+        if self.journal is None or (self.journal.records < LONG and self.journal.written < LARGE):
+            return
+        # if this fails, it is tried again after as many further events
+        self.journal.records = self.journal.written = 0
+        if self.round.plan is None:
+            try:
+                self.rebase()
+            except StoreError as error:
+                log.error("%s", error)
+        elif self.phase.work == "train" and not self.phase.closed:
+            self._snapshot()
+
+    def _update(self, key: Key) -> Update:
+        """Return a checked update. Raises StoreError if its file is missing or damaged."""
+        if key in self._updates:
+            return self._updates.pop(key)
+        path = self.inbox.path(key)
+        try:
+            if problem := find_problem(path, self.round.tasks[key].digest):
+                raise Malformed(f"{path} {problem}")
+            return self.inbox.read(path, codec(self.round.tasks[key].task.codec))
+        except (OSError, ValueError, WireError) as error:
+            what = f"the accepted update of {key.agent} in round {key.round}"
+            raise StoreError(f"cannot read {what}: {error}; {REMEDY}") from error
+
+    def check(self, task: Task, path: Path, elapsed: float) -> Update:
+        """Decode and check the update in a file, once each. elapsed: seconds since its task was
+        sent. Raises WireError.
+        """
+        update = self.inbox.read(path, codec(task.codec))
+        check_match(task, update)
+        if self.round.tasks[task.key].outlasting:
+            return update  # it is not folded
+        self._collectors[task.work].check(task, update, elapsed)
+        self._updates[task.key] = update
+        while len(self._updates) > AT_HAND:  # a mapped file costs its pages and a descriptor
+            self._updates.pop(next(iter(self._updates)))
+        return update
+
+    # ---- phases ----------------------------------------------------------------------------------
+
+    def begin(self, began: on.PhaseBegan, collector: Collector) -> None:
+        self._collectors[began.work] = collector
+        limits = {one.task.key: collector.limit(one.task) for one in began.tasks}
+        self.inbox.expect(limits, [state.key for state in list_carried_tasks(self.round)])
+        self.handle(began)
+
+    def end(self) -> None:
+        """Clean up after a phase has closed. The transfers of its probes continue."""
+        carried = [state.key for state in list_carried_tasks(self.round)]
+        self.inbox.expect({}, hold=carried)
+        self.inbox.forget(TEMPORARY, keep=carried)
+        self._collectors.pop(self.phase.work, None)  # frees its total
+
+    def collect(self, work: Work, collector: Collector) -> None:
+        """Use this collector for updates of this work from now on. Between trainings it collects
+        late updates.
+        """
+        self._collectors[work] = collector
+
+    def end_round(self, store: Store, done: RoundRecord) -> None:
+        """Store a round, with the value that the journal continues from. Raises StoreError."""
+        value, _ = step(self.round, on.RoundStored(self.clock()))
+        self.checkpoint = store.save(done, value if self.journal is not None else None)
+        self.round = value
+
+    # ---- resuming after a restart ----------------------------------------------------------------
+
+    def restore(self, round: Round) -> None:
+        """Continue from a round that an earlier process recorded. Its rules apply until `resume`
+        sets those of this process.
+        """
+        self._rules, self.round = self.round.rules, round
+
+    def replay(self, event: on.RoundEvent, collector: Collector | None) -> None:
+        """Repeat an event of an earlier process: update the value and the total, without carrying
+        out actions.
+        """
+        self.round, _ = step(self.round, event)
+        if (
+            isinstance(event, on.UpdateFolded)
+            and collector is not None
+            and self.phase.work == "train"
+        ):
+            collector.fold(self.round.tasks[event.key], self._update(event.key))
+
+    def resume(self, collector: Collector) -> None:
+        """Finish after the replay: ask again for updates that the spool lost, and send again
+        everything that is in progress.
+        """
+        if isinstance(self.clock, RunClock):
+            self.clock.resume(self.round.now)
+        self._collectors["train"] = collector
+        open = {
+            state.key: state
+            for state in self.round.tasks.values()
+            if state.open and state.key.work == "train"
+        }
+        self.inbox.expect({key: collector.limit(state.task) for key, state in open.items()})
+        whole = [
+            state.key
+            for state in self.round.tasks.values()
+            if state.stage in ("whole", "folding") and state.key.work == "train"
+        ]
+        for key in whole:
+            if find_problem(self.inbox.path(key), self.round.tasks[key].digest):
+                log.error(
+                    "the update of %s in round %d is missing or damaged in the spool and is "
+                    "requested again",
+                    key.agent,
+                    key.round,
+                )
+                self.inbox.remove(key)
+                self.inbox.expect_also(key, collector.limit(self.round.tasks[key].task))
+                self.handle(on.UpdateLost(self.clock(), key))
+        self.inbox.forget("round-*", keep=[*open, *whole, *self.round.unkept])
+        self.handle(on.Resumed(self.clock(), self._rules))
+
+
+def is_binding(event: on.RoundEvent, action: Action) -> bool:
+    """Return True if others rely on an action, or it cannot be undone, so that the event must be on
+    disk first. Calibration and evaluation start again after a restart.
+    """
+    match action:
+        case do.Ask(task) | do.Abort(task):
+            return task.work == "train"
+        case do.Forget(key):
+            return key.work == "train"
+        case do.Answer():
+            return (
+                not isinstance(event, on.UpdateCame | on.UpdateRefused) or event.key.work == "train"
+            )
+    return False

@@ -1,0 +1,164 @@
+"""Keep a run's `now.json` up to date, about once a second (see `coordinator.observe.now_json`)."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections import Counter
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from coordinator.fleet.fleet import Fleet
+from coordinator.observe import events
+from coordinator.observe.event_readers.reader import ReaderContext
+from coordinator.observe.events import Publish
+from coordinator.observe.now_json import FILE, STATES, TASKS, FleetLoad, Member, Now
+from coordinator.round.round_state import Agent
+from coordinator.round.task_state import TaskState
+
+__all__ = ["NowWriter", "classify_agent", "classify_task", "measure_load", "write_now"]
+
+EVERY = 1.0  # seconds between two writes
+MAX_MEMBERS = 1000  # agents that are listed one by one
+
+
+def classify_agent(agent: Agent) -> str:
+    """Return an agent's state, one of STATES."""
+    if agent.refused:
+        return "refused"
+    if not agent.online:
+        return "gone"
+    if agent.profile is None:
+        return "measuring"
+    if agent.absence:
+        return "paused" if agent.paused and not agent.excluded else "excluded"
+    return agent.state if agent.state in STATES else "other"
+
+
+def classify_task(entry: TaskState) -> str:
+    """Return a task's state, one of TASKS."""
+    if entry.outcome:
+        word = entry.outcome.partition(":")[0]
+        return word if word in TASKS else "other"
+    if entry.came:
+        return "received"
+    return "lost" if entry.lost >= 0 else "open"
+
+
+def write_now(context: ReaderContext) -> Publish:
+    """Make a reader that keeps the file up to date."""
+    return NowWriter(context).read
+
+
+class NowWriter:
+    """A writer of the file, about once a second and at each round's start and end."""
+
+    def __init__(self, context: ReaderContext) -> None:
+        self._context, self.rounds = context, context.config.rounds
+        self.phase, self.round, self.wanted, self.reason = "between", 0, 0, ""
+        self.epsilon: float | None = None
+        self._started, self._began = _utc(), ""
+        self._written = -math.inf  # by the context's clock
+
+    def read(self, event: events.Event) -> None:
+        match event:
+            case events.AgentsAwaited(_, wanted):
+                self.phase, self.wanted = "waiting", wanted
+            case events.RoundDelayed():
+                self.phase = "waiting"
+            case events.RunPaused():
+                self.phase = "paused"
+            case events.RoundStarted(number, rounds, _):
+                self.round, self.rounds, self.phase, self._began = number, rounds, "train", _utc()
+            case events.PrivacySpent(epsilon):
+                self.epsilon = epsilon
+            case events.RoundEnded():
+                self.phase = "between"
+            case events.RunEnded(phase, reason):
+                self.phase, self.reason = phase, reason
+            case _:
+                pass
+        self._write(
+            now=isinstance(event, events.RoundStarted | events.RoundEnded | events.RunEnded)
+        )
+
+    # ---- the file --------------------------------------------------------------------------------
+
+    def _write(self, *, now: bool) -> None:
+        """Write the file if it is due."""
+        at, fleet, folder = self._context.clock(), self._context.fleet, self._context.folder
+        if fleet is None or not (now or at - self._written >= EVERY):
+            return
+        self._written = at
+        part = folder / f"{FILE}.part"
+        with contextlib.suppress(OSError):  # code that must write reports a full disk
+            part.write_bytes(msgspec.json.encode(self.describe(fleet)))
+            part.replace(folder / FILE)
+
+    def describe(self, fleet: Fleet) -> Now:
+        """Return the state of the coordinator and its fleet."""
+        entries = fleet.tasks
+        phase = self.phase if self.phase != "train" or not entries else entries[0].task.work
+        states = {entry.task.agent: classify_task(entry) for entry in entries}
+        agents = sorted(fleet.agents.values(), key=lambda agent: agent.name)[:MAX_MEMBERS]
+        return Now(
+            run=self._context.config.name,
+            pid=os.getpid(),
+            started=self._started,
+            updated=_utc(),
+            phase=phase,
+            round=self.round,
+            rounds=self.rounds,
+            began=self._began,
+            wanted=self.wanted,
+            members=tuple(
+                Member(
+                    a.name,
+                    classify_agent(a),
+                    a.submodel,
+                    states.get(a.name, ""),
+                    None if math.isnan(a.loss) else a.loss,
+                    a.absence[:200],
+                )
+                for a in agents
+            ),
+            reason=self.reason[:1000],
+            epsilon=self.epsilon,
+            **asdict(measure_load(fleet)),
+        )
+
+
+def measure_load(fleet: Fleet) -> FleetLoad:
+    """Return the present load of a fleet's coordinator."""
+    (receiving, waiting), (files, size) = fleet.inbox.load, measure_spool(fleet.inbox.spool)
+    return FleetLoad(
+        tasks=dict(Counter(map(classify_task, fleet.tasks))),
+        agents=dict(Counter(map(classify_agent, fleet.agents.values()))),
+        bytes_up=fleet.link.received_bytes,
+        bytes_down=fleet.link.sent_bytes,
+        receiving=receiving,
+        waiting=waiting,
+        queued=fleet.link.backlog,
+        spool_files=files,
+        spool_bytes=size,
+    )
+
+
+def measure_spool(spool: Path) -> tuple[int, int]:
+    """Return the number of files in the spool, and their bytes."""
+    files, size = 0, 0
+    for folder, _, names in os.walk(spool):
+        for name in names:
+            with contextlib.suppress(OSError):  # deleted meanwhile
+                # not pathlib, which is slow for a thousand files each second
+                size += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118
+                files += 1
+    return files, size
+
+
+def _utc() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

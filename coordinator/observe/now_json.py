@@ -1,0 +1,126 @@
+"""The coordinator's present state as a small file in the run's folder, for people and monitors.
+
+`coordinator.observe.event_readers.now_json_writer` writes it. Nothing resumes from it, and it needs
+no open port.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["FILE", "STATES", "TASKS", "FleetLoad", "Member", "Now", "read_now"]
+
+FILE = "now.json"
+TASKS = (
+    "open",
+    "lost",
+    "received",
+    "folded",
+    "refused",
+    "failed",
+    "paused",
+    "late",
+    "gone",
+    "other",
+)
+STATES = (
+    "idle",
+    "download",
+    "train",
+    "calibrate",
+    "evaluate",
+    "send",
+    "paused",
+    "measuring",
+    "excluded",
+    "refused",
+    "gone",
+    "other",
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One agent as the coordinator sees it.
+
+    agent: its name.
+    state: one of STATES.
+    submodel: that it has; empty for none.
+    task: state of its task, one of TASKS; empty without a task.
+    loss: of its latest training; None if unknown.
+    reason: why it is absent; empty if it is not.
+    """
+
+    agent: str
+    state: str
+    submodel: str = ""
+    task: str = ""
+    loss: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetLoad:
+    """The load of a coordinator.
+
+    tasks: number of tasks by state (see TASKS).
+    agents: number of agents by state (see STATES).
+    bytes_up, bytes_down: through the coordinator's link since it started.
+    receiving: number of updates that are being received.
+    waiting: number of updates that wait for a slot.
+    queued: number of received messages that are not handled yet.
+    spool_files, spool_bytes: on the coordinator's disk.
+    """
+
+    tasks: dict[str, int] = field(default_factory=dict)
+    agents: dict[str, int] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    receiving: int = 0
+    waiting: int = 0
+    queued: int = 0
+    spool_files: int = 0
+    spool_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Now(FleetLoad):
+    """The state and load of a coordinator. Times are UTC in ISO 8601.
+
+    run: its name.
+    pid: of the coordinator.
+    started: time at which the coordinator started.
+    updated: time of this record.
+    phase: waiting, paused, train, calibrate, evaluate, between, over, stopped or failed.
+    round: in progress, or finished last.
+    rounds: number of rounds of the run.
+    began: time at which the round started.
+    wanted: number of agents that the run waits for.
+    members: the agents, up to a limit.
+    reason: why the run ended.
+    epsilon: privacy spent by all rounds so far; None without privacy or before the first round.
+    """
+
+    run: str
+    pid: int
+    started: str
+    updated: str
+    phase: str
+    round: int
+    rounds: int
+    began: str = ""
+    wanted: int = 0
+    members: tuple[Member, ...] = ()
+    reason: str = ""
+    epsilon: float | None = None
+
+
+def read_now(folder: Path) -> Now | None:
+    """Return the last record of the coordinator; None if there is no valid file."""
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=Now)
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,50 @@
+"""Deferring the import of PyTorch's compiler. Each case needs a process of its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+DEFER = """
+import sys
+from federated.runtime.lazy_compiler_import import defer_compiler
+defer_compiler()
+import torch
+layer = torch.nn.Linear(2, 2)
+optimiser = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+def train():
+    optimiser.zero_grad()
+    layer(torch.ones(1, 2)).sum().backward()
+    optimiser.step()
+
+def loaded():
+    return "torch._dynamo.convert_frame" in sys.modules
+"""
+
+
+def run(code: str) -> None:
+    subprocess.run([sys.executable, "-c", DEFER + code], check=True, timeout=120)
+
+
+def test_that_training_and_counting_costs_load_no_compiler() -> None:
+    run("""
+from models.families.catalogue import full, network
+
+from models.compute_workload import work
+train()
+assert work(full(network("mlp-small", (1, 8, 8), 10)), 4).calls
+assert not loaded()
+""")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import torch._dynamo.config as config; assert torch._dynamo.config is config",
+        "assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)) == 2",
+    ],
+)
+def test_that_a_use_loads_the_compiler_and_training_still_works(use: str) -> None:
+    run(f"train()\nassert not loaded()\n{use}\nassert loaded()\ntrain()")

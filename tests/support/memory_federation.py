@@ -1,0 +1,241 @@
+"""A whole federation in one process: a coordinator and training agents over a broker in memory."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coordinator.fleet.fleet import Fleet
+from coordinator.observe.event_readers.terminal_output import LinePrinter
+from coordinator.observe.events import Publish, publish_to
+from coordinator.phases.run_context import PATIENCE
+from coordinator.run import runner
+from coordinator.run.rounds import Result
+from coordinator.run.run_preparation import prepare
+from coordinator.settings.config import Config, load
+from edge_agent.join.participation import find_run
+from federated.data import catalogue
+from federated.data.dataset import Dataset
+from federated.device.agent_event_loop import AgentEventLoop, Equipment
+from federated.device.spool import Spool
+from federated.device.task_runner import Outcome
+from federated.device.task_work import carry_out
+from federated.device.trainers.catalogue import open_trainer
+from federated.device.trainers.trainer import Trainer
+from federated.task import Profile, Task, Timing, Update
+from federated.training.training_inputs import Execution
+from federated.wire import envelope, messages, topics
+from federated.wire.codecs.catalogue import CODECS, codec
+from federated.wire.codecs.codec import decode_update, encode_update
+from federated.wire.link import Link
+from federated.wire.links.catalogue import open_link
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+
+RUN = "test"
+PYTORCH = open_trainer("pytorch")
+
+
+class Here:
+    """A task runner that runs its task immediately in the calling thread. change: modifies the
+    update; stop: ends the task early; trainer: library to train with.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        change: Callable[[Update], Update] = lambda update: update,
+        stop: Callable[[], bool] = lambda: False,
+        trainer: Trainer = PYTORCH,
+    ) -> None:
+        self.trainer = trainer
+        self.data, self.change, self.stop, self.progress = data, change, stop, (0, 0)
+        self.outcome: Outcome | None = None
+
+    def begin(self, task: Task, weights: Path, result: Path) -> None:
+        try:
+            execution = Execution(stop=self.stop)
+            loss = carry_out(self.trainer, task, weights, result, self.data, execution)
+            update = self.change(decode_update(result.read_bytes(), codec(task.codec)))
+            result.write_bytes(encode_update(update, codec(task.codec)))
+        except Exception as error:  # any error in training is a failure of the task
+            logging.getLogger(__name__).info("failed", exc_info=error)
+            self.outcome = Outcome(task, None, str(error))
+            return
+        self.outcome = Outcome(task, result, loss=loss)
+
+    def poll(self) -> Outcome | None:
+        outcome, self.outcome = self.outcome, None
+        return outcome
+
+    def cancel(self) -> None:
+        self.outcome = None
+
+
+@dataclass
+class Member:
+    """An agent in a thread. speed: seconds per step that its profile claims; memory: bytes that its
+    profile claims; pause: reason why it does not work; codecs: codecs that it claims to have;
+    trainer: library to train with.
+    """
+
+    name: str
+    data: Dataset
+    speed: float = 0.01
+    memory: int = 10**9
+    change: Callable[[Update], Update] = lambda update: update
+    pause: Callable[[], str] = lambda: ""
+    codecs: tuple[str, ...] = tuple(CODECS)
+    trainer: Trainer = PYTORCH
+    participant: AgentEventLoop | None = None
+    error: BaseException | None = None
+    # its coordinator is gone, and so may the test's process be at any moment
+    abandoned: bool = False
+
+    def measure(self, run: messages.Run) -> Profile:
+        timings = tuple(Timing(s, run.batch, self.speed) for s in run.calibration)
+        facts = {
+            "host": "h",
+            "system": "s",
+            "cpus": 1.0,
+            "runtime": self.trainer.runtime,
+            "survey": self.trainer.survey(run, self.data, self.memory),
+            "capabilities": tuple(sorted(self.trainer.capabilities)),
+        }
+        return Profile(
+            agent=self.name,
+            memory=self.memory,
+            uplink=1e9,
+            chunk=262_144,
+            data=self.data.card(),
+            timings=timings,
+            codecs=self.codecs,
+            **facts,
+        )
+
+    def live(self, link: Link, folder: Path) -> None:
+        try:
+            torch.set_num_threads(1)
+            run = find_run(link, RUN, 30)
+            runner = Here(self.data, self.change, lambda: self.abandoned, self.trainer)
+            equipment = Equipment(self.measure, runner, Spool(folder / self.name), self.pause)
+            self.participant = AgentEventLoop(link, run, self.name, "s1", equipment)
+            self.participant.join()
+            while self.participant.turn(0.01):
+                pass
+            self.participant.leave()
+        except BaseException as error:
+            self.error = error
+        finally:
+            link.close()
+
+
+def digits(index: int, of: int, partition: str = "dirichlet:1.0", seed: int = 0) -> Dataset:
+    return catalogue.load_device(
+        "digits", name=f"a{index}", shard=f"{index}/{of}", partition=partition, seed=seed
+    )
+
+
+def link_of(broker: MemoryBroker | str, member: Member) -> Link:
+    """Open an agent's link: in memory, or over MQTT to a broker's address."""
+    will = (
+        topics.status(RUN, member.name),
+        envelope.encode(messages.Status(member.name, "s1", False)),
+    )
+    return (
+        open_link(broker, member.name, will)
+        if isinstance(broker, str)
+        else MemoryLink(broker, member.name, will)
+    )
+
+
+def make_config(settings: Mapping[str, Any], agents: int = 1) -> Config:
+    """Return the configuration of a run of one round that waits for this number of agents. settings
+    override it, by key.
+    """
+    given = {
+        "name": RUN,
+        "seed": 0,
+        "rounds": 1,
+        "fleet.min_agents": agents,
+        "fleet.wait": 30.0,
+        **settings,
+    }
+    return load(None, {}, list(given.items()))
+
+
+@contextmanager
+def run_members(
+    members: Sequence[Member], broker: MemoryBroker | str, folder: Path
+) -> Iterator[None]:
+    """Run agents in threads, which must end within ten seconds after the run."""
+    torch.set_num_threads(1)
+    threads = [
+        threading.Thread(target=m.live, args=(link_of(broker, m), folder), daemon=True)
+        for m in members
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    except BaseException:
+        for member in members:
+            member.abandoned = True
+        raise
+    for thread in threads:
+        thread.join(60)
+
+
+@dataclass
+class Federation:
+    """Result of a finished run. lines: printed lines; fleet: the coordinator's view at the end."""
+
+    result: Result
+    lines: list[str]
+    fleet: Fleet
+    members: dict[str, Member] = field(default_factory=dict)
+
+
+def federate(
+    folder: Path,
+    members: list[Member],
+    settings: Mapping[str, Any] | None = None,
+    *,
+    broker: MemoryBroker | str | None = None,
+    resume: bool = False,
+    watch: Callable[[Fleet], None] = lambda fleet: None,
+    patience: float = PATIENCE,
+    read: Publish = lambda event: None,
+) -> Federation:
+    """Run members and a coordinator to the end of the run; settings are keys of the configuration.
+
+    broker: one in memory, or an address. read: is given the events of the run.
+    """
+    broker = broker or MemoryBroker()
+    lines: list[str] = []
+    fleets: list[Fleet] = []
+    prepared = prepare(make_config(settings or {}, len(members)), folder / "runs", resume=resume)
+    link = (
+        open_link(broker, "coordinator")
+        if isinstance(broker, str)
+        else MemoryLink(broker, "coordinator")
+    )
+    with run_members(members, broker, folder):
+        try:
+            result = runner.run(
+                prepared,
+                link,
+                publish_to(LinePrinter(lines.append).read, read),
+                lambda fleet: (fleets.append(fleet), watch(fleet))[0],
+                runner.RunOptions(patience=patience),
+            )
+        finally:
+            prepared.close()
+            link.close()
+    return Federation(result, lines, fleets[0], {m.name: m for m in members})
