@@ -39,7 +39,7 @@ from coordinator.trust.message_checks import check_profile
 from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
 from federated.task import Key, Profile, Work
 from federated.wire import envelope, messages, topics
-from federated.wire.link import LINK_UP, Delivery, Link
+from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
 
 __all__ = ["Fleet", "Intake"]
 
@@ -251,8 +251,9 @@ class Fleet:
     # ---- messages --------------------------------------------------------------------------------
 
     def _handle(self, delivery: Delivery) -> None:
-        if delivery.topic == LINK_UP:
-            self._leadership.restore_link()
+        if delivery.topic in (LINK_DOWN, LINK_UP):
+            self._change_link(up=delivery.topic == LINK_UP)
+            return
         where = topics.parse(delivery.topic)
         if where is not None and where.kind == "run":
             self._leadership.take_card(delivery)
@@ -293,6 +294,13 @@ class Fleet:
             case _:
                 raise Refused(f"agents do not send {type(message).__name__}")
         self.publish(FleetChanged())
+
+    def _change_link(self, up: bool) -> None:
+        """Stop the clock during an outage of the broker, which must not make agents late."""
+        if isinstance(self.clock, RunClock):
+            (self.clock.start if up else self.clock.stop)("link")
+        if up:
+            self._leadership.restore_link()
 
     def _is_admitted(self, where: topics.Place, name: str, now: float) -> bool:
         """Return whether to decode a message of an agent."""

@@ -146,7 +146,7 @@ class RoundEventLoop:
             log.error("%s; messages of agents are ignored until there is room", error)
         self.stalled = True
         if isinstance(self.clock, RunClock):
-            self.clock.still = True
+            self.clock.stop("journal")
 
     def _recover(self) -> None:
         """Catch up once there is room again: agents send their status and profile only once."""
@@ -155,7 +155,7 @@ class RoundEventLoop:
         self.stalled = False
         self.endpoint.listen()
         if isinstance(self.clock, RunClock):
-            self.clock.still = False
+            self.clock.start("journal")
 
     # ---- actions ---------------------------------------------------------------------------------
 

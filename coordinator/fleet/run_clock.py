@@ -17,15 +17,25 @@ class RunClock:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last, self._seconds = clock(), 0.0
-        self.still = False  # stopped while messages are dropped, so that no agent becomes late
+        self._stopped = set[str]()  # why it is stopped
         self.lost = 0.0  # seconds that passed and were not counted
 
     def __call__(self) -> float:
         last, self._last = self._last, self._clock()
         passed = max(0.0, self._last - last)
-        counted = 0.0 if self.still else min(passed, LEAP)
+        counted = 0.0 if self._stopped else min(passed, LEAP)
         self._seconds, self.lost = self._seconds + counted, self.lost + passed - counted
         return self._seconds
+
+    def stop(self, reason: str) -> None:
+        """Stop while no message of an agent can arrive, so that no agent becomes late."""
+        self()
+        self._stopped.add(reason)
+
+    def start(self, reason: str) -> None:
+        """Continue, unless there is another reason to stop."""
+        self()
+        self._stopped.discard(reason)
 
     def resume(self, seconds: float) -> None:
         """Continue from the reading of an earlier process."""

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from coordinator.fleet.fleet import Fleet, Intake
+from coordinator.fleet.run_clock import RunClock
 from coordinator.round.task_state import Spare
 from federated.task import Task
 from federated.wire import messages, topics
@@ -152,3 +153,28 @@ def test_an_agent_that_is_silent_until_two_deadlines_sits_out_a_round(
             assert [agent.name for agent in fleet.list_candidates("train", 2)] == ["a", "b"]
     assert [agent.name for agent in fleet.list_candidates("train", 3)] == ["a"]
     assert [agent.name for agent in fleet.list_candidates("train", 4)] == ["a", "b"]
+
+
+def test_an_outage_of_the_broker_makes_no_agent_late(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock
+) -> None:
+    """However long it lasts, and although no heartbeat arrives meanwhile."""
+    link = MemoryLink(memory, "coordinator")
+    fleet = Fleet(link, CARD, tmp_path, clock=RunClock(clock))
+    fleet.endpoint.announce()
+    peers = {name: ScriptedAgent(memory, name) for name in "abc"}
+    listen(fleet)
+    folding = Folding()
+
+    def later() -> None:
+        clock.now += 50.0
+
+    send: list[Callable[[], None]] = [
+        lambda name=name: peers[name].send(task(name), weights()) for name in "ab"
+    ]  # type: ignore[misc]
+    run_turns(fleet, [link.drop, *[later] * 20, link.restore, *send])
+    collect(fleet, [task("a"), task("b")], folding, wanted=2, spares=(Spare("c"),))
+    assert [update.agent for update in folding.updates] == ["a", "b"]
+    assert folding.asked == [], "no spare replaced them"
+    assert fleet.clock() < 50.0
+    assert not any(agent.suspect for agent in fleet.agents.values())
