@@ -63,7 +63,7 @@ def add_defences(method: Method, config: Config) -> Method:
                 f"{key}: not supported by method {method.name}: {method.forbids[mode]}; "
                 f"supported methods: {able}"
             )
-    if wanted.clip and not (chosen and chosen.clips):
+    if wanted.clip and not (chosen and chosen.clips_on_arrival):
         raise ConfigError(
             f"robust.clip = {wanted.clip:g} has no effect with robust.rule = '{wanted.rule}': "
             "choose a rule that clips, such as 'clip'"
@@ -212,7 +212,9 @@ class Defences:
         A rule that clips needs them together while no norm of a submodel is known yet.
         """
         self.round = round
-        if self.rule is None or (self.rule.clips and all(map(self.limit, set(submodels)))):
+        if self.rule is None or (
+            self.rule.clips_on_arrival and all(map(self.limit, set(submodels)))
+        ):
             return None
         return PartStore(self.folder)
 
@@ -238,7 +240,7 @@ class Defences:
             problem = f"cannot keep the update of {key[0]} in {self.folder}"
             with explain_os_errors(StoreError, problem):
                 return total.fold(parts, key)
-        if self.rule and self.rule.clips and (limit := self.limit(submodel)):
+        if self.rule and self.rule.clips_on_arrival and (limit := self.limit(submodel)):
             parts = clip_parts(parts, state.tensors, limit)
         return fold(total, parts, key)
 

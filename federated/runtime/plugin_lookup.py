@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from federated.errors import ConfigError, EspalierError, Unknown, add_article
 from models.extension_lookup import Kind, locate_failure, lookup
 from models.given_objects import describe_name
 
-__all__ = ["check_declares", "explain_lookup", "find", "report_failure"]
+__all__ = ["check_declares", "check_parameters", "explain_lookup", "find", "report_failure"]
 
 T = TypeVar("T")
 
@@ -55,6 +55,24 @@ def report_failure(noun: str, name: str) -> Iterator[None]:
     except Exception as error:  # a foreign function can raise anything
         raise ConfigError(
             f"{noun} '{describe_name(name)}' failed {locate_failure(error)}"
+        ) from error
+
+
+def check_parameters(noun: str, name: str, function: Callable[..., object], *takes: str) -> None:
+    """Raise ConfigError if an extension's function cannot be called with positional arguments.
+
+    takes: what it is called with, by name
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some built-in functions have none
+        return
+    try:
+        signature.bind(*takes)
+    except TypeError as error:
+        raise ConfigError(
+            f"{noun} '{describe_name(name)}' takes ({', '.join(signature.parameters)}), expected "
+            f"({', '.join(takes)})"
         ) from error
 
 

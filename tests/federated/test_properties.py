@@ -264,7 +264,14 @@ def test_every_method_serves_two_families(name):
 @given(data=st.data())
 def test_the_law_holds(name, index, law, data):
     chosen = under(name, index, law)
-    CHECKS[law](chosen, fleets(chosen, data))
+    try:
+        CHECKS[law](chosen, fleets(chosen, data))
+    except AssertionError as error:
+        error.add_note(
+            f"method {name} does not obey the law '{law}' ({LAWS[law]}): correct it, or name the "
+            "law with a reason in the method's `breaks`"
+        )
+        raise
 
 
 @pytest.mark.parametrize(("name", "law"), BROKEN, ids=[f"{name}-{law}" for name, law in BROKEN])

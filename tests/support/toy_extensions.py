@@ -96,7 +96,7 @@ TOY_RULE = Rule(
     help="of each coordinate, the lowest value",
     compares="coordinate",
     needed=majority,
-    clips=False,
+    promises="between",
     combine=lambda kept, tensors, f: per_coordinate(kept, tensors, f, lowest),
 )
 

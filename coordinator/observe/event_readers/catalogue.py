@@ -26,7 +26,7 @@ from coordinator.store.control_requests import Control, Stopped
 from federated.errors import ConfigError
 from federated.runtime.clock_jumps import JumpDetector
 from federated.runtime.logs import EVENTS, record_log
-from federated.runtime.plugin_lookup import find, report_failure
+from federated.runtime.plugin_lookup import check_parameters, find, report_failure
 from models.extension_lookup import Kind
 
 __all__ = ["READERS", "Oversight", "find_readers", "list_optional", "make_reader", "oversee"]
@@ -130,6 +130,7 @@ def make_reader(name: str, make: ReaderFactory, context: ReaderContext) -> Publi
     """Return the reader that a factory makes. Raises ConfigError if it makes none, and the errors
     of the factory.
     """
+    check_parameters(KIND.noun, name, make, "context")
     with report_failure(KIND.noun, name):
         read: Any = make(context)
     if not callable(read):

@@ -36,6 +36,7 @@ CLIP = Rule(
     help="the mean of the updates, each clipped to a norm",
     compares="update",
     needed=lambda f: 1,
-    clips=True,
+    promises="near",
     combine=combine_clipped,
+    clips_on_arrival=True,
 )

@@ -17,7 +17,7 @@ KRUM = Rule(
     help="the single update of each submodel that is nearest to the others",
     compares="submodel",
     needed=least_for_krum,
-    clips=False,
+    promises="between",
     combine=lambda kept, tensors, f: per_submodel(
         kept, tensors, f, least_for_krum, weigh_nearest(lambda n: 1)
     ),
@@ -29,7 +29,7 @@ MULTIKRUM = Rule(
     help="the mean of the n - f - 2 updates of each submodel that are nearest to the others",
     compares="submodel",
     needed=least_for_krum,
-    clips=False,
+    promises="between",
     combine=lambda kept, tensors, f: per_submodel(
         kept, tensors, f, least_for_krum, weigh_nearest(lambda n: n - f - 2)
     ),

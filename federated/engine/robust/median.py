@@ -31,6 +31,6 @@ MEDIAN = Rule(
     help="the median of each coordinate",
     compares="coordinate",
     needed=majority,
-    clips=False,
+    promises="between",
     combine=lambda kept, tensors, f: per_coordinate(kept, tensors, f, median),
 )

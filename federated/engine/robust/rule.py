@@ -44,21 +44,27 @@ class Rule:
     compares: updates that it compares: all that hold a coordinate, all of a submodel, or each alone
     needed: number of these that it needs to withstand f attackers; values held by fewer do not
         change
-    clips: True: updates are summed as they arrive, each shortened to the norm known from earlier
-        rounds or to `robust.clip` (which other rules refuse), and `combine` serves rounds before
-        any norm is known. False: all updates of a round stay on disk until the round is over.
+    promises: what f attackers cannot change, which the tests check. "between": each value of the
+        result lies between those of the honest devices that hold it. "near": no value moves farther
+        from its old value than the longest honest update.
     combine: returns a total with the result as its mean, from the stored updates, the state's
         tensors by home, and f. `federated.engine.robust.arithmetic` has `per_coordinate` for rules
-        that compare a coordinate, and `per_submodel` for rules that weigh whole updates by their
-        distances. Values as large as 1e30 must not spoil the result.
+        that compare a coordinate, `per_submodel` for rules that weigh whole updates by their
+        distances, and `groups` for rules that change the updates of a submodel, as
+        `federated.engine.robust.clip` does. Values as large as 1e30 must not spoil the result.
+    clips_on_arrival: True for the rule `clip` alone, or one that replaces it: as soon as a norm is
+        known (`robust.clip`, or that of earlier rounds), each update is shortened to it and summed
+        when it arrives, without `combine`. Other rules refuse `robust.clip`, and keep all updates
+        of a round on disk until the round is over.
     """
 
     name: str
     help: str
     compares: Literal["coordinate", "submodel", "update"]
     needed: Callable[[int], int]
-    clips: bool
+    promises: Literal["between", "near"]
     combine: Callable[[PartStore, Tensors, int], Total]
+    clips_on_arrival: bool = False
 
 
 def combine(rule: Rule, kept: PartStore, tensors: Tensors, f: int) -> Total:

@@ -32,6 +32,6 @@ TRIMMED = Rule(
     help="the mean of each coordinate without the f largest and the f smallest values",
     compares="coordinate",
     needed=majority,
-    clips=False,
+    promises="between",
     combine=lambda kept, tensors, f: per_coordinate(kept, tensors, f, trimmed_mean),
 )

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import Protocol
 
 from federated.errors import LinkError
-from federated.runtime.plugin_lookup import check_declares, find, report_failure
+from federated.runtime.plugin_lookup import check_declares, check_parameters, find, report_failure
 from federated.wire.address import get_scheme
 from federated.wire.link import Link, Will
 from federated.wire.links.memory import open_memory_link
@@ -50,6 +50,8 @@ def open_link(address: str, client_id: str, will: Will | None = None) -> Link:
     scheme = get_scheme(address)
     connect = find(KIND, scheme, LINKS)
     own = scheme not in LINKS
+    if own:
+        check_parameters(KIND.noun, scheme, connect, "address", "client_id", "will")
     with report_failure(KIND.noun, scheme) if own else nullcontext():
         try:
             link = connect(address, client_id, will)

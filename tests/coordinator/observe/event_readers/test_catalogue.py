@@ -5,8 +5,10 @@ TRY_READER=module:function tries a reader of your own instead of the built-in on
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
+import warnings
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,8 @@ def test_a_factory_that_makes_no_reader_is_an_error(tmp_path: Path) -> None:
     for make in (lambda event: None, lambda context: {"read": print}):
         with pytest.raises(ConfigError, match=r"event reader 'mine' returned a .* ReaderContext"):
             make_reader("mine", make, context)
+    with pytest.raises(ConfigError, match=r"event reader 'mine' takes \(\), expected \(context\)"):
+        make_reader("mine", lambda: print, context)  # type: ignore[arg-type, misc]
     with pytest.raises(ConfigError, match=r"event reader 'mine' .*AttributeError"):
         make_reader("mine", lambda context: context.absent, context)
 
@@ -97,9 +101,14 @@ def test_every_reader_reads_a_run(name: str, tmp_path: Path) -> None:
     if name == "tensorboard":
         pytest.importorskip("tensorboardX")
     chosen = {"metrics.listen": "127.0.0.1:0"} if name == "metrics" else {"observe.readers": [name]}
-    done = federate(tmp_path, [Member("a0", digits(0, 1))], {**TINY, **chosen})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        done = federate(tmp_path, [Member("a0", digits(0, 1))], {**TINY, **chosen})
+        gc.collect()
     assert done.result.rounds == 2
     assert "reader dropped" not in (tmp_path / "runs" / RUN / "log.jsonl").read_text()
+    left = [str(one.message) for one in caught if issubclass(one.category, ResourceWarning)]
+    assert not left, f"reader '{name}' must close what it opened at RunEnded: {left}"
 
 
 def test_readers_of_other_packages_read_a_run_and_a_failing_one_does_not_end_it(

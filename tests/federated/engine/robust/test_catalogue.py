@@ -69,7 +69,7 @@ def check(
     scales: tuple[float, ...] = (1e2, 1e4, 1e10, 1e20, 1e30),
 ) -> None:
     """Combine updates of three nested sizes, each of as many devices as any rule needs, f of which
-    lie. A rule that clips moves a weight by at most the length of the longest honest update.
+    lie, and check what the rule promises.
 
     limit: for a rule that leaves the range of the honest updates: how far it may move a weight
     scales: factors by which the lies grow
@@ -90,12 +90,15 @@ def check(
         total = combine(chosen, kept, old, f)
         for home, before in old.items():
             found = mean(total.sums[home], before).numpy()
-            if limit or chosen.clips:
-                assert np.abs(found - before.numpy()).max() <= (limit or longest), (home, scale)
+            why = f"rule {chosen.name} promises '{chosen.promises}', lies of {scale:.0e}, {home}"
+            if limit or chosen.promises == "near":
+                farthest = np.abs(found - before.numpy()).max()
+                assert farthest <= (limit or longest), f"{why}: moved by {farthest}"
                 continue
             for place in np.ndindex(*found.shape):
                 here = [u[home][place] for u in honest if holds(u[home], place)]
-                assert min(here) - 1e-6 <= found[place] <= max(here) + 1e-6, (home, place, scale)
+                inside = min(here) - 1e-6 <= found[place] <= max(here) + 1e-6
+                assert inside, f"{why}{list(place)}: {found[place]} is not between {here}"
 
 
 def weigh_by_distance(smooth: Callable[[Squares], float]) -> Callable[[Squares, int], Squares]:
@@ -126,7 +129,7 @@ def geometric_median(smooth: Callable[[Squares], float]) -> Rule:
         help="the point with the least sum of distances to the updates of a submodel",
         compares="submodel",
         needed=least_for_krum,
-        clips=False,
+        promises="near",
         combine=lambda kept, old, f: per_submodel(kept, old, f, least_for_krum, weigh),
     )
 

@@ -96,7 +96,7 @@ HERE = "tests.federated.wire.links.test_catalogue"
     [
         ("tests.support.tcp_link:open_tcp_link://host:port", ConfigError, "ValueError"),
         ("tests.support.tcp_link:open_tcp_link://127.0.0.1:1", LinkError, "no hub"),
-        ("math:sqrt://host", ConfigError, "math:sqrt.*TypeError"),
+        ("math:sqrt://host", ConfigError, "math:sqrt.*takes"),
         (f"{HERE}:refuse://host", LinkError, "cannot connect.*nobody listens"),
         (f"{HERE}:open_nothing://host", ConfigError, "NoneType without backlog, .*publish.*Link"),
     ],
@@ -123,3 +123,14 @@ def test_a_run_gives_the_same_result_over_the_link_of_another_package(
     learned, expected = over_tcp.result.state.tensors, in_memory.result.state.tensors
     assert learned.keys() == expected.keys()
     assert all(torch.equal(learned[home], expected[home]) for home in expected)
+
+
+def connect_without_will(address: str, client_id: str) -> None:
+    raise AssertionError("not called")
+
+
+def test_an_opener_with_other_parameters_is_an_error_that_names_both() -> None:
+    with pytest.raises(
+        ConfigError, match=r"takes \(address, client_id\), expected \(address, client_id, will\)"
+    ):
+        open_link(f"{__name__}:connect_without_will://localhost", "a")
