@@ -6,6 +6,7 @@ from federated.errors import Unknown
 from federated.runtime.plugin_lookup import find
 from federated.wire.codecs.codec import Codec
 from federated.wire.codecs.fp16 import FP16
+from federated.wire.codecs.int8 import INT8
 from federated.wire.codecs.raw import RAW
 from models.extension_lookup import Kind, load_all
 
@@ -15,6 +16,7 @@ KIND = Kind("codec", "espalier.codecs", Codec)
 
 CODECS: dict[str, Codec] = {
     "fp16": FP16,
+    "int8": INT8,
     "raw": RAW,
 }
 
