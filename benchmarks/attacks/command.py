@@ -1,6 +1,5 @@
-"""`python -m benchmarks attacks`: runs under every attack and fault, alone and in pairs drawn
-from a seed. Counts updates that were lost or counted twice, models that differ, and successes of
-attackers.
+"""`python -m benchmarks attacks`: starts runs under every attack and fault, alone and in random
+pairs, and counts lost or doubled updates, differing models, and attackers who succeeded.
 """
 
 from __future__ import annotations

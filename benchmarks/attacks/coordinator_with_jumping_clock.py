@@ -1,5 +1,5 @@
-"""`python -m benchmarks.attacks.coordinator_with_jumping_clock SECONDS COUNT ARGUMENTS...`: the
-command `coordinator ARGUMENTS`, whose system clock jumps by SECONDS after COUNT updates.
+"""`python -m benchmarks.attacks.coordinator_with_jumping_clock SECONDS COUNT ARGUMENTS...`: run
+`coordinator ARGUMENTS...` with a system clock that jumps by SECONDS after COUNT updates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`python -m benchmarks.attacks.killed_command SEED RUNS RUN BROKER export|release FOLDER`: kill a
-command of the coordinator (kill -9) at random instants, then let it finish and check what it left.
+command of the coordinator (kill -9) at random moments, repeat it to the end, and check the files
+that it left.
 
-The commands run in copies (fork) of this process, which has imported what they need: so an instant
-falls into their work and not into their imports.
+The commands run in copies (fork) of this process, which has imported what they need, so that the
+kill hits their work and not their imports.
 """
 
 from __future__ import annotations

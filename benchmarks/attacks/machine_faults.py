@@ -1,5 +1,5 @@
-"""Scenarios without an attacker: flip bits of files, let clocks jump, pause or kill processes, and
-block one direction of a link.
+"""Scenarios of the attacks benchmark without an attacker: flip bits of files, let clocks jump,
+pause or kill processes, and block one direction of a link.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Enrolled agents that lie, stay silent, drip or flood."""
+"""Scenarios of the attacks benchmark with an enrolled agent that lies, stays silent, sends very
+slowly, or floods the broker.
+"""
 
 from __future__ import annotations
 

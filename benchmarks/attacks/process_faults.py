@@ -1,5 +1,5 @@
-"""Scenarios that pause, starve and kill processes: pauses longer than the keepalive, memory that
-runs out, and commands that are killed while they export, release or enrol.
+"""Scenarios of the attacks benchmark that pause, starve and kill processes: pauses longer than the
+keepalive, memory that runs out, and commands killed while they export, release or enrol.
 """
 
 from __future__ import annotations

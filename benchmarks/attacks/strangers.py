@@ -1,5 +1,5 @@
-"""Strangers at the doors of a coordinator with TLS: floods, guesses, and certificates that are
-missing, foreign, expired, revoked, or another agent's.
+"""Scenarios of the attacks benchmark in which strangers attack a coordinator with TLS: floods,
+guessed tokens, and certificates that are missing, foreign, expired, revoked, or another agent's.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Bit flips in the files of an interrupted run."""
+"""Flip bits in the files of an interrupted run, and check that the damage is noticed."""

@@ -1,4 +1,5 @@
-"""`python -m benchmarks bitflips`: one random bit flips in the files of an interrupted run.
+"""`python -m benchmarks bitflips`: flip one random bit in the files of an interrupted run, resume
+the run, and count the flips that went unnoticed or did harm.
 
 A bit flips, `coordinator check` reads a copy, and the production code resumes the run; where it
 refuses, `coordinator check --repair` comes first.

@@ -1,4 +1,4 @@
-"""One bit flip: choose and flip the bit, check and resume the run, and judge what happened."""
+"""Try one bit flip: choose and flip the bit, check and resume the run, and judge what happened."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The run whose files are damaged: a fleet in virtual time whose coordinator is killed twice, and
-leaves its files as a killed process does.
+"""Make the interrupted run whose files are damaged: a fleet in virtual time whose coordinator is
+killed twice, and leaves its files as a killed process does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Bytes of a SQLite database that hold present rows, in its file or in its write-ahead log."""
+"""Find the bytes of a SQLite database that hold present rows, in its file or in its write-ahead
+log, so that a bit of them can be flipped.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Fault campaign: scenarios that kill, cut and fill parts of a run, which must lose no update."""
+"""Kill processes, cut links and fill disks of a run, and check that it loses no update."""

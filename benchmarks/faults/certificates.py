@@ -1,4 +1,4 @@
-"""Certificates of a trial's agents, for a coordinator that starts a broker with TLS."""
+"""Issue the certificates of a trial's agents, for a coordinator that starts a broker with TLS."""
 
 from __future__ import annotations
 

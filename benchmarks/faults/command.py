@@ -1,5 +1,5 @@
-"""`python -m benchmarks faults`: each scenario several times, at instants drawn from a printed
-seed.
+"""`python -m benchmarks faults`: run each fault scenario several times, at moments drawn from a
+printed seed, and check that the fleet recovers and loses no update.
 """
 
 from __future__ import annotations

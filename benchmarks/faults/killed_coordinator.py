@@ -1,4 +1,4 @@
-"""A coordinator that kills itself (SIGKILL) at one instant:
+"""Run a coordinator that kills itself (SIGKILL) at a chosen moment of a round:
 
 python -m benchmarks.faults.killed_coordinator STAGE WHEN COUNT SHARE ARGUMENTS...
 

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.faults.lossy_disk FOLDER SEED [INSTANT...]`: a disk in memory, mounted at a
-folder with FUSE, that loses what was not synced when it is unmounted. It is then mounted again.
+"""`python -m benchmarks.faults.lossy_disk FOLDER SEED [INSTANT...]`: mount a disk in memory at a
+folder with FUSE. When it is unmounted, it loses what was not synced, and is mounted again.
 
-INSTANT: when the power is cut, one for each mount: just before the change of the disk (a write, a
-sync, a new name) with this number. All processes that have changed the disk are killed then, except
-for the one that started it, and nothing reaches the disk until it is unmounted.
+INSTANT, one per mount: the number of the disk change (a write, a sync, a new name) just before
+which power is cut. All processes that changed the disk are then killed, except the one that started
+it, and nothing reaches the disk until it is unmounted.
 """
 
 from __future__ import annotations

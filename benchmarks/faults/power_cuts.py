@@ -1,4 +1,6 @@
-"""Scenarios with power cuts: a coordinator or an agent on a disk that loses unsynced writes."""
+"""Scenarios of the faults benchmark that cut the power of a coordinator or an agent, on a disk that
+loses unsynced writes.
+"""
 
 from __future__ import annotations
 

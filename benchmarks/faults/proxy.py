@@ -1,4 +1,4 @@
-"""Proxy to a broker that delays data and cuts connections after a number of bytes."""
+"""Forward connections to a broker, delay their data, and cut them after a number of bytes."""
 
 from __future__ import annotations
 

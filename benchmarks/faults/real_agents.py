@@ -1,5 +1,5 @@
-"""Scenarios with real agents: processes of `edge-agent join` that train. Their training is repeated
-here to compare the bits.
+"""Scenarios of the faults benchmark with real agents, processes of `edge-agent join` that train.
+Their training is repeated here to check that the results are equal bit for bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Scenarios: each prepares a trial and breaks it at an instant drawn from the trial's seed."""
+"""Scenarios of the faults benchmark: each prepares a trial, and breaks a part of it at a moment
+drawn from the trial's seed.
+"""
 
 from __future__ import annotations
 

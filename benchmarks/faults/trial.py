@@ -1,5 +1,5 @@
-"""One run with one kind of fault: a coordinator, a broker and a few agents, until the run ends or
-hangs.
+"""Run one fault trial: a coordinator, a broker and a few agents with one kind of fault, until the
+run ends or hangs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The real parts of a trial: processes and brokers to kill and restart, a small disk to fill, and a
-slow link.
+"""Real parts that a fault trial disturbs: processes and brokers to kill and restart, a small disk
+to fill, and a slow link.
 """
 
 from __future__ import annotations

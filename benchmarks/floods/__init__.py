@@ -1,1 +1,1 @@
-"""Floods of connections and messages that a run must withstand, and revocations of many agents."""
+"""Flood a run with connections and messages, revoke many agents, and measure how well it copes."""

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.floods.attacker ORDER`: a process with a processor of its own that floods
-a door of a run while it is told to.
+"""`python -m benchmarks.floods.attacker ORDER`: flood one port or topic of a run on command, from a
+process with a processor of its own.
 
 ORDER is JSON (`Order`). Lines on standard input start and stop the flood. After each flood it
 prints how often it connected, asked or published. It ends when standard input closes.

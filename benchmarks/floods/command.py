@@ -1,5 +1,5 @@
-"""`python -m benchmarks floods`: rounds, honest enrolments and memory while a stranger or an agent
-floods one part of the system.
+"""`python -m benchmarks floods`: floods one part of the system from outside or by an agent, and
+measures how round times, honest enrolments and memory suffer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Revocation of many connected agents by mosquitto's dynamic-security plugin."""
+"""Revoke many connected agents by mosquitto's dynamic-security plugin, and measure how soon they
+are disconnected and whether they stay out.
+"""
 
 from __future__ import annotations
 

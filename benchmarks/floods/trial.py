@@ -1,5 +1,5 @@
-"""One row of the benchmark: a run with TLS and an inference server on one processor, and an
-attacker on another that is idle, floods, and is idle again.
+"""Measure one flood: a run with TLS and an inference server on one processor, and an attacker on
+another that is idle, floods, and is idle again.
 """
 
 from __future__ import annotations
