@@ -1,1 +1,3 @@
-"""Benchmarks, one file per `python -m benchmarks NAME`. Not part of an installation."""
+"""Benchmarks and fault campaigns, run with `python -m benchmarks NAME`. Not part of an
+installation.
+"""

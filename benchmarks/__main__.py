@@ -1,5 +1,5 @@
-"""`python -m benchmarks NAME [--format json]`: all benchmarks by name. A benchmark is imported only
-when it runs.
+"""`python -m benchmarks NAME [--format json]`: list all benchmarks, and run one. A benchmark is
+imported only when it runs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Time to fold the updates of a ResNet-18 and to divide by their weights, beside other projects and
-beside reading the bytes once.
+"""`python -m benchmarks aggregation`: time how fast updates of a ResNet-18 are added up and
+averaged, compared with other projects and with only reading the bytes once.
 """
 
 from __future__ import annotations

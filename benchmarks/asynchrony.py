@@ -1,5 +1,5 @@
-"""`python -m benchmarks async`: synchronous against buffered rounds, on a fleet of three tiers that
-take 100, 200 and 400 units.
+"""`python -m benchmarks async`: compare synchronous with buffered (asynchronous) rounds on a fleet
+of three tiers, whose devices take 100, 200 and 400 units of time.
 
 Simulated devices train on the handwritten digits and hold each update back until their tier's time
 is over, so that both runs have the same fleet, in real seconds. The benchmark compares the seconds

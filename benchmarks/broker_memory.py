@@ -1,5 +1,5 @@
-"""Memory of a broker over many versions of weights, and time to download them, without coordinator
-or training.
+"""`python -m benchmarks broker`: measure a broker's memory over many versions of weights, and the
+time to download them, without coordinator or training.
 """
 
 from __future__ import annotations

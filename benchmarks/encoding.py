@@ -1,5 +1,5 @@
-"""Time to encode and decode the weights of a ResNet-18 (45 MB) without a codec, compared with one
-copy into a reused buffer.
+"""`python -m benchmarks codec`: time the encoding and decoding of the weights of a ResNet-18 (45
+MB) without a codec, compared with one copy into a reused buffer.
 """
 
 from __future__ import annotations

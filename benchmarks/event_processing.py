@@ -1,8 +1,8 @@
-"""`python -m benchmarks core`: time of the coordinator to process an event.
+"""`python -m benchmarks core`: measure how fast the coordinator processes an event.
 
 It measures `coordinator.round.round_transition.step` alone, without link, disk and model. All
 agents have joined, and each works on a task with a lease, with default settings for snapshots and
-the order of folding. Each measurement starts from the same value of this round.
+the order of folding. Each measurement starts from the same state of the round.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`python -m benchmarks fuzz`: all decoders under a coverage-guided fuzzer, each with its share of
-the inputs.
+"""`python -m benchmarks fuzz`: test every decoder of foreign data with a coverage-guided fuzzer,
+each with its share of the inputs.
 
-Each runs in a process of its own with a hard limit of memory, so that a decoder that exceeds it
+Each decoder runs in a process of its own with a hard limit of memory, so that one that exceeds it
 crashes.
 """
 

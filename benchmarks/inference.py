@@ -1,5 +1,5 @@
-"""`python -m benchmarks inference`: time of one answer on one thread, with PyTorch, the exported
-graph and its int8 version, and the accuracy that int8 loses.
+"""`python -m benchmarks inference`: time one prediction on one thread with PyTorch, the exported
+graph and its int8 version, and measure the accuracy that int8 loses.
 
 The timed networks are untrained, since time does not depend on the weights. The network whose
 accuracy is measured is trained here.

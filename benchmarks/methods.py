@@ -1,5 +1,5 @@
-"""`python -m benchmarks methods`: accuracy and time of every method in one small experiment with
-one seed.
+"""`python -m benchmarks methods`: compare the accuracy and time of all methods in one small
+experiment with one seed.
 """
 
 from __future__ import annotations

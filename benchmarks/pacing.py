@@ -1,10 +1,10 @@
-"""`python -m benchmarks pacing`: four agents with enforced limits, their submodels, and their time
-in every round, while one of them is slowed down.
+"""`python -m benchmarks pacing`: do four agents of unequal speed get submodels that take equally
+long, and is an agent that slows down given a smaller one?
 
-The first is limited to one processor by affinity, the others to fractions of one by control groups
-(or by stopping and continuing, if control groups are not writable). Real processes use a real
-broker. The slow agent's training process is stopped for two thirds of the time, from outside, so
-that only its rounds show it, not its limits or profile.
+The first agent is limited to one processor by affinity, the others to fractions of one by control
+groups (or by stopping and continuing, if control groups are not writable). Real processes use a
+real broker. The slow agent's training process is stopped for two thirds of the time, from outside,
+so that only its rounds show it, not its limits or profile.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`python -m benchmarks predict`: errors of the predicted time and memory of training steps, from
-measurements of three small submodels.
+"""`python -m benchmarks predict`: compare the predicted time and memory of training steps with
+measured ones. Predictions come from measurements of three small submodels (probes).
 
 Submodels are drawn from a printed seed. Each is measured in a fresh process with one thread, and
 predicted from the small ones (probes) alone. The probes are timed before, between and after, which

@@ -1,5 +1,5 @@
-"""`python -m benchmarks scale`: a thousand connected agents with one coordinator and one broker,
-for twenty rounds.
+"""`python -m benchmarks scale`: connect a thousand agents to one coordinator and one broker for
+twenty rounds, and measure the time, memory and processor time of each round.
 
 The agents are raw clients in this process, each with its own socket; coordinator and broker are
 real processes.

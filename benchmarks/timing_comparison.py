@@ -1,4 +1,6 @@
-"""Time tasks in turns with their rivals (other projects, plain copies), and print the ratios."""
+"""Time tasks in turns with what they are compared to (other projects, plain copies), and print the
+ratios.
+"""
 
 from __future__ import annotations
 

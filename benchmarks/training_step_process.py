@@ -1,8 +1,8 @@
-"""Process of `python -m benchmarks predict` that takes training steps as a device does, and reports
-their time and memory.
+"""Take training steps in a fresh process, as a device does, and report their time and memory to
+`python -m benchmarks predict`.
 
-It reads one JSON line from standard input (`Order`) and prints one per submodel (`Taken`). It has
-one thread, and trains once before it measures, since libraries load on the first step.
+The process reads one JSON line from standard input (`Order`) and prints one per submodel (`Taken`).
+It has one thread, and trains once before it measures, since libraries load on the first step.
 """
 
 from __future__ import annotations

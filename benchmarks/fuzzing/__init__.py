@@ -1,1 +1,3 @@
-"""Fuzzing: decoders, mutations of well-formed inputs, and the worker process."""
+"""Parts of `python -m benchmarks fuzz`: the decoders under test, real encodings to start from,
+mutations that keep inputs well-formed, and the worker process.
+"""

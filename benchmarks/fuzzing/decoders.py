@@ -1,7 +1,8 @@
-"""Decoders of foreign data, each with real encodings to start from and its declared errors.
+"""List the decoders of foreign data to fuzz, each with real encodings to start from and the errors
+that it may raise.
 
-A decoder gets one input. Any other exception is a crash, also one because a result changes when it
-is encoded again.
+A decoder gets one input. Any other exception is a crash. A result that changes when it is encoded
+again counts as a crash too.
 """
 
 from __future__ import annotations

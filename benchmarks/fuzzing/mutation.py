@@ -1,4 +1,4 @@
-"""Mutations that keep inputs well-formed, to reach the code behind the parsers.
+"""Mutate the fuzzer's inputs so that they stay well-formed, to reach the code behind the parsers.
 
 The input is decoded, one value of its tree changes, and the tree is encoded again. Malformed inputs
 come from the fuzzer's own mutations of bytes.

@@ -1,4 +1,4 @@
-"""Real encodings of everything that is decoded, as seeds for the fuzzer."""
+"""Make real encodings of everything that is decoded, as seeds for the fuzzer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.fuzzing.worker NAME OUT CORPUS INPUTS SEED`: one decoder under libFuzzer,
-in a process that ends with it.
+"""`python -m benchmarks.fuzzing.worker NAME OUT CORPUS INPUTS SEED`: fuzzes one decoder with
+libFuzzer, which ends the process when it is done.
 
 Crashes are counted instead of ending the process, with one input per kind. The kernel refuses
 memory beyond the declared limit.

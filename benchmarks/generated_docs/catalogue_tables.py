@@ -1,4 +1,6 @@
-"""Tables that list the members of a catalogue: methods, data sets, model families and others."""
+"""Write the documentation's tables of everything that has a name: methods, data sets, robust rules,
+codecs, model families and event readers.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`python -m benchmarks docs`: write, or with `--check` compare, the tables in the documentation
-that are generated from the code.
+"""`python -m benchmarks docs`: write the tables in the documentation that are generated from the
+code, or with `--check` report which pages are outdated.
 """
 
 from __future__ import annotations

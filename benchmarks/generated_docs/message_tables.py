@@ -1,4 +1,6 @@
-"""The tables of the protocol: messages, the records inside them, names, and capabilities."""
+"""Write the documentation's tables of the protocol: messages, the records inside them, names, and
+capabilities.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The tables of all settings of a run, from their JSON Schema, and of the exit codes."""
+"""Write the documentation's tables of all settings of a run, from their JSON Schema, and of the
+exit codes.
+"""
 
 from __future__ import annotations
 

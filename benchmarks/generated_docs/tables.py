@@ -1,4 +1,4 @@
-"""A table in Markdown."""
+"""Write one table in Markdown."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Other projects that benchmarks run beside this one, each in an environment of its own."""
+"""Run other projects for comparison, each in a virtual environment of its own."""

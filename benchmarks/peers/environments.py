@@ -1,5 +1,5 @@
-"""Virtual environments of peers, made once per user. They share the packages of this environment,
-such as torch, and hold only what the peer needs in other versions.
+"""Make the virtual environments of the compared projects (peers), once per user. They share the
+packages of this environment, such as torch, and hold only what a peer needs in other versions.
 """
 
 from __future__ import annotations

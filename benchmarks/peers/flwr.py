@@ -1,4 +1,4 @@
-"""Flower's FedAvg, on lists of arrays."""
+"""Average updates with Flower's FedAvg, on lists of arrays, to compare its speed."""
 
 from __future__ import annotations
 

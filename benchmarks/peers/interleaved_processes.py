@@ -1,5 +1,5 @@
-"""Processes that run the same task in different ways, in turns, so that disturbances of the machine
-affect all alike.
+"""Time several implementations of one task in turns, each in its own process, so that disturbances
+of the machine affect all alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""NVIDIA FLARE's aggregation, on torch tensors."""
+"""Average updates with NVIDIA FLARE, on torch tensors, to compare its speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Apple's pfl-research: sums of weighted statistics on torch tensors, and their average."""
+"""Average updates with Apple's pfl-research, as sums of weighted statistics on torch tensors, to
+compare its speed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates of a ResNet-18 for all contestants, as files in memory that each of them maps."""
+"""Write updates of a ResNet-18 to files in memory, which every compared project maps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Process of a contestant: it prepares a task and repeats it for each line of its standard input.
+"""Run one compared implementation in its own process: prepare a task, and repeat it for each line
+of standard input.
 
-It prints `ready`, and then the milliseconds of processor time of each run. Other processes disturb
-processor time least.
+The process prints `ready`, and then the milliseconds of processor time of each run. Other processes
+disturb processor time least.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""Agents that only speak the protocol: hundreds in one thread, over sockets to a real broker."""
+"""Agents that speak the protocol but do not train, so that one thread can run hundreds of them over
+sockets to a real broker.
+"""

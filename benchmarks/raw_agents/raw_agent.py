@@ -1,5 +1,5 @@
-"""An agent that implements the whole protocol without training (see
-`benchmarks.raw_agents.updates`).
+"""An agent that speaks the whole protocol but does not train: its updates come from
+`benchmarks.raw_agents.updates`.
 """
 
 from __future__ import annotations

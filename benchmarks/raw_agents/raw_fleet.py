@@ -1,5 +1,5 @@
-"""Many raw agents over real sockets, in one thread. Faults can alter their messages, cut their
-links, or kill them.
+"""Run many agents without training (raw agents) over real sockets, in one thread. Faults can alter
+their messages, cut their links, or kill them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Updates of raw agents: the received weights plus a little noise that depends only on weights,
-agent and round.
+"""Make the updates of raw agents: the received weights plus a little noise that depends only on
+weights, agent and round.
 
 So the resulting model can be computed from the list of folded updates.
 """

@@ -1,1 +1,3 @@
-"""Fault schedules of whole fleets in virtual time."""
+"""Simulate whole fleets in virtual time under random faults, to find defects of the coordinator and
+the agent.
+"""

@@ -1,4 +1,4 @@
-"""Process of an agent in a schedule, over all its restarts."""
+"""Simulate the process of one agent in a schedule, over all its restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`python -m benchmarks schedules`: fault schedules in virtual time, each drawn from a seed."""
+"""`python -m benchmarks schedules`: simulates fleets in virtual time under random faults, each
+schedule drawn from a seed, and shortens every schedule that fails.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Defects of the coordinator and the agent, each a patch of their code. They are planted one at a
-time, to test that schedules of random faults find them.
+"""Plant known defects in the coordinator and the agent, one at a time, to test that schedules of
+random faults find them. Each defect is a patch of their code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""False messages of a malicious agent: profiles, offers, heartbeats and updates."""
+"""Make the false messages of a malicious agent: profiles, offers, heartbeats and updates."""
 
 from __future__ import annotations
 

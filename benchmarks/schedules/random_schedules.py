@@ -1,4 +1,4 @@
-"""Schedules drawn from a seed: the fleet, its settings, and its faults."""
+"""Draw a schedule from a seed: the fleet, its settings, and its faults."""
 
 from __future__ import annotations
 

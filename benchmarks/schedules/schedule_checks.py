@@ -1,6 +1,6 @@
-"""Checks of a schedule, during it and after it.
+"""Check a simulated fleet while a schedule runs, and after it.
 
-They demand no more than the protocol promises: an update counts once the coordinator has
+The checks demand no more than the protocol promises: an update counts once the coordinator has
 acknowledged it, and damage to a disk may cost a round.
 """
 

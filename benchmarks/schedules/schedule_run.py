@@ -1,4 +1,4 @@
-"""One schedule: a coordinator and agents in virtual time, with faults and final checks."""
+"""Run one schedule: a coordinator and agents in virtual time, with faults and final checks."""
 
 from __future__ import annotations
 

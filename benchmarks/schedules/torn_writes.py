@@ -1,4 +1,4 @@
-"""The remains of unsynced writes after a power cut: names in a folder, and contents of files."""
+"""Decide what a power cut leaves of unsynced writes: names in a folder, and contents of files."""
 
 from __future__ import annotations
 

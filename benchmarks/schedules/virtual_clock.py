@@ -1,5 +1,5 @@
-"""A virtual clock with a queue of events, which are handled one at a time in one thread. A process
-can be set to die before one of its actions.
+"""Replace real time by a virtual clock with a queue of events, which are handled one at a time in
+one thread. A process can be set to die before one of its actions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Disks of the processes of a schedule: real files, with power cuts and full disks.
+"""Give the processes of a schedule disks that fill up or lose power, made of real files.
 
 Files are in a folder in memory. Writing, syncing, renaming and removing are replaced here. They
 count as actions of the running process, and fail if its disk is full. The module tracks what would

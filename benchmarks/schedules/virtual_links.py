@@ -1,4 +1,6 @@
-"""Broker and links whose messages take virtual time, and their faults."""
+"""Deliver messages between the processes of a schedule in virtual time, through a simulated broker
+and links with faults.
+"""
 
 from __future__ import annotations
 

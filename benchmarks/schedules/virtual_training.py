@@ -1,6 +1,4 @@
-"""A stand-in for training in virtual time: computes a repeatable result from agent, round and
-weights.
-"""
+"""Replace training in virtual time: compute a repeatable result from agent, round and weights."""
 
 from __future__ import annotations
 
