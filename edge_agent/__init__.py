@@ -1,1 +1,3 @@
-"""The agent on a device. Importing this package imports no torch."""
+"""The agent, which runs on a device: it joins runs, trains, and serves released networks. Importing
+this package imports no torch.
+"""

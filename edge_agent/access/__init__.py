@@ -1,1 +1,1 @@
-"""Credentials of a device: certificates and the agent's name."""
+"""Obtain and select this device's credentials: its certificates and the agent's name."""

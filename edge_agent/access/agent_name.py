@@ -1,4 +1,6 @@
-"""The agent's default name: the host's name, numbered if several agents share the host."""
+"""Choose the agent's default name: the host's name with four digits of its machine id, numbered if
+several agents share the host.
+"""
 
 from __future__ import annotations
 

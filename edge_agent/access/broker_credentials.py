@@ -1,5 +1,5 @@
-"""The credentials that this device uses at a broker: select an enrolment, obtain one with a token,
-and renew certificates before they expire. Enrolling and renewing need the extra `secure`.
+"""Find the credentials that this device uses at a broker: select an enrolment, obtain one with a
+token, and renew certificates before they expire. Enrolling and renewing need the extra `secure`.
 """
 
 from __future__ import annotations

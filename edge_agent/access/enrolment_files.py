@@ -1,4 +1,4 @@
-"""Files of this device's enrolments at brokers that require certificates.
+"""Find and read the files of this device's enrolments at brokers that require certificates.
 
     STATE/credentials/NAME@HOST:PORT/agent.pem     the certificate and its key
                                      ca.pem        the authority that this device trusts

@@ -1,1 +1,1 @@
-"""`edge-agent bench`: latency, memory and multiply-adds, measured on the device."""
+"""`edge-agent bench`: measure latency, memory and multiply-adds on the device."""

@@ -2,7 +2,7 @@
 file, with each runtime. Each row runs in a fresh process.
 
 Method: batch 1, one request after the other, 10 warm-up runs, then at least 100 runs and 3 s
-    (sustained: 60 s); p90 is the headline. Training steps are complete (forward, backward, update).
+    (sustained: 60 s); p90 decides. Training steps are complete (forward, backward, update).
     Files and predictions are prepared before the measurements, and never in the measuring process.
 """
 

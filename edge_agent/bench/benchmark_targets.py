@@ -1,5 +1,5 @@
-"""Targets of a benchmark: submodels of a network, written as files before anything is timed, or
-ONNX files as given.
+"""Prepare the networks that `edge-agent bench` measures: submodels, written as files before
+anything is timed, or ONNX files as given.
 
 Weights are random and batch norm is calibrated on noise: times do not depend on what a network has
 learned, but numbers that vanish or overflow would slow it down or break the quantisation. Importing

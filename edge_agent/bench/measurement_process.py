@@ -1,4 +1,4 @@
-"""The fresh process that measures rows of a benchmark.
+"""Measure rows of `edge-agent bench` in a fresh process.
 
 `python -m edge_agent.bench.measurement_process` reads plans (JSON, one line) from standard input,
 so that its limits apply before it loads anything, and prints one line of JSON per plan. Importing

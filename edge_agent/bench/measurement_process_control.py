@@ -1,4 +1,4 @@
-"""Start, limit and query the fresh process that measures rows, and report its crashes."""
+"""Start the fresh process that measures rows, limit it, send it plans, and report its crashes."""
 
 from __future__ import annotations
 

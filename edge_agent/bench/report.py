@@ -1,5 +1,5 @@
-"""Benchmark reports as files: rows and a fingerprint of the machine, as JSON (versioned) or CSV,
-and the comparison of two reports. Does not import torch.
+"""Write and read the reports of `edge-agent bench`: rows and a fingerprint of the machine, as JSON
+(versioned) or CSV; and compare two of them. Does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `edge-agent bench`."""
+"""Define the command `edge-agent bench` and its options; `edge_agent.bench` does the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `edge-agent doctor`."""
+"""Define the command `edge-agent doctor` and its options; `edge_agent.doctor` does the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `edge-agent finetune`: adapt the released network to this device's own data."""
+"""Define the command `edge-agent finetune` and its options; `edge_agent.finetune` does the work."""
 
 from __future__ import annotations
 

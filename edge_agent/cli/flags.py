@@ -1,4 +1,4 @@
-"""Options that several commands of `edge-agent` share."""
+"""Define the options that several commands of `edge-agent` share."""
 
 from __future__ import annotations
 

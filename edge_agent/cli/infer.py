@@ -1,4 +1,4 @@
-"""The command `edge-agent infer`."""
+"""Define the command `edge-agent infer` and its options; `edge_agent.infer` does the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `edge-agent join`."""
+"""Define the command `edge-agent join` and its options; `edge_agent.join` does the work."""
 
 from __future__ import annotations
 

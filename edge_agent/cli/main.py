@@ -1,4 +1,6 @@
-"""The command `edge-agent`. A subcommand is imported only when it is used."""
+"""The entry point of the command `edge-agent`: it lists all subcommands, and imports one only when
+it is used.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The command `edge-agent profile`."""
+"""Define the command `edge-agent profile` and its options; `edge_agent.join.profile_command` does
+the work.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The device's hardware and current state: board, memory, power, heat, load and limits."""
+"""Read and measure the device (board, memory, power, heat, load), and limit what the agent uses."""

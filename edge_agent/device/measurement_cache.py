@@ -1,4 +1,5 @@
-"""Cache this device's measurements with everything they depend on. Does not import torch.
+"""Keep this device's measurements on disk, and reuse one only while everything that it depends on
+is the same. Does not import torch.
 
 One small JSON file per measurement, in `$ESPALIER_CACHE`, or else `$XDG_CACHE_HOME/espalier`, or
 else `~/.cache/espalier`. A file that is damaged or not writable only costs a new measurement.

@@ -1,7 +1,7 @@
-"""Limit a process's processors and memory with the kernel or a governor.
+"""Limit how many processors and how much memory a process may use.
 
 Control groups are used where they are writable (v2, then v1). Elsewhere CPU affinity limits
-processors, and a governor that stops and continues the process limits fractions of them; the
+processors, a governor that stops and continues the process limits fractions of them, and the
 process's own data limit limits memory.
 """
 

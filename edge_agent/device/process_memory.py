@@ -1,4 +1,4 @@
-"""The resident memory of a process and its peak, as the kernel counts them (proc(5)). Does not
+"""Read the resident memory of a process and its peak, as the kernel counts them (proc(5)). Does not
 import torch.
 """
 

@@ -1,5 +1,5 @@
-"""Measure a device before it joins: processors, memory, data moments, and the time of a training
-step.
+"""Measure a device before it joins: processors, memory, mean and deviation of its data, and the
+time of a training step.
 
 Runs in the training process, under its limits, so that the measurements apply to training.
 Torch-free: the trainer computes.

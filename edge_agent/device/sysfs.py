@@ -1,4 +1,4 @@
-"""Read the machine: small kernel files, and commands of some boards. Either may be missing.
+"""Read small kernel files, and the output of some boards' commands. Either may be missing.
 
 Every reader takes the root of the file tree and a command runner, so that recorded trees of other
 boards can be read.

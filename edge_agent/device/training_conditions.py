@@ -1,5 +1,5 @@
-"""The owner's conditions for training: `charging,idle,unmetered,temperature<70`. Does not import
-torch.
+"""Check the owner's conditions for training, such as `charging,idle,unmetered,temperature<70`. Does
+not import torch.
 """
 
 from __future__ import annotations

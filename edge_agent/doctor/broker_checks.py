@@ -1,4 +1,4 @@
-"""Checks of the broker and the coordinator over MQTT: credentials, run, rights, packet size, and an
+"""Check the broker and the coordinator over MQTT: credentials, run, rights, packet size, and an
 echo from the coordinator.
 
 What the checks publish reaches only this device, except the request for an echo.

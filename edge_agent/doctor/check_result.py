@@ -1,4 +1,6 @@
-"""The result of a check of `edge-agent doctor`, and its formats. Does not import torch."""
+"""Record the result of one check of `edge-agent doctor`, and format it as text or JSON. Does not
+import torch.
+"""
 
 from __future__ import annotations
 

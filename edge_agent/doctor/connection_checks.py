@@ -1,6 +1,6 @@
-"""Checks of the connection to the broker and the coordinator, in order: name, TCP, TLS,
-credentials, rights, packet size, clock; and the sequence of all checks of `edge-agent doctor`. The
-checks end at a failure that the next ones depend on.
+"""Run all checks of `edge-agent doctor`, and check the connection to the broker and the
+coordinator, in order: name, TCP, TLS, credentials, rights, packet size, clock. The checks end at a
+failure that the next ones depend on.
 
 The device joins no run; it only requests an echo from the coordinator.
 """

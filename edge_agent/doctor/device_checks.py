@@ -1,4 +1,4 @@
-"""Checks of the device: disk, memory, runtimes, limits, power, heat and clock."""
+"""Check the device for `edge-agent doctor`: disk, memory, runtimes, limits, power, heat, clock."""
 
 from __future__ import annotations
 

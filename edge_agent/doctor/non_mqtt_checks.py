@@ -1,5 +1,5 @@
-"""Checks of a broker that a link of another scheme than MQTT's reaches, such as one of an installed
-package: connection, run, rights, packet size, and an echo from the coordinator.
+"""Check a broker that is not reached over MQTT, but by a link of an installed package, for example:
+connection, run, rights, packet size, and an echo from the coordinator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answer requests with one session at a time, which can be exchanged while requests run. Does
+"""Answer inference requests with the network in use, which can be replaced while requests run. Does
 not import torch.
 """
 

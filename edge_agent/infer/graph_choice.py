@@ -1,5 +1,5 @@
-"""Choose the graph, provider and number of threads that a device answers with: the fastest
-combination that passes its test (`edge_agent.infer.graph_trial`). Does not import torch.
+"""Choose the graph, ONNX Runtime provider and number of threads that a device answers with: the
+fastest combination that passes its test (`edge_agent.infer.graph_trial`). Does not import torch.
 """
 
 from __future__ import annotations

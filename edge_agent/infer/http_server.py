@@ -1,5 +1,5 @@
-"""Inference over HTTP: POST /infer, GET /health, GET /release. Uses Starlette and uvicorn (the
-extra `serve`); does not import torch.
+"""Serve inference over HTTP: POST /infer, GET /health, GET /release. Uses Starlette and uvicorn
+(the extra `serve`); does not import torch.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`edge-agent infer`: answer with a release, once for some inputs, or over HTTP or MQTT until
-stopped. Does not import torch.
+"""`edge-agent infer`: run a released network on some inputs once, or serve it over HTTP or MQTT
+until stopped. Does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options of `edge-agent infer`."""
+"""The options of `edge-agent infer`, as one record."""
 
 from __future__ import annotations
 

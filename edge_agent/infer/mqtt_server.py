@@ -1,4 +1,4 @@
-"""Inference over MQTT: clients publish JSON at `topics.ask` and receive the answer at
+"""Serve inference over MQTT: clients publish JSON at `topics.ask` and receive the answer at
 `topics.answer` under the same request id. Does not import torch.
 """
 

@@ -1,5 +1,5 @@
-"""Persistent state of a serving agent: the release in use, earlier releases, and the release
-under test. Does not import torch.
+"""Store which releases a serving agent uses: the present one, earlier ones, and one under test.
+Does not import torch.
 
 Measurements of a release are stored separately, in the device's cache
 (`edge_agent.device.measurement_cache`) with everything they depend on: with other versions of the

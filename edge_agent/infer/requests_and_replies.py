@@ -1,4 +1,4 @@
-"""Requests and replies of a serving agent, the same for HTTP and MQTT."""
+"""Read the requests to a serving agent and make its replies, the same for HTTP and MQTT."""
 
 from __future__ import annotations
 

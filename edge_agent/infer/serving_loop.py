@@ -1,5 +1,5 @@
-"""Serve inference until stopped: follow the releases of a run, adopt each while the last one
-keeps answering, and report it.
+"""Serve inference until stopped: follow the releases of a run, and switch to each new one while the
+last one keeps answering.
 
 Whatever happens to a broker, a release or this process, the last correct release keeps answering.
 Does not import torch.

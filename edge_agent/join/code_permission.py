@@ -1,5 +1,5 @@
-"""Checks of the code that a run may use on this device: this package's, installed plug-ins', and
-what the device's owner named.
+"""Check that a run uses only code that this device allows: this package's, that of installed
+packages, and what the device's owner named.
 """
 
 from __future__ import annotations

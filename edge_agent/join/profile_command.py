@@ -1,8 +1,8 @@
-"""`edge-agent profile`: measure the device, print each result immediately, and return all results
-as a sheet. Does not import torch.
+"""`edge-agent profile`: measure the device, print each result immediately, and write all results to
+a JSON file. Does not import torch.
 
-The device's facts take no time; each family of networks takes seconds, unless its timings are
-cached.
+A description of the hardware takes no time; each family of networks takes seconds, unless its
+timings are cached.
 """
 
 from __future__ import annotations

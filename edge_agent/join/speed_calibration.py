@@ -1,4 +1,5 @@
-"""Calibration: time a few small submodels of a family, in training and as exported graphs.
+"""Time a few small submodels of a family, in training and as exported graphs, to predict the times
+of all others.
 
 Runs in the training process, within its limits. Without data of the device's own it uses random
 examples of the family's usual kind.

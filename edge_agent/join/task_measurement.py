@@ -1,5 +1,5 @@
-"""Measurement of a training task on this device: seconds, step time and peak memory. Does not
-import torch.
+"""Measure a training task on this device: seconds, step time and peak memory. Does not import
+torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The training process: `python -m edge_agent.join.training_process FD`. Loads the data, measures
-the device, and performs tasks one at a time.
+"""`python -m edge_agent.join.training_process FD`: load the data, measure the device, and perform
+tasks one at a time, apart from the agent's own process.
 
-It reads the job and the tasks from an inherited socket (see
+This process reads the job and the tasks from an inherited socket (see
 `edge_agent.join.training_process_control`), and checks between two steps whether the agent
 cancelled the task.
 """

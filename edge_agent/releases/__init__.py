@@ -1,1 +1,1 @@
-"""Releases on a device: download them, follow new ones, and read the options that name one."""
+"""Download releases to a device, follow new ones, and read the options that name one."""

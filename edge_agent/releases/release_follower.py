@@ -1,6 +1,5 @@
-"""Download a submodel of a release once, checked against the digests in the release card; or follow
-the releases of a run, download each version for this agent, and report what it serves. Does not
-import torch.
+"""Follow the releases of a run, download each version for this agent, and report what it serves; or
+download one submodel once, checked against the published digests. Does not import torch.
 """
 
 from __future__ import annotations

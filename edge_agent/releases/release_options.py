@@ -1,4 +1,4 @@
-"""Options of commands that use a release: its source, and this device's own data."""
+"""Read the options of commands that use a release: its source, and this device's own data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watch the releases of a run for one agent, and download its version. Does not import torch."""
+"""Watch which release a run assigns to one agent, and download it. Does not import torch."""
 
 from __future__ import annotations
 
