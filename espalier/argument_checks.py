@@ -1,4 +1,4 @@
-"""Checks of the arguments of the Python API. Each error names the argument."""
+"""Check the arguments of the Python API. Each error names the argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submodels of a network: list them, count their cost, cut them out, and merge them again."""
+"""List the submodels of a network, count their cost, cut them out, and merge them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Names for objects that a program passes. A run and its devices refer to everything by name."""
+"""Turn a method, network or data set that a Python program passed as an object into a name, since a
+run and its devices refer to everything by name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs: train on simulated or real devices, and use the results."""
+"""Start runs on simulated or real devices, follow their events, and use their results."""
 
 from __future__ import annotations
 

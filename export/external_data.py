@@ -1,5 +1,5 @@
-"""Names of the files in which an ONNX graph stores weights outside itself. Does not
-import torch.
+"""Find the files in which an ONNX graph stores weights outside itself, to check or refuse them.
+Does not import torch.
 
 The digest of a graph does not cover such files, and ONNX Runtime reads them from the folder of the
 graph, or from the working folder of the process if the graph is given as bytes. This module reads

@@ -1,5 +1,5 @@
-"""Publish releases on a broker: files as retained chunks, and a card that assigns versions to
-agents. Does not import torch.
+"""Publish releases on a broker: their files as retained chunks, and one retained message (the
+release card) that assigns a version to each agent. Does not import torch.
 """
 
 from __future__ import annotations

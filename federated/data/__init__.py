@@ -1,1 +1,1 @@
-"""Data sets of devices, and ways to partition them. Importing this package imports no torch."""
+"""Load data sets, and partition them among devices. Importing this package imports no torch."""

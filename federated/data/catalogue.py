@@ -1,5 +1,5 @@
-"""Data sets by name, and the parts of one that a coordinator (`load_central`) and a device
-(`load_device`) have.
+"""Load a data set by name: the whole, the part that a coordinator has (`load_central`), or the part
+that a device has (`load_device`).
 
 A data set is a key of DATASETS, an entry point of the group `espalier.data`, the path of an `.npz`
 file, a `.csv` file or a folder of images (or the `.zip` of one), or `module:function`. The

@@ -1,4 +1,5 @@
-"""Tables as `.csv` files: a header, one example per line, and one target column.
+"""Read a table from a `.csv` file as a data set: a header, one example per line, and one target
+column.
 
 `FILE.csv` has the target in its last column, `FILE.csv:NAME` in the column of that name. Whole
 numbers in it are class numbers. Texts are classes in the file's alphabetical order, so devices with

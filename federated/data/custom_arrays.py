@@ -1,4 +1,4 @@
-"""Custom arrays, from an `.npz` file or a function, as a checked Dataset.
+"""Read a user's own arrays, from an `.npz` file or a function, as a checked Dataset.
 
 An `.npz` file holds `x` [n, ...] and `y`, and optionally `x_test` and `y_test` (or `x_held` and
 `y_held`), `outputs` (a number), `target` ("class", "value" or "token") and `users` [n]. A function

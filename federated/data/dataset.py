@@ -1,5 +1,5 @@
-"""Raw examples and their labels as one record, checked when it is made; and the check of a device's
-data against the network of a run.
+"""Define `Dataset`, the checked record of raw examples and their labels; and check that a device's
+data fit the network of a run.
 """
 
 from __future__ import annotations

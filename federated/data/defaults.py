@@ -1,4 +1,4 @@
-"""Defaults of data, where neither a flag nor a configuration names them."""
+"""The default data set and partition, used where neither a flag nor a configuration names them."""
 
 from __future__ import annotations
 

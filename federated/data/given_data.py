@@ -1,4 +1,4 @@
-"""A data set that a Python program passed as arrays instead of a name."""
+"""Give a name to a data set that a Python program passed as arrays."""
 
 from __future__ import annotations
 

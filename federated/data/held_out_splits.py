@@ -1,5 +1,5 @@
-"""Kinds of examples, and splits that hold out a fraction of every kind, the last recordings, or
-people.
+"""Hold out examples for testing: a fraction of every class (or bin of values), the last recordings
+of each person, or whole people.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folders of images, plain or in a `.zip`: `CLASS/FILE`, or `train/CLASS/FILE` with
+"""Read images from a folder or a `.zip` as a data set: `CLASS/FILE`, or `train/CLASS/FILE` with
 `test/CLASS/FILE`.
 
 Classes are the sorted folder names. Empty folders count, so that devices without a class number the

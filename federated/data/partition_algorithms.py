@@ -1,5 +1,5 @@
-"""Splits of examples: lists of index arrays, one per agent, that are disjoint, cover all examples,
-and hold at least 2 each.
+"""Split examples among agents in different ways. Each function returns one array of indices per
+agent; the arrays are disjoint, cover all examples, and hold at least 2 each.
 """
 
 from __future__ import annotations

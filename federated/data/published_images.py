@@ -1,5 +1,5 @@
-"""Published images from torchvision's loaders, imported only when called, and CINIC-10, which
-torchvision lacks.
+"""Load published image data sets with torchvision, which is imported only when needed, and
+CINIC-10, which torchvision lacks.
 """
 
 from __future__ import annotations

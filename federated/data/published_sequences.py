@@ -1,5 +1,6 @@
-"""Published sequences: WikiText-2 as windows of word tokens, each with the next token as its label,
-and windows of motion sensors of people with phones and watches, a naturally federated data set.
+"""Load published sequences: WikiText-2 as windows of word tokens, each with the next token as its
+label, and windows of motion sensors of people with phones and watches, a naturally federated data
+set.
 """
 
 from __future__ import annotations

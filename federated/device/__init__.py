@@ -1,1 +1,3 @@
-"""The agent's half of the protocol: a pure state machine and its driver. Torch-free."""
+"""The agent's half of the protocol: a pure state machine, and the event loop that drives it.
+Torch-free.
+"""

@@ -1,5 +1,5 @@
-"""The driver of an agent: turns messages, outcomes of tasks and time into events, passes them to
-`step`, and carries out the actions.
+"""Drive an agent: turn messages, outcomes of tasks and time into events, pass them to `step`, and
+carry out the actions.
 
 It is the only part of an agent that waits. Tasks survive a lost link, a broker restart and a
 coordinator restart. With a lasting spool, finished updates and downloads also survive the agent's

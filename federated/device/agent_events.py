@@ -1,5 +1,5 @@
-"""The events of an agent: frozen records of names, digests and plain values, never tensors. Clocks,
-disks and measurements are read before an event is made.
+"""The events that an agent reacts to: frozen records of names, digests and plain values, never
+tensors. Clocks, disks and measurements are read before an event is made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules that depend only on the state of an agent: what to discard, to do next, and to send."""
+"""Decide what an agent does next, from its state alone: what to discard, to start, and to send."""
 
 from __future__ import annotations
 

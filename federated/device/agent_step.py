@@ -1,5 +1,5 @@
-"""An agent as a pure function, `step(agent, event) -> (agent, actions)`: no clock, socket, disk or
-callback.
+"""Advance an agent by one event, as a pure function `step(agent, event) -> (agent, actions)`: no
+clock, socket, disk or callback.
 
 One handler per event records what happened. Then `proceed` decides what follows from the resulting
 state.

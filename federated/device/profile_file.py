@@ -1,5 +1,5 @@
-"""The JSON file of a device's measurements, which `edge-agent profile` writes and `coordinator
-assign` reads. Torch-free.
+"""Read and write the JSON file of a device's measurements, which `edge-agent profile` makes and
+`coordinator assign` uses. Torch-free.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files of one agent in one run: weights, updates, and the memory kept between rounds.
+"""Store the files of one agent in one run: weights, updates, and the memory kept between rounds.
 
     DIGEST.weights       downloaded weights; while incomplete, .part and .have (`wire.partial_file`)
     TRANSFER.update      the update of a task

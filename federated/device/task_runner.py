@@ -1,4 +1,4 @@
-"""The interface that runs tasks in the background for an agent's driver. Torch-free."""
+"""The interface through which an agent's event loop runs tasks in the background. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The steps of a task: check the weights, restore the device's memory, train, calibrate or evaluate
-with a trainer, and write the update. Torch-free.
+"""Perform a task: check the weights, restore the device's memory, train, calibrate or evaluate with
+a trainer, and write the update. Torch-free.
 """
 
 from __future__ import annotations

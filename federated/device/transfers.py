@@ -1,5 +1,5 @@
-"""The transfers of an agent: the weights on its disk and the download of the next ones, and its
-finished updates and their transfer to the coordinator. Torch-free.
+"""Transfer an agent's data: download weights to its disk, keep some of them, and send its finished
+updates to the coordinator. Torch-free.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Trainers, which do the computing of a task: one file each behind one protocol."""
+"""Trainers, which train, calibrate and evaluate on a device: one file each behind one interface."""

@@ -1,4 +1,4 @@
-"""The trainers by name. A trainer is imported when it is chosen."""
+"""Find a trainer by name. It is imported when it is chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer that computes with PyTorch, on a CPU or a CUDA GPU."""
+"""Train, calibrate and evaluate with PyTorch, on a CPU or a CUDA GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The protocols of a trainer, which does the computing of a task. Torch-free.
+"""The interface of a trainer, which trains, calibrates and evaluates submodels for a device's
+tasks. Torch-free.
 
 `federated.device.task_work` calls them. Weights are passed as numpy arrays by local name, so that a
 trainer needs no PyTorch.
