@@ -1,1 +1,3 @@
-"""Arithmetic of a round: aggregation, robust rules, privacy, accounting."""
+"""Aggregate the updates of a round: sums and means, robust rules, privacy, late updates, and the
+cost of training.
+"""

@@ -1,9 +1,10 @@
-"""Sums of the contributions of updates, and their means.
+"""Add up the updates of a round, which may have different sizes, and compute their mean per
+coordinate.
 
-Each home has one full-size sum, and one weight per distinct rectangle folded into it. Memory is
-that of one model, however many devices there are. For the mean, the axes are cut at the edges of
-the rectangles, and each band is divided by the weight that covers it. Totals can be merged, dumped
-and loaded bit for bit.
+Each home (a tensor of the coordinator's state) has one full-size sum, and one weight per distinct
+rectangle (a box of it that some updates cover). Memory is that of one model, however many devices
+there are. For the mean, the axes are cut at the edges of the rectangles, and each band is divided
+by the weight that covers it. Totals can be merged, dumped and loaded bit for bit.
 
 Floats are added in the order of the calls: fold in a fixed order for a reproducible run. Merging is
 associative and commutative up to rounding.

@@ -1,10 +1,10 @@
-"""Sums of updates that lie in flat buffers, added block by block.
+"""Add updates that lie in flat buffers block by block, so that several updates read and write each
+sum in memory once.
 
 The rows of a plan are compiled once into runs: pieces of an update's buffer, each with the piece of
 a sum that it is added to. Neighbouring tensors become one run. A block is a group of pieces of the
-sums that fits the processor's cache, so that several updates at hand read and write each sum in
-memory once. Every entry is added in the order of the updates, so the bits do not depend on how many
-updates are at hand, on the blocks, or on the number of threads.
+sums that fits the processor's cache. Every entry is added in the order of the updates, so the bits
+do not depend on how many updates are at hand, on the blocks, or on the number of threads.
 """
 
 from __future__ import annotations

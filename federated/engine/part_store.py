@@ -1,5 +1,5 @@
-"""Files with the parts of a round's updates, for rules that need all values of a coordinate at
-once.
+"""Store the parts of a round's updates in files, for robust rules that need all values of a
+coordinate at once.
 
 A `PartStore` replaces `federated.engine.aggregate.Total` while a round collects updates: the same
 keys, the same checks, each update once. It remembers only where the parts are, and reads them in

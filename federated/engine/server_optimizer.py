@@ -1,4 +1,4 @@
-"""Server optimisers: SGD with momentum, Adam, Yogi or Adagrad on one tensor.
+"""Apply the coordinator's optimiser to one tensor: SGD with momentum, Adam, Yogi or Adagrad.
 
 Reddi et al., Adaptive Federated Optimization (arXiv 2003.00295, Algorithm 2): the change D of a
 tensor in a round, mean - w, takes the place of a negative gradient. With v_0 = tau^2 and m_0 = 0,

@@ -1,5 +1,5 @@
-"""Multiply-adds of local training, as FedFA compares methods (Park and Joe-Wong, arXiv 2406.09877,
-section 5.2).
+"""Count the multiply-adds of local training, as FedFA compares methods (Park and Joe-Wong, arXiv
+2406.09877, section 5.2).
 
     mean = sum_n N_n MACS_n / sum_n N_n,    MACE = N_p mean,    TMAC = T E MACE
 

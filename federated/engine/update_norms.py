@@ -1,4 +1,4 @@
-"""Norms of the whole change of an update, over everything that it contributes."""
+"""Compute and clip the norm of an update's whole change, over everything that it contributes."""
 
 from __future__ import annotations
 

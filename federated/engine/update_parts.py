@@ -1,4 +1,6 @@
-"""The contribution of an update: rectangles of homes, with weights."""
+"""What one update adds to the coordinator's sums: rectangles (`Part`) of the coordinator's tensors
+(homes), each with its values and their weight.
+"""
 
 from __future__ import annotations
 

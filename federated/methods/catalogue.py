@@ -1,4 +1,4 @@
-"""Methods by name."""
+"""Find a method by name: a built-in one, one of an installed package, or `module:function`."""
 
 from __future__ import annotations
 

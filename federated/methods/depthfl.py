@@ -1,5 +1,6 @@
-"""DepthFL: Kim, Yu, Kim and Moon, Depthwise Federated Learning for Heterogeneous Clients (ICLR
-2023, OpenReview pf8RIZTMU58), with FedDyn.
+"""DepthFL: devices train networks of different depths, whose exits teach each other (Kim, Yu, Kim
+and Moon, Depthwise Federated Learning for Heterogeneous Clients, ICLR 2023, OpenReview
+pf8RIZTMU58), with FedDyn.
 
 Difference from FedAvg: a device of depth n keeps sections 1 to n whole, with an exit after each of
 them (`models.layers.early_exits`). It trains all its exits at once, each with the others as

@@ -1,5 +1,6 @@
-"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data
-(arXiv 1602.05629, Algorithm 1).
+"""FedAvg: average the devices' weights by their numbers of examples (McMahan et al.,
+Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv 1602.05629,
+Algorithm 1).
 
     w <- sum_c n_c w_c / sum_c n_c
 

@@ -1,5 +1,6 @@
-"""FedFA: Park and Joe-Wong, Federated Learning with Flexible Architectures (arXiv 2406.09877,
-Algorithms 1 to 3).
+"""FedFA: average networks of different widths and depths, after the blocks that a device lacks are
+filled with its last one and layers are scaled to equal norms (Park and Joe-Wong, Federated Learning
+with Flexible Architectures, arXiv 2406.09877, Algorithms 1 to 3).
 
 Difference from FedAvg, on the coordinator only: a device drops the last blocks of each section,
 then the last channels (Algorithm 3). When its update arrives, its last block of each section is

@@ -1,5 +1,6 @@
-"""FedNova: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-Optimization (arXiv 2007.07481, section 4).
+"""FedNova: average the devices' changes per local step, so that a device that takes more steps does
+not count more (Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+Optimization, arXiv 2007.07481, section 4).
 
 Difference from FedAvg: the change of a device in tau_c steps is divided by its number of steps, and
 the mean of these is multiplied by the mean number of steps:

@@ -1,5 +1,6 @@
-"""FedOpt: Reddi et al., Adaptive Federated Optimization (arXiv 2003.00295, Algorithm 2). FedAvgM:
-Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+"""FedOpt and FedAvgM: the coordinator moves towards the devices' mean with an optimiser of its own.
+FedOpt: Reddi et al., Adaptive Federated Optimization (arXiv 2003.00295, Algorithm 2). FedAvgM: Hsu,
+Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification (arXiv 1909.06335, section 4.3).
 
 Difference from FedAvg: the coordinator does not replace its weights by the devices' mean. It takes

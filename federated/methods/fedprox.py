@@ -1,5 +1,5 @@
-"""FedProx: Li et al., Federated Optimization in Heterogeneous Networks (arXiv 1812.06127, equation
-2 and Algorithm 2).
+"""FedProx: pull each device's weights towards the received ones while it trains (Li et al.,
+Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, equation 2 and Algorithm 2).
 
 Difference from FedAvg: a device minimises
 

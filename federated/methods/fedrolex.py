@@ -1,5 +1,6 @@
-"""FedRolex: Alam et al., Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction
-(arXiv 2212.01548, section 3.2, eq. 3).
+"""FedRolex: small devices train a window of channels that moves by one channel each round (Alam et
+al., Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction, arXiv 2212.01548,
+section 3.2, eq. 3).
 
 Difference from HeteroFL: the kept channels are a window that moves by one channel each round and
 wraps around, so that over time small devices train every weight. Of C channels, k kept, in round j

@@ -1,5 +1,5 @@
-"""FjORD: Horvath et al., Fair and Accurate Federated Learning under heterogeneous targets with
-Ordered Dropout (arXiv 2102.13451, Algorithm 1).
+"""FjORD: each batch trains a random width up to the device's own (Horvath et al., Fair and Accurate
+Federated Learning under heterogeneous targets with Ordered Dropout, arXiv 2102.13451, Algorithm 1).
 
 Difference from FedAvg, on the device: each batch trains a width p drawn uniformly from those of the
 menu up to the device's own. One p applies to all layers, to the leading ceil(p C) channels of each
@@ -21,8 +21,8 @@ Batch norm: the authors keep running statistics per width, and one affine transf
 takes the corner. Under static norm (the default) training uses batch statistics and the fleet
 measures those of each width afterwards. Under tracked norm each width has its own, which are sent.
 `affine = "separate"` also gives each width its own weights and biases of the norms (as NeFL
-describes FjORD). What belongs to width p has homes `NAME@wp`; a device receives that of narrower
-widths as `wp/NAME`.
+describes FjORD). The coordinator stores what belongs to width p as `NAME@wp`; a device receives
+that of narrower widths as `wp/NAME`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""FlexiFed: Wang et al., Personalized Federated Learning for Edge Clients with Heterogeneous Model
-Architectures (WWW 2023, doi 10.1145/3543507.3583347; a baseline of FedFA, arXiv 2406.09877).
+"""FlexiFed: average the layers that devices of different architectures have in common (Wang et al.,
+Personalized Federated Learning for Edge Clients with Heterogeneous Model Architectures, WWW 2023,
+doi 10.1145/3543507.3583347; a baseline of FedFA, arXiv 2406.09877).
 
 Difference from FedAvg: a network is a chain of layers, and devices share the layers that their
 chains have in common, from the first on. The mean counts devices, not examples. `strategy`:
@@ -8,7 +9,7 @@ chains have in common, from the first on. The mean counts devices, not examples.
     clustered  the layers common to all devices; the others within each architecture
     max        each layer among all devices whose chains agree up to it and including it
 
-Under max, the paper's best, the home of a layer is a digest of the chain that ends in it, so
+Under max, the paper's best, a layer is stored under a digest of the chain that ends in it, so
 devices meet where their chains agree, without comparisons. Two layers are equal if they have the
 same name and the same shapes (the authors' code compares names only); a norm's running statistics
 are part of its layer. `match = "position"` compares the layer itself, whatever precedes it, as

@@ -1,5 +1,6 @@
-"""HeteroFL: Diao, Ding and Tarokh, Computation and Communication Efficient Federated Learning for
-Heterogeneous Clients (arXiv 2010.01264).
+"""HeteroFL: devices train the leading channels of every layer, at one of five widths (Diao, Ding
+and Tarokh, Computation and Communication Efficient Federated Learning for Heterogeneous Clients,
+arXiv 2010.01264).
 
 Difference from FedAvg: devices hold the leading channels at one of five rates. The mean over the
 devices that hold a coordinate is uniform (the authors' code counts devices, not examples). A device

@@ -1,6 +1,7 @@
-"""InclusiveFL: Liu, Wu, Wu, Wang, Lyu, Chen and Xie, No One Left Behind: Inclusive Federated
-Learning over Heterogeneous Devices (KDD 2022, arXiv 2202.08036). The authors use it for BERT, those
-of DepthFL for ResNets; here it serves every family of networks with sections.
+"""InclusiveFL: average networks of different depths, and pass momentum from each to the next
+smaller one (Liu, Wu, Wu, Wang, Lyu, Chen and Xie, No One Left Behind: Inclusive Federated Learning
+over Heterogeneous Devices, KDD 2022, arXiv 2202.08036). The authors use it for BERT, those of
+DepthFL for ResNets; here it serves every family of networks with sections.
 
 A size is a submodel of the menu, a layer one of its blocks, and a section a stack of layers. BERT
 has one section of 12 layers, and its sizes keep 4, 8 and 12 of them. By default, the sizes here
@@ -18,8 +19,8 @@ it keeps there, if the whole network has more. The head is everything after the 
 3. A step of each size: w <- w - g, which is the mean (`server = "average"`), or AdamW's, with a
    state per size, as in the authors' code.
 4. Between sizes: the mean over the sizes of a round by their examples (heterogeneous aggregation),
-   of everything except top layers and heads. These belong to their size and have homes
-   `NAME@SIZE`; those of the whole network, which is never a smaller size, have homes `NAME`.
+   of everything except top layers and heads. These belong to their size and are stored as
+   `NAME@SIZE`; those of the whole network, which is never a smaller size, as `NAME`.
 
 Where paper and code differ, this follows the paper: the code overwrites m in its loop and never
 injects it. The code also keeps the gradient of one batch, while devices here train as their recipe

@@ -1,5 +1,6 @@
-"""InCo Aggregation: Chan et al., Internal Cross-layer Gradients for Extending Homogeneity to
-Heterogeneity in FL (arXiv 2308.11464, section 3.3), around five base methods.
+"""InCo Aggregation: combine the steps of deep layers, which few devices train, with those of
+shallow layers, around five base methods (Chan et al., Internal Cross-layer Gradients for Extending
+Homogeneity to Heterogeneity in FL, arXiv 2308.11464, section 3.3).
 
 Difference from the base method: devices hold the first blocks of each section, so few devices train
 the deep blocks. After the base method has finished a round, the step g_k = new - old of a deep

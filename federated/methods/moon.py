@@ -1,5 +1,6 @@
-"""MOON: Li, He and Song, Model-Contrastive Federated Learning (arXiv 2103.16257, equation 3 and
-Algorithm 1).
+"""MOON: add a contrastive loss that moves a device's representations towards the received network's
+and away from its own last one's (Li, He and Song, Model-Contrastive Federated Learning, arXiv
+2103.16257, equation 3 and Algorithm 1).
 
 Difference from FedAvg: the network has a projection head before its last linear layer (feature
 "projection") with output z, and a device adds to its loss mu times

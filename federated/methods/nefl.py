@@ -1,8 +1,9 @@
-"""NeFL: Kang, Cha, Shin, Lee and Kang, NeFL: Nested Model Scaling for Federated Learning with
-System Heterogeneous Clients (arXiv 2308.07761).
+"""NeFL: submodels of different widths and depths share most weights, and keep their own norms and
+learnable step sizes (Kang, Cha, Shin, Lee and Kang, NeFL: Nested Model Scaling for Federated
+Learning with System Heterogeneous Clients, arXiv 2308.07761).
 
 Submodels are narrower (nefl-w), lack blocks (nefl-d, nefl-do) or both (nefl-wd); see
-`common.nested_submodels`, which also chooses the one that a device trains in a round.
+`common.nefl_submodels`, which also chooses the one that a device trains in a round.
 
 Difference from FedAvg: each residual function has a learnable step s, y = shortcut(x) + s F(x)
 (section III), and parameters are of two kinds. *Inconsistent* ones, the steps and everything that

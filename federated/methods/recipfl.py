@@ -1,5 +1,6 @@
-"""RecipFL: Zhang et al., How Few Davids Improve One Goliath: Federated Learning in Resource-Skewed
-Edge Computing Environments (WWW 2024).
+"""RecipFL: a hypernetwork on the coordinator generates the weights of each submodel for each device
+(Zhang et al., How Few Davids Improve One Goliath: Federated Learning in Resource-Skewed Edge
+Computing Environments, WWW 2024).
 
 Difference from FedAvg: the coordinator holds no weights but a graph hypernetwork phi
 (`federated.methods.hypernetwork`, after GHN-2, arXiv 2110.13100). It generates the weights of each

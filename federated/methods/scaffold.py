@@ -1,5 +1,5 @@
-"""SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning (arXiv
-1910.06378, Algorithm 1, option II).
+"""SCAFFOLD: control variates correct the drift of local training (Karimireddy et al., Stochastic
+Controlled Averaging for Federated Learning, arXiv 1910.06378, Algorithm 1, option II).
 
 Difference from FedAvg: the coordinator keeps a control variate c and each device its own c_i, of
 the shapes of the trainable parameters and initially 0. A device adds c - c_i to each of its steps
@@ -7,8 +7,8 @@ and sends the change of c_i (`federated.training.step_corrections`). Then
 
     w <- w + eta_g (mean_S w_i - w),    c <- c + (1/N) sum_S (c_i+ - c_i)
 
-over the devices S of the round, with N the number of devices in the whole fleet. c has the homes
-`c/NAME`, which are sent to the device and back beside the weights.
+over the devices S of the round, with N the number of devices in the whole fleet. c is stored as
+`c/NAME`, and sent to the device and back beside the weights.
 
 With several sizes, c is sliced like the weights, and N is counted per coordinate: all devices that
 hold it now or ever trained it. A device keeps its c_i when it gets a smaller submodel or leaves, so
@@ -16,9 +16,8 @@ c stays the mean of the c_i:
 
     c = (1/N) sum_i c_i,    and when N becomes N',    c <- (N c + sum_S (c_i+ - c_i)) / N'
 
-The coordinator keeps the N of c in homes `n/c/NAME`: one row per rectangle, with (start, stop) per
-axis and then the number of devices. N of a coordinate is the sum over the rectangles that contain
-it.
+The coordinator stores the N of c as `n/c/NAME`: one row per rectangle, with (start, stop) per axis
+and then the number of devices. N of a coordinate is the sum over the rectangles that contain it.
 
 Weights are averaged by examples, or uniformly as in the paper (setting `weighting`); variates are
 always averaged uniformly. Running statistics have no variate. Momentum defaults to 0, as in the

@@ -1,5 +1,6 @@
-"""ScaleFL: Ilhan, Su and Liu, Resource-Adaptive Federated Learning with Heterogeneous Clients (CVPR
-2023; not on arXiv).
+"""ScaleFL: submodels are narrow and shallow at once, and their last exit teaches the others (Ilhan,
+Su and Liu, Resource-Adaptive Federated Learning with Heterogeneous Clients, CVPR 2023; not on
+arXiv).
 
 Difference from FedAvg: a level is narrow and shallow at once. Level l keeps a fraction v_l of all
 channels and ends at exit h_l (section 3.1; `models.layers.early_exits`, exits-conv), by default v =

@@ -1,1 +1,1 @@
-"""Robust rules: aggregation that withstands some arbitrary updates."""
+"""Robust rules: aggregation that withstands some updates with arbitrary (malicious) values."""

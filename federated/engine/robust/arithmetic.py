@@ -1,5 +1,5 @@
-"""Shared arithmetic of robust rules: the centre of each coordinate, and distances between whole
-updates.
+"""Compute what several robust rules need: the centre of each coordinate, and distances between
+whole updates.
 
 Submodels nest: all devices hold the core of a tensor, only large ones its outer ring. A coordinate
 held by fewer than 2 f + 1 devices keeps its old value, since f attackers would be its majority.

@@ -1,4 +1,4 @@
-"""Robust rules by name."""
+"""The robust aggregation rules by name: built in, or from an extension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clipping: the mean of all updates, each shortened to a norm.
+"""Clipping: average all updates, after shortening each to at most a given norm.
 
 The norm is `robust.clip`, or the median of the submodel's updates in earlier rounds. In a first
 round it is the median of the round's own updates.

@@ -1,5 +1,5 @@
-"""Krum: among the n devices of one submodel, the update with the least sum of squared distances to
-its n - f - 2 nearest (Blanchard et al., arXiv 1703.02757, section 4).
+"""Krum: among the n devices of one submodel, choose the update with the least sum of squared
+distances to its n - f - 2 nearest (Blanchard et al., arXiv 1703.02757, section 4).
 
 Multi-Krum: the mean of the n - f - 2 updates of one submodel that have the least sums in Krum.
 Selecting more is not proven safe (El Mhamdi et al., arXiv 1802.07927).

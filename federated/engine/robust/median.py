@@ -1,5 +1,5 @@
-"""Median: the middle value among the devices that hold a coordinate, or the mean of the two middle
-ones (Yin et al., arXiv 1803.01498, Definition 1).
+"""Median: take the middle value among the devices that hold a coordinate, or the mean of the two
+middle ones (Yin et al., arXiv 1803.01498, Definition 1).
 """
 
 from __future__ import annotations

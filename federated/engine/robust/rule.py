@@ -1,4 +1,4 @@
-"""Robust rules as records, and their use by a method and a round.
+"""Define the record of a robust aggregation rule, and apply a rule to a method and a round.
 
 One attacker can move a mean as far as it wants (Blanchard et al., arXiv 1703.02757, Lemma 3.1). A
 rule compares the updates instead, up to f of which may be arbitrary.

@@ -1,5 +1,5 @@
-"""Trimmed mean: the mean of the values of all devices that hold a coordinate, without the f largest
-and the f smallest (Yin et al., arXiv 1803.01498, Definition 2).
+"""Trimmed mean: average the values of all devices that hold a coordinate, without the f largest and
+the f smallest (Yin et al., arXiv 1803.01498, Definition 2).
 """
 
 from __future__ import annotations

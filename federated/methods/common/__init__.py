@@ -1,1 +1,3 @@
-"""Arithmetic and menus that several methods share, or that are too long for a method's own file."""
+"""Arithmetic and lists of submodels that several methods share, or that are too long for a method's
+own file.
+"""

@@ -1,4 +1,4 @@
-"""Submodels of methods with exits: one for each place where a network may end."""
+"""List the submodels of a method with early exits: one for each place where a network may end."""
 
 from __future__ import annotations
 

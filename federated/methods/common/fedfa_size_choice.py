@@ -1,4 +1,4 @@
-"""Choice of a FedFA device's size (Park and Joe-Wong, arXiv 2406.09877): the largest that it can
+"""Choose a FedFA device's size (Park and Joe-Wong, arXiv 2406.09877): the largest that it can
 afford, or the one that suits its data.
 
 In the paper's search, half of the devices take the smallest size (a run can pin them with

@@ -1,5 +1,5 @@
-"""Reasons why a method's own mechanism has no effect in a run: settings switch it off, the run is
-too short, or its menu has one size only.
+"""Explain why a method's own mechanism has no effect in a run: settings switch it off, the run is
+too short, or its menu of submodels has one size only.
 
 Each reason is a clause that states the problem and, after a colon, the remedy. The coordinator logs
 each as a warning when a run starts.

@@ -1,6 +1,6 @@
-"""Submodels of NeFL (Kang, Cha, Shin, Lee and Kang, arXiv 2308.07761): the published tables for
-four ResNets, and a rule for every other network; and the choice of the one that a device trains in
-a round.
+"""List the submodels of NeFL (Kang, Cha, Shin, Lee and Kang, arXiv 2308.07761), from the published
+tables for four ResNets or by a rule for every other network, and choose the one that a device
+trains in a round.
 
 A submodel keeps a fraction gamma = gamma_W x gamma_D of the parameters, gamma_W by narrower layers
 and gamma_D by fewer blocks. The ratio of channels is sqrt(gamma_W), as in the authors' code, since

@@ -1,5 +1,5 @@
-"""Training of the small network by a strong device in RecipFL (`federated.methods.recipfl`): after
-its own network, the device trains the small one with its own as teacher.
+"""Train the small network on a strong device in RecipFL (`federated.methods.recipfl`): after its
+own network, the device trains the small one with its own as teacher.
 
     L_S = CE(f_S(x), y) + CE(f_S(x), softmax f_L(x)) + KL(softmax h_L || softmax h_S)
 

@@ -1,4 +1,4 @@
-"""Norm of a layer without its largest entries, computed with one partition (FedFA, Park and
+"""Compute the norm of a layer without its largest entries, with one partition (FedFA, Park and
 Joe-Wong, arXiv 2406.09877, Algorithm 1, line 12).
 """
 

@@ -1,1 +1,1 @@
-"""Graph hypernetwork of RecipFL."""
+"""RecipFL's graph hypernetwork, which generates the weights of a submodel from its graph."""

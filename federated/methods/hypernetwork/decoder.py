@@ -1,4 +1,4 @@
-"""Decoders from a node's features to its tensors: slices, tiles and the initial scale of weights.
+"""Decode a node's features into its tensors: slices, tiles and the initial scale of weights.
 
 The decoder of RecipFL (Zhang et al., How Few Davids Improve One Goliath; the authors' code, which
 follows GHN-2, Knyazev et al., arXiv 2110.13100, section 3.2): one perceptron per kind of tensor

@@ -1,5 +1,5 @@
-"""Graph hypernetwork: it makes the weights of a submodel from its graph, its last weights and a
-device's classes.
+"""Generate the weights of a submodel with a graph hypernetwork, from the submodel's graph, its last
+weights and a device's classes.
 
 RecipFL (Zhang et al., How Few Davids Improve One Goliath; the authors' code), after GHN-2 (Knyazev
 et al., arXiv 2110.13100): a node starts as the sum of the embeddings of its operation, the four

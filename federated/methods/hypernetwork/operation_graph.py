@@ -1,5 +1,5 @@
-"""Graphs of operations, read from what autograd records of one example on the meta device, so that
-no family needs its own rule.
+"""Read a network's graph of operations from what autograd records of one example on the meta
+device, so that no family needs its own rule.
 
 Knyazev et al., Parameter Prediction for Unseen Deep Architectures (arXiv 2110.13100), section 3.1:
 nodes are operations, edges are the flow of data, and virtual edges connect each node to those

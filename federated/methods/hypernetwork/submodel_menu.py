@@ -1,5 +1,5 @@
-"""Submodels of RecipFL: narrower networks, networks that end after the first section, or other
-networks.
+"""List the submodels of RecipFL: narrower networks, networks that end after the first section, or
+other networks.
 """
 
 from __future__ import annotations
