@@ -1,1 +1,3 @@
-"""The contract between the coordinator and the agents. Importing this package imports no torch."""
+"""What the coordinator and the agents share: records, wire protocol, methods, data sets and
+training. Importing this package imports no torch.
+"""

@@ -1,4 +1,4 @@
-"""The installed distribution: its name, and the command that adds one of its extras."""
+"""Find how this project was installed, and return the command that adds one of its extras."""
 
 from __future__ import annotations
 

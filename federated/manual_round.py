@@ -1,5 +1,5 @@
-"""One round of a method by hand, without agents: cut a submodel out of weights, read tensors of any
-size as an update, and fold updates into the state of the largest network.
+"""Run one round of a method by hand, without agents: cut a submodel out of weights, read tensors of
+any size as an update, and fold updates into the state of the largest network.
 """
 
 from __future__ import annotations

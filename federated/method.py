@@ -1,4 +1,4 @@
-"""A federated method: a frozen record of plain functions, with its settings and laws.
+"""Define `Method`: a federated method as a frozen record of plain functions, with its settings.
 
 A method defines what an update contributes (parts); one engine, `federated.engine.aggregate`, adds
 them. `dataclasses.replace` derives a new method from another, so that it states only the

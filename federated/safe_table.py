@@ -1,4 +1,4 @@
-"""Tables of text that other machines may have sent, and their output as text."""
+"""Terminal tables that are safe for text from other machines: no markup, no control characters."""
 
 from __future__ import annotations
 

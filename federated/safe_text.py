@@ -1,4 +1,4 @@
-"""Text of other machines, made safe to show in terminals, logs, tables and errors."""
+"""Make text of other machines safe to show in terminals, logs, tables and errors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Records of settings, and their validation with errors that state the key, the expected and the
-found value.
-"""
+"""Validate settings as records, with errors that name the key, the expected and found value."""
 
 from __future__ import annotations
 

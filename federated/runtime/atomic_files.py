@@ -1,4 +1,4 @@
-"""Atomic writes of files, and warnings about files that others can read. Needs no PyTorch.
+"""Write files atomically, and warn about files that others can read. Needs no PyTorch.
 
 A reader finds the new or the old content of a file, even if the writer crashed. Folders that this
 project creates are private. Existing folders and files of the user keep their modes, since those of

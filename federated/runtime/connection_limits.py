@@ -1,5 +1,5 @@
-"""Limits of a web server on connections, in front of its event loop: a flood costs little, and
-honest clients get in.
+"""Limit the connections of a web server, in front of its event loop, so that a flood costs little
+and honest clients get in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What all commands share: error reports, output as text or JSON, and late import of commands."""
+"""Report errors, print results as text or JSON, and import commands only when used, for all command
+lines of the project.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses that an HTTP server listens on."""
+"""Parse the address that an HTTP server listens on."""
 
 from __future__ import annotations
 

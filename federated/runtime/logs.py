@@ -1,4 +1,4 @@
-"""Logs as text or JSON, to standard error and to rotating files.
+"""Write logs as text or JSON, to standard error and to rotating files.
 
 Callers use the standard library: `log.info("round %d began", 3, extra={"event": "round began",
 "round": 3})`. In JSON that is one object per line with `time` (UTC), `level`, `logger`, `message`

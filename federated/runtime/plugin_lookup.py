@@ -1,4 +1,6 @@
-"""Lookup and use of extensions (robust rules, codecs, ...), with the project's errors."""
+"""Look up an extension (a robust rule, a codec, ...) and call it, and turn its failures into the
+project's errors.
+"""
 
 from __future__ import annotations
 

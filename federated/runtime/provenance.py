@@ -1,4 +1,4 @@
-"""The provenance of a result: the commit of this checkout, and versions of packages."""
+"""Find the provenance of a result: the commit of this checkout, and versions of packages."""
 
 from __future__ import annotations
 

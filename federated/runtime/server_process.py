@@ -1,4 +1,4 @@
-"""A server in a process of its own, so that a flood of connections neither slows the parent nor
+"""Run a server in a process of its own, so that a flood of connections neither slows the parent nor
 takes its descriptors.
 
 The parent opens the port, so that clients wait there while the process restarts. The process ends

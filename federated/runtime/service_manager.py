@@ -1,5 +1,5 @@
-"""Signs of life of a long-running command for a service manager (systemd's sd_notify) or a
-container's health check.
+"""Tell a service manager (systemd's sd_notify) or a container's health check that a long-running
+command still works.
 
 The loop that does the work calls `ping`, so that a loop that hangs is noticed and restarted.
 Without a service manager, nothing is sent. A health check reads the age of the file that

@@ -1,4 +1,4 @@
-"""Formatting of counts, seconds and bytes for display."""
+"""Format counts, seconds and bytes for display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A web server in its own thread, with limits on connections, requests and bodies.
+"""Run a web server in its own thread, with limits on connections, requests and bodies.
 
 It subclasses uvicorn's server and HTTP/1.1 protocol, which uvicorn may change in any version. Hence
 pyproject.toml caps the version: raise the cap after this module's tests pass with the new one.

@@ -1,4 +1,4 @@
-"""Passes over examples without training: batch norm statistics, and scores."""
+"""Pass over examples without training, to measure batch norm statistics and scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objectives for classes, values and tokens: preparation of a batch, its loss, and its tally.
+"""Prepare a batch, and compute its loss and scores, for each objective: classes, values and tokens.
 
 A masked network reads a text in which each token is hidden with probability `Recipe.hide` (replaced
 by the id after the vocabulary) and predicts all of them, hidden or not (HeteroFL, arXiv 2010.01264,

@@ -1,4 +1,5 @@
-"""Scores as sums over examples, which add up across devices; torch-free.
+"""Keep scores as sums over examples, which add up across devices, and compute metrics from them;
+torch-free.
 
 A `Tally` maps names to lists of sums: `count` and `loss` always; `right` for classes and tokens;
 per class `hits`, `guessed` and `true`; per value `errors` (squared), `sum` and `squares` of the

@@ -1,5 +1,5 @@
-"""Memory of a device between rounds of a run (a variate, its last network, its own layers), on its
-own disk, without PyTorch.
+"""Store what a device keeps between rounds of a run (a variate, its last network, its own layers)
+on its own disk, without PyTorch.
 
 Each round of training writes one file. A task names the round of the last update that the
 coordinator accepted from this device, and training starts from that round's file. An update that

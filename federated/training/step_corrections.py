@@ -1,5 +1,5 @@
-"""Corrections of the steps of a device from its memory: SCAFFOLD's variates and FedDyn's last
-gradient, in one form.
+"""Correct the steps of a device from its memory: SCAFFOLD's variates and FedDyn's last gradient, in
+one form.
 
     gradient + pull * (w - w_0) + c - c_i
 

@@ -1,4 +1,4 @@
-"""Predictions of how long a submodel takes on a device, from the few submodels that it timed.
+"""Predict how long a submodel takes on a device, from the few submodels that it timed.
 
 The seconds of a step are a weighted sum of its work (`models.compute_workload`): multiply-adds with
 channels padded to whole vectors, bytes moved, and calls of operations. The weights, here called

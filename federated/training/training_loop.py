@@ -1,4 +1,4 @@
-"""The training loop: it follows a recipe, and calls a method's hooks.
+"""Train a network on a device: follow a recipe, and call a method's hooks.
 
 On a CPU with a fixed number of threads, equal weights, data, recipe and seed give the same bits.
 The same is true on one GPU for the networks of `models`; custom networks may use operations that

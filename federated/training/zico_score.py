@@ -1,5 +1,5 @@
-"""ZiCo: Li, Yang, Bhardwaj and Marculescu, Zero-Shot NAS via Inverse Coefficient of Variation on
-Gradients (arXiv 2301.11300).
+"""ZiCo: score a submodel on a device's data before training (Li, Yang, Bhardwaj and Marculescu,
+Zero-Shot NAS via Inverse Coefficient of Variation on Gradients, arXiv 2301.11300).
 
     score = sum over layers of log( sum over weights i of the layer with s_i > 0 of
         mean_b |g_i,b| / s_i )

@@ -1,4 +1,4 @@
-"""Addresses of brokers: `HOST`, `HOST:PORT`, `mqtt://[user:password@]host[:port]` or
+"""Parse the address of a broker: `HOST`, `HOST:PORT`, `mqtt://[user:password@]host[:port]` or
 `mqtts://...[?ca=FILE&cert=FILE&key=FILE]`.
 
 IPv6 addresses are in brackets. Special characters in file names are percent-encoded.

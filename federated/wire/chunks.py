@@ -1,4 +1,4 @@
-"""Transfers of a blob in chunks: a sender and a receiver that use neither a link nor a clock.
+"""Transfer a blob in chunks: a sender and a receiver that use neither a link nor a clock.
 
 Callers pass the time as `now`, in seconds. A broker acknowledges that it has a message, never that
 the receiver has it. So the receiver reports the chunks that it has in a bitmap. The sender stays at

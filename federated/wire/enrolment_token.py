@@ -1,4 +1,4 @@
-"""Enrolment of a device: the token, and the JSON messages over HTTPS.
+"""Define what a device needs to enrol: the token, and the JSON messages over HTTPS.
 
     pi-kitchen@192.168.1.5:8884/1-SECRET-FINGERPRINT-CHECK
 

@@ -1,7 +1,8 @@
-"""Encoding of messages in a msgpack envelope `{"v": protocol, "kind": name, "body": fields}`, with
-an `epoch` in those of a coordinator: later coordinators of a run have higher ones. All but chunks,
-which have a sum of their own, have a `crc32` of kind, epoch and body, so that a damaged message is
-rejected and not believed; a peer of another implementation may omit it.
+"""Encode and decode messages in a msgpack envelope `{"v": protocol, "kind": name, "body": fields}`.
+
+A coordinator's messages also have an `epoch`: later coordinators of a run have higher ones. All but
+chunks, which have a sum of their own, have a `crc32` of kind, epoch and body, so that a damaged
+message is rejected and not believed; a peer of another implementation may omit it.
 
 Decoding checks every field. Unknown fields are ignored, so that a later version may add some. A
 change of meaning increments `PROTOCOL`, and peers with another version are rejected with that

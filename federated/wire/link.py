@@ -1,4 +1,4 @@
-"""The protocol of a connection to a broker: publish, subscribe, receive; and the bounded queue of
+"""The interface of a connection to a broker (publish, subscribe, receive), and the bounded queue of
 deliveries between the network's thread and the one that handles them.
 """
 

@@ -1,4 +1,5 @@
-"""A receiver whose chunks and bitmap lie in files, so that a later process can resume it.
+"""Receive chunks into a file, with their bitmap beside it, so that a later process can resume the
+transfer.
 
     NAME.part     the bytes, all of their room allocated at once
     NAME.have     the manifest and the bitmap, written at each acknowledgement

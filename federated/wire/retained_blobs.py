@@ -1,5 +1,5 @@
-"""Blobs as retained messages: published once in chunks, and delivered by the broker to every
-subscriber.
+"""Publish blobs as retained messages, once and in chunks, which the broker delivers to every
+subscriber; and download them.
 
 Weights and releases travel this way. The receiver subscribes to the manifest, then to missing
 chunks by name, a window at a time: brokers limit how many retained messages one wildcard

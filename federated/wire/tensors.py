@@ -1,4 +1,5 @@
-"""Encoding of tensors as one blob: a header, then the raw values, each tensor aligned to 64 bytes.
+"""Encode and decode tensors as one blob: a header, then the raw values, each tensor aligned to 64
+bytes.
 
     b"ESPL" | version u16 | 0 u16 | header bytes u64 | header (msgpack: meta, tensors) | padding |
     tensor | padding | tensor ...

@@ -1,4 +1,4 @@
-"""TLS of a link: contexts with certificates, and explanations of failures.
+"""Set up TLS for a link, with certificates, and explain failures.
 
 TLS is at least 1.2, and the broker's certificate must contain its name. Under TLS 1.3 a broker
 rejects a client's certificate only after the handshake, so `find_refusal` connects again and waits

@@ -1,6 +1,6 @@
-"""The MQTT topics. No other file builds topic names. All are below `fl/v1/{run}/`:
+"""Build and parse all MQTT topics. No other file builds topic names. All are below `fl/v1/{run}/`:
 
-run                                       retained  the run's card
+run                                       retained  the run's card, which joining agents read
 agent/{id}/status                         retained  status, also as the last will
 agent/{id}/profile                        retained  the agent's measurements of its device
 agent/{id}/release                        retained  report of a serving agent

@@ -1,4 +1,4 @@
-"""The codecs by name."""
+"""Find a codec by name: a built-in one, one of an installed package, or `module:attribute`."""
 
 from __future__ import annotations
 

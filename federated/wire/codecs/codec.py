@@ -1,5 +1,5 @@
-"""The record of a codec, which encodes the tensors of trained updates, and the file of an update:
-its fields as a header, and its tensors encoded with the codec.
+"""Define the record of a codec, which encodes the tensors of trained updates, and encode an update
+with one: its fields as a header, and its tensors.
 
 Weights for devices, batch norm statistics and scores are sent without a codec: an error in weights
 would be in every update of the round.

@@ -1,4 +1,4 @@
-"""Half precision (IEEE 754 binary16): half the bytes.
+"""The codec `fp16`: half precision (IEEE 754 binary16), which needs half the bytes.
 
 The relative error of a value is at most 2^-11; below 2^-14 the absolute error is at most 2^-25.
 Values beyond 65504 cannot be sent.

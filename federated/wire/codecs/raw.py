@@ -1,4 +1,4 @@
-"""Unchanged float32 values."""
+"""The codec `raw`: unchanged float32 values."""
 
 from __future__ import annotations
 

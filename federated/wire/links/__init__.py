@@ -1,1 +1,1 @@
-"""Links: the ways to send and receive messages. One file each."""
+"""Links, which connect to a broker to send and receive messages: one file per kind."""

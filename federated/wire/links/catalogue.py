@@ -1,4 +1,4 @@
-"""The kinds of links, selected by the scheme of an address.
+"""Open a link to a broker, of the kind that the scheme of its address selects.
 
 A scheme is a name in LINKS, the name of an entry point in the group `espalier.links`, or
 `module:function`.

@@ -1,5 +1,5 @@
-"""Diagnosis of connections that a broker closes: it rejects a packet, another client uses the same
-name, or it restarts.
+"""Find out why a broker closes connections: it rejects a packet, another client uses the same name,
+or it restarts.
 
 A broker that only closes a connection accepts the next one, and usually keeps the client's
 session. A client that cannot connect, or finds no session, therefore has a broker that restarts,

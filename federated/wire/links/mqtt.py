@@ -1,4 +1,6 @@
-"""Connection of an agent or of the coordinator to the broker over MQTT."""
+"""Connect an agent or the coordinator to the broker over MQTT: publish, subscribe, receive, and
+reconnect.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Setup of the MQTT client library: connecting within a timeout, and explanations of failures.
+"""Set up the MQTT client library (paho): connect within a timeout, and explain failures.
 
 MQTT 5 is tried first, for the broker's packet limit and for sessions that expire; then 3.1.1, which
 all brokers support.
