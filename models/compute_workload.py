@@ -1,5 +1,5 @@
-"""Work of one pass of a network: arithmetic, memory traffic and peak memory. The pass runs on the
-meta device, which computes no values.
+"""Count the work of one pass of a network: arithmetic, memory traffic and peak memory. The pass
+runs on the meta device, which computes no values.
 
 Arithmetic is counted in whole vectors: on vectors of 16 lanes, a layer of 20 channels costs as much
 as one of 32. Narrow submodels rarely have round channel counts, so they cost more than their

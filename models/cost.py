@@ -1,4 +1,4 @@
-"""The cost of a submodel: parameters, multiply-adds and memory; and find the layers that may
+"""Count the cost of a submodel (parameters, multiply-adds and memory), and find the layers that may
 have parallel branches. Everything runs on the meta device, without values, except for a network
 whose forward pass depends on values.
 """

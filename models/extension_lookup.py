@@ -1,4 +1,5 @@
-"""Extensions by name: built in, "module:attribute", or the entry point of an installed package.
+"""Look up an extension by name: built in, "module:attribute", or the entry point of an installed
+package.
 
 A name that the owner of this machine wrote may import code: `lookup`. A name from a message of
 another machine must not: look it up in the result of `load_all`.

@@ -1,4 +1,6 @@
-"""The record that each family of networks declares in its own file."""
+"""Define `Family`, the record with which each file in `models/families` declares its networks: how
+to build them, their presets, and how they scale.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Objects that a Python program passed instead of a name: networks, data sets, methods.
+"""Give names to objects that a Python program passed instead of a name: networks, data sets,
+methods.
 
 A run names what it uses, so each such object gets a name of the form `models.given_objects:LABEL`,
 which `models.extension_lookup` imports like every other `module:attribute`. The names hold in this

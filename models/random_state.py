@@ -1,4 +1,4 @@
-"""Draw from torch's random generator from a seed, without other threads in between.
+"""Seed torch's random generator, and restore it afterwards, without draws of other threads between.
 
 Layers initialise themselves, and dropout draws, from one generator of the whole process.
 `torch.random.fork_rng` alone may restore the state while another thread draws.

@@ -1,4 +1,4 @@
-"""Faster passes on the meta device: cache each operation's result per input shapes."""
+"""Speed up passes on the meta device: cache each operation's result per input shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The families of networks by name, and functions on them: build, shapes, names, menus.
+"""Find a family of networks by name, and build its networks and submodels, their shapes, initial
+tensors and menus.
 
 A family is a key of FAMILIES, an entry point of the group `espalier.families`, or
 `module:attribute`: a `Family`, or a function that returns a network

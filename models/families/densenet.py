@@ -1,5 +1,4 @@
-"""DenseNet-121, in which each layer reads the outputs of all layers before it. Read it from the
-bottom up.
+"""DenseNet-121, in which each layer reads the outputs of all layers before it.
 
 Huang et al., Densely Connected Convolutional Networks (arXiv 1608.06993), with bottlenecks and
 halving transitions, as torchvision's densenet121. "121-cifar" begins with a 3x3 convolution of

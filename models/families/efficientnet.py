@@ -1,5 +1,5 @@
-"""EfficientNetV2-S: fused and plain inverted residuals, squeeze and excitation, SiLU (Tan and Le,
-arXiv 2104.00298, table 4).
+"""EfficientNetV2-S, made of fused and plain inverted residuals with squeeze and excitation, and
+SiLU (Tan and Le, arXiv 2104.00298, table 4).
 
 Its network is in `models.layers.inverted_residual_network`. All but the last convolution scale in
 width, all six sections in depth. For small images ("v2s-cifar", as in the EfficientNetV2 of FedFA,

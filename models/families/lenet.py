@@ -1,4 +1,4 @@
-"""LeNet-5 with batch norm, as RecipFL uses it on MNIST. Read it from the bottom up.
+"""LeNet-5 with batch norm, as RecipFL uses it on MNIST.
 
 LeCun et al., Gradient-Based Learning Applied to Document Recognition (1998): two 5x5 convolutions
 without padding, each with an average pool, then hidden linear layers. RecipFL (the authors' code)

@@ -1,5 +1,4 @@
-"""A residual perceptron for tables, windows of signals and small images. Read it from the bottom
-up.
+"""A residual perceptron for tables, windows of signals and small images.
 
 Inputs of any shape are flattened and never scale; the hidden layers are equally wide. The first
 layer takes the input. The others are the blocks of one section, x + step * norm(linear(x)) before a

@@ -1,5 +1,5 @@
-"""MobileNetV2: inverted residuals with ReLU6 (Sandler et al., arXiv 1801.04381, table 2); its
-network is in `models.layers.inverted_residual_network`.
+"""MobileNetV2, made of inverted residuals with ReLU6 (Sandler et al., arXiv 1801.04381, table 2).
+Its network is in `models.layers.inverted_residual_network`.
 
 All but the last convolution scale in width; the five sections of more than one block scale in
 depth. For small images ("v2-cifar", as in the MobileNetV2 of FedFA, arXiv 2406.09877) the stem and

@@ -1,5 +1,4 @@
-"""The pre-activation ResNet for small images, as HeteroFL and FedFA use it. Read it from the bottom
-up.
+"""The pre-activation ResNet for small images, as HeteroFL and FedFA use it.
 
 He et al., Identity Mappings in Deep Residual Networks (arXiv 1603.05027), two 3x3 convolutions per
 block. A block that changes channels or resolution projects its shortcut with a 1x1 convolution of

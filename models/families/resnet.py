@@ -1,5 +1,5 @@
-"""The post-activation ResNet of InCo, NeFL, DepthFL, ScaleFL and RecipFL (He et al., arXiv
-1512.03385).
+"""The post-activation ResNet (He et al., arXiv 1512.03385), as InCo, NeFL, DepthFL, ScaleFL and
+RecipFL use it.
 
 Presets are named by their number of layers: 10, 14, 18, 22, 26, 34 (two 3x3 convolutions per
 block), 101 and wide-101 (bottlenecks; Wide-ResNet-101-2, arXiv 1605.07146, has twice the inner

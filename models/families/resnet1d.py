@@ -1,5 +1,4 @@
-"""A residual network for windows of sensor signals, [N, channels, time]. Read it from the bottom
-up.
+"""A residual network for windows of sensor signals, [N, channels, time].
 
 Based on the strong baseline for time series of Wang, Yan and Oates (arXiv 1611.06455, section 2.3):
 convolutions along time in residual blocks. It uses the basic block of He et al. (arXiv 1512.03385)

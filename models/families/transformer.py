@@ -1,4 +1,4 @@
-"""The language model of HeteroFL. Read it from the bottom up.
+"""The transformer language model of HeteroFL.
 
 Diao et al., HeteroFL (arXiv 2010.01264), section 4, as in its public code: a learned embedding of
 tokens and positions, post-norm encoder layers, and a decoder of two linear layers. Width scales the

@@ -1,5 +1,5 @@
 """VGG with batch norm, and HeteroFL's network of four convolutions, which is a VGG without hidden
-linear layers. Read it from the bottom up.
+linear layers.
 
 Simonyan and Zisserman, Very Deep Convolutional Networks (arXiv 1409.1556), with batch norm as in
 torchvision's vgg*_bn; FlexiFed uses these for 32x32 images. 3x3 convolutions in sections, a

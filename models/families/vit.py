@@ -1,4 +1,4 @@
-"""The vision transformer. Read it from the bottom up.
+"""The vision transformer.
 
 Dosovitskiy et al., An Image is Worth 16x16 Words (arXiv 2010.11929): an image cut into patches, a
 class token before them, learned positions, pre-norm layers, and a linear layer on the class token.

@@ -1,4 +1,5 @@
-"""Attention with an axis per head and the feed-forward layer of transformers.
+"""Attention with an axis per head, and the feed-forward layer, for transformers that scale in
+width.
 
 Vaswani et al., Attention Is All You Need (arXiv 1706.03762), section 3.2. A narrow attention keeps
 every head and the leading features inside each, not a prefix of all heads' concatenated features

@@ -1,4 +1,6 @@
-"""Small layers that several families share."""
+"""Small layers that several families share: standardisation, batch norm, scaled, flattened and
+projected linear layers.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Batch norm in a federation: train with batch statistics, and measure the running statistics
-afterwards in one pass (HeteroFL, section 3).
+"""Handle batch norm in a federation: train with batch statistics, and measure the running
+statistics afterwards in one pass (HeteroFL, section 3).
 
 "static": training neither changes nor sends running statistics; `calibrate` measures them later.
 "tracked": training updates running statistics, which are sent like weights.

@@ -1,5 +1,4 @@
-"""The network of inverted residuals that MobileNetV2 and EfficientNetV2 share. Read it from the
-bottom up.
+"""The network of inverted residuals that MobileNetV2 and EfficientNetV2 share.
 
 Sandler et al., MobileNetV2 (arXiv 1801.04381): a block expands its input with a 1x1 convolution,
 filters each channel separately, and projects back without activation. Tan and Le, EfficientNetV2

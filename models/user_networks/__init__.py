@@ -1,3 +1,3 @@
-"""Networks of the user's own: how to trace and cut a network that ignores submodels (`user_network`
-has the rules). Importing this package does not import torch.
+"""Trace and cut networks that a user wrote, which need not know of submodels (`user_network` has
+the rules). Importing this package does not import torch.
 """

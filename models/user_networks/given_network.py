@@ -1,4 +1,4 @@
-"""A network that a Python program passed as an `nn.Module` instead of a name."""
+"""Give a name to a network that a Python program passed as an `nn.Module`."""
 
 from __future__ import annotations
 

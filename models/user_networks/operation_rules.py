@@ -1,4 +1,4 @@
-"""Rules for operations: how the axes of an operation's inputs map to those of its result.
+"""State for each operation how the axes of its inputs map to those of its result.
 
 A rule returns the labels of its result, or None if it does not apply: everything that the operation
 touches then stays whole.
