@@ -1,4 +1,4 @@
-"""Eight bits per value: about a quarter of the bytes.
+"""The codec `int8`: eight bits per value, which need about a quarter of the bytes.
 
 Each row of a tensor's first axis (the weights of an output channel) has a scale: its largest
 absolute value over 127. A value is rounded up or down at random to a multiple of the scale, with
