@@ -47,19 +47,22 @@ COMMANDS = {
         "Flood a run with requests, and measure how it slows down.",
     ),
     "fuzz": LazyCommand(
-        "benchmarks.fuzz:command", "Test every decoder with a coverage-guided fuzzer."
+        "benchmarks.fuzzing.command:command", "Test every decoder with a coverage-guided fuzzer."
     ),
     "inference": LazyCommand(
         "benchmarks.inference:command", "Time inference with exported networks and with PyTorch."
     ),
     "methods": LazyCommand("benchmarks.methods:command", "Compare all methods in one experiment."),
-    "pacing": LazyCommand("benchmarks.pacing:command", "Train on four agents of unequal speed."),
+    "pacing": LazyCommand(
+        "benchmarks.agents_of_unequal_speed:command", "Train on four agents of unequal speed."
+    ),
     "predict": LazyCommand(
-        "benchmarks.predict:command", "Compare predicted with measured training steps."
+        "benchmarks.cost_prediction_errors:command",
+        "Compare predicted with measured training steps.",
     ),
     "scale": LazyCommand("benchmarks.scale:command", "Connect many agents to one coordinator."),
     "schedules": LazyCommand(
-        "benchmarks.schedules.command:command", "Simulate fleets with random faults."
+        "benchmarks.fault_schedules.command:command", "Simulate fleets with random faults."
     ),
 }
 

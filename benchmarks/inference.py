@@ -26,7 +26,7 @@ from export.quantize import quantize
 from federated.data.catalogue import load_central
 from federated.errors import ExportError
 from federated.runtime.console import FORMAT, print_result, report_errors
-from federated.runtime.plugin_lookup import explain_lookup
+from federated.runtime.extension_errors import explain_lookup
 from federated.task import Recipe
 from federated.training.training_loop import train
 from models.families.catalogue import KIND, build, full, network

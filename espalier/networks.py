@@ -12,7 +12,7 @@ from espalier.argument_checks import (
     read_fractions,
     read_tensors,
 )
-from espalier.object_names import name_data, name_method, name_model
+from espalier.passed_object_names import name_data, name_method, name_model
 from federated.errors import ArgumentError, ConfigError, UsageError, require_extra
 from models.submodel import Network, Submodel
 

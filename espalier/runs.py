@@ -17,7 +17,7 @@ from coordinator.run.event_stream import Channel, EventStream
 from coordinator.settings import config_tables
 from coordinator.settings.service_tables import Broker
 from espalier.argument_checks import check_is, check_path, read_array
-from espalier.object_names import name_data, name_method, name_model
+from espalier.passed_object_names import name_data, name_method, name_model
 from federated.errors import ArgumentError, ConfigError, require_extra
 from models.given_objects import is_given
 

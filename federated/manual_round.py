@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError, DataError
 from federated.method import Method, State, Tensors, configure
-from federated.runtime.plugin_lookup import report_failure
+from federated.runtime.extension_errors import report_failure
 from federated.task import Update
 from models.families.catalogue import address, build, full, initial, shapes, statistics
 from models.slicing import corners, extract

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from federated.engine.aggregate import Total
 from federated.engine.training_cost import Passes, own_pass
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 from federated.errors import Unknown
 from federated.settings import Settings, validate
 from federated.task import Profile, Recipe, Update

@@ -5,7 +5,7 @@ A name that the owner of this machine wrote may import code: `lookup`. A name fr
 another machine must not: look it up in the result of `load_all`.
 
 `models` does not use the project's errors: an unknown name raises `LookupError(name, known names)`,
-and a failed import raises ValueError. `federated.runtime.plugin_lookup.find` turns both into the
+and a failed import raises ValueError. `federated.runtime.extension_errors.find` turns both into the
 project's own errors.
 """
 

@@ -26,9 +26,9 @@ from edge_agent.device.process_limits import Limits
 from edge_agent.join.training_process_control import Job, Worker
 from export import release_reader
 from federated.data import catalogue
-from federated.device import task_work
+from federated.device import task_execution
+from federated.device.task_execution import perform
 from federated.device.task_runner import Outcome
-from federated.device.task_work import perform
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer
 from federated.methods.catalogue import METHODS
@@ -173,7 +173,7 @@ def test_every_task_of_every_method_gives_the_same(
         )
         return here
 
-    monkeypatch.setattr(task_work, "perform", twice)
+    monkeypatch.setattr(task_execution, "perform", twice)
     data = [
         catalogue.load_device("digits", name=f"d{i}", shard=f"{i}/{AGENTS}", partition="iid")
         for i in range(AGENTS)

@@ -122,10 +122,10 @@ TORCH_FREE = (
     "federated.device.agent_event_loop",
     "federated.device.profile_file",
     "federated.device.spool",
-    "federated.device.task_work",
+    "federated.device.task_execution",
     "federated.device.trainers.catalogue",
     "federated.device.trainers.trainer",
-    "federated.runtime.plugin_lookup",
+    "federated.runtime.extension_errors",
     "federated.task",
     "federated.wire",
     "federated.wire.codecs.catalogue",
@@ -282,7 +282,7 @@ def test_only_one_file_each_uses_mqtt_topics_and_checkpoints() -> None:
         # hundreds of clients in one thread, which no link is made for
         "benchmarks.raw_agents.raw_fleet",
         "federated.wire.links.mqtt",
-        "federated.wire.links.paho_client",
+        "federated.wire.links.mqtt_client_setup",
         "coordinator.broker.local_broker",
     }
     assert [name_of(p) for p in FILES if "federated.wire.links.mqtt" in imports(p)] == [

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from edge_agent.releases.assigned_release import Subscription
 from edge_agent.releases.release_follower import Follower, open_follower_link
-from edge_agent.releases.release_watch import Subscription
 from export import onnx_session, release_reader
 from export.onnx_session import Array
 from federated.data import catalogue

@@ -50,7 +50,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return federate(tmp_path_factory.mktemp("whole"), members(), SETTINGS).result
 
 
-# schedules kill between any two actions (tests/benchmarks/test_schedules.py); these really train
+# schedules kill between any two actions (test_fault_schedules); these really train
 INSTANTS: dict[str, tuple[Any, str, Fuse]] = {
     "before anyone hears of it": (Journal, "append", Fuse(40, after=True)),
     "again and again": (configured_defences, "fold", Fuse(2, 3, 6, 9)),

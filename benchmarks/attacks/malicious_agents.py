@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.faults.certificates import Doors
 from benchmarks.faults.trial import RUN, Trial
+from benchmarks.faults.trial_certificates import Doors
 from benchmarks.raw_agents.raw_agent import Alter, Falsify, RawAgent
 from benchmarks.raw_agents.updates import Array
 from federated.task import Profile, Timing, Update

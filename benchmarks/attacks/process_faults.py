@@ -17,9 +17,9 @@ from types import MappingProxyType
 
 from benchmarks.attacks.short_keepalive import KEEPALIVE
 from benchmarks.attacks.strangers import make_address, may_connect
-from benchmarks.faults.certificates import Doors
 from benchmarks.faults.real_agents import NAMES, use_real_agents
 from benchmarks.faults.trial import RUN, Trial, strike_later
+from benchmarks.faults.trial_certificates import Doors
 from benchmarks.faults.trial_parts import Process
 from coordinator.simulate.demo_fleet import python_command
 from edge_agent.access.enrolment import enrol

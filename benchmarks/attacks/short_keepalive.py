@@ -8,7 +8,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from federated.wire.links import paho_client
+from federated.wire.links import mqtt_client_setup
 
 __all__ = ["KEEPALIVE", "main"]
 
@@ -17,7 +17,7 @@ KEEPALIVE = 2  # seconds; the broker waits half as long again
 
 def main(arguments: Sequence[str]) -> None:
     module, *rest = arguments
-    paho_client.KEEPALIVE = KEEPALIVE
+    mqtt_client_setup.KEEPALIVE = KEEPALIVE
     sys.argv = [module, *rest]
     importlib.import_module(module).main()
 

@@ -14,8 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
 
-from benchmarks.faults.certificates import Doors
 from benchmarks.faults.trial import RUN, Trial
+from benchmarks.faults.trial_certificates import Doors
 from benchmarks.faults.trial_parts import Process
 from coordinator.simulate.demo_fleet import python_command
 from edge_agent.access.enrolment import enrol

@@ -23,7 +23,7 @@ from benchmarks.bitflips.interrupted_run import (
     scratch,
 )
 from benchmarks.bitflips.sqlite_row_bytes import Span, find_rows
-from benchmarks.schedules.agent_process import RUN
+from benchmarks.fault_schedules.virtual_agent import RUN
 from coordinator.views.run_check import check_folder, check_run
 from federated.runtime.atomic_files import sha256
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.fault_schedules.random_schedules import COORDINATOR, Schedule
+from benchmarks.fault_schedules.schedule_checks import Oracle, Struck
+from benchmarks.fault_schedules.schedule_run import Trial
+from benchmarks.fault_schedules.virtual_agent import RUN
+from benchmarks.fault_schedules.virtual_clock import Killed, Process
+from benchmarks.fault_schedules.virtual_training import learn
 from benchmarks.replay import ReplayResult, replay
-from benchmarks.schedules.agent_process import RUN
-from benchmarks.schedules.random_schedules import COORDINATOR, Schedule
-from benchmarks.schedules.schedule_checks import Oracle, Struck
-from benchmarks.schedules.schedule_run import Trial
-from benchmarks.schedules.virtual_clock import Killed, Process
-from benchmarks.schedules.virtual_training import learn
 from coordinator.fleet.fleet import Fleet
 from coordinator.views.run_check import check_run
 from federated.errors import StoreError

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.schedules.torn_writes import choose_name, tear
+from benchmarks.fault_schedules.torn_writes import choose_name, tear
 
 __all__ = ["LossyDisk", "main"]
 

@@ -15,7 +15,7 @@ from benchmarks.faults.trial_parts import Process, mount_small_disk
 from coordinator.simulate.demo_fleet import python_command
 from federated.data import catalogue
 from federated.data.dataset import Dataset
-from federated.device.task_work import perform
+from federated.device.task_execution import perform
 from federated.device.trainers.catalogue import open_trainer
 from federated.task import Task, Update
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.faults.certificates import Doors
+from benchmarks.faults.trial_certificates import Doors
 from benchmarks.faults.trial_parts import Broker, Process, Space
 from benchmarks.raw_agents.raw_agent import Raw
 from benchmarks.raw_agents.raw_fleet import RawFleet

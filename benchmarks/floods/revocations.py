@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.attacks.strangers import make_address
-from benchmarks.faults.certificates import Doors
 from benchmarks.faults.trial import RUN
+from benchmarks.faults.trial_certificates import Doors
 from benchmarks.floods.attacker import connect_packet
 from coordinator.access.run_broker import AuthorityWatcher, BrokerAccess
 from coordinator.broker import local_broker as brokers

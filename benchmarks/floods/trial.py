@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.attacks.malicious_agents import DEADLINE, LIAR
-from benchmarks.faults.certificates import Doors
 from benchmarks.faults.trial import RUN, Trial
+from benchmarks.faults.trial_certificates import Doors
 from benchmarks.faults.trial_parts import Process
 from benchmarks.floods.attacker import AGENT_FLOODS, STRANGER_FLOODS, Attacker, Order
 from coordinator.broker.local_addresses import find_free_port

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
-from benchmarks.generated_docs.tables import render_table
+from benchmarks.generated_docs.markdown_table import render_table
 from coordinator.observe.event_readers.catalogue import READERS, list_optional
 from federated.data.catalogue import DATASETS
 from federated.engine.robust.catalogue import RULES

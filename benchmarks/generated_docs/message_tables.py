@@ -13,7 +13,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec import inspect
 
-from benchmarks.generated_docs.tables import render_table
+from benchmarks.generated_docs.markdown_table import render_table
 from federated.task import Update
 from federated.trainer_capabilities import CAPABILITIES, name_hook
 from federated.wire import field_types

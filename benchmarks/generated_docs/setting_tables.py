@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.generated_docs.tables import render_table
+from benchmarks.generated_docs.markdown_table import render_table
 from coordinator.views.config_schema import build_schema
 from federated.errors import EXIT_CODES
 

@@ -8,7 +8,7 @@ from statistics import median_low
 
 from coordinator.settings.config import Config
 from federated.errors import ConfigError
-from federated.runtime.plugin_lookup import explain_lookup
+from federated.runtime.extension_errors import explain_lookup
 from federated.task import Card
 from models.families.catalogue import KIND
 from models.families.catalogue import network as network_named

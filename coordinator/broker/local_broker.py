@@ -32,7 +32,7 @@ from coordinator.broker.mosquitto import COORDINATOR, MAX_PACKET, TlsFiles, find
 from federated.errors import LinkError
 from federated.runtime import atomic_files
 from federated.wire.address import Address, format_url, parse_address
-from federated.wire.links.paho_client import ClientSetup, connect, disconnect
+from federated.wire.links.mqtt_client_setup import ClientSetup, connect, disconnect
 
 __all__ = ["Broker", "find_mosquitto", "start"]
 

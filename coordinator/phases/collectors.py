@@ -15,7 +15,7 @@ from coordinator.round.collector_interface import Collector
 from coordinator.round.task_state import TaskState
 from coordinator.trust.message_checks import check_scores, check_statistics, check_training
 from federated.engine.aggregate import Total, fold, mean
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 from federated.task import Task, Update
 from models.slicing import corner
 from models.submodel import Submodel

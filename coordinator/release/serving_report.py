@@ -12,7 +12,7 @@ import msgspec
 from coordinator.release.history import History
 from export.publish import PublishedReleases
 from federated.runtime.console import Say
-from federated.safe_table import make_table, render_table
+from federated.safe_terminal_table import make_table, render_table
 from federated.wire.release_messages import Serving
 
 __all__ = ["report"]

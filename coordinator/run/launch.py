@@ -38,7 +38,7 @@ from federated.runtime.connection_limits import raise_descriptor_limit
 from federated.runtime.console import Say
 from federated.runtime.service_manager import ServiceManager
 from federated.runtime.unit_formatting import format_count, human_bytes
-from federated.safe_table import render_table
+from federated.safe_terminal_table import render_table
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from models.cost import cost

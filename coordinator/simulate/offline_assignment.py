@@ -27,7 +27,7 @@ from federated.errors import ConfigError
 from federated.method import Method
 from federated.methods.catalogue import method as method_named
 from federated.runtime.unit_formatting import human_seconds, megabytes
-from federated.safe_table import make_table, render_table
+from federated.safe_terminal_table import make_table, render_table
 from federated.safe_text import make_lines_safe
 from federated.task import Card, Profile
 from models.cost import cost

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from coordinator.settings.config import Config
 from coordinator.simulate.device_data import DataSource
-from federated.device.task_work import carry_out
+from federated.device.task_execution import carry_out
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import ConfigError, EspalierError
 from federated.methods.catalogue import method as find_method

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coordinator.store.store import Store
 from federated.engine.late_updates import Base, Touched
-from federated.engine.update_parts import Weight
+from federated.engine.update_contributions import Weight
 from federated.errors import StoreError
 from federated.method import State
 

@@ -28,8 +28,8 @@ from federated.engine.differential_privacy import make_private
 from federated.engine.part_store import PartStore
 from federated.engine.robust.catalogue import rule
 from federated.engine.robust.rule import Rule, combine, make_robust
+from federated.engine.update_contributions import Part
 from federated.engine.update_norms import clip_parts
-from federated.engine.update_parts import Part
 from federated.errors import ConfigError, StoreError, explain_os_errors
 from federated.method import Method, State
 from federated.methods.catalogue import METHODS

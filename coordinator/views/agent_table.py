@@ -17,7 +17,7 @@ from coordinator.store.run_folders import find_latest_run
 from coordinator.store.run_records import open_records
 from coordinator.store.training_counts import count_run
 from federated.runtime.unit_formatting import format_count, human_seconds, megabytes
-from federated.safe_table import make_table, render_table
+from federated.safe_terminal_table import make_table, render_table
 from federated.safe_text import make_safe
 from federated.task import Profile
 from federated.wire.release_messages import UNTRAINED

@@ -19,7 +19,7 @@ from coordinator.views.run_status import (
     read_config,
 )
 from federated.errors import EspalierError
-from federated.safe_table import make_table, render_table
+from federated.safe_terminal_table import make_table, render_table
 from federated.wire.release_messages import UNTRAINED
 
 __all__ = ["describe_runs", "render_runs"]

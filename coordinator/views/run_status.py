@@ -25,7 +25,7 @@ from coordinator.store.run_records import RunRecords, open_records
 from coordinator.store.training_counts import count_run
 from coordinator.views import run_log
 from federated.runtime.unit_formatting import format_count, human_bytes, human_seconds
-from federated.safe_table import make_table, render_table
+from federated.safe_terminal_table import make_table, render_table
 from federated.safe_text import make_safe
 
 __all__ = [

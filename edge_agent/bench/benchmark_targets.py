@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from export.release_reader import Kind
 from federated.errors import ExportError, Unknown, UsageError
-from federated.runtime.plugin_lookup import explain_lookup
+from federated.runtime.extension_errors import explain_lookup
 from models.submodel import Network, Submodel
 
 __all__ = [

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from edge_agent.bench.report import Ratio, Report, Row
 from federated.install_command import NAME
-from federated.safe_table import SafeTable
+from federated.safe_terminal_table import SafeTable
 
 __all__ = [
     "WIDTH",

@@ -21,7 +21,7 @@ from federated.runtime.listen_address import is_loopback
 from federated.wire import envelope, messages, topics
 from federated.wire.address import Address
 from federated.wire.link import CHUNK, OVERHEAD, PROBES
-from federated.wire.links import paho_client as mqtt
+from federated.wire.links import mqtt_client_setup as mqtt
 
 __all__ = [
     "TIMEOUT",

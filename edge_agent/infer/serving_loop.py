@@ -21,9 +21,9 @@ from edge_agent.infer.graph_choice import Choice
 from edge_agent.infer.infer_options import InferRequest
 from edge_agent.infer.mqtt_server import MqttServer
 from edge_agent.infer.requests_and_replies import describe_state
+from edge_agent.releases.assigned_release import Arrival, Subscription
 from edge_agent.releases.release_download import strip_folder
 from edge_agent.releases.release_follower import Follower, open_follower_link
-from edge_agent.releases.release_watch import Arrival, Subscription
 from federated.errors import EspalierError, ExportError, FleetError, LinkError
 from federated.runtime.connection_limits import raise_descriptor_limit
 from federated.runtime.console import Say

@@ -21,7 +21,7 @@ from export.latency import measure_latency
 from federated.data.dataset import Dataset
 from federated.device.profile_file import Calibration
 from federated.device.trainers.trainer import Trainer
-from federated.runtime.plugin_lookup import explain_lookup, report_failure
+from federated.runtime.extension_errors import explain_lookup, report_failure
 from federated.task import Timing
 from models.families.catalogue import KIND, build, network, probes
 from models.submodel import Network, Submodel, Target

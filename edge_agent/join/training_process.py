@@ -25,7 +25,7 @@ from edge_agent.device.process_limits import end_with_parent
 from edge_agent.join.code_permission import check_allowed, check_family, check_run, load_own
 from edge_agent.join.task_measurement import TaskGauge
 from edge_agent.join.training_process_control import Calibrated, Channel, Job, Order
-from federated.device.task_work import carry_out
+from federated.device.task_execution import carry_out
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError

@@ -15,8 +15,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from edge_agent.releases.assigned_release import Arrival, NotReleased, ReleaseWatch, Subscription
 from edge_agent.releases.release_download import locate_version, strip_folder
-from edge_agent.releases.release_watch import Arrival, NotReleased, ReleaseWatch, Subscription
 from federated.errors import ExportError, FleetError, StoreError
 from federated.safe_text import make_safe
 from federated.wire import envelope, topics

@@ -28,7 +28,7 @@ from federated.data.image_folders import read_folder, read_zip
 from federated.data.partitions import Shard, draw_shard, generator
 from federated.data.published_sequences import har, wikitext_2
 from federated.errors import ConfigError, DataError
-from federated.runtime.plugin_lookup import find
+from federated.runtime.extension_errors import find
 from models.extension_lookup import Kind, known_names
 
 __all__ = ["DATASETS", "HELD", "data_root", "load", "load_central", "load_device", "take_part"]

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from federated.engine.blockwise_sums import Blocks, Layout, Runs, find_layout, pack
-from federated.engine.update_parts import Part, RowParts, Weight
+from federated.engine.update_contributions import Part, RowParts, Weight
 from models.slicing import Row, Where, as_slices, corner
 
 __all__ = [

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.update_parts import Weight
+from federated.engine.update_contributions import Weight
 from models.slicing import Row, Where, as_slices, corner
 from models.slicing import blocks as cut
 

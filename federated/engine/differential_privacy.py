@@ -41,8 +41,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from federated.engine.aggregate import Sum, Total, bands
+from federated.engine.update_contributions import Part
 from federated.engine.update_norms import add_missing_homes, clip_parts, count_once
-from federated.engine.update_parts import Part
 from federated.errors import ConfigError
 from federated.method import Method, Setting, State, vary
 from federated.task import Update

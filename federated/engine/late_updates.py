@@ -33,7 +33,7 @@ from torch import Tensor
 
 from federated.engine.aggregate import Total, is_inside, slice_rows
 from federated.engine.blockwise_sums import intersect
-from federated.engine.update_parts import Part, Weight
+from federated.engine.update_contributions import Part, Weight
 from federated.errors import ConfigError
 from federated.method import Method, State, Tensors
 from federated.task import Update

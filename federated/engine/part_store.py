@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from federated.engine.aggregate import Key, Sum, Total, add_columns, check
+from federated.engine.update_contributions import Part
 from federated.engine.update_norms import count_once
-from federated.engine.update_parts import Part
 from models.slicing import Where, corner
 
 __all__ = ["PartStore", "Slot"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Sum
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 from federated.method import State, Tensors
 from models.slicing import as_slices, read_home
 

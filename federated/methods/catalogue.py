@@ -28,7 +28,7 @@ from federated.methods.nefl import nefl_d, nefl_do, nefl_w, nefl_wd
 from federated.methods.recipfl import recipfl
 from federated.methods.scaffold import scaffold
 from federated.methods.scalefl import scalefl
-from federated.runtime.plugin_lookup import find, report_failure
+from federated.runtime.extension_errors import find, report_failure
 from federated.training.hooks import Hooks
 from models.extension_lookup import Kind, load_all
 

@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated.engine.aggregate import Total, bands
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 from federated.errors import ConfigError
 from federated.method import MODES, Method, Setting, Settings, State, Tensors, round_at, vary
 from federated.methods import fedavg as base

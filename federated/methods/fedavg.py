@@ -24,7 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from federated.engine.aggregate import Total, mean
-from federated.engine.update_parts import RowParts, Terms
+from federated.engine.update_contributions import RowParts, Terms
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, Tensors, round_at
 from federated.task import Profile, Recipe, Update

@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Sum, Total, add_columns, mean, sum_extra
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods.common.fedfa_size_choice import CHOICES, choose
 from federated.methods.common.inactive_mechanisms import one_size, same_blocks

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Sum, Total, bands, mean
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 from federated.method import Method, State
 from federated.methods.common.inactive_mechanisms import one_step
 from federated.methods.fedavg import fedavg, finish, parts

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from federated.engine.update_parts import RowParts
+from federated.engine.update_contributions import RowParts
 from federated.method import Method, State, vary
 from federated.methods.common.inactive_mechanisms import one_size
 from federated.methods.fedavg import fedavg, parts, propose_sizes, recipe

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from federated.engine.aggregate import Total, fold, mean
 from federated.engine.server_optimizer import adamw, step
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods import fedavg as base

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, Tensors, vary
 from federated.methods import fedavg as base

@@ -12,7 +12,7 @@ nothing in common. From the generated weights theta_m and the weights theta_m' a
 (poster, Federated Training), with the sum clipped to a norm of 50 and applied by Adam (the authors'
 code). When an update arrives, its theta_m is generated again from the same seed. A device with the
 largest submodel also trains the smallest, with its own as teacher, and returns both
-(`federated.methods.common.student_training`).
+(`federated.methods.common.recipfl_student_training`).
 
 A device that joins reports the fraction of each class among its examples, unlike under FedAvg.
 Scores and exports are for a device with equally many examples of every class; the scores after
@@ -47,10 +47,10 @@ from torch import Tensor
 
 from federated.engine.aggregate import Total, mean
 from federated.engine.server_optimizer import ServerOptimizer, adamw, step
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 from federated.method import MODES, Method, Setting, Settings, State, Tensors, vary
 from federated.methods import fedavg as base
-from federated.methods.common.student_training import HOOKS, PREFIX, passes, with_student
+from federated.methods.common.recipfl_student_training import HOOKS, PREFIX, passes, with_student
 from federated.methods.hypernetwork import graph_hypernetwork as hyper
 from federated.methods.hypernetwork.submodel_menu import inactive, propose
 from federated.task import Profile, Recipe, Update

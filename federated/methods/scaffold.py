@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Sum, Total, bands, is_inside
-from federated.engine.update_parts import Part, Weight
+from federated.engine.update_contributions import Part, Weight
 from federated.method import Method, Setting, Settings, State, Tensors, vary
 from federated.methods import fedavg as base
 from federated.methods.common.inactive_mechanisms import one_round

@@ -7,7 +7,7 @@ A family is a key of FAMILIES, an entry point of the group `espalier.families`, 
 
 `models` does not use the project's errors: an unknown model raises `LookupError(name, known
 names)`, and a model that cannot be built raises `ValueError`. Callers turn them into `Unknown`
-and `ConfigError` (`federated.runtime.plugin_lookup.explain_lookup`).
+and `ConfigError` (`federated.runtime.extension_errors.explain_lookup`).
 """
 
 from __future__ import annotations

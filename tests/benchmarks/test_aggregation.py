@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.aggregation import ours
-from benchmarks.peers.interleaved_processes import hold
-from benchmarks.peers.updates import map_updates, write_updates
+from benchmarks.peer_projects.interleaved_processes import hold
+from benchmarks.peer_projects.updates import map_updates, write_updates
 
 
 def test_our_contestant_computes_the_weighted_mean():

@@ -23,7 +23,7 @@ from benchmarks.faults.trial import Outcome, run_trial
 from coordinator.broker import local_broker as brokers
 
 # Kinds of faults that need real processes, links or disks. Schedules in virtual time try the others
-# thousands of times (see test_schedules), and `python -m benchmarks faults` tries all.
+# thousands of times (see test_fault_schedules), and `python -m benchmarks faults` tries all.
 REAL = (
     "coordinator during a fold",
     "coordinator while it stores",

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fuzz import divide_inputs, fuzz
 from benchmarks.fuzzing import samples
+from benchmarks.fuzzing.command import divide_inputs, fuzz
 from benchmarks.fuzzing.decoders import Decoder, make_decoders
 from benchmarks.fuzzing.mutation import mutate
 from federated.wire import envelope

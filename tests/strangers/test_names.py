@@ -9,7 +9,7 @@ import pytest
 from coordinator.broker.local_broker import start
 from federated.wire.address import parse_address
 from federated.wire.links.mqtt import MqttLink
-from federated.wire.links.paho_client import ClientSetup, connect
+from federated.wire.links.mqtt_client_setup import ClientSetup, connect
 from tests.support.brokers import needs_mosquitto
 from tests.support.certificate_authority import Door, member
 from tests.support.strangers import receive_all

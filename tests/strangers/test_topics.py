@@ -10,7 +10,7 @@ import pytest
 from coordinator.broker.mosquitto import COORDINATOR, format_acl
 from federated.wire import topics
 from federated.wire.links.mqtt import MqttLink
-from federated.wire.links.paho_client import ClientSetup, connect, disconnect
+from federated.wire.links.mqtt_client_setup import ClientSetup, connect, disconnect
 from tests.support.brokers import needs_mosquitto
 from tests.support.certificate_authority import SHIPPED, Door, member
 from tests.support.strangers import receive_all, wait_for_failure

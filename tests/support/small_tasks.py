@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from federated.device import task_work
+from federated.device import task_execution
 from federated.device.trainers.catalogue import open_trainer
 from federated.task import Recipe, Task
 from federated.training.training_inputs import TrainingSet
@@ -68,7 +68,7 @@ def task(work="train", submodel=SMALL, **recipe):
 
 def perform(task, tensors, data, kept=None, trainer=PYTORCH, **named):
     """Perform a task. Return its update, and the memory that the device must keep."""
-    return task_work.perform(trainer, task, tensors, data, kept, **named)
+    return task_execution.perform(trainer, task, tensors, data, kept, **named)
 
 
 def perform_task(*given, **named):

@@ -8,7 +8,7 @@ from federated.engine.aggregate import mean
 from federated.engine.part_store import PartStore
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 
 __all__ = ["OLD", "corner", "part", "result", "store_parts", "whole"]
 

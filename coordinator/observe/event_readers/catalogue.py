@@ -25,8 +25,8 @@ from coordinator.settings.config import Config
 from coordinator.store.control_requests import Control, Stopped
 from federated.errors import ConfigError
 from federated.runtime.clock_jumps import JumpDetector
+from federated.runtime.extension_errors import check_parameters, find, report_failure
 from federated.runtime.logs import EVENTS, record_log
-from federated.runtime.plugin_lookup import check_parameters, find, report_failure
 from models.extension_lookup import Kind
 
 __all__ = ["READERS", "Oversight", "find_readers", "list_optional", "make_reader", "oversee"]

@@ -24,7 +24,7 @@ from coordinator.observe.score_summary import (
 )
 from federated.runtime.console import Say
 from federated.runtime.unit_formatting import format_count, human_bytes
-from federated.safe_table import SafeTable, make_table
+from federated.safe_terminal_table import SafeTable, make_table
 from federated.safe_text import make_safe
 from federated.wire.release_messages import label_submodel
 from models.submodel import Submodel

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from federated.errors import require_extra
-from federated.runtime.plugin_lookup import check_declares, find, report_failure
+from federated.runtime.extension_errors import check_declares, find, report_failure
 from models.extension_lookup import Kind
 
 if TYPE_CHECKING:  # settings import this module, and need no numpy

@@ -1,8 +1,8 @@
 """The interface of a trainer, which trains, calibrates and evaluates submodels for a device's
 tasks. Torch-free.
 
-`federated.device.task_work` calls them. Weights are passed as numpy arrays by local name, so that a
-trainer needs no PyTorch.
+`federated.device.task_execution` calls them. Weights are passed as numpy arrays by local name, so
+that a trainer needs no PyTorch.
 """
 
 from __future__ import annotations

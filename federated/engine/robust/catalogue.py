@@ -7,7 +7,7 @@ from federated.engine.robust.krum import KRUM, MULTIKRUM
 from federated.engine.robust.median import MEDIAN
 from federated.engine.robust.rule import Rule
 from federated.engine.robust.trimmed import TRIMMED
-from federated.runtime.plugin_lookup import find
+from federated.runtime.extension_errors import find
 from models.extension_lookup import Kind
 
 __all__ = ["RULES", "rule"]

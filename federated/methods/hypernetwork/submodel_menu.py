@@ -14,7 +14,7 @@ from federated.methods.common.exit_submodels import sort_menu
 from federated.methods.common.inactive_mechanisms import one_size
 from federated.methods.fedavg import propose_sizes
 from federated.methods.hypernetwork.operation_graph import read_graph
-from federated.runtime.plugin_lookup import explain_lookup
+from federated.runtime.extension_errors import explain_lookup
 from models.cost import cost
 from models.families import catalogue
 from models.families.catalogue import KIND, full, parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from federated.errors import Unknown
-from federated.runtime.plugin_lookup import find
+from federated.runtime.extension_errors import find
 from federated.wire.codecs.codec import Codec
 from federated.wire.codecs.fp16 import FP16
 from federated.wire.codecs.int8 import INT8

@@ -11,7 +11,12 @@ from contextlib import nullcontext
 from typing import Protocol
 
 from federated.errors import LinkError
-from federated.runtime.plugin_lookup import check_declares, check_parameters, find, report_failure
+from federated.runtime.extension_errors import (
+    check_declares,
+    check_parameters,
+    find,
+    report_failure,
+)
 from federated.wire.address import get_scheme
 from federated.wire.link import Link, Will
 from federated.wire.links.memory import open_memory_link

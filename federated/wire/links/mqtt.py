@@ -31,7 +31,7 @@ from federated.wire.link import (
     chunk_within,
 )
 from federated.wire.links.connection_diagnosis import ConnectionHistory
-from federated.wire.links.paho_client import (
+from federated.wire.links.mqtt_client_setup import (
     MAX_PACKET,
     ClientSetup,
     Handlers,

@@ -13,8 +13,8 @@ import pytest
 from coordinator.release import canary
 from coordinator.release.archive import Archive
 from coordinator.release.rollout import ReleaseRequest, Rollout, release_run
+from edge_agent.releases.assigned_release import Subscription
 from edge_agent.releases.release_follower import Follower
-from edge_agent.releases.release_watch import Subscription
 from export import release_reader
 from federated.errors import ExportError, FleetError, LinkError, StoreError, Unknown, UsageError
 from federated.wire import envelope, topics

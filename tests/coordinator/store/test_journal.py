@@ -30,7 +30,7 @@ from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal, pack
 from coordinator.store.store import Store
 from federated.engine.aggregate import Total, fold
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 from federated.errors import StoreError
 from federated.task import Recipe, Task
 from models.families.catalogue import menu, network

@@ -14,7 +14,7 @@ from coordinator.trust.privacy_budget import compute_epsilon
 from federated.engine.aggregate import Total, fold
 from federated.engine.part_store import PartStore
 from federated.engine.robust.catalogue import RULES
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 from federated.errors import Refused, StoreError
 from tests.support.small_run_defences import (
     MENU,

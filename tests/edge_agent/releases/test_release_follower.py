@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from edge_agent.releases.assigned_release import Arrival, Subscription
 from edge_agent.releases.release_follower import Follower
-from edge_agent.releases.release_watch import Arrival, Subscription
 from export import release_reader
 from export.publish import announce, describe_version, publish, withdraw
 from federated.errors import FleetError

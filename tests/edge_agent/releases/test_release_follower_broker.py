@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from edge_agent.releases.assigned_release import Subscription
 from edge_agent.releases.release_follower import Follower, open_follower_link
-from edge_agent.releases.release_watch import Subscription
 from export.publish import announce, describe_version, publish
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link

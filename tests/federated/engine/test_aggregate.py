@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federated.engine.aggregate import Total, bands, dump, fold, load, mean, merge, sum_extra
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 
 
 def part(value, where=None, shape=None, weight=1.0, home="w", **rest):

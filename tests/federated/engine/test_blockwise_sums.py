@@ -7,7 +7,7 @@ import torch
 
 from federated.engine import blockwise_sums
 from federated.engine.aggregate import Total, dump, fold, load, mean
-from federated.engine.update_parts import RowParts, Terms
+from federated.engine.update_contributions import RowParts, Terms
 from models.slicing import Row, corner
 
 SHAPES = {"a": (5, 3), "b": (7,), "c": (40, 6), "d": ()}

@@ -13,8 +13,8 @@ import torch
 
 from federated.engine.aggregate import Total, fold
 from federated.engine.differential_privacy import add_noise, draw_normal, make_private
+from federated.engine.update_contributions import Part
 from federated.engine.update_norms import change_norm
-from federated.engine.update_parts import Part
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method

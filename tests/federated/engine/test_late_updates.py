@@ -23,7 +23,7 @@ from federated.engine.late_updates import (
     make_buffered,
     rebase_update,
 )
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 from federated.errors import ConfigError
 from federated.method import Method, Settings, State, configure
 from federated.methods.catalogue import METHODS, method

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from federated.engine.part_store import PartStore
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 
 
 def part(value, where=None, shape=None, weight=1.0, home="w", **rest):

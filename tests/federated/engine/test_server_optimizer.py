@@ -8,7 +8,7 @@ from torch import Tensor
 
 from federated.engine.aggregate import Total, fold
 from federated.engine.server_optimizer import ServerOptimizer, adamw, coverage_mask, step
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 
 OLD = torch.tensor([1.0, 2.0, 3.0])
 HELD = torch.tensor([True, True, False])  # in the second round

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from federated.engine.aggregate import Sum
+from federated.engine.update_contributions import Part
 from federated.engine.update_norms import (
     add_missing_homes,
     change_norm,
@@ -13,7 +14,6 @@ from federated.engine.update_norms import (
     count_once,
     subtract_old,
 )
-from federated.engine.update_parts import Part
 from federated.method import Settings, State
 
 OLD = {"w": torch.tensor([1.0, 1.0]), "b": torch.tensor([0.0])}

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from federated.engine.aggregate import Total, fold, mean
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 from federated.methods.catalogue import method
 from models.layers.batch_norm import calibrate
 from models.slicing import corner

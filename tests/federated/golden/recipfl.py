@@ -7,7 +7,7 @@ import torch
 
 from federated.engine.aggregate import Total, fold
 from federated.method import State, configure
-from federated.methods.common.student_training import student_loss
+from federated.methods.common.recipfl_student_training import student_loss
 from federated.methods.hypernetwork.decoder import normalise, tile
 from federated.methods.hypernetwork.operation_graph import scale_factor
 from federated.methods.recipfl import recipfl_with

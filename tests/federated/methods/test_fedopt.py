@@ -13,7 +13,7 @@ from torch import Tensor
 from coordinator.run.rounds import Result
 from coordinator.store.store import Store
 from federated.engine.aggregate import Total, fold
-from federated.engine.update_parts import Part
+from federated.engine.update_contributions import Part
 from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.task import Update

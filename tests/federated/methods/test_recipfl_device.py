@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from federated.errors import Refused
-from federated.methods.common.student_training import histogram, student_loss, teach
+from federated.methods.common.recipfl_student_training import histogram, student_loss, teach
 from federated.task import Task
 from federated.training.hooks import Survey
 from federated.training.training_inputs import Stopped

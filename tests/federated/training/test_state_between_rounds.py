@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from federated.device.task_work import carry_out
+from federated.device.task_execution import carry_out
 from federated.errors import Refused
 from federated.task import Recipe, Task
 from federated.training import state_between_rounds

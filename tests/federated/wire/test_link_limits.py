@@ -13,7 +13,7 @@ from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_broker import Broker
 from federated.errors import LinkError
 from federated.wire.links.mqtt import MqttLink
-from federated.wire.links.paho_client import QUEUED
+from federated.wire.links.mqtt_client_setup import QUEUED
 from tests.support.links import open_links, wait_for_delivery
 
 pytestmark = pytest.mark.broker

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.training_step_process import Taken, ask
 from edge_agent.device.heat_and_load import BUSY, Load
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
-from federated.runtime.plugin_lookup import explain_lookup
+from federated.runtime.extension_errors import explain_lookup
 from federated.task import Timing
 from federated.training.time_prediction import step_seconds
 from models.cost import cost

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.schedules.torn_writes import choose_name, tear
-from benchmarks.schedules.virtual_clock import World
+from benchmarks.fault_schedules.torn_writes import choose_name, tear
+from benchmarks.fault_schedules.virtual_clock import World
 
 __all__ = ["REPLACED", "Disks"]
 

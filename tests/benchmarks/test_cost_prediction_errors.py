@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.predict import Row, draw_submodels, find_network, find_probes, measure, summarise
+from benchmarks.cost_prediction_errors import (
+    Row,
+    draw_submodels,
+    find_network,
+    find_probes,
+    measure,
+    summarise,
+)
 from federated.errors import Unknown
 
 NETWORK = find_network("preresnet-small")

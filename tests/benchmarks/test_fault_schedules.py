@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.schedules.command import follow, shrink, try_schedule
-from benchmarks.schedules.injected_defects import DEFECTS
-from benchmarks.schedules.random_schedules import COORDINATOR, KINDS, Fault, Schedule, draw
-from benchmarks.schedules.schedule_run import REPLACED, run_schedule
-from benchmarks.schedules.virtual_training import SURVEYS
+from benchmarks.fault_schedules.command import follow, shrink, try_schedule
+from benchmarks.fault_schedules.injected_defects import DEFECTS
+from benchmarks.fault_schedules.random_schedules import COORDINATOR, KINDS, Fault, Schedule, draw
+from benchmarks.fault_schedules.schedule_run import REPLACED, run_schedule
+from benchmarks.fault_schedules.virtual_training import SURVEYS
 from coordinator.run import rounds
 
 FAILED = Path(__file__).with_name("failed_schedules.jsonl")

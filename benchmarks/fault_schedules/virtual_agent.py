@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.schedules import lying_agent
-from benchmarks.schedules.virtual_clock import Killed, Process
-from benchmarks.schedules.virtual_links import Cable, Network
-from benchmarks.schedules.virtual_training import DATA, PYTORCH, VirtualRunner, survey_once
+from benchmarks.fault_schedules import lying_agent
+from benchmarks.fault_schedules.virtual_clock import Killed, Process
+from benchmarks.fault_schedules.virtual_links import Cable, Network
+from benchmarks.fault_schedules.virtual_training import DATA, PYTORCH, VirtualRunner, survey_once
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_state import sending
 from federated.device.spool import Spool

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.releases.release_watch import NotReleased, ReleaseWatch, Subscription, find_target
+from edge_agent.releases.assigned_release import (
+    NotReleased,
+    ReleaseWatch,
+    Subscription,
+    find_target,
+)
 from export.publish import announce
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.release_messages import Release, Version

@@ -23,10 +23,10 @@ import click
 import msgspec
 import torch
 
+from benchmarks.fault_schedules.injected_defects import DEFECTS
+from benchmarks.fault_schedules.random_schedules import Fault, Schedule, draw
+from benchmarks.fault_schedules.schedule_run import REPLACED, Outcome, run_schedule
 from benchmarks.output_path_checks import check_log
-from benchmarks.schedules.injected_defects import DEFECTS
-from benchmarks.schedules.random_schedules import Fault, Schedule, draw
-from benchmarks.schedules.schedule_run import REPLACED, Outcome, run_schedule
 from federated.errors import ConfigError, Unknown
 from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 

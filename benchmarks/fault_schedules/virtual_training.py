@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.schedules.lying_agent import falsify_update
-from benchmarks.schedules.virtual_clock import World
+from benchmarks.fault_schedules.lying_agent import falsify_update
+from benchmarks.fault_schedules.virtual_clock import World
 from federated.data.dataset import Dataset
 from federated.device.task_runner import Outcome
 from federated.device.trainers.catalogue import open_trainer

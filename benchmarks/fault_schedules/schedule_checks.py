@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 from msgspec import structs
 
+from benchmarks.fault_schedules.random_schedules import COORDINATOR
+from benchmarks.fault_schedules.virtual_training import learn
 from benchmarks.replay import ReplayResult, replay
-from benchmarks.schedules.random_schedules import COORDINATOR
-from benchmarks.schedules.virtual_training import learn
 from coordinator.fleet.fleet import Fleet
 from coordinator.round import round_events as on
 from coordinator.round import round_transition as steps

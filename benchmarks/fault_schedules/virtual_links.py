@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from benchmarks.schedules.random_schedules import Fault
-from benchmarks.schedules.virtual_clock import Process, World
+from benchmarks.fault_schedules.random_schedules import Fault
+from benchmarks.fault_schedules.virtual_clock import Process, World
 from federated.wire.link import Delivery, Payload, Will
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pacing import CPUS, Parts, Turn, compare_agents, measure, read_width, summarise
+from benchmarks.agents_of_unequal_speed import (
+    CPUS,
+    Parts,
+    Turn,
+    compare_agents,
+    measure,
+    read_width,
+    summarise,
+)
 from federated.errors import FleetError
 
 

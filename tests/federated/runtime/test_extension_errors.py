@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from federated.errors import ConfigError, LinkError, MissingExtra, Unknown
-from federated.runtime.plugin_lookup import check_declares, find, report_failure
+from federated.runtime.extension_errors import check_declares, find, report_failure
 from federated.wire.link import Link
 from models.extension_lookup import Kind
 from tests.support.plugins import install
@@ -47,7 +47,7 @@ def test_a_failure_of_a_foreign_function_names_it_and_the_projects_own_errors_pa
     with (
         pytest.raises(
             ConfigError,
-            match=r"colour 'mine' failed at test_plugin_lookup.py, line \d+: ZeroDivisionError",
+            match=r"colour 'mine' failed at test_extension_errors.py, line \d+: ZeroDivisionError",
         ),
         failing(),
     ):

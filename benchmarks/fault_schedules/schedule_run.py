@@ -14,13 +14,19 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from benchmarks.schedules import virtual_disks
-from benchmarks.schedules.agent_process import RESTART, RUN, Device
-from benchmarks.schedules.random_schedules import CHARACTERS, COORDINATOR, DEATHS, Fault, Schedule
-from benchmarks.schedules.schedule_checks import Oracle
-from benchmarks.schedules.virtual_clock import Killed, Process, Stalled, World
-from benchmarks.schedules.virtual_disks import Disks
-from benchmarks.schedules.virtual_links import Cable, Network
+from benchmarks.fault_schedules import virtual_disks
+from benchmarks.fault_schedules.random_schedules import (
+    CHARACTERS,
+    COORDINATOR,
+    DEATHS,
+    Fault,
+    Schedule,
+)
+from benchmarks.fault_schedules.schedule_checks import Oracle
+from benchmarks.fault_schedules.virtual_agent import RESTART, RUN, Device
+from benchmarks.fault_schedules.virtual_clock import Killed, Process, Stalled, World
+from benchmarks.fault_schedules.virtual_disks import Disks
+from benchmarks.fault_schedules.virtual_links import Cable, Network
 from coordinator.fleet.fleet import Fleet
 from coordinator.run.run_preparation import prepare
 from coordinator.run.runner import RunOptions

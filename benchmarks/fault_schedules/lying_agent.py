@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.schedules.virtual_links import Cable
+from benchmarks.fault_schedules.virtual_links import Cable
 from federated.errors import WireError
 from federated.task import Profile, Update
 from federated.wire import envelope, messages
