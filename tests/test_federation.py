@@ -14,7 +14,7 @@ import torch
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Event, RoundDelayed
-from coordinator.round import phase_rules
+from coordinator.round import phase_progress
 from coordinator.store.store import Store
 from federated.errors import ConfigError, FleetError, StoreError
 from federated.method import Tensors
@@ -224,7 +224,7 @@ def test_foreign_messages_are_refused_and_the_round_continues(tmp_path: Path) ->
 def test_a_killed_agent_does_not_delay_the_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phase_rules, "RETURN_TIME", 1.0)
+    monkeypatch.setattr(phase_progress, "RETURN_TIME", 1.0)
     broker = MemoryBroker()
 
     def die(update: Update) -> Update:

@@ -1,5 +1,5 @@
-"""The agents as the coordinator sees them: turns deliveries of the link into events of the round.
-This is the only place that waits.
+"""Run the message loop of the coordinator: wait for messages of agents, and turn them into events
+of the round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from coordinator.fleet.update_inbox import SPOILT, Inbox
 from coordinator.observe.events import FleetChanged, LoopTurned, Publish, Rejected
 from coordinator.round import round_events as on
 from coordinator.round.collector_interface import Collector
-from coordinator.round.phase_rules import RELIEF_PAUSE
+from coordinator.round.phase_progress import RELIEF_PAUSE
 from coordinator.round.round_state import (
     Agent,
     Round,

@@ -1,10 +1,10 @@
-"""Calibration of batch norm statistics by the fleet, and scores of submodels on the held-out data
-of devices and coordinator.
+"""Calibrate batch norm statistics with the fleet, and score submodels on the held-out data of
+devices and coordinator.
 
 Statistics are linear in batches: the fleet's, weighted by batches, equal those of one pass over all
-data (HeteroFL, arXiv 2010.01264, section 3; golden `static_bn`). Under a robust rule they are the
-median of each entry over the devices. The state holds them as `stats/SUBMODEL/...` until the next
-round changes the weights.
+data (HeteroFL, arXiv 2010.01264, section 3; golden test `static_bn`). Under a robust rule they are
+the median of each entry over the devices. The state holds them as `stats/SUBMODEL/...` until the
+next round changes the weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from coordinator.phases.collectors import Calibration, Scoring
 from coordinator.phases.fleet_history import FleetHistory
 from coordinator.phases.run_context import RunContext, limit_phase
 from coordinator.round.collector_interface import Collector
-from coordinator.round.phase_rules import estimate_typical_seconds
+from coordinator.round.leases import estimate_typical_seconds
 from coordinator.round.round_events import PhaseBegan
 from coordinator.round.round_state import Agent
 from coordinator.round.task_state import Planned

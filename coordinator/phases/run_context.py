@@ -1,4 +1,4 @@
-"""The values that all rounds of a run share, and the time limit of their phases."""
+"""Define the values that all rounds of a run share, and compute the time limit of a phase."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Publish
-from coordinator.round.phase_rules import FIRST_LEASE, MEDIAN_CAP, SLACK
+from coordinator.round.leases import FIRST_LEASE, MEDIAN_CAP, SLACK
 from coordinator.round.task_state import MAX_LEASES
 from coordinator.settings.config import Config
 from coordinator.store.control_requests import Control
@@ -34,7 +34,7 @@ def limit_phase(deadline: float, patience: float, slowest: float, typical: float
     an agent with typical progress.
 
     deadline: seconds; 0: none.
-    slowest, typical: predicted seconds (see `phase_rules.estimate_typical_seconds`).
+    slowest, typical: predicted seconds (see `leases.estimate_typical_seconds`).
     """
     if patience >= ENDLESS:
         return max(MIN_LIMIT, patience * slowest)

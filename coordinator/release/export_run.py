@@ -1,4 +1,4 @@
-"""Export of a stored run to verified ONNX files."""
+"""Export a stored run to verified ONNX files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import torch
 from coordinator.assign.data_compatibility import AGENTS
 from coordinator.fleet.submodel_shipment import select_statistics
 from coordinator.phases.evaluation import assemble
+from coordinator.release.serving_choice import choose_serving
 from coordinator.release.stored_run import read_run
 from coordinator.settings.config import Config
 from coordinator.store.store import Store
-from coordinator.store.training_counts import choose_serving, count_run
+from coordinator.store.training_counts import count_run
 from export import release_reader, release_writer
 from export.onnx_session import Array
 from export.release_writer import Contents

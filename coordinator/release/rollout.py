@@ -1,5 +1,5 @@
-"""The command `coordinator release`: releases a run's result to the agents that serve it, to a
-canary first or to all, and rolls it back.
+"""Do what `coordinator release` asks for: release a run's result to the agents that serve it, to a
+few first (the canary) or to all, and roll it back.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from coordinator.release import history as releases
 from coordinator.release.archive import Archive
 from coordinator.release.export_run import ExportRequest, write_release
 from coordinator.release.history import History, Item
+from coordinator.release.serving_choice import choose_serving
 from coordinator.release.serving_report import report
 from coordinator.store.run_records import open_records
-from coordinator.store.training_counts import choose_serving
 from export import release_reader
 from export.publish import (
     PublishedReleases,

@@ -1,4 +1,6 @@
-"""Handlers of events about phases: plan, begin, add a task, store, resume in another process."""
+"""Update the state of a round when it is planned, stored or resumed, and when one of its phases
+begins or gets another task.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from msgspec.structs import replace
 
 from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import put_agent
-from coordinator.round.phase_rules import compute_lease, end_probe, estimate_typical_seconds
+from coordinator.round.leases import compute_lease, estimate_typical_seconds
+from coordinator.round.phase_progress import end_probe
 from coordinator.round.round_actions import Action, Ask, Forget, Prepare
 from coordinator.round.round_state import Agent, Phase, Round, list_carried_tasks, put_task
 from coordinator.round.task_state import Planned, TaskState

@@ -1,4 +1,5 @@
-"""The pure function `step(round, event) -> (round, actions)`: no clock, socket, disk or callback.
+"""Compute the next state of a round and the actions to take, from its present state and an event:
+the pure function `step`, without clock, socket, disk or callback.
 
 One handler per event records what happened and adds the actions that answer it. Then `proceed`
 decides what follows from the new state of the round.
@@ -18,7 +19,8 @@ from coordinator.round import agent_handlers as agents
 from coordinator.round import phase_handlers as phases
 from coordinator.round import round_events as on
 from coordinator.round import update_handlers as updates
-from coordinator.round.phase_rules import count_wasted, end_probe, proceed
+from coordinator.round.leases import count_wasted
+from coordinator.round.phase_progress import end_probe, proceed
 from coordinator.round.round_actions import Action, Report
 from coordinator.round.round_state import Round, put_task
 from coordinator.round.task_state import TaskState

@@ -1,4 +1,6 @@
-"""Handlers of events about updates: offered, received, refused, folded, in a snapshot."""
+"""Update the state of a round when an update is offered, received, refused, added to the sum
+(folded), or stored in a snapshot.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from msgspec.structs import replace
 from coordinator.observe.events import TaskFailed as FailureReported
 from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import put_agent, see_agent
-from coordinator.round.phase_rules import count_wasted
+from coordinator.round.leases import count_wasted
 from coordinator.round.round_actions import Action, Answer, Forget, Receive, Relieve, Report
 from coordinator.round.round_state import Round, find_task, put_task
 from coordinator.round.task_state import TaskState

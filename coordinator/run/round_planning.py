@@ -1,5 +1,5 @@
-"""The plan of the next round: a verdict for each agent, a random draw among those that can train,
-the quorum, and the time limit.
+"""Plan the next round: decide about each agent, draw among those that can train, and set the quorum
+and the time limit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from coordinator.assign.decisions import Candidate, Verdict
 from coordinator.assign.selection import count_wanted, draw_names, make_generator
 from coordinator.phases.fleet_history import FleetHistory
 from coordinator.phases.run_context import RunContext, limit_phase
-from coordinator.round.phase_rules import estimate_typical_seconds
+from coordinator.round.leases import estimate_typical_seconds
 from coordinator.round.round_state import Agent, RoundPlan
 from coordinator.settings.config import Config
 from federated.errors import FleetError

@@ -1,5 +1,5 @@
-"""Counts of how often each submodel of a run was trained, from the updates that its store records,
-so that they are also known for resumed and finished runs.
+"""Count how many updates trained each submodel of a run, to mark those that none trained. The
+counts come from the run's database, so they are also known for resumed and finished runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from coordinator.store.run_records import RunRecords
 __all__ = [
     "Counts",
     "Trained",
-    "choose_serving",
     "count_at",
     "count_by_round",
     "count_run",
@@ -115,22 +114,3 @@ def mark_scores(
     """
     known = {number: count_at(counts, number) for number in {number for number, _ in scores}}
     return [(number, known[number].mark([score])[0]) for number, score in scores]
-
-
-def choose_serving(records: RunRecords) -> dict[str, str]:
-    """Return the submodel that each agent should serve, by name without branches: its last one.
-
-    If no update trained that one, it is the largest trained one among the smaller ones, which fits
-    the device too; without any, it remains the last one.
-    """
-    plain = {submodel.unowned.name: submodel.plain.name for submodel in records.read_facts().menu}
-    order, untrained = list(dict.fromkeys(plain.values())), set(count_run(records).untrained)
-
-    def choose_trained(name: str) -> str:
-        smaller = order[: order.index(name)] if name in untrained else []
-        return next((other for other in reversed(smaller) if other not in untrained), name)
-
-    return {
-        agent: choose_trained(plain.get(name, name))
-        for agent, name in records.read_last_submodels().items()
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.phases.run_context import ENDLESS, MIN_LIMIT, PATIENCE, limit_phase
-from coordinator.round.phase_rules import FIRST_LEASE, MEDIAN_CAP, SLACK
+from coordinator.round.leases import FIRST_LEASE, MEDIAN_CAP, SLACK
 from coordinator.round.task_state import MAX_LEASES
 
 

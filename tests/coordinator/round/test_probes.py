@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
-from coordinator.round.phase_rules import FIRST_LEASE, MIN_LEASE
+from coordinator.round.leases import FIRST_LEASE, MIN_LEASE
 from coordinator.round.round_state import Rules, Wasted, list_tasks
 from coordinator.round.task_state import Planned
 from tests.support.round_state_machine import Machine, task

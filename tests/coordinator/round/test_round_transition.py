@@ -11,7 +11,7 @@ from coordinator.observe.events import AgentLeft, LeaseExpired
 from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import SILENCE
-from coordinator.round.phase_rules import FIRST_LEASE, MEDIAN_CAP, MIN_LEASE, SLACK, compute_lease
+from coordinator.round.leases import FIRST_LEASE, MEDIAN_CAP, MIN_LEASE, SLACK, compute_lease
 from coordinator.round.round_state import (
     Round,
     Rules,

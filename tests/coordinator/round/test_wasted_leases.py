@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
-from coordinator.round.phase_rules import FIRST_LEASE, MIN_LEASE, SLACK
+from coordinator.round.leases import FIRST_LEASE, MIN_LEASE, SLACK
 from coordinator.round.round_state import Wasted
 from coordinator.round.task_state import MAX_LEASES, Planned
 from tests.support.round_state_machine import OTHER, SUBMODEL, Machine, task

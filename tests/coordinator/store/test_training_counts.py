@@ -13,11 +13,12 @@ import pytest
 from coordinator.release.archive import Archive
 from coordinator.release.export_run import ExportRequest, export_run
 from coordinator.release.rollout import ReleaseRequest, Rollout
+from coordinator.release.serving_choice import choose_serving
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.launch import report, show
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
-from coordinator.store.training_counts import Trained, choose_serving, count_run
+from coordinator.store.training_counts import Trained, count_run
 from coordinator.views.agent_table import describe_agents
 from coordinator.views.agent_table import render_agents as overview_text
 from coordinator.views.run_list import describe_runs, render_runs
@@ -290,34 +291,6 @@ def test_the_results_of_a_simulation_name_an_untrained_submodel(tmp_path: Path) 
     assert any(
         line.startswith("seed 0: global") and line.endswith(f"; not trained: {SMALL}")
         for line in lines
-    )
-
-
-# ---- what agents answer with ---------------------------------------------------------------------
-
-
-def test_an_agent_serves_a_smaller_trained_submodel_if_its_own_is_untrained(
-    copied: Path,
-) -> None:
-    database = sqlite3.connect(copied / "runs" / RUN / "run.sqlite")
-    with database:  # a1 trained the small one, and a0 failed at the large one
-        database.execute("UPDATE updates SET submodel = ? WHERE agent = 'a1'", (SMALL,))
-        database.execute("UPDATE updates SET outcome = 'failed: out of memory' WHERE agent = 'a0'")
-    database.close()
-    store = opened(copied)
-    assert count_run(store).untrained == [WHOLE]
-    assert choose_serving(store) == {"a0": SMALL, "a1": SMALL}
-
-
-def test_an_agent_with_the_smallest_submodel_keeps_it(copied: Path) -> None:
-    database = sqlite3.connect(copied / "runs" / RUN / "run.sqlite")
-    with database:
-        database.execute(
-            "UPDATE updates SET submodel = ?, outcome = 'late' WHERE agent = 'a1'", (SMALL,)
-        )
-    database.close()
-    assert choose_serving(opened(copied)) == {"a0": WHOLE, "a1": SMALL}, (
-        "a larger one may not fit the device"
     )
 
 
