@@ -1,1 +1,3 @@
-"""Access of devices to a run: the certificate authority, enrolment and revocation."""
+"""Control which devices may connect to a run: enrol them, and issue, renew and revoke their
+certificates.
+"""

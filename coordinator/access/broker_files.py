@@ -1,5 +1,5 @@
-"""Write the certificates, the revocation list and the access rules for a broker that this program
-did not start.
+"""Write the files that an external broker needs (certificates, revocation list and access control
+list), for `coordinator authority --for-broker DIR`.
 """
 
 from __future__ import annotations

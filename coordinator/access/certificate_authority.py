@@ -1,4 +1,5 @@
-"""The certificate authority of a fleet, in a folder that only its owner may read.
+"""Issue, renew and revoke certificates for a fleet. The certificate authority is a folder that only
+its owner may read:
 
     PKI/root.pem            certificate and key of the authority
         ca.pem              certificate of the authority alone, which every client trusts

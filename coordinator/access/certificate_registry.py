@@ -1,4 +1,5 @@
-"""The registry of the authority: one-time tokens and issued certificates, in a SQLite file.
+"""Record the one-time tokens and the issued certificates of the certificate authority in a SQLite
+file.
 
 It stores only hashes of the tokens, so the file contains no secret. Several processes may use it at
 once: a command that enrols a device, and the coordinator that signs its certificate.

@@ -1,4 +1,5 @@
-"""Certificates, keys, revocation lists and signing requests, with the library `cryptography`.
+"""Read, write and check certificates, keys, revocation lists and signing requests, with the library
+`cryptography`.
 
 A certificate and its key lie in one file, so that both are always replaced together.
 """

@@ -1,5 +1,5 @@
-"""The enrolment server: HTTPS with the authority's own certificate, on a port of its own. Uses
-Starlette and uvicorn (the extra `serve`).
+"""Serve the HTTPS endpoints at which devices obtain and renew their certificates, on a port of
+their own. Uses Starlette and uvicorn (the extra `serve`).
 
 GET  /authority   returns the authority's certificate, which a device compares with its token before
                   it sends anything

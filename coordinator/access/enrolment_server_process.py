@@ -1,4 +1,5 @@
-"""The enrolment server in a process of its own. It signs with the authority's folder.
+"""Run the enrolment server in a process of its own, beside the coordinator. It signs certificates
+with the key in the authority's folder.
 
 python -m coordinator.access.enrolment_server_process FD FOLDER BROKER
 """

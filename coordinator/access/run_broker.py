@@ -1,4 +1,4 @@
-"""The broker of a run: use the configured one, or start one that ends with the run.
+"""Use the configured broker for a run, or start one that ends with the run.
 
 With --tls a thread checks every second what `coordinator enroll` and `coordinator revoke` changed
 in the authority's folder, and updates the broker: a revoked agent loses its rights at once and its

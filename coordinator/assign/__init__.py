@@ -1,1 +1,1 @@
-"""Assignment of submodels to agents: eligibility, predicted cost, earlier rounds and selection."""
+"""Decide which agents take part in a round, and which submodel each of them trains."""

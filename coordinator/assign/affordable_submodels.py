@@ -1,4 +1,5 @@
-"""Predicted time and memory of every submodel on an agent, and which submodels it can afford.
+"""Predict the time and memory that each submodel costs an agent, and list the submodels that it can
+afford.
 
 Predictions start from the agent's measurements and are corrected by its earlier rounds. An agent
 can afford a submodel that fits its memory and whose download, training and upload fit the round.

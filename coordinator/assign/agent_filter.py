@@ -1,4 +1,4 @@
-"""Conditions that select the agents of a run, such as `memory>=2GB and (label=eu or not kind=pi)`.
+"""Parse and check conditions that select agents: `memory>=2GB and (label=eu or not kind=pi)`.
 
     any   := all ("or" all)*
     all   := one ("and" one)*

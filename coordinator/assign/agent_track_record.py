@@ -1,4 +1,5 @@
-"""An agent's track record in a run: errors of predicted time and memory, and its setbacks.
+"""Keep a track record of each agent in a run: how far its predicted time and memory were off, and
+which submodels it could not train.
 
 A setback (a late update, a failure, too little memory) bars the agent from that submodel and larger
 ones until it has finished `PROOF` rounds in time. Each further setback at the same submodel doubles

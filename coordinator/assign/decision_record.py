@@ -1,4 +1,6 @@
-"""The decision on one agent in one round. It needs no PyTorch, so that commands can show it."""
+"""Define the record of a decision about an agent in a round: its submodel, whether it trains, and
+why. Imports no PyTorch, so that commands can show it.
+"""
 
 from __future__ import annotations
 

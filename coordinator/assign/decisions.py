@@ -1,4 +1,4 @@
-"""Decide which submodel each agent gets and whether it is asked, with a reason in words."""
+"""Decide which submodel each agent gets in a round, if any, and explain each decision in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw the agents that are asked in a round."""
+"""Draw at random the agents that train in a round, and compute how many of them it needs."""
 
 from __future__ import annotations
 

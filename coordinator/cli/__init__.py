@@ -1,1 +1,3 @@
-"""The command `coordinator`, one file per subcommand. Importing it does not import PyTorch."""
+"""Implement the command `coordinator`, one file per subcommand. Importing it does not import
+PyTorch.
+"""

@@ -1,4 +1,4 @@
-"""Entry point of `python -m coordinator.cli`."""
+"""Run the command `coordinator` as `python -m coordinator.cli`."""
 
 from coordinator.cli.main import main
 

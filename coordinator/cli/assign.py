@@ -1,4 +1,4 @@
-"""The command `coordinator assign`: show which submodel each profiled device would get."""
+"""`coordinator assign`: show which submodel each measured device would get, without a broker."""
 
 from __future__ import annotations
 

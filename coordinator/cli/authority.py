@@ -1,4 +1,4 @@
-"""The command `coordinator authority`."""
+"""`coordinator authority`: show the certificate authority of the fleet and the enrolled agents."""
 
 from __future__ import annotations
 

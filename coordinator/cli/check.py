@@ -1,4 +1,4 @@
-"""The command `coordinator check`: find a run's damaged files, and discard them with --repair."""
+"""`coordinator check RUN`: find damaged files of a run, and discard them with --repair."""
 
 from __future__ import annotations
 

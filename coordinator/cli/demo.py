@@ -1,5 +1,5 @@
-"""The command `coordinator demo`: a coordinator and four unequal agents train on this machine, and
-a fifth device without PyTorch infers.
+"""`coordinator demo`: train on four unequal simulated devices on this machine, and infer on a fifth
+device without PyTorch.
 """
 
 from __future__ import annotations

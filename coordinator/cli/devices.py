@@ -1,4 +1,4 @@
-"""The command `coordinator devices`."""
+"""`coordinator devices [RUN]`: show the agents of a run, their devices and their submodels."""
 
 from __future__ import annotations
 

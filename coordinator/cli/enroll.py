@@ -1,4 +1,4 @@
-"""The command `coordinator enroll`: print a one-time token with which a device joins the fleet."""
+"""`coordinator enroll NAME`: print a one-time token with which a device joins the fleet."""
 
 from __future__ import annotations
 

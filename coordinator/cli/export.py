@@ -1,4 +1,4 @@
-"""The command `coordinator export`."""
+"""`coordinator export RUN`: export the submodels of a run as ONNX, with a model card."""
 
 from __future__ import annotations
 

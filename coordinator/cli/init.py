@@ -1,4 +1,4 @@
-"""The command `coordinator init`."""
+"""`coordinator init`: write a configuration file with every setting explained."""
 
 from __future__ import annotations
 

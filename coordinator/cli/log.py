@@ -1,4 +1,4 @@
-"""The command `coordinator log`."""
+"""`coordinator log [RUN]`: show the events of a run, filtered by agent or round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The command `coordinator`. A subcommand is imported when it is used."""
+"""Define the command `coordinator` and list its subcommands. A subcommand is imported only when it
+is used.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `coordinator methods`."""
+"""`coordinator methods [NAME]`: list the federated methods with their papers, or explain one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options, output and errors that several commands of `coordinator` share."""
+"""Define options, output and error messages that several subcommands of `coordinator` share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `coordinator pause`."""
+"""`coordinator pause [RUN]`: pause a run after its current round, or resume it with --off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `coordinator plot`."""
+"""`coordinator plot [RUN]`: plot accuracy, traffic, times and assigned submodels of a run."""
 
 from __future__ import annotations
 

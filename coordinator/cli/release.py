@@ -1,4 +1,6 @@
-"""The command `coordinator release`."""
+"""`coordinator release RUN`: release the networks of a run to the agents that infer with them, or
+withdraw a release.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `coordinator revoke`."""
+"""`coordinator revoke NAME...`: revoke the certificates of agents."""
 
 from __future__ import annotations
 

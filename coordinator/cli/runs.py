@@ -1,4 +1,4 @@
-"""The command `coordinator runs`."""
+"""`coordinator runs`: list all runs with method, model, rounds, accuracy and state."""
 
 from __future__ import annotations
 

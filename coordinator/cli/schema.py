@@ -1,4 +1,4 @@
-"""The command `coordinator schema`."""
+"""`coordinator schema`: print the JSON Schema of a run's configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `coordinator simulate`."""
+"""`coordinator simulate EXPERIMENT.toml`: run an experiment with a simulated fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `coordinator start`."""
+"""`coordinator start`: start or resume a run, and wait until it ends."""
 
 from __future__ import annotations
 

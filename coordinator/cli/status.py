@@ -1,4 +1,4 @@
-"""The command `coordinator status`."""
+"""`coordinator status [RUN]`: show the round, tasks, agents, scores and errors of a run."""
 
 from __future__ import annotations
 

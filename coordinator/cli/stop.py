@@ -1,4 +1,4 @@
-"""The command `coordinator stop`."""
+"""`coordinator stop [RUN]`: stop a run after its current round, or at once with --now."""
 
 from __future__ import annotations
 

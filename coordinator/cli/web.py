@@ -1,4 +1,4 @@
-"""The command `coordinator web`."""
+"""`coordinator web`: serve a web page that shows and controls all runs."""
 
 from __future__ import annotations
 
