@@ -1,4 +1,4 @@
-"""Digests of the rows in a run's database, to detect rows that the disk damaged.
+"""Store digests of the rows in a run's database, and find rows that the disk damaged.
 
 SQLite checks the shape of its pages, not the values in them. Rows that are written together are a
 part: a whole table, or the rows of one number, such as those of a round. The writer of a part

@@ -92,7 +92,7 @@ def list_readers() -> Iterator[str]:
     files.
     """
     rows = ((f"`{name}`", describe_file(READERS[name])) for name in list_optional())
-    return render_table(("`observe.readers`", "output"), rows)
+    return render_table(("`observe.readers`", "what it does"), rows)
 
 
 def describe_file(member: Callable[..., object]) -> str:

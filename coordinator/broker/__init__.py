@@ -1,1 +1,1 @@
-"""Brokers that the coordinator starts itself: mosquitto or the embedded one."""
+"""Start, configure and stop an MQTT broker on this machine: mosquitto or the embedded one."""

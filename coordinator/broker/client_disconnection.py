@@ -2,7 +2,7 @@
 
 Rights and the revocation list are mosquitto's own files, which it reloads; neither ends a
 connection. The plugin disconnects all clients of a user name when the user is disabled, so a user
-is created, disabled and deleted. It decides nothing else: it does not know any other user.
+is created, disabled and deleted. The plugin knows no other users and grants no rights.
 """
 
 from __future__ import annotations

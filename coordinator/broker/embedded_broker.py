@@ -1,5 +1,5 @@
-"""The embedded broker, for machines without mosquitto: rumqttd in its own process, from the wheels
-of the package iotcore.
+"""Configure the embedded broker, which replaces mosquitto where that is not installed: rumqttd in a
+process of its own, from the wheels of the package iotcore.
 
 It listens on loopback only, because it has neither an access control list nor hashed passwords, and
 it keeps nothing on disk. Its limits were measured with iotcore 0.4 (docs/broker.md). It logs the

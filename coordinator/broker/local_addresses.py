@@ -1,4 +1,6 @@
-"""Addresses and ports of this machine: where a broker listens, and how others reach it."""
+"""Choose and check the address at which a broker on this machine listens, and find the addresses at
+which others reach it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A broker on this machine that runs as long as the process that starts it: mosquitto if it is
-installed, otherwise the embedded one.
+"""Start and stop a broker on this machine: mosquitto if it is installed, otherwise the embedded
+one.
 
 The broker ends with the process that started it, even after `kill -9`: a shell between the two
 holds a pipe to that process and ends the broker when the pipe closes.

@@ -1,4 +1,4 @@
-"""Mosquitto: how to find it, its configuration and its access control list."""
+"""Find the program mosquitto, and generate its configuration and its access control list."""
 
 from __future__ import annotations
 

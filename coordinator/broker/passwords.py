@@ -1,5 +1,5 @@
-"""The password file of a local broker: lines `user:password`, in plain text or hashed by
-mosquitto_passwd.
+"""Read and write the password file of a local broker. Its lines are `user:password`, with the
+password in plain text or hashed by mosquitto_passwd.
 
 Hashes have mosquitto's own format, `$7$iterations$salt$hash` of PBKDF2 with SHA-512
 (mosquitto_passwd(1)), so that the broker never sees a plain password.

@@ -1,1 +1,3 @@
-"""The connected agents, incoming updates, outgoing weights, and the driver of the round."""
+"""Communicate with the agents of a run: send tasks and weights, receive updates, and drive the
+round with the messages that arrive.
+"""

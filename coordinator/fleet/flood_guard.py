@@ -1,4 +1,4 @@
-"""Limits of what a single agent can make the coordinator do: messages beyond them are dropped
+"""Limit what a single agent can make the coordinator do: messages beyond the limits are dropped
 before they are decoded.
 """
 

@@ -1,4 +1,6 @@
-"""Keep the run's card published while this coordinator leads, and leave the run to a later one."""
+"""Keep the run's description (its card) on the broker while this coordinator leads, and stop with
+`Superseded` when a later coordinator has taken over the run.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The coordinator's end of the link: publishes the run's card and weights, and sends messages to
-single agents.
+"""Publish the run's description (its card) and weights at the broker, and send messages to single
+agents.
 """
 
 from __future__ import annotations

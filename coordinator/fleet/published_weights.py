@@ -1,5 +1,5 @@
-"""The weights that the broker retains for the agents: each submodel of a version is published once,
-for all agents that use it.
+"""Keep on the broker the weights that agents download. Each submodel of a version is published
+once, for all agents that use it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The clock of a run: seconds that it has been running, over all processes."""
+"""Measure for how many seconds a run has been running, across restarts of the coordinator. Time in
+which no message can arrive does not count.
+"""
 
 from __future__ import annotations
 

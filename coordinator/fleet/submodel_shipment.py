@@ -1,7 +1,8 @@
-"""Outgoing weights and incoming updates, between the method's tensors and the wire.
+"""Cut submodels out of the global state, publish their weights for the agents, and write the tasks
+that name these weights.
 
-What depends only on a submodel and a state (its plan, its norms, where it is published) is computed
-once, in the state's shipment.
+What depends only on a submodel and a state (such as its plan, its norms and where it is published)
+is computed once per state, by its `Shipment`.
 """
 
 from __future__ import annotations

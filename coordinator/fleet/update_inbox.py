@@ -1,5 +1,5 @@
-"""Incoming updates: each transfer goes into a file of the spool, a few at a time, acknowledged with
-a bitmap. Partial files survive a restart.
+"""Receive the agents' updates into files of the run's spool folder, a few transfers at a time. Each
+transfer is acknowledged with a bitmap of its chunks, and partial files survive a restart.
 """
 
 from __future__ import annotations

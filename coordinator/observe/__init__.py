@@ -1,1 +1,1 @@
-"""Events of a run, the records it keeps, and the readers that show them."""
+"""Define the events and records that describe a run, and the readers that show or store them."""

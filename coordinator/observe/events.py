@@ -1,6 +1,8 @@
-"""Events of a run: frozen records that are published once, to every reader.
+"""Define the events that a run reports, such as a finished round: frozen records that are published
+once, to every reader (terminal, log, metrics).
 
-A reader is a function that takes an event. The run does not depend on its readers.
+A reader is a function that takes an event. The run does not depend on its readers. The events that
+drive a round are defined in `coordinator.round.round_events`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The coordinator's present state as a small file in the run's folder, for people and monitors.
+"""Define and read `now.json`, a small file in the run's folder with the coordinator's present
+state, for people and monitors.
 
 `coordinator.observe.event_readers.now_json_writer` writes it. Nothing resumes from it, and it needs
 no open port.

@@ -1,4 +1,6 @@
-"""Records of a finished round: its tasks, and the scores of each submodel after it."""
+"""Define the records of a finished round: the outcome of its tasks, and the scores of each submodel
+after it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Scores from tallies, for all devices together and for each one, with summaries and their text."""
+"""Compute scores from the sums that devices report (tallies), for each device and for all together,
+and summarise and format them.
+"""
 
 from __future__ import annotations
 

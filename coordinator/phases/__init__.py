@@ -1,1 +1,1 @@
-"""The phases of a round: training, calibration, evaluation."""
+"""Run the phases of a round: training, calibration of batch norm statistics, and evaluation."""

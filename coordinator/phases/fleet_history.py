@@ -1,4 +1,6 @@
-"""The results of earlier rounds by agent, as a frozen value with functions that return the next."""
+"""Keep what each agent did in earlier rounds: its submodels, folded updates and track record. The
+history is a frozen value, and functions return the changed one.
+"""
 
 from __future__ import annotations
 

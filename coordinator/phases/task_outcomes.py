@@ -1,4 +1,6 @@
-"""Outcomes of a training's tasks: the entry to store for each, and its agent's new standing."""
+"""Describe how each training task ended, for the run's database, and update the track record of its
+agent.
+"""
 
 from __future__ import annotations
 

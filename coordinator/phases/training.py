@@ -1,4 +1,6 @@
-"""The training of a round: send tasks, fold updates, and record the results."""
+"""Run the training of a round: send tasks, add the agents' updates to the sum (fold them), and
+record the results.
+"""
 
 from __future__ import annotations
 

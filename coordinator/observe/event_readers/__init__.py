@@ -1,1 +1,3 @@
-"""Readers of a run's events: log, metrics, files and terminal."""
+"""Show or store the events of a run: on the terminal, in the log, in files, and in metrics servers
+and experiment trackers.
+"""

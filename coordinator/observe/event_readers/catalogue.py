@@ -1,4 +1,4 @@
-"""The readers of a run's events by name, and their use by a run.
+"""List the event readers by name, and pass the events of a run to the readers that it uses.
 
 Every run has the readers in ALWAYS. `observe.readers` adds more: names in READERS, a
 `module:function` that makes a reader, or entry points of the group `espalier.readers`.

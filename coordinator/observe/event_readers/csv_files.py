@@ -1,4 +1,4 @@
-"""Finished rounds and their scores as CSV files in the run's folder.
+"""Write finished rounds and their scores to CSV files in the run's folder.
 
 rounds.csv has a line for each round. scores.csv has a line for each number: its round, submodel,
 view and agent (empty: all examples together), its name, and its value. A resumed run continues both

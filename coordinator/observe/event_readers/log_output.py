@@ -1,4 +1,4 @@
-"""Events as log records, with fields by which `coordinator log` filters."""
+"""Write events to the log, with fields by which `coordinator log` filters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Keep a run's `now.json` up to date, about once a second (see `coordinator.observe.now_json`)."""
+"""Write the present state of the coordinator to the run's `now.json` about once a second (see
+`coordinator.observe.now_json`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, served at `[metrics] listen` (with the library prometheus-client).
+"""Serve metrics of a run to Prometheus at `[metrics] listen` (with the library prometheus-client).
 
 Labels are words from fixed lists (states, outcomes, kinds of rejection). They name no agent, and no
 message of an agent creates a new series. Counters start with this coordinator. Beyond loopback, the

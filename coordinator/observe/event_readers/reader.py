@@ -1,4 +1,4 @@
-"""Interface of event readers, and the facts of a run that they may use."""
+"""Define the interface of event readers, and the facts about a run that they may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finished rounds as scalars for TensorBoard, in the folder `tensorboard` of the run's folder.
+"""Write finished rounds as scalars for TensorBoard to the folder `tensorboard` in the run's folder.
 
 tensorboardX writes them; it needs neither TensorFlow nor TensorBoard.
 """

@@ -1,4 +1,4 @@
-"""Terminal output of a run: a live table or lines, and tables of scores."""
+"""Show a run on the terminal: a live table or one line per event, and tables of scores."""
 
 from __future__ import annotations
 
