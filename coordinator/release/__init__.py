@@ -1,1 +1,1 @@
-"""Release of a run to its agents as ONNX files: export, rollout, canary, history."""
+"""Export a run as ONNX files, and release them to agents: to a few first (the canary) or to all."""

@@ -1,4 +1,4 @@
-"""Storage of a run's releases in `runs/RUN/releases/VERSION/`, with their history beside them.
+"""Store a run's releases in `runs/RUN/releases/VERSION/`, with their history beside them.
 
 Every write is atomic and durable. A version is named by the digest of its manifest, which holds
 those of its files; the history holds its own.

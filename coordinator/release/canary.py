@@ -1,5 +1,5 @@
-"""Canary releases: which agents get a version first, and whether their reports allow to promote it.
-Pure functions.
+"""Choose the agents that get a release first (the canary), and judge from their reports whether all
+others may get it. Pure functions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The history of a run's releases: stable version, canary, and rollbacks with their reasons.
-
-Pure functions over one record.
+"""Record the history of a run's releases: the stable version, the canary, and rollbacks with their
+reasons. Pure functions over one record.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The report that `coordinator release` prints at its end: the stable, canary and previous
-versions, and the version that each agent serves, with its latency and accuracy.
+"""Print the report at the end of `coordinator release`: the stable, canary and previous versions,
+and the version that each agent serves, with its latency and accuracy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A stored run as one value: its weights, scores and history."""
+"""Load a stored run (its weights, scores and history) as one value, to export it or predict with
+it.
+"""
 
 from __future__ import annotations
 

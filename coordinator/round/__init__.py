@@ -1,1 +1,1 @@
-"""A round as a value: the pure function `step(round, event) -> (round, actions)`."""
+"""Decide what happens in a round, without I/O: `step(round, event) -> (round, actions)`."""

@@ -1,4 +1,6 @@
-"""Handlers of events about agents: connection, departure, heartbeat, profile, revocation."""
+"""Update the state of a round when an agent connects, leaves, sends a heartbeat or a profile, or is
+revoked.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code that checks and sums a phase's updates: its interface, with defaults."""
+"""Define the interface of the code that checks and sums the updates of a phase, with defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Actions that a round requests from its driver. All are safe to repeat."""
+"""Define the actions that a round requests from `coordinator.fleet.round_event_loop`, such as
+sending a task or adding an update to the sum. All are safe to repeat.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Events of a round: frozen records with the time when each happened (`now`, in the coordinator's
-seconds).
+"""Define the events that change the state of a round: frozen records with the time when each
+happened (`now`, in the coordinator's seconds).
 
 Events hold names, digests and plain values, never tensors. The results of clocks, disks, checks and
 random draws are part of the event.

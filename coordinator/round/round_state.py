@@ -1,5 +1,5 @@
-"""The coordinator's state between two events, as immutable values: the agents, their tasks, the
-current phase and the round's plan, with queries on them.
+"""Define the coordinator's state between two events, as immutable values with queries on them: the
+agents, their tasks, the current phase and the round's plan.
 
 Maps are immutable: a changed copy shares all but a few nodes with the original, so a step costs
 the same with ten agents as with thousands. A phase keeps the counts that rules need, such as the

@@ -1,4 +1,6 @@
-"""The state of one task: when it was sent, the progress of its agent, and the end of its lease."""
+"""Define the state of one task: when it was sent, the progress of its agent, and when its lease
+(the time in which the agent must show progress) ends.
+"""
 
 from __future__ import annotations
 

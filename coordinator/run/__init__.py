@@ -1,1 +1,3 @@
-"""A run from its first round to its last: prepare, start, plan, resume."""
+"""Conduct a run from its first round to its last: prepare it, start or resume it, and plan and run
+its rounds.
+"""

@@ -1,4 +1,4 @@
-"""The sources of a run's configuration."""
+"""Combine the sources of a run's configuration: a TOML file, the environment, `--set` and flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of a run as an iterator: the run has a thread of its own, which a program follows."""
+"""Execute a run in a thread of its own, so that a Python program can iterate over its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choice of the network by the majority of agents, for a run without data at the coordinator."""
+"""Choose the network that fits most agents' data, for a run without data at the coordinator."""
 
 from __future__ import annotations
 

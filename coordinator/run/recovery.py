@@ -1,4 +1,4 @@
-"""Recovery of an interrupted round: replay the journal, and publish the weights again."""
+"""Resume an interrupted round: replay the journal, and publish the weights again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rounds of a run, from top to bottom.
+"""Run all rounds of a run, one after the other:
 
 conduct    start or resume, then run one round after the other
 run_round  one round: wait for agents, plan, train, finish, evaluate, store

@@ -1,4 +1,4 @@
-"""Preparation of a run before agents connect: check its configuration and open its folder."""
+"""Prepare a run before agents connect: check its configuration and open its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Execution of a prepared run over any link: announce it, choose its network, run its rounds."""
+"""Execute a prepared run over any link: announce it, choose its network, and run its rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting before a round: for the end of a pause, and for agents that can train."""
+"""Wait before a round until the run is not paused and enough agents can train."""
 
 from __future__ import annotations
 

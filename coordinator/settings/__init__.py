@@ -1,1 +1,1 @@
-"""The configuration of a run: its tables, defaults and sources."""
+"""Define and read the configuration of a run: its tables, defaults and sources."""

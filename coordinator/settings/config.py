@@ -1,5 +1,5 @@
-"""A run's configuration: one frozen record, read from a TOML file, the environment and flags. Later
-sources override earlier ones.
+"""Read a run's configuration from a TOML file, the environment and flags into one frozen record.
+Later sources override earlier ones.
 
 [fleet]                     ESPALIER_FLEET__MIN_AGENTS=4        --set fleet.min_agents=4
 min_agents = 4

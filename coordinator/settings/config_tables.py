@@ -1,6 +1,6 @@
-"""Configuration tables for the model, the data, the fleet and the training.
+"""Define the settings of the model, the data, the fleet and the training.
 
-Bounds, description and default of each setting are defined here only. Errors, `coordinator schema`
+Bounds, description and default of each setting are written here only. Errors, `coordinator schema`
 and `coordinator init` are derived from them.
 """
 

@@ -1,4 +1,4 @@
-"""Configuration tables for the broker, the log and the metrics."""
+"""Define the settings of the broker, the log and the metrics."""
 
 from __future__ import annotations
 

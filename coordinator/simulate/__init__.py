@@ -1,1 +1,1 @@
-"""Simulated devices on one machine, over links in memory."""
+"""Simulate fleets on one machine: experiments, the demo, and assignment without agents."""

@@ -1,4 +1,4 @@
-"""The demo: four unequal devices learn handwritten digits together, and a fifth infers without
+"""Run the demo: four unequal devices learn handwritten digits together, and a fifth infers without
 PyTorch.
 
 All parts are real processes over a real broker: `coordinator start`, four times `edge-agent join`

@@ -1,4 +1,4 @@
-"""Names of simulated devices, and the part of a data set that each holds."""
+"""Name the simulated devices, and divide a data set among them."""
 
 from __future__ import annotations
 

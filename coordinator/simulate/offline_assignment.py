@@ -1,5 +1,5 @@
-"""The command `coordinator assign`: the submodels that measured devices would get (see `edge-agent
-profile --out`), and the reasons.
+"""Compute what `coordinator assign` shows: the submodels that measured devices would get (see
+`edge-agent profile --out`), with the reasons.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Draw the numbers of a run as PNG: accuracy, bytes, time, assignment, and partition of data."""
+"""Draw plots of a run as PNG files: accuracy, bytes, time, assigned submodels, and the partition of
+the data.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Results of a simulation: a JSON file and a CSV file per seed, a summary over seeds, and plots.
+"""Write the results of a simulation: a JSON file and a CSV file per seed, a summary over seeds, and
+plots.
 
 FOLDER/seed0.json            config, commit, versions, rounds, scores of all devices together,
                              multiply-adds of training (effort), summary

@@ -1,4 +1,4 @@
-"""Simulated devices: participants of the real protocol on links in memory, with worker processes.
+"""Simulate devices that speak the real protocol over links in memory and train in worker processes.
 
 A device holds its part of a partition, as with `edge-agent join --shard I/N --partition RULE --seed
 S`, trains with one thread, and claims a speed instead of measuring one. One thread sends and

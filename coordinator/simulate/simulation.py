@@ -1,5 +1,5 @@
-"""Runs with simulated devices. `simulate`, the command `coordinator simulate`, runs an experiment
-once per seed and writes results; `simulate_run` runs it once, for Python programs.
+"""Run experiments with simulated devices. `simulate`, the command `coordinator simulate`, runs an
+experiment once per seed and writes results; `simulate_run` runs it once, for Python programs.
 
 They execute the code of `coordinator start` (rounds, methods, evaluation, store) and the agents'
 half of the protocol; only devices and broker are simulated. A fleet of agents started as

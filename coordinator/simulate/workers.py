@@ -1,7 +1,8 @@
-"""Workers of a simulation: each executes whole tasks, from file to file, with one thread.
+"""Execute the tasks of simulated devices in worker processes. Each worker executes whole tasks,
+from file to file, with one thread.
 
-They are processes, which end with the process that started them, however it ends, and ignore
-ctrl-C; or a single worker executes each task in the thread that begins it.
+The processes end with the process that started them, however it ends, and ignore ctrl-C.
+Alternatively, a single worker executes each task in the thread that begins it.
 """
 
 from __future__ import annotations
