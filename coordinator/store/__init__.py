@@ -1,1 +1,1 @@
-"""The folder of a run: checkpoints, database, journal, lock."""
+"""Write and read the folder of a run: its checkpoints, database and journal, and the lock on it."""

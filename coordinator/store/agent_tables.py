@@ -1,5 +1,5 @@
-"""Tables of a run's database about its agents: their profiles, the decisions of each round, and
-their standings.
+"""Read and write what a run's database stores about agents: their profiles, the decisions of each
+round, and their track records.
 """
 
 from __future__ import annotations

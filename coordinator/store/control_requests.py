@@ -1,5 +1,5 @@
-"""Control of a running coordinator: pause, resume, stop. Requests go through the run's database, so
-that no port is opened.
+"""Pause, resume or stop a running coordinator. Requests go through the run's database, so that no
+port is opened.
 
 Any user with write access to the run's folder can control the run. The coordinator reads the
 requests once a second. It deletes a request to stop when it obeys. A pause lasts until the run is

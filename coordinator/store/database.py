@@ -1,6 +1,4 @@
-"""The SQLite database of a run: its tables, and the conversion of facts, rounds, entries and scores
-to rows.
-"""
+"""Create and open the SQLite database of a run, and write its description and finished rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage to a run's folder, found and repaired before the run continues from it. Torch-free."""
+"""Find and repair damage in a run's folder before the run continues from it. Imports no PyTorch."""
 
 from __future__ import annotations
 

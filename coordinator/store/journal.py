@@ -1,9 +1,9 @@
-"""The journal of a run: the events of its rounds in order. A restarted coordinator replays them.
+"""Record the events of a run's rounds in order, so that a restarted coordinator can replay them.
 
-It consists of segments, journal-000001.log and so on. A segment begins with a base: the round's
-value and, if updates were folded since the last checkpoint, the name of the file with their total.
-Events follow. A snapshot or a checkpoint begins a new segment, and the old one is removed. Each
-base names the checkpoint that it continues by the checkpoint's sha256, so a lost journal is
+A journal consists of segments, journal-000001.log and so on. A segment begins with a base: the
+round's value and, if updates were folded since the last checkpoint, the name of the file with their
+total. Events follow. A snapshot or a checkpoint begins a new segment, and the old one is removed.
+Each base names the checkpoint that it continues by the checkpoint's sha256, so a lost journal is
 noticed.
 
 A record is its length and its CRC-32 (four bytes each, little-endian), then MessagePack. The

@@ -1,4 +1,6 @@
-"""The records of a journal file: how they are framed, and which of them are intact. Torch-free."""
+"""Encode the records of a journal file, and find those that are intact after a power cut. Imports
+no PyTorch.
+"""
 
 from __future__ import annotations
 

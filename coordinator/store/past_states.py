@@ -1,5 +1,5 @@
-"""The states that late updates started from, memory-mapped from checkpoints, and what each round
-since then folded into.
+"""Keep the states that late updates started from (memory-mapped checkpoints), and which parts of
+the network each round since then changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Files in a run's folder: their digests, and where received updates lie. Torch-free."""
+"""Compare files in a run's folder with their digests, and name the files of received updates.
+Imports no PyTorch.
+"""
 
 from __future__ import annotations
 

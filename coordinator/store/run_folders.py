@@ -1,4 +1,4 @@
-"""The folders of runs: each run is a folder with a database in it."""
+"""Find runs in the folder of runs: list them, and choose the latest one or the one in progress."""
 
 from __future__ import annotations
 

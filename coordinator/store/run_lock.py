@@ -1,4 +1,4 @@
-"""The lock of a run's folder: one coordinator at a time."""
+"""Lock a run's folder, so that only one coordinator uses it at a time."""
 
 from __future__ import annotations
 

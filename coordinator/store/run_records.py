@@ -1,6 +1,5 @@
-"""Read access to the database of a run: its settings, finished rounds, updates and scores.
-
-Without torch: commands that show a run read no checkpoint.
+"""Read the database of a run: its settings, finished rounds, updates and scores. Imports no
+PyTorch, because commands that show a run read no checkpoint.
 """
 
 from __future__ import annotations

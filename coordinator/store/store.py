@@ -1,4 +1,4 @@
-"""The folder of a run: checkpoints in safetensors, history in SQLite.
+"""Create or open the folder of a run, save its finished rounds, and read them to resume.
 
     runs/NAME/run.sqlite                 the run's description, and every finished round
     runs/NAME/round-000012.safetensors   the state after 12 rounds

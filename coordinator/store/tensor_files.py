@@ -1,4 +1,6 @@
-"""Files of tensors, in the format safetensors: checkpoints and totals."""
+"""Write and read tensors in safetensors files (checkpoints, and the sums of unfinished rounds),
+completely or not at all, and check their digests.
+"""
 
 from __future__ import annotations
 

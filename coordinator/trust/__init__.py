@@ -1,1 +1,3 @@
-"""Validation of updates: shapes, norm bounds, robust rules, differential privacy."""
+"""Protect a run against faulty and malicious messages and updates, and account for differential
+privacy.
+"""

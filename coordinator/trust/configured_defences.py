@@ -1,5 +1,5 @@
-"""Defences of a run against malicious updates, and against what updates reveal: from the
-configuration to the hooks of a round.
+"""Apply the configured defences to the rounds of a run: against malicious updates, and against what
+updates reveal about devices.
 
 robust.bound   coordinator.trust.norm_bounds          refuses an update before it is folded
 robust.rule    federated.engine.robust                aggregates with a rule other than the mean

@@ -1,5 +1,5 @@
-"""Tables of a run's database for validation and privacy: the norms of the updates, and the privacy
-cost of each released result.
+"""Read and write what a run's database stores for validation and privacy: the norms of the updates,
+and the privacy cost of each released result.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Validation of messages from agents: pure functions that compare what was requested with what was
-received. Each raises Refused with the expected and the found value.
+"""Check messages of agents with pure functions that compare what was received with what was
+requested. Each raises Refused with the expected and the found value.
 
 Acceptance never depends on which other agents answered, or in which order.
 """

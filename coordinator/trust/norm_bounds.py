@@ -1,5 +1,5 @@
-"""Norm bounds: how far an update may move from the weights that were sent, derived from how far
-updates of earlier rounds moved, so that the bound is known before anyone of a round answers.
+"""Bound how far an update may move from the weights that were sent. The bounds follow from updates
+of earlier rounds, so they are known before any agent answers.
 
 The norms of the changes to each submodel in the last rounds are kept, those of refused updates too.
 A bound is a multiple of their median, which an attacker with fewer than half of a submodel's

@@ -1,5 +1,5 @@
-"""The privacy accountant: how much the results of a run's rounds reveal about any one device, as
-epsilon at a given delta.
+"""Compute how much the results of a run's rounds reveal about any one device, as epsilon at a given
+delta (privacy accounting).
 
 A device whose change counts once in a round's sum, with noise of z times the bound on a change,
 takes part in one Gaussian mechanism with multiplier z; if it counts twice, with multiplier z / 2.

@@ -1,1 +1,1 @@
-"""Output of commands: stored runs, their agents and logs, and the methods."""
+"""Prepare the output of commands: stored runs, their agents and logs, methods and settings."""

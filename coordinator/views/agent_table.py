@@ -1,5 +1,5 @@
-"""Output of `coordinator devices`: every agent of a run, its device, and its submodel with the
-reason.
+"""Prepare the output of `coordinator devices`: every agent of a run, its device, and its submodel
+with the reason.
 """
 
 from __future__ import annotations

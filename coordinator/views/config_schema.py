@@ -1,5 +1,5 @@
-"""JSON Schema of a run's configuration, with the settings of each method as alternatives, and a
-template of a configuration file: every setting, its default and its explanation.
+"""Generate the JSON Schema of a run's configuration, with the settings of each method as
+alternatives, and a template of a configuration file that explains every setting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Output of `coordinator methods`: a list of methods, or one with its settings and laws."""
+"""Prepare the output of `coordinator methods`: a list of methods, or one method with its settings
+and the properties that tests check.
+"""
 
 from __future__ import annotations
 

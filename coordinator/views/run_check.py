@@ -1,4 +1,6 @@
-"""Output of `coordinator check`: the damage to a run's folder, and its repair. Torch-free."""
+"""Check every file in a run's folder for damage and repair it, for `coordinator check`. Imports no
+PyTorch.
+"""
 
 from __future__ import annotations
 

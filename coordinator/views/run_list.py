@@ -1,4 +1,4 @@
-"""Output of `coordinator runs`: every run in a folder."""
+"""Prepare the output of `coordinator runs`: a table of every run in a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Output of `coordinator log`: the events of a run, from the JSON lines in its folder."""
+"""Read, filter and format the events of a run for `coordinator log`, from the JSON lines in its
+folder.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Plots of a run, as PNG: accuracy by submodel, bytes, time by device, and assignment by round."""
+"""Draw the plots of a stored run for `coordinator plot`: accuracy by submodel, bytes, time by
+device, and assignment by round.
+"""
 
 from __future__ import annotations
 

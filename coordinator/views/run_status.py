@@ -1,4 +1,4 @@
-"""Output of `coordinator status`, from the folder of a run that is running or not."""
+"""Prepare the output of `coordinator status`, from the folder of a run that is running or not."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The server of the web page (Starlette and uvicorn, the extra `web`).
+"""Serve the web page and its API over HTTP (Starlette and uvicorn, the extra `web`).
 
     GET  /                          the page
     POST /api/sign-in, /api/sign-out
     GET  /api/runs                  every run
-    GET  /api/runs/RUN/PART         a part of a run (see `run_pages.PARTS`)
+    GET  /api/runs/RUN/PART         a part of a run (see `run_page_data.PARTS`)
     GET  /api/runs/RUN/stream       the run's status whenever it changes, as server-sent events
     POST /api/runs/RUN/request      a request to the coordinator: pause, resume, stop or stop now
 

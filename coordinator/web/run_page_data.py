@@ -1,4 +1,4 @@
-"""What the web page shows of one run, as plain values for JSON."""
+"""Collect what the web page shows of one run, as plain values for JSON."""
 
 from __future__ import annotations
 

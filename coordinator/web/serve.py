@@ -1,4 +1,4 @@
-"""Serve the web page: until ctrl-C, or in a process beside a run."""
+"""Start the server of the web page: until ctrl-C, or in a process beside a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sign-in to the web page: one secret token, which the page exchanges for a cookie."""
+"""Sign browsers in to the web page: they exchange one secret token for a cookie."""
 
 from __future__ import annotations
 
