@@ -27,7 +27,7 @@ import psutil
 from benchmarks.output_path_checks import make_folder
 from coordinator.broker import local_broker as brokers
 from coordinator.simulate.demo_fleet import Running, process, python_command, wait_for_words
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.errors import FleetError, StoreError
 from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 

@@ -21,7 +21,7 @@ import click
 
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 
 __all__ = ["Course", "Row", "command", "compare", "find_time", "run_mode"]

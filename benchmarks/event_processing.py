@@ -1,6 +1,6 @@
 """`python -m benchmarks core`: measure how fast the coordinator processes an event.
 
-It measures `coordinator.round.round_transition.step` alone, without link, disk and model. All
+It measures `coordinator.round.round_step.step` alone, without link, disk and model. All
 agents have joined, and each works on a task with a lease, with default settings for snapshots and
 the order of folding. Each measurement starts from the same state of the round.
 """
@@ -26,7 +26,7 @@ import click
 from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
 from coordinator.round.round_state import Round, Rules
-from coordinator.round.round_transition import step
+from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned
 from coordinator.settings.config_tables import Journal
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker

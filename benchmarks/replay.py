@@ -22,7 +22,7 @@ from coordinator.observe.round_records import Entry
 from coordinator.phases.training import complete_recipe
 from coordinator.run.run_preparation import make_weights
 from coordinator.settings.config import Config, load
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.engine.aggregate import Total, fold
 from federated.engine.late_updates import Base, Touched, find_touched, make_buffered
 from federated.errors import StoreError

@@ -28,7 +28,7 @@ from benchmarks.raw_agents.raw_fleet import RawFleet
 from benchmarks.replay import read_durations, replay
 from coordinator.broker import local_broker as brokers
 from coordinator.simulate.demo_fleet import Running, process, python_command
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.errors import ConfigError, FleetError
 from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 

@@ -21,7 +21,7 @@ import torch
 from coordinator.release.export_run import ExportRequest, write_release
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.training_process_control import Job, Worker
 from export import release_reader

@@ -14,7 +14,7 @@ import torch
 from coordinator.broker import local_broker as brokers
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.data import catalogue
 from federated.errors import ConfigError
 from federated.method import configure

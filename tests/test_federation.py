@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.observe.events import Event, RoundDelayed
 from coordinator.round import phase_progress
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.errors import ConfigError, FleetError, StoreError
 from federated.method import Tensors
 from federated.task import Update

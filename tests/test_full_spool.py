@@ -15,7 +15,7 @@ import torch
 from coordinator.phases import training
 from coordinator.phases.run_context import RunContext
 from coordinator.store.journal import Journal
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.engine.aggregate import Total
 from federated.method import State
 from federated.task import Update

@@ -18,7 +18,7 @@ import torch
 
 from coordinator.assign.selection import make_generator
 from coordinator.broker import local_broker as brokers
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.observe.round_records import Entry
 from coordinator.phases.evaluation import Evaluator
 from coordinator.run import runner
@@ -26,7 +26,7 @@ from coordinator.run.run_preparation import make_weights, prepare
 from coordinator.settings.config import Config
 from coordinator.store.agent_tables import AgentTables
 from coordinator.store.journal import Journal
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.trust import configured_defences
 from federated.engine.aggregate import Total, fold
 from federated.engine.late_updates import Base, Touched, find_touched, make_buffered

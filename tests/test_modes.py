@@ -15,7 +15,7 @@ from coordinator.access.certificate_authority import Authority
 from coordinator.broker import local_broker as brokers
 from coordinator.observe.event_readers.prometheus_metrics import MetricsServer
 from coordinator.settings.service_tables import Metrics
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.device.spool import Spool
 from federated.runtime import atomic_files
 from federated.training import state_between_rounds

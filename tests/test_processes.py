@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import find_free_port
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from edge_agent.access.agent_name import derive_name
 from federated.data import catalogue
 from tests.support.processes import AGENT, COORDINATOR, WITHOUT_TORCH, Start, result, wait_for_words

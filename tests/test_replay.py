@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from coordinator.broker import local_broker as brokers
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.observe.events import Event, RoundStarted
 from coordinator.round.round_events import PhaseBegan, UpdateFolded
 from coordinator.round.round_state import Round
-from coordinator.round.round_transition import step
+from coordinator.round.round_step import step
 from coordinator.store.journal import Journal, pack
 from tests.support.memory_federation import RUN, Member, digits, federate
 from tests.support.restarted_coordinator import Killed

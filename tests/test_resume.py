@@ -18,7 +18,7 @@ from coordinator.phases.evaluation import Evaluator
 from coordinator.phases.training import Training
 from coordinator.run.rounds import Result
 from coordinator.store.journal import Journal
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.trust import configured_defences
 from federated.task import Update
 from tests.support.memory_federation import RUN, Member, digits, federate

@@ -21,7 +21,7 @@ from coordinator.cli import main as cli
 from coordinator.release import export_run, rollout
 from coordinator.release.archive import Archive
 from coordinator.release.history import list_kept
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from export import release_reader
 from federated.errors import StoreError
 

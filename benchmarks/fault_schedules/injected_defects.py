@@ -19,7 +19,7 @@ from coordinator.round import round_events as on
 from coordinator.round import update_handlers as updates
 from coordinator.round.round_actions import Forget
 from coordinator.round.round_state import Round, put_task
-from coordinator.round.round_transition import HANDLERS
+from coordinator.round.round_step import HANDLERS
 from coordinator.store.journal import Journal
 from federated.device.agent_state import AgentState
 from federated.task import Key
@@ -51,7 +51,7 @@ def do_nothing(*given: object, **named: object) -> None:
 
 def replace_handlers(made: dict[type, Callable[..., Any]]) -> Patch:
     """Return a patch that replaces the handlers of some events."""
-    return "coordinator.round.round_transition.HANDLERS", MappingProxyType({**HANDLERS, **made})
+    return "coordinator.round.round_step.HANDLERS", MappingProxyType({**HANDLERS, **made})
 
 
 def forget_early(r: Round, e: on.UpdateFolded, out: list[Any]) -> Round:

@@ -27,7 +27,7 @@ from benchmarks.fault_schedules.virtual_agent import RESTART, RUN, Device
 from benchmarks.fault_schedules.virtual_clock import Killed, Process, Stalled, World
 from benchmarks.fault_schedules.virtual_disks import Disks
 from benchmarks.fault_schedules.virtual_links import Cable, Network
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.run.run_preparation import prepare
 from coordinator.run.runner import RunOptions
 from coordinator.run.runner import run as run_coordinator

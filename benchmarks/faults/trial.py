@@ -25,7 +25,7 @@ from benchmarks.replay import Make, ReplayResult, make_raw_update, read_duration
 from benchmarks.scale import make_flags
 from coordinator.observe.round_records import Entry
 from coordinator.simulate.demo_fleet import python_command
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.errors import EspalierError, StoreError
 from federated.task import Task, Update
 

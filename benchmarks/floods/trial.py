@@ -21,7 +21,7 @@ from benchmarks.faults.trial_parts import Process
 from benchmarks.floods.attacker import AGENT_FLOODS, STRANGER_FLOODS, Attacker, Order
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.simulate.demo_fleet import python_command
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from edge_agent.access.enrolment import enrol
 from federated.errors import EspalierError, FleetError
 

@@ -1,5 +1,5 @@
 """Handle each event of a round: compute the next state with
-`coordinator.round.round_transition.step`, record the event in the journal, and carry out the
+`coordinator.round.round_step.step`, record the event in the journal, and carry out the
 actions.
 """
 
@@ -21,10 +21,10 @@ from coordinator.round import round_events as on
 from coordinator.round.collector_interface import Collector
 from coordinator.round.round_actions import Action
 from coordinator.round.round_state import Phase, Round, Rules, list_carried_tasks
-from coordinator.round.round_transition import step
+from coordinator.round.round_step import step
 from coordinator.store.journal import REMEDY, Base, Journal
 from coordinator.store.run_files import TEMPORARY, find_problem
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.trust.message_checks import check_match
 from federated.errors import Malformed, Refused, StoreError, WireError
 from federated.task import Key, Task, Update, Work

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.fleet.published_weights import PublishedWeights
 from coordinator.trust.message_checks import compute_shapes
 from federated.method import Method, State

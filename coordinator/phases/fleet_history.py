@@ -12,7 +12,7 @@ from immutables import Map
 
 from coordinator.assign.agent_track_record import Standing
 from coordinator.observe.round_records import Entry, Folded
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.store.training_counts import Counts, count_by_round
 from federated.task import Task
 from models.submodel import Submodel

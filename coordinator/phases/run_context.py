@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.observe.events import Publish
 from coordinator.round.leases import FIRST_LEASE, MEDIAN_CAP, SLACK
 from coordinator.round.task_state import MAX_LEASES
 from coordinator.settings.config import Config
 from coordinator.store.control_requests import Control
 from coordinator.store.past_states import PastStates
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import Defences
 from federated.method import Method
 from models.submodel import Submodel

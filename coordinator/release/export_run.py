@@ -19,7 +19,7 @@ from coordinator.phases.evaluation import assemble
 from coordinator.release.serving_choice import choose_serving
 from coordinator.release.stored_run import read_run
 from coordinator.settings.config import Config
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.store.training_counts import count_run
 from export import release_reader, release_writer
 from export.onnx_session import Array

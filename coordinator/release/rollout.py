@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.access.run_broker import add_certificate
+from coordinator.access.broker_access import add_certificate
 from coordinator.release import canary
 from coordinator.release import history as releases
 from coordinator.release.archive import Archive

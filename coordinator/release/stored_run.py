@@ -17,7 +17,7 @@ from coordinator.observe.round_records import Entry, Score
 from coordinator.phases.evaluation import assemble
 from coordinator.settings.config import Config, read_tables
 from coordinator.store.run_folders import DATABASE
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.store.training_counts import count_at, count_by_round
 from export.onnx_export import predict
 from export.onnx_session import Array, Output

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from rich.live import Live
 
-from coordinator.access.run_broker import open_broker_access
-from coordinator.fleet.fleet import Fleet
+from coordinator.access.broker_access import open_broker_access
+from coordinator.fleet.message_loop import Fleet
 from coordinator.observe.event_readers.terminal_output import (
     LinePrinter,
     Screen,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from coordinator.assign.data_compatibility import build_network, describe_form, find_majority
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.observe.events import AgentsAwaited, Publish
 from coordinator.run.waiting_for_agents import POLL, await_agents
 from coordinator.settings.config import Config

@@ -19,7 +19,7 @@ from coordinator.settings.config import Config, to_json
 from coordinator.settings.service_tables import Broker
 from coordinator.store.database import Facts
 from coordinator.store.run_folders import list_runs
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import add_defences, check_leaks
 from federated.data import catalogue as data
 from federated.data.dataset import Dataset

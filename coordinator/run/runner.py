@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from coordinator.access.run_broker import BrokerAccess
+from coordinator.access.broker_access import BrokerAccess
 from coordinator.assign.affordable_submodels import match_pins
 from coordinator.assign.data_compatibility import build_network
 from coordinator.assign.eligibility import Eligibility
-from coordinator.fleet.fleet import Fleet, Intake
+from coordinator.fleet.message_loop import Fleet, Intake
 from coordinator.fleet.run_clock import RunClock
 from coordinator.observe.event_readers.catalogue import Oversight, oversee
 from coordinator.observe.events import Publish

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.observe.events import AgentsAwaited, Publish, RoundDelayed, RunPaused
 from coordinator.phases.run_context import RunContext
 from coordinator.round.round_state import Agent, RoundPlan
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.errors import FleetError
 from federated.runtime.unit_formatting import format_count
 

@@ -27,7 +27,7 @@ from coordinator.observe.score_summary import is_target_reached, summarize
 from coordinator.settings.config import Config, to_json
 from coordinator.simulate.device_data import DataSource, name_devices
 from coordinator.store import training_counts
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.trust import privacy_budget
 from federated.data import partitions
 from federated.engine.training_cost import effort, macs
@@ -312,11 +312,11 @@ def encode_json(found: Mapping[str, Any]) -> str:
 
 
 def draw(say: Say, function: str, path: Path, *arguments: Any) -> None:
-    """Draw a plot with a function of `coordinator.simulate.plots`, or say that matplotlib is
+    """Draw a plot with a function of `coordinator.views.plot_drawing`, or say that matplotlib is
     missing.
     """
     try:
-        from coordinator.simulate import plots
+        from coordinator.views import plot_drawing
     except ModuleNotFoundError as error:
         say(
             f"skipped the plot {path.name}: {error.name} is not installed; "

@@ -22,7 +22,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.settings.config import Config
 from coordinator.simulate.device_data import DataSource, name_devices
 from coordinator.simulate.workers import UNLIMITED, Workers, read_outcome

@@ -33,7 +33,7 @@ from coordinator.simulate.device_data import DataSource, name_devices
 from coordinator.simulate.simulated_devices import Devices, ServingLink
 from coordinator.simulate.workers import OwnThread, ProcessPool, Workers
 from coordinator.store.run_folders import list_runs
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import check_buffer_size
 from federated.data import partitions
 from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors, read_setting

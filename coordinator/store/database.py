@@ -17,7 +17,7 @@ from coordinator import database_row_digests
 from coordinator.observe.round_records import RoundRecord
 from coordinator.store import agent_tables, run_lock
 from coordinator.store.run_folders import DATABASE
-from coordinator.trust import database_tables
+from coordinator.trust import norm_and_privacy_tables
 from federated.errors import StoreError
 from federated.runtime.atomic_files import sync
 from federated.runtime.sqlite_wal_check import find_log_damage
@@ -82,7 +82,10 @@ def create_database(folder: Path, facts: Facts) -> None:
     with closing(sqlite3.connect(part)) as database:
         database.execute("PRAGMA journal_mode=WAL")
         database.executescript(
-            SCHEMA + agent_tables.SCHEMA + database_tables.SCHEMA + database_row_digests.SCHEMA
+            SCHEMA
+            + agent_tables.SCHEMA
+            + norm_and_privacy_tables.SCHEMA
+            + database_row_digests.SCHEMA
         )
         database.execute(f"PRAGMA user_version={VERSION}")
         with database:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.engine.late_updates import Base, Touched
 from federated.engine.update_contributions import Weight
 from federated.errors import StoreError

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from coordinator.settings.config import Config
 from coordinator.trust import privacy_budget
-from coordinator.trust.database_tables import ChangeNorm, TrustTables
+from coordinator.trust.norm_and_privacy_tables import ChangeNorm, TrustTables
 from coordinator.trust.norm_bounds import Bound, check_change, compute_bounds, measure_change
 from federated.engine.aggregate import Key, Total, fold
 from federated.engine.differential_privacy import make_private

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.trust.database_tables import WINDOW, ChangeNorm
+from coordinator.trust.norm_and_privacy_tables import WINDOW, ChangeNorm
 from federated.errors import Refused
 from federated.task import Update
 from federated.training.state_between_rounds import PREFIX

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from coordinator.observe.round_records import Entry
-from coordinator.simulate import plots
 from coordinator.store.run_folders import find_current_run
 from coordinator.store.run_records import RunRecords, open_records
 from coordinator.store.training_counts import count_by_round, mark_scores
+from coordinator.views import plot_drawing
 from federated.errors import ConfigError, StoreError, explain_os_errors
 
 __all__ = ["plot_run", "render_plots"]
@@ -59,19 +59,19 @@ def draw_plots(folder: Path, records: RunRecords) -> dict[str, str]:
     run, skipped = records.folder.name, dict[str, str]()
     submodels = [submodel.name for submodel in records.read_facts().menu]
     if scores := list_scores(records):
-        plots.plot_accuracies(folder / "accuracy.png", [scores], submodels, run)
+        plot_drawing.plot_accuracies(folder / "accuracy.png", [scores], submodels, run)
     else:
         skipped["accuracy"] = "no round was evaluated"
     history = records.read_history()
     traffic = [(number, up, down) for number, _, up, down in history]
-    plots.plot_traffic(folder / "bytes.png", traffic, run)
+    plot_drawing.plot_traffic(folder / "bytes.png", traffic, run)
     entries = {number: records.read_entries(number) for number, *_ in history}
     if times := collect_times(entries):
-        plots.plot_times(folder / "times.png", times, run)
+        plot_drawing.plot_times(folder / "times.png", times, run)
     else:
         skipped["times"] = "no update was folded"
     if assigned := collect_assignments(entries):
-        plots.plot_assignment(folder / "assignment.png", assigned, submodels, run)
+        plot_drawing.plot_assignment(folder / "assignment.png", assigned, submodels, run)
     else:
         skipped["assignment"] = "no agent was asked"
     return skipped

@@ -10,7 +10,7 @@ from benchmarks.bitflips.command import draw_flips, has_failed, summarise
 from benchmarks.bitflips.flip_trial import CORE, KINDS, Flip, Outcome, run_undamaged, try_flip
 from benchmarks.bitflips.interrupted_run import find_stops
 from benchmarks.bitflips.sqlite_row_bytes import find_rows
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 
 
 def test_four_of_five_flips_must_be_found() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.observe.events import Event
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.manual_clock import Clock

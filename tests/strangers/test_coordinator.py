@@ -9,7 +9,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from federated.wire import envelope, messages, topics
 from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import needs_mosquitto

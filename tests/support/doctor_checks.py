@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from edge_agent.doctor import broker_checks, connection_checks
 from edge_agent.doctor.check_result import Check
 from federated.wire import messages

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.observe.event_readers.terminal_output import LinePrinter
 from coordinator.observe.events import Publish, publish_to
 from coordinator.phases.run_context import PATIENCE

@@ -11,10 +11,10 @@ from typing import Any
 
 from msgspec import structs
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.observe.event_readers.terminal_output import LinePrinter
 from coordinator.observe.events import Publish
-from coordinator.round.round_transition import step
+from coordinator.round.round_step import step
 from coordinator.run import runner
 from coordinator.run.rounds import Result
 from coordinator.run.run_preparation import prepare

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
 from coordinator.round.round_state import Round, Rules, list_phase_tasks, list_tasks
-from coordinator.round.round_transition import step
+from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned, TaskState
 from federated.task import Key, Recipe, Task
 from models.families.catalogue import menu, network

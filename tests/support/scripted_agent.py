@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.round.collector_interface import Snapshot
 from coordinator.round.round_events import CardChanged, PhaseBegan
 from coordinator.round.task_state import Planned, TaskState

@@ -9,7 +9,7 @@ import numpy as np
 
 from coordinator import database_row_digests
 from coordinator.settings.config import load
-from coordinator.trust import database_tables
+from coordinator.trust import norm_and_privacy_tables
 from coordinator.trust.configured_defences import Defences
 from federated.method import configure
 from federated.methods.catalogue import method
@@ -31,7 +31,7 @@ def config(**given):
 
 def database() -> sqlite3.Connection:
     made = sqlite3.connect(":memory:")
-    made.executescript(database_tables.SCHEMA + database_row_digests.SCHEMA)
+    made.executescript(norm_and_privacy_tables.SCHEMA + database_row_digests.SCHEMA)
     return made
 
 
@@ -39,7 +39,7 @@ def defences(
     folder: Path, known: sqlite3.Connection | None = None, round: int = 1, **given
 ) -> Defences:
     return Defences(
-        config(**given), database_tables.TrustTables(known or database()), folder, round
+        config(**given), norm_and_privacy_tables.TrustTables(known or database()), folder, round
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.observe import events
 from coordinator.observe.event_readers.reader import ReaderContext
 from coordinator.observe.events import Publish

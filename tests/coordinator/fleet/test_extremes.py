@@ -40,7 +40,7 @@ from coordinator.round.round_events import ProfileCame, RoundEvent
 from coordinator.round.round_state import Round, TaskState
 from coordinator.settings.config import Config, load
 from coordinator.store.journal import Base, pack, unpack
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.trust.message_checks import (
     check_match,
     check_profile,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.fleet import Fleet, Intake
-from coordinator.fleet.leadership import CARD_PATIENCE, FENCE
+from coordinator.fleet.coordinator_takeover import CARD_PATIENCE, FENCE
+from coordinator.fleet.message_loop import Fleet, Intake
 from federated.errors import Superseded
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_UP, Delivery

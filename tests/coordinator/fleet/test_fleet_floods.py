@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.access.run_broker import BrokerAccess
+from coordinator.access.broker_access import BrokerAccess
 from coordinator.fleet import round_event_loop
-from coordinator.fleet.fleet import SUSPENDED, Fleet, Intake
 from coordinator.fleet.flood_guard import REFUSALS_AT_ONCE
+from coordinator.fleet.message_loop import SUSPENDED, Fleet, Intake
 from coordinator.observe.events import Event, Rejected
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.fleet.fleet import Fleet, Intake
+from coordinator.fleet.message_loop import Fleet, Intake
 from coordinator.round.round_state import Rules
 from federated.task import Task
 from federated.wire import messages, topics

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from coordinator.fleet.fleet import Fleet, Intake
+from coordinator.fleet.message_loop import Fleet, Intake
 from coordinator.fleet.run_clock import RunClock
 from coordinator.round.task_state import Spare
 from federated.task import Task

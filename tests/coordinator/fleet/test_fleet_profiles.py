@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.fleet.fleet import ANNOUNCEMENT_PATIENCE, Fleet
+from coordinator.fleet.message_loop import ANNOUNCEMENT_PATIENCE, Fleet
 from federated.task import Profile, Timing
 from federated.wire import messages, topics
 from federated.wire.links.memory import MemoryBroker

@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.round.collector_interface import Snapshot
 from coordinator.round.phase_progress import RELIEF_PAUSE
 from coordinator.store.journal import Base, Journal

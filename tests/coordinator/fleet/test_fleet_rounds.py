@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.access.run_broker import BrokerAccess
-from coordinator.fleet.fleet import Fleet
+from coordinator.access.broker_access import BrokerAccess
+from coordinator.fleet.message_loop import Fleet
 from federated.errors import Refused
 from federated.task import Task
 from federated.wire import messages, topics

@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.trust.message_checks import check_profile
 from federated.data.dataset import Dataset
 from federated.device.trainers.catalogue import open_trainer

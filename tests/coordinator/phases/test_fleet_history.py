@@ -22,7 +22,7 @@ from coordinator.phases.fleet_history import (
     record_standings,
     record_tasks,
 )
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.store.training_counts import Counts, Trained
 from models.submodel import Network, Submodel
 from tests.support.memory_federation import RUN, Member, digits, federate

@@ -14,7 +14,7 @@ import torch
 
 from coordinator.observe.round_records import RoundRecord
 from coordinator.round.round_state import Round
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.task import Update
 from tests.support.memory_federation import RUN, Member, digits, federate
 

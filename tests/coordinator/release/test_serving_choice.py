@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.release.serving_choice import choose_serving
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.store.training_counts import count_run
 from tests.support.memory_federation import RUN, Member, digits, federate
 

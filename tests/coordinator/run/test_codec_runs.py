@@ -13,7 +13,7 @@ import torch
 
 from coordinator.run import runner
 from coordinator.run.run_preparation import prepare
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.trust import configured_defences
 from federated.errors import StoreError, Unknown
 from federated.wire.codecs.catalogue import find_codec

@@ -15,7 +15,7 @@ from coordinator.assign.data_compatibility import (
     find_majority,
 )
 from coordinator.assign.eligibility import Eligibility
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.observe.events import AgentsAwaited
 from coordinator.run.network_vote import await_network
 from coordinator.settings.config import load

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.assign.decision_record import Decision
 from coordinator.phases.run_context import ENDLESS, PATIENCE
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.errors import FleetError
 from federated.task import Update
 from federated.training.time_prediction import step_seconds

@@ -13,7 +13,7 @@ from coordinator.run.launch import View, check_same, start_run
 from coordinator.run.run_preparation import check_broker, find_name, prepare
 from coordinator.settings.config import load
 from coordinator.settings.service_tables import Broker
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.views.run_status import describe_status
 from federated.errors import ConfigError, LinkError, StoreError, UsageError
 from federated.wire import topics

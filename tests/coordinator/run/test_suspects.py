@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.task import Update
 from tests.support.memory_federation import RUN, Member, digits, federate
 

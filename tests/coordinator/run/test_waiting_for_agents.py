@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.observe.events import Event, RoundDelayed
 from coordinator.run import waiting_for_agents
 from coordinator.run.waiting_for_agents import MIN_DELAY, await_agents, count_empty
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.task import Update
 from federated.wire import topics
 from federated.wire.links.memory import MemoryBroker

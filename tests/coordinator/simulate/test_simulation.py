@@ -28,7 +28,7 @@ from coordinator.simulate.results import find_target_round
 from coordinator.simulate.simulation import simulate
 from coordinator.simulate.workers import ProcessPool
 from coordinator.store.run_folders import list_runs
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.errors import ConfigError, DataError, FleetError, StoreError, Unknown
 from federated.method import configure
 from federated.methods.catalogue import method

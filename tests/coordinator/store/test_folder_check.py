@@ -16,8 +16,8 @@ from coordinator.database_row_digests import find_damage
 from coordinator.observe.round_records import Entry, RoundRecord, Score
 from coordinator.store.database import Facts
 from coordinator.store.folder_check import allow_new_journal, may_begin_journal
-from coordinator.store.store import Store
-from coordinator.trust.database_tables import ChangeNorm
+from coordinator.store.run_store import Store
+from coordinator.trust.norm_and_privacy_tables import ChangeNorm
 from coordinator.views.run_check import check_run
 from federated.errors import StoreError
 from federated.runtime.sqlite_wal_check import find_log_damage

@@ -25,10 +25,10 @@ from coordinator.observe.round_records import Entry, Folded, RoundRecord
 from coordinator.round import round_events as on
 from coordinator.round.round_events import RoundEvent
 from coordinator.round.round_state import Round, RoundPlan
-from coordinator.round.round_transition import step
+from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal, pack
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.engine.aggregate import Total, fold
 from federated.engine.update_contributions import Part
 from federated.errors import StoreError

@@ -17,7 +17,7 @@ from coordinator.release.serving_choice import choose_serving
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.launch import report, show
 from coordinator.simulate.simulation import simulate
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.store.training_counts import Trained, count_run
 from coordinator.views.agent_table import describe_agents
 from coordinator.views.agent_table import render_agents as overview_text

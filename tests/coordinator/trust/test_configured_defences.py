@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import Defences
-from coordinator.trust.database_tables import ChangeNorm, TrustTables
+from coordinator.trust.norm_and_privacy_tables import ChangeNorm, TrustTables
 from coordinator.trust.privacy_budget import compute_epsilon
 from federated.engine.aggregate import Total, fold
 from federated.engine.part_store import PartStore

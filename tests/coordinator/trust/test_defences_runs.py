@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.trust.privacy_budget import compute_epsilon
 from tests.support.memory_federation import Member, digits, federate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.trust.database_tables import WINDOW, ChangeNorm
+from coordinator.trust.norm_and_privacy_tables import WINDOW, ChangeNorm
 from coordinator.trust.norm_bounds import LEAST, Bound, check_change, compute_bounds, measure_change
 from federated.errors import Refused
 from federated.task import Update

@@ -20,7 +20,7 @@ from coordinator.round.round_state import Round
 from coordinator.store.database import Facts
 from coordinator.store.journal import Base
 from coordinator.store.run_files import update_path
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.engine.aggregate import Total
 from federated.errors import StoreError
 from federated.task import Key

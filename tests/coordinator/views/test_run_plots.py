@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from coordinator.cli.main import main
 from coordinator.observe.round_records import Entry
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.views.run_plots import collect_assignments, collect_times
 from tests.support.memory_federation import RUN, Member, digits, federate
 

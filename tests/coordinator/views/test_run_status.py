@@ -16,11 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.cli.main import main
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.observe.now_json import FILE
 from coordinator.round.round_events import RoundPlanned
 from coordinator.store.control_requests import Stopped, send_request
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from coordinator.trust.privacy_budget import compute_epsilon
 from coordinator.views.run_list import describe_runs
 from coordinator.views.run_status import (

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from coordinator.cli.main import main
 from coordinator.store.control_requests import read_requests
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.runtime.connection_limits import listen
 from tests.support.memory_federation import RUN, Member, digits, federate
 

@@ -18,9 +18,9 @@ import pytest
 
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_broker import Broker
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.phases.run_context import ENDLESS
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.task import Update
 from federated.wire import envelope, messages, topics
 from federated.wire.links.catalogue import open_link

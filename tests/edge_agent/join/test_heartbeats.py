@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from coordinator.round.round_events import AgentBeat, RoundEvent
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.training_process_control import Job, Worker
 from tests.support.memory_federation import RUN, Member, digits, federate

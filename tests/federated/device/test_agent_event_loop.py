@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.fleet import Fleet
-from coordinator.store.store import Store
+from coordinator.fleet.message_loop import Fleet
+from coordinator.store.run_store import Store
 from federated.device.agent_state import activity
 from federated.device.transfers import Uploads
 from federated.task import Profile, Task, Timing, Update

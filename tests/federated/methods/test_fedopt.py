@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coordinator.run.rounds import Result
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.engine.aggregate import Total, fold
 from federated.engine.update_contributions import Part
 from federated.method import State, configure

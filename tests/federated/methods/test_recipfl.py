@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from coordinator.observe.events import RoundStarted
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError, Unknown
 from federated.method import configure

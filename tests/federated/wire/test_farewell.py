@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_broker import Broker
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.message_loop import Fleet
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN
 from federated.wire.links import mqtt as links

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.training_process_control import Job, Worker
 from federated.device.trainers.catalogue import TRAINERS, open_trainer

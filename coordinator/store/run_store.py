@@ -46,7 +46,7 @@ from coordinator.store.journal import Base, Journal
 from coordinator.store.run_folders import DATABASE, make_missing_error
 from coordinator.store.run_records import RunRecords
 from coordinator.store.tensor_files import read_tensors, write_tensors
-from coordinator.trust import database_tables
+from coordinator.trust import norm_and_privacy_tables
 from federated.errors import StoreError, explain_os_errors
 from federated.runtime.atomic_files import make_private, sync, warn_if_public
 from models.submodel import Submodel
@@ -64,7 +64,7 @@ class Store(RunRecords):
         super().__init__(folder, database)
         self._lock = lock
         self.spool = folder / "spool"
-        self.trust = database_tables.TrustTables(database)
+        self.trust = norm_and_privacy_tables.TrustTables(database)
         self.journal = Journal(folder, self._check_lock)
         self.kept = KEPT  # number of checkpoints to keep
 

@@ -19,7 +19,7 @@ from coordinator.store import database as databases
 from coordinator.store.database import Facts
 from coordinator.store.journal import Base
 from coordinator.store.run_folders import find_latest_run, list_runs
-from coordinator.store.store import Store
+from coordinator.store.run_store import Store
 from federated.engine.aggregate import Total
 from federated.errors import StoreError
 from federated.task import Card, Profile, Timing

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.fleet.fleet import Fleet
-from coordinator.fleet.leadership import FENCE
+from coordinator.fleet.coordinator_takeover import FENCE
+from coordinator.fleet.message_loop import Fleet
 from coordinator.fleet.published_weights import WeightSlots
 from coordinator.observe.events import AgentJoined, AgentLeft, Event, Rejected
 from coordinator.round.agent_handlers import SILENCE

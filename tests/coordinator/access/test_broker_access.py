@@ -20,17 +20,17 @@ import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from coordinator.access.certificate_authority import Authority
-from coordinator.access.run_broker import (
+from coordinator.access.broker_access import (
     AuthorityWatcher,
     BrokerAccess,
     add_certificate,
     open_broker_access,
 )
+from coordinator.access.certificate_authority import Authority
 from coordinator.broker.client_disconnection import find_plugin
 from coordinator.broker.mosquitto import find_mosquitto
 from coordinator.cli.main import main
-from coordinator.fleet.fleet import REVOKED, Fleet
+from coordinator.fleet.message_loop import REVOKED, Fleet
 from coordinator.settings.service_tables import Broker
 from edge_agent.access import enrolment
 from edge_agent.access.broker_credentials import renew_if_due, resolve_broker
@@ -361,7 +361,7 @@ def test_a_suspended_agent_loses_its_rights_for_a_while(
     assert calls == [("reload", {"a"}), ("disconnect", {"a"})]
     assert not gate.barred, "the coordinator may hear it again later"
     later = time.monotonic() + 601.0
-    monkeypatch.setattr("coordinator.access.run_broker.time.monotonic", lambda: later)
+    monkeypatch.setattr("coordinator.access.broker_access.time.monotonic", lambda: later)
     watcher.poll()
     assert calls[2:] == [("reload", frozenset())]
     authority.close()

@@ -19,7 +19,7 @@ from coordinator.round.round_state import (
     list_carried_tasks,
     list_phase_tasks,
 )
-from coordinator.round.round_transition import step
+from coordinator.round.round_step import step
 from coordinator.round.task_state import RETURN_TIME, Planned, Spare
 from federated.task import heartbeat_interval
 from tests.support.round_state_machine import Machine, task

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from immutables import Map
 
-from coordinator.access.run_broker import BrokerAccess
+from coordinator.access.broker_access import BrokerAccess
 from coordinator.assign.eligibility import Eligibility
+from coordinator.fleet.coordinator_takeover import Leadership
 from coordinator.fleet.flood_guard import FloodGuard
-from coordinator.fleet.leadership import Leadership
 from coordinator.fleet.link_endpoint import Endpoint
 from coordinator.fleet.round_event_loop import RoundEventLoop
 from coordinator.fleet.run_clock import RunClock
