@@ -323,4 +323,4 @@ def draw(say: Say, function: str, path: Path, *arguments: Any) -> None:
             f"{pip_command('simulate')}"
         )
         return
-    getattr(plots, function)(path, *arguments)
+    getattr(plot_drawing, function)(path, *arguments)
