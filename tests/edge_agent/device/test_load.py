@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from edge_agent.device.heat_and_load import Load, measure_load
+from tests.support.waiting import eventually
 
-SPIN = "import time; end = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
+SPIN = "while True: pass"
+USED = 0.2  # processor seconds of the child; the system counts hundredths
 
 
 class Machine:
@@ -55,18 +56,24 @@ def test_load_is_unknown_without_permission(
 
 
 @pytest.fixture
-def spinning() -> Iterator[subprocess.Popen[bytes]]:
+def spinning() -> Iterator[psutil.Process]:
+    """Return a child that uses a processor as far as other processes leave it."""
     process = subprocess.Popen([sys.executable, "-c", SPIN])
-    yield process
+    yield psutil.Process(process.pid)
     process.kill()
     process.wait()
 
 
-@pytest.mark.timed
 def test_children_are_not_other_processes(
-    spinning: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    spinning: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    time.sleep(0.3)
-    with_it = measure_load(1.0)
+    """How much the child gets depends on the load, so the test counts its processor seconds."""
+    load = Load()
+    _, used, _ = load._look()
+    before = spinning.cpu_times().user
+    eventually(lambda: spinning.cpu_times().user - before >= USED, 200.0)
+    _, used_now, own = load._look()
     monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [])
-    assert measure_load(1.0) > with_it + 0.25, "as a stranger it counts"
+    _, _, alone = load._look()
+    assert own - alone >= 0.9 * USED
+    assert used_now - used >= 0.9 * USED, "the system's seconds include the child's"
