@@ -31,7 +31,10 @@ NETS = {
     "mlp": partial(network, "mlp", (6,), 3),
     "resnet": partial(network, "resnet-small", (1, 8, 8), 3),
     "vit": partial(network, "vit-micro", (1, 16, 16), 3),
+    "lenet": partial(network, "lenet", (1, 16, 16), 3),
 }
+# A hypernetwork computes one tensor after another, so methods with one get networks of few tensors.
+FEW_TENSORS = {"recipfl": ("lenet", "mlp")}
 COMMON = settings(max_examples=3, deadline=None)
 # under which whole networks combine as in FedAvg
 SAME_WEIGHTS = {"norm": "static", "weighting": "samples"}
@@ -44,9 +47,9 @@ NO_JUMP = {"fedyogi": {"tau": 0.99}}
 def families(name):
     """Return the first two families that a method serves."""
     able = []
-    for family, make in NETS.items():
+    for family in FEW_TENSORS.get(name, NETS):
         try:
-            method(name).menu(make(), configure(method(name), {}))
+            method(name).menu(NETS[family](), configure(method(name), {}))
         except ConfigError:
             continue
         able.append(family)
