@@ -36,17 +36,21 @@ demo: $(VENV)/installed
 # After them, the tests that measure time run one at a time.
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
 
+# The files with slow tests, and those with tests that measure time: importing all others takes as long as many tests.
+SLOW := $$(grep -rl --include='test_*.py' 'mark\.slow' tests)
+TIMED := $$(grep -rl --include='test_*.py' 'mark\.timed' tests)
+
 test: $(VENV)/installed-dev
 ifeq ($(strip $(TESTS)),)
 	$(SIDE_BY_SIDE) -m "not slow and not timed"
-	$(BIN)/python -m pytest -m "not slow and timed"
+	$(BIN)/python -m pytest -m "not slow and timed" $(TIMED)
 else
 	$(BIN)/python -m pytest $(TESTS)
 endif
 
 test-all: test
-	$(SIDE_BY_SIDE) -m "slow and not timed"
-	$(BIN)/python -m pytest -m "slow and timed"
+	$(SIDE_BY_SIDE) -m "slow and not timed" $(SLOW)
+	$(BIN)/python -m pytest -m "slow and timed" $(TIMED)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
