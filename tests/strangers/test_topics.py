@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -94,8 +95,7 @@ def test_only_the_owner_can_replace_or_delete_retained_messages(
         link = connect(ClientSetup(door.address(pem), f"r-{name}"), version=version).client
         link.publish(topic, b"", qos=1, retain=True)
         link.publish(topic, b"mine", qos=0, retain=True)
-        time.sleep(0.05)
-        disconnect(link, version)
+        disconnect(link, version)  # after both messages
     touched = {topic for topic, _ in receive_all(hearing, 0.5)}
     for topic in wanted.values():
         hearing.publish(topic, b"", retain=True)
@@ -113,12 +113,17 @@ def test_a_last_will_on_a_foreign_topic_is_not_published(
         every_topic(name if whose == "mine" else "a"),
         member(door.authority, name, tmp_path),
     )
-    for topic in wanted.values():
-        client = connect(ClientSetup(door.address(pem), f"r-{name}", (topic, b"will"))).client
-        client.loop_stop()
+
+    def connect_and_vanish(number: int, topic: str) -> None:
+        setup = ClientSetup(door.address(pem), f"r-{name}-{number}", (topic, b"will"))
+        client = connect(setup).client
+        client.loop_stop()  # it waits up to a second for the network
         there = client.socket()
         assert there is not None
         there.close()  # without a DISCONNECT
+
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        list(pool.map(connect_and_vanish, range(len(wanted)), wanted.values()))
     arrived = dict(receive_all(hearing, 1.5))
     for topic in wanted.values():
         hearing.publish(topic, b"", retain=True)

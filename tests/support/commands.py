@@ -65,10 +65,9 @@ def cost_of(package: str, *arguments: str, folder: Path) -> Cost:
 
 
 def is_quick(package: str, *arguments: str, folder: Path, most: float) -> bool:
-    """Check that the median of five runs, after one that caches the bytecode, takes less than
-    `most` seconds of processor time. Three runs on one side of it decide.
+    """Check that the median of five runs, of which the first may also cache the bytecode, takes
+    less than `most` seconds of processor time. Three runs on one side of it decide.
     """
-    cost_of(package, *arguments, folder=folder)
     quick = slow = 0
     while max(quick, slow) < 3:
         if cost_of(package, *arguments, folder=folder).cpu < most:

@@ -68,11 +68,12 @@ def test_process_gets_only_its_fraction_of_a_processor(way: str, share: float) -
     """Other processes may use some of a processor: the limit is exceeded in no case, and reached
     in the best window.
     """
-    free = min(float(run(BURN, Limits(cpus=1.0))[0].stdout.split()[0]) for _ in range(2))
     done, how = run(BURN, Limits(cpus=share))
     got, best = map(float, done.stdout.split())
     assert got <= share + 0.12, how
-    assert min(share, share * free) - 0.12 <= best, how
+    if best < share - 0.12:  # perhaps because of other processes
+        free = min(float(run(BURN, Limits(cpus=1.0))[0].stdout.split()[0]) for _ in range(2))
+        assert share * free - 0.12 <= best, how
 
 
 def test_memory_is_limited(way: str) -> None:
