@@ -100,7 +100,7 @@ def refuse_without_reason(r: Round, e: on.UpdateRefused, out: list[Any]) -> Roun
 
 def read_torn(data: bytes) -> list[bytes]:
     """Read what a power cut left of the last record as if it were complete."""
-    from coordinator.store.journal_records import FRAME, SYNCED
+    from coordinator.store.journal_framing import FRAME, SYNCED
 
     found, start = [], 0
     while start + FRAME.size < len(data):

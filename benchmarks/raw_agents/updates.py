@@ -1,7 +1,7 @@
-"""Make the updates of raw agents: the received weights plus a little noise that depends only on
-weights, agent and round.
+"""Make the updates of raw agents, which do not train: the received weights plus a little noise.
 
-So the resulting model can be computed from the list of folded updates.
+The noise depends only on weights, agent and round, so the resulting model can be computed from the
+list of folded updates.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.access.certificate_authority_folder import find_default_folder, open_authority
+from coordinator.access.configured_authority import find_default_folder, open_authority
 from coordinator.access.enrolment_server_process import EnrolmentProcess
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import check_exposure

@@ -41,7 +41,7 @@ def authority(hosts: tuple[str, ...], target: Path | None, pki: str, form: str) 
     The authority is created if there is none.
     """
     with print_errors("authority"):
-        from coordinator.access.certificate_authority_folder import open_authority
+        from coordinator.access.configured_authority import open_authority
         from coordinator.settings.service_tables import Broker
 
         with closing(open_authority(Broker(pki=pki, hosts=hosts))) as found:

@@ -47,7 +47,7 @@ def enroll(name: str, host: str | None, port: int | None, valid: str, pki: str, 
     if there is none.
     """
     with print_errors("enroll"):
-        from coordinator.access.certificate_authority_folder import open_authority
+        from coordinator.access.configured_authority import open_authority
         from coordinator.broker.local_addresses import find_own_address
         from coordinator.settings.service_tables import Broker
 

@@ -24,7 +24,7 @@ def revoke(names: tuple[str, ...], pki: str, form: str) -> None:
     A revoked certificate cannot be renewed. A running coordinator disconnects the agents at once.
     """
     with print_errors("revoke"):
-        from coordinator.access.certificate_authority_folder import open_authority
+        from coordinator.access.configured_authority import open_authority
         from coordinator.settings.service_tables import Broker
 
         with closing(open_authority(Broker(pki=pki))) as authority:

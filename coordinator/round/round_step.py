@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from coordinator.observe.events import LeaseExpired
 from coordinator.round import agent_handlers as agents
-from coordinator.round import phase_handlers as phases
+from coordinator.round import round_and_phase_handlers as phases
 from coordinator.round import round_events as on
 from coordinator.round import update_handlers as updates
 from coordinator.round.leases import count_wasted

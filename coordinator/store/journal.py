@@ -29,7 +29,7 @@ from msgspec import Struct
 from coordinator.observe.round_records import Folded
 from coordinator.round.round_events import RoundEvent, RoundPlanned
 from coordinator.round.round_state import Round
-from coordinator.store.journal_records import FRAME, frame, split_records
+from coordinator.store.journal_framing import FRAME, frame, split_records
 from coordinator.store.tensor_files import read_tensors, write_tensors
 from federated.engine.aggregate import Total, dump, load
 from federated.errors import StoreError, explain_os_errors

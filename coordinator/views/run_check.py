@@ -21,7 +21,7 @@ from coordinator.release.history import HISTORY, History, compute_digest
 from coordinator.settings.config import read_tables
 from coordinator.store import folder_check, run_lock
 from coordinator.store.database import open_database
-from coordinator.store.journal_records import FRAME, split_records, unpack_plainly
+from coordinator.store.journal_framing import FRAME, split_records, unpack_plainly
 from coordinator.store.run_files import find_problem, update_path
 from coordinator.store.run_folders import DATABASE, make_missing_error
 from coordinator.store.run_records import RunRecords

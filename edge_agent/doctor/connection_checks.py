@@ -1,6 +1,6 @@
-"""Run all checks of `edge-agent doctor`, and check the connection to the broker and the
-coordinator, in order: name, TCP, TLS, credentials, rights, packet size, clock. The checks end at a
-failure that the next ones depend on.
+"""Check the connection to the broker and the coordinator step by step, from DNS, TCP and TLS to
+the clock, up to the first failure that the next steps depend on. `examine` adds the checks of the
+device: all of `edge-agent doctor`.
 
 The device joins no run; it only requests an echo from the coordinator.
 """

@@ -1,5 +1,5 @@
-"""`edge-agent profile`: measure the device, print each result immediately, and write all results to
-a JSON file. Does not import torch.
+"""`edge-agent profile`: measure the device, print each result at once and, with `--out`, write all
+results to a JSON file. Does not import torch.
 
 A description of the hardware takes no time; each family of networks takes seconds, unless its
 timings are cached.

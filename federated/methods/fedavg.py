@@ -11,7 +11,8 @@ FedAvg; with several it is the coverage mean that InCo calls HeteroAvg. With `sh
 corner of the initial network. Running statistics of batch norm are sent and averaged like weights
 (`norm = "tracked"`), or never sent (`"static"`).
 
-Every other method is built on this record.
+The other methods start from the `Method` that `fedavg()` returns, and replace some of its
+functions.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ halving transitions, as torchvision's densenet121. "121-cifar" begins with a 3x3
 stride 1 and no pool, for small images; "121-recipfl", RecipFL's, is the same with a growth of 12.
 
 Width scales stem, growth, bottlenecks and transitions; each tensor over a layer's concatenated
-inputs is split in two (`models.layers.dense_block`). Depth drops the last layers of a dense block.
-A transition outputs as many channels as the whole network's at this width, at any depth.
+inputs is split in two (`models.layers.densenet_layers`). Depth drops the last layers of a dense
+block. A transition outputs as many channels as the whole network's at this width, at any depth.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.family import Family, Tensors, Torchvision, check_mask
 from models.layers.basic import Norm, Standardise
-from models.layers.dense_block import SeenConv, SeenNorm
+from models.layers.densenet_layers import SeenConv, SeenNorm
 from models.submodel import Submodel, scale_count
 
 __all__ = ["DENSENET"]

@@ -1,10 +1,10 @@
 """A residual perceptron for tables, windows of signals and small images.
 
-Inputs of any shape are flattened and never scale; the hidden layers are equally wide. The first
-layer takes the input. The others are the blocks of one section, x + step * norm(linear(x)) before a
-relu (He et al., arXiv 1512.03385, with linear layers for convolutions); any of them may be dropped.
-NeFL's learnable steps are 1 unless requested. Initialisation is PyTorch's, batch norm 1 and 0, the
-last linear's bias 0.
+Inputs of any shape are flattened, and keep their full size in every submodel; the hidden layers are
+equally wide. The first layer takes the input. The others are the blocks of one section, x + step *
+norm(linear(x)) before a relu (He et al., arXiv 1512.03385, with linear layers for convolutions);
+any of them may be dropped. NeFL's learnable steps are 1 unless requested. Initialisation is
+PyTorch's, batch norm 1 and 0, the last linear's bias 0.
 """
 
 from __future__ import annotations

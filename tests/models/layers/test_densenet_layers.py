@@ -10,7 +10,7 @@ from torch import nn
 
 from models.layers.basic import scale
 from models.layers.batch_norm import calibrate, norms, set_norm
-from models.layers.dense_block import SeenConv, SeenNorm
+from models.layers.densenet_layers import SeenConv, SeenNorm
 
 CHANNELS, LAYERS, GROWTH = 3, 2, 4
 

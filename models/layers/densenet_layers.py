@@ -1,5 +1,5 @@
-"""Layers for DenseNet's blocks: convolution and norm over concatenated features, stored so that the
-tensors of a narrow network are corners of those of a wide one.
+"""Norm and 1x1 convolution for DenseNet, whose layers read the features of all layers before. Their
+parameters are stored in two parts, so that those of a narrow network are corners of a wide one's.
 
 A dense layer reads [inputs | grown 0 | grown 1 | ...]. Each part of a narrow network is narrower,
 so one tensor over the concatenation would not be a corner of the wide one. Each is therefore split

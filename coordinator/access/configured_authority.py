@@ -1,4 +1,7 @@
-"""Find the folder of the certificate authority, and open the authority in it."""
+"""Open the certificate authority in the folder that the configuration names, or in the default one.
+
+Unlike `coordinator.access.certificate_authority`, this loads no cryptography until it opens one.
+"""
 
 from __future__ import annotations
 
