@@ -33,7 +33,7 @@ NETS = {
     "vit": partial(network, "vit-micro", (1, 16, 16), 3),
     "lenet": partial(network, "lenet", (1, 16, 16), 3),
 }
-# A hypernetwork computes one tensor after another, so methods with one get networks of few tensors.
+# a hypernetwork computes one tensor after another, so these methods get networks of few tensors
 FEW_TENSORS = {"recipfl": ("lenet", "mlp")}
 COMMON = settings(max_examples=3, deadline=None)
 # under which whole networks combine as in FedAvg
