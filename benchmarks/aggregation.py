@@ -131,7 +131,7 @@ def count_tensors(task: Mapping[str, Any]) -> Callable[[], object]:
     multiple=True,
     type=click.Choice([*PEERS, "none"]),
     default=tuple(PEERS),
-    help="other project to compare with; may be repeated  [default: all]",
+    help="other project to compare with, or none; may be repeated  [default: all]",
 )
 @FORMAT
 def command(peers: tuple[str, ...], form: str) -> None:

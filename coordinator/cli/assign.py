@@ -39,7 +39,7 @@ __all__ = ["assign"]
     metavar="N",
     help="number of examples on each device  [default: that of its profile]",
 )
-@config_flag("--deadline", key="fleet.deadline", type=float, metavar="S")
+@config_flag("--deadline", key="fleet.deadline", type=float, metavar="SECONDS")
 @config_flag("--select", key="fleet.select", metavar="EXPR")
 @click.option(
     "--config",

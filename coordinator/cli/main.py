@@ -103,7 +103,7 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name=NAME)
-@click.option("-v", "--verbose", is_flag=True, help="log messages to and from the broker")
+@click.option("-v", "--verbose", is_flag=True, help="also log every message to and from the broker")
 def main(verbose: bool) -> None:
     """Train one model on a fleet of unequal devices. Data never leaves the device."""
     from federated.runtime.lazy_compiler_import import defer_compiler

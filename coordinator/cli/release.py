@@ -18,7 +18,11 @@ __all__ = ["release"]
 
 @click.command()
 @click.argument("run")
-@click.option("--broker", metavar="HOST|URL", help="address of the agents' broker")
+@click.option(
+    "--broker",
+    metavar="HOST|URL",
+    help="address of the agents' broker; required, except with --status",
+)
 @click.option(
     "--bundle",
     type=click.Path(path_type=Path),

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from coordinator.cli.options import FILE, INIT, RUNS, config_flag, list_given, print_errors
+from coordinator.web.defaults import ADDRESS
 from federated.runtime.console import FORMAT, print_result, speaker
 
 __all__ = ["start"]
@@ -33,7 +34,7 @@ __all__ = ["start"]
     key="broker.hosts",
     multiple=True,
     metavar="HOST",
-    help="additional name or address of this machine for devices; may be repeated",
+    help="with tls, additional name or address of this machine in its certificate; may be repeated",
 )
 @config_flag("--pki", key="broker.pki", metavar="DIR")
 @config_flag("--passwords", key="broker.passwords", metavar="FILE")
@@ -51,7 +52,7 @@ __all__ = ["start"]
 @config_flag("--min-agents", key="fleet.min_agents", type=int, metavar="N")
 @config_flag("--select", key="fleet.select", metavar="EXPR")
 @config_flag("--fraction", key="fleet.fraction", type=float, metavar="F")
-@config_flag("--deadline", key="fleet.deadline", type=float, metavar="S")
+@config_flag("--deadline", key="fleet.deadline", type=float, metavar="SECONDS")
 @config_flag("--log-format", key="log.format", type=click.Choice(["text", "json"]))
 @config_flag("--log-file", key="log.file", metavar="FILE")
 @config_flag("--metrics", key="metrics.listen", metavar="HOST:PORT")
@@ -74,9 +75,9 @@ __all__ = ["start"]
 @click.option(
     "--web",
     is_flag=False,
-    flag_value="127.0.0.1:8600",
+    flag_value=ADDRESS,
     metavar="[HOST:PORT]",
-    help="also serve the page of `coordinator web`, by default at 127.0.0.1:8600; an address that "
+    help=f"also serve the page of `coordinator web`, by default at {ADDRESS}; an address that "
     "other machines can reach needs a certificate",
 )
 @click.option(
@@ -103,7 +104,11 @@ def start(
     form: str,
     **flags: Any,
 ) -> None:
-    """Start or resume a run, and wait until it ends."""
+    """Start or resume a run, and wait until it ends.
+
+    Every setting can be given as --set KEY=VALUE, in a file with --config, or in the environment,
+    such as ESPALIER_FLEET__MIN_AGENTS=4. `coordinator init` lists all settings.
+    """
     with print_errors("start"), ExitStack() as stack:
         from coordinator.run.config_sources import ConfigSources
         from coordinator.run.launch import View, start_run

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from coordinator.cli.options import FILE, RUNS, print_errors
+from coordinator.web.defaults import ADDRESS, TOKEN
 
 __all__ = ["web"]
 
@@ -15,7 +16,7 @@ __all__ = ["web"]
 @click.option(
     "--listen",
     "address",
-    default="127.0.0.1:8600",
+    default=ADDRESS,
     show_default=True,
     metavar="HOST:PORT",
     help="address of the page; one that other machines can reach needs a certificate",
@@ -26,7 +27,7 @@ __all__ = ["web"]
     "--token-file",
     type=FILE,
     metavar="FILE",
-    help="file of the token to sign in with; created if missing  [default: web-token in --runs]",
+    help=f"file of the token to sign in with; created if missing  [default: {TOKEN} in --runs]",
 )
 @RUNS
 def web(

@@ -48,8 +48,9 @@ class Model(Record, frozen=True):
     init: Annotated[
         str,
         Meta(
-            description="Checkpoint to start from: of a run, a torchvision file, or "
-            "torchvision:DEFAULT; empty: random weights from the seed."
+            description="Checkpoint to start from: RUN/round-NNNNNN.safetensors, a file of "
+            "torchvision's weights, or torchvision:DEFAULT to download them; empty: random weights "
+            "from the seed."
         ),
     ] = ""
 
@@ -104,7 +105,7 @@ class Simulate(Record, frozen=True):
     ] = ()
     seeds: Annotated[
         tuple[Seed, ...],
-        Meta(description="Seeds of the runs, one run each; empty: one run with `seed`."),
+        Meta(description="Seeds of the runs, one run each; empty: one run, with the setting seed."),
     ] = ()
     device: Annotated[
         Literal["cpu", "cuda"], Meta(description="Processor that trains for the simulated devices.")

@@ -56,7 +56,7 @@ class Broker(Record, frozen=True):
     ] = ""
     hosts: Annotated[
         tuple[str, ...],
-        Meta(description="Additional names and addresses of this machine for devices."),
+        Meta(description="Additional names and addresses of this machine in its certificate."),
     ] = ()
     enrol: Annotated[Port, Meta(description="Port on which devices enrol.")] = ENROLMENT_PORT
 

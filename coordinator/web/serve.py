@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from coordinator.access.broker_access import Poller
+from coordinator.web.defaults import ADDRESS, TOKEN
 from coordinator.web.page_server import LOCAL, PageServer, Site, format_url
 from coordinator.web.sign_in import load_token
 from federated.errors import ConfigError, MissingExtra, UsageError, explain_os_errors
@@ -20,11 +21,8 @@ from federated.runtime.connection_limits import listen
 from federated.runtime.listen_address import ListenAddress, parse_listen_address
 from federated.runtime.server_process import ServerProcess, become_server
 
-__all__ = ["TOKEN", "Listen", "find_page", "serve_beside", "serve_page"]
+__all__ = ["Listen", "find_page", "serve_beside", "serve_page"]
 
-ADDRESS = "127.0.0.1:8600"
-
-TOKEN = "web-token"  # noqa: S105  # file in the folder of the runs
 PACKAGE = "espalier_web"  # the built page, which has a distribution of its own
 
 

@@ -33,7 +33,7 @@ __all__ = ["join"]
     "--broker",
     metavar="HOST|URL",
     help="address of the coordinator's broker, such as 192.168.1.5, host:1883, mqtts://host, "
-    "mqtt://user:password@host",
+    "mqtt://user:password@host; required, except with a token or --dry-run",
 )
 @click.option(
     "--token",
@@ -79,7 +79,8 @@ __all__ = ["join"]
 @click.option(
     "--name",
     metavar="ID",
-    help="this agent's name  [default: from the host name, numbered if agents share a host]",
+    help="this agent's name  [default: that of its certificate or its broker user, or else the "
+    "host name, numbered if agents share a host]",
 )
 @LIMIT_CPUS
 @LIMIT_MEMORY
@@ -156,7 +157,7 @@ def join(
         if broker is None:
             raise UsageError(
                 "--broker is missing: set it to the address of the coordinator's broker, such as "
-                "--broker 192.168.1.5"
+                "--broker 192.168.1.5, or enrol with --token-file"
             )
         from edge_agent.join.participation import JoinRequest
         from edge_agent.join.participation import join as take_part

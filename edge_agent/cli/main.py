@@ -45,9 +45,9 @@ COMMANDS = {
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGE_AGENT"},
 )
 @click.version_option(package_name=NAME)
-@click.option("-v", "--verbose", is_flag=True, help="log messages to and from the broker")
+@click.option("-v", "--verbose", is_flag=True, help="also log every message to and from the broker")
 def main(verbose: bool) -> None:
-    """Train on this device's data as part of a federation. Data never leaves the device."""
+    """Train and run inference on this device. Its data never leaves it."""
     from federated.runtime.lazy_compiler_import import defer_compiler
     from federated.runtime.logs import configure
 

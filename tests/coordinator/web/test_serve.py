@@ -19,6 +19,7 @@ from tests.support.waiting import eventually
 pytest.importorskip("starlette")
 
 from coordinator.web import serve
+from coordinator.web.defaults import TOKEN
 from coordinator.web.sign_in import COOKIE, LIFETIME, MAX_SESSIONS, SignIn, load_token
 
 
@@ -129,7 +130,7 @@ def test_start_serves_the_page_beside_the_run(start: Start, tmp_path: Path) -> N
             return bytes(answer.read())
 
     assert b"the page" in read("/")
-    token = (tmp_path / "runs" / serve.TOKEN).read_text().strip()
+    token = (tmp_path / "runs" / TOKEN).read_text().strip()
     ask = urllib.request.Request(f"{url}/api/runs", headers={"Authorization": f"Bearer {token}"})
     eventually(lambda: b'"r"' in urllib.request.urlopen(ask, timeout=30).read(), 60)
 
