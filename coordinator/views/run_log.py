@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from difflib import SequenceMatcher
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -59,16 +58,16 @@ def follow_events(
         raise StoreError(f"run '{folder.name}' has no log in {folder}")
     for file in sorted(folder.glob(f"{EVENTS}.*"), key=lambda path: path.suffix, reverse=True):
         with open_log(file) as stream:
-            yield from filter(only, read_lines(stream, count(1)))
-    file, stream, numbers = folder / EVENTS, open_log(folder / EVENTS), count(1)
+            yield from filter(only, read_lines(stream))
+    file, stream = folder / EVENTS, open_log(folder / EVENTS)
     try:
         while True:
             # before the read: otherwise events written between the two would be missed
             ended, moved = until(), is_rotated(stream.fileno(), file)
-            yield from filter(only, read_lines(stream, numbers))
+            yield from filter(only, read_lines(stream))
             if moved and file.exists():
                 stream.close()
-                stream, numbers = open_log(file), count(1)
+                stream = open_log(file)
             elif ended:
                 return
             else:
@@ -109,14 +108,16 @@ def explain_missing(folder: Path, agent: str | None = None, number: int | None =
 
 
 def read_recent_events(folder: Path) -> list[dict[str, Any]]:
-    """Return the events at the end of a run's log, the latest last; none without a log."""
+    """Return the events at the end of a run's log, the latest last; none without a log. Damaged
+    lines are reported and skipped.
+    """
     try:
         with (folder / EVENTS).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            lines = file.read().decode(errors="replace").splitlines()
+            if file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL)):
+                file.readline()  # the seek may lead into the middle of a line
+            return list(read_lines(file))
     except OSError:
         return []
-    return [event for line in lines if (event := parse_event(line))]
 
 
 def read_recent_errors(folder: Path, count: int) -> list[dict[str, Any]]:
@@ -140,26 +141,26 @@ def format_event(event: dict[str, Any]) -> str:
     return make_safe(f"{when}  {number}{level}{event['message']}", None)
 
 
-def read_lines(stream: BinaryIO, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
-    """Yield the complete events; an unfinished last line is left for the next call. Report damaged
-    lines.
-
-    numbers: of the lines that are still to read.
+def read_lines(stream: BinaryIO) -> Iterator[dict[str, Any]]:
+    """Yield the complete events from here on; an unfinished last line is left for the next call.
+    Report damaged lines.
     """
     while True:
         start, line = stream.tell(), stream.readline()
         if not line.endswith(b"\n"):
             stream.seek(start)
             return
-        number = next(numbers)
         if event := parse_event(line):
             yield event
         else:
-            report_damage(stream.name, number)
+            report_damage(stream.name, start)
 
 
-@cache  # each line once, also if a command reads the log twice
-def report_damage(file: str, number: int) -> None:
+@cache  # each line once, also if a command reads the log repeatedly
+def report_damage(file: str, start: int) -> None:
+    """Report the damaged line of a log that starts at this byte."""
+    with open_log(Path(file)) as stream:
+        number = stream.read(start).count(b"\n") + 1
     speaker("json")(
         f"warning: {file}, line {number}: expected an event as JSON; this line is skipped"
     )

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.cli.main import main
+from coordinator.views import run_log
 from coordinator.views.run_log import (
     explain_missing,
     follow_events,
@@ -18,6 +19,7 @@ from coordinator.views.run_log import (
     match_events,
     read_events,
     read_recent_errors,
+    read_recent_events,
 )
 from federated.errors import StoreError
 from federated.runtime import logs
@@ -98,6 +100,19 @@ def test_the_last_warnings_are_found(tmp_path: Path) -> None:
             log.info("i%d", number)
     assert [event["message"] for event in read_recent_errors(tmp_path, 2)] == ["w1", "w2"]
     assert read_recent_errors(tmp_path / "nothing", 2) == []
+
+
+def test_a_damaged_recent_line_is_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = {"time": "2026-01-01T00:00:00+00:00", "level": "ERROR", "message": "whole"}
+    lines = [json.dumps(event)] * 9 + ["damaged", json.dumps(event)]
+    (tmp_path / logs.EVENTS).write_text("".join(f"{line}\n" for line in lines))
+    monkeypatch.setattr(run_log, "TAIL", 400)  # begins in the middle of a line
+    for _ in range(2):
+        assert 2 < len(read_recent_events(tmp_path)) < 10
+    (report,) = capsys.readouterr().err.splitlines()
+    assert f"{logs.EVENTS}, line 10:" in report
 
 
 def test_texts_of_agents_move_no_cursor() -> None:
