@@ -111,7 +111,10 @@ class Config(Record, frozen=True, dict=True):
             hint = f"; a setting of {', '.join(methods)}" if methods else suggest_place(error.name)
             raise SettingError("", self.locate(error.name), f"{error}{hint}") from error
         except SettingError as error:
-            raise SettingError("", self.locate(error.key), str(error)) from error
+            problem = str(error)
+            if self.private.noise and error.key == "weighting":
+                problem += "; a private run (private.noise) gives every update the same weight"
+            raise SettingError("", self.locate(error.key), problem) from error
 
     def locate(self, key: str) -> str:
         """Return the path of a method's setting, in the table that contains it."""

@@ -79,7 +79,7 @@ def test_a_private_run_gives_every_update_the_same_weight() -> None:
     given = [("method.name", "fedavg"), ("private.noise", 1.0), ("private.clip", 1.0)]
     assert load(None, {}, given[:1]).settings["weighting"] == "samples"
     assert load(None, {}, given).settings["weighting"] == "uniform"
-    with pytest.raises(ConfigError, match="weighting: expected one of uniform, found 'samples'"):
+    with pytest.raises(ConfigError, match=r"weighting: .*'samples'.*private\.noise"):
         load(None, {}, [*given, ("method.weighting", "samples")])
 
 
