@@ -21,12 +21,15 @@ EspalierError
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from operator import attrgetter
 from types import NoneType
+from typing import Self
 
 from federated.install_command import pip_command
+from federated.options import Spell
 from federated.safe_text import make_safe
 
 __all__ = [
@@ -82,9 +85,24 @@ LONGEST = 80  # characters of a wrong value that an error shows
 
 
 class EspalierError(Exception):
-    """Base of all errors. exit_code: exit code of a command that this error ends."""
+    """Base of all errors.
+
+    exit_code: exit code of a command that this error ends.
+    on_command_line: its text for a command, if that differs from the text for Python.
+    """
 
     exit_code = 1
+    on_command_line = ""
+
+    @classmethod
+    def naming(cls, write: Callable[[Spell], str]) -> Self:
+        """Return an error that names options: as arguments, and on the command line as flags.
+
+        write: returns its text, given how to spell an `Option`.
+        """
+        error = cls(write(attrgetter("argument")))
+        error.on_command_line = write(attrgetter("flag"))
+        return error
 
 
 class UsageError(EspalierError):

@@ -211,8 +211,8 @@ def open_broker_access(wanted: Wanted, folder: Path, say: Say) -> Iterator[Broke
 def _open_with_tls(wanted: Wanted, folder: Path, say: Say) -> Iterator[BrokerAccess]:
     if wanted.passwords:
         raise ConfigError(
-            "--tls and --passwords cannot be combined: --tls identifies devices by certificates, "
-            "--passwords by users"
+            "broker.tls and broker.passwords cannot be combined: devices are identified by "
+            "certificates with tls, and by users with passwords"
         )
     check_exposure(wanted.listen, known=True)
     with ExitStack() as stack:
@@ -222,7 +222,7 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say) -> Iterator[BrokerAcc
             address = parse_address(wanted.url)
             if not address.tls:
                 raise ConfigError(
-                    f"--tls requires a broker with TLS: expected mqtts://HOST, found {address}"
+                    f"broker.tls requires a broker with TLS: expected mqtts://HOST, found {address}"
                 )
             address = add_credentials(address, str(authority.ca), str(authority.coordinator))
             broker, public, access = None, str(address), BrokerAccess(format_url(address))

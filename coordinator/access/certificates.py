@@ -231,7 +231,7 @@ def normalise_hosts(hosts: Iterable[str]) -> list[str]:
                 raise ValueError
         except ValueError:
             raise ConfigError(
-                f"--host: expected an ASCII host name or an IP address, found '{host[:80]}'"
+                f"host: expected an ASCII host name or an IP address, found '{host[:80]}'"
             ) from None
     return list(dict.fromkeys(made))
 

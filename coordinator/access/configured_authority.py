@@ -28,6 +28,6 @@ def find_default_folder() -> Path:
 
 def open_authority(wanted: Broker) -> Authority:
     """Open the authority that the configuration names. Raises MissingExtra, ConfigError."""
-    with require_extra("--tls", "secure"):
+    with require_extra("the certificate authority", "secure"):
         from coordinator.access.certificate_authority import Authority
     return Authority(Path(wanted.pki) if wanted.pki else find_default_folder(), wanted.hosts)

@@ -34,13 +34,13 @@ class EnrolmentProcess(ServerProcess):
         MissingExtra.
         """
         if find_spec("uvicorn") is None:
-            raise MissingExtra("--tls", "serve", "uvicorn")
+            raise MissingExtra("broker.tls", "serve", "uvicorn")
         try:
             listening = listen(*address)
         except OSError as error:
             raise LinkError(
                 f"enrolment cannot listen on port {address[1]} of {address[0]}: {error.strerror}; "
-                "choose another with --set broker.enrol=PORT"
+                "choose another with broker.enrol"
             ) from error
         super().__init__(
             "enrolment",

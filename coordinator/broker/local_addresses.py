@@ -11,6 +11,7 @@ import secrets
 import socket
 
 from federated.errors import ConfigError, LinkError
+from federated.options import BROKER, PASSWORDS, PORT, TLS, Option
 
 __all__ = [
     "OWN_PORTS",
@@ -41,10 +42,12 @@ def check_exposure(listen: str, *, known: bool, embedded: bool = False) -> None:
             "use mosquitto (apt install mosquitto)"
         )
     if not loopback and not known:
-        raise ConfigError(
-            f"broker.listen = '{listen}' exposes the broker to the network without "
-            "authentication: use --tls (enrolled devices only), --passwords FILE (lines of "
-            "user:password), or your own broker with --broker"
+        raise ConfigError.naming(
+            lambda spell: (
+                f"broker.listen = '{listen}' exposes the broker to the network without "
+                f"authentication: use {spell(TLS)} (enrolled devices only), {spell(PASSWORDS)} "
+                f"(lines of user:password), or your own broker with {spell(BROKER)}"
+            )
         )
 
 
@@ -66,12 +69,19 @@ def find_free_port(listen: str, port: int) -> int:
 
 def _explain_bind(listen: str, port: int, error: OSError) -> ConfigError | LinkError:
     if error.errno == errno.EADDRINUSE:
-        return LinkError(
-            f"port {port} of {listen} is in use: if a broker runs there, use it with "
-            f"--broker {listen}:{port}; otherwise choose another with --port"
+        there = Option(f"--broker {listen}:{port}", f'broker="{listen}:{port}"')
+        return LinkError.naming(
+            lambda spell: (
+                f"port {port} of {listen} is in use: if a broker runs there, use it with "
+                f"{spell(there)}; otherwise choose another port with {spell(PORT)}"
+            )
         )
     if error.errno == errno.EACCES:
-        return LinkError(f"this user may not bind port {port}: choose one above 1023 with --port")
+        return LinkError.naming(
+            lambda spell: (
+                f"this user may not bind port {port}: choose one above 1023 with {spell(PORT)}"
+            )
+        )
     return ConfigError(
         f"broker.listen = '{listen}': not an address of this machine ({error.strerror})"
     )

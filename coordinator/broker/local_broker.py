@@ -230,7 +230,7 @@ def start(
     program = find_mosquitto() if kind in ("auto", "mosquitto") else None
     if program is None and (kind == "mosquitto" or clients is not None):
         raise LinkError(
-            _explain_missing(kind, "--tls" if tls else "--passwords" if passwords else "")
+            _explain_missing(kind, "broker.tls" if tls else "broker.passwords" if passwords else "")
         )
     port = find_free_port(listen, port)
     folder = Path(tempfile.mkdtemp(prefix="espalier-broker-")) if directory is None else directory
@@ -266,19 +266,19 @@ def start(
     return Broker(own, address, url)
 
 
-def _explain_missing(kind: str, flag: str) -> str:
-    """Explain why mosquitto is required, and how to install it."""
+def _explain_missing(kind: str, setting: str) -> str:
+    """Explain why mosquitto is required, and how to install it. setting: that requires it."""
     why = (
-        f"{flag} requires mosquitto, because the embedded broker cannot restrict clients "
+        f"{setting} requires mosquitto, because the embedded broker cannot restrict clients "
         "to their own topics"
-        if flag
+        if setting
         else "mosquitto was not found"
     )
     remedy = "install it (apt install mosquitto, brew install mosquitto)" + (
         " and set broker.kind = 'auto'" if kind == "embedded" else ""
     )
     return f"{why}: {remedy}" + (
-        "" if flag else ", or use the embedded broker (broker.kind = 'embedded')"
+        "" if setting else ", or use the embedded broker (broker.kind = 'embedded')"
     )
 
 

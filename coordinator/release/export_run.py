@@ -27,6 +27,7 @@ from export.release_writer import Contents
 from federated.data import catalogue as data
 from federated.errors import ConfigError, DataError, ExportError, Unknown, explain_os_errors
 from federated.method import Method, State
+from federated.options import INPUTS
 from federated.runtime.console import Say
 from federated.training.objective import prepare_batch
 from models.families.catalogue import statistics
@@ -178,9 +179,11 @@ def load_examples(
     from the run's held-out data. hide: share of hidden tokens. Raises ConfigError, DataError.
     """
     if inputs is None and config.data.name == AGENTS:
-        raise ConfigError(
-            "the coordinator of this run has no data: give raw examples to compare with, "
-            "with --inputs FILE.npz"
+        raise ConfigError.naming(
+            lambda spell: (
+                "the coordinator of this run has no data: give raw examples to compare "
+                f"with, with {spell(INPUTS)}"
+            )
         )
     if inputs is not None:
         x, y, classes = load_inputs(inputs, network)

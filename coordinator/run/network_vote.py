@@ -41,8 +41,8 @@ def await_network(fleet: Fleet, config: Config, publish: Publish) -> Network:
         if cards == before:
             if config.fleet.wait and time.monotonic() - start > config.fleet.wait:
                 raise FleetError(
-                    f"{describe_disagreement(cards, agreed, wanted)}; name data at the "
-                    "coordinator with --data"
+                    f"{describe_disagreement(cards, agreed, wanted)}; give the coordinator its own "
+                    "data"
                 )
             publish(AgentsAwaited(len(agreed), wanted))
             fleet.turn(POLL)

@@ -206,8 +206,8 @@ def describe_loss(run: RunContext, number: int) -> str:
         return (
             f"run '{name}': the database has no finished round, but {folder} has files of rounds: "
             "the database lost rounds, perhaps with its write-ahead log; restore the folder from "
-            "a backup, or start a new run from its weights: --init "
-            f"{folder}/round-NNNNNN.safetensors"
+            "a backup, or start a new run from its weights (model.init = "
+            f"'{folder}/round-NNNNNN.safetensors')"
         )
     return (
         f"run '{name}': expected a journal that continues round {number} in {folder}, found none; "

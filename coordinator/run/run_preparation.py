@@ -27,6 +27,7 @@ from federated.errors import ConfigError, read_setting
 from federated.method import Method, Settings
 from federated.methods.catalogue import METHODS
 from federated.methods.catalogue import method as method_named
+from federated.options import DATA
 from federated.wire import topics
 from federated.wire.codecs.catalogue import find_codec
 from models.families.catalogue import initial
@@ -120,9 +121,11 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
         else data.load_central(config.data.name, config.data.root)
     )
     if config.evaluate.calibrate == "coordinator" and own is None:
-        raise ConfigError(
-            "evaluate.calibrate = 'coordinator' needs data at the coordinator: name some with "
-            "--data, or set evaluate.calibrate = 'fleet'"
+        raise ConfigError.naming(
+            lambda spell: (
+                "evaluate.calibrate = 'coordinator' needs data at the coordinator: name "
+                f"some with {spell(DATA)}, or set evaluate.calibrate = 'fleet'"
+            )
         )
     if own is not None:
         network = build_network(config, [own.card()])

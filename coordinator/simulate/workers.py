@@ -45,8 +45,8 @@ UNLIMITED = 2**40  # bytes of memory of a simulated device
 # each has a context of about 500 MB on the GPU; more than four were hardly faster with ResNet-18
 MAX_GPU_WORKERS = 4
 BROKEN = (
-    "a worker process was killed, perhaps because memory ran out: resume with --resume and fewer "
-    "--workers"
+    "a worker process was killed, perhaps because memory ran out: resume the run with fewer worker "
+    "processes (simulate.workers)"
 )
 NOT_SENT = (
     "a network, method or data set of this program cannot be sent to worker processes: define it "

@@ -121,7 +121,8 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
         raise StoreError(
             f"run '{folder.name}' was written by another version of espalier (expected "
             f"schema {VERSION}, found {found or 1}): finish it with that version (schema 1: before "
-            f"0.2), or start a new run from its weights: --init {folder}/round-NNNNNN.safetensors"
+            f"0.2), or start a new run from its weights (model.init = "
+            f"'{folder}/round-NNNNNN.safetensors')"
         )
 
 
@@ -150,7 +151,7 @@ def describe_damage(folder: Path, damage: list[str]) -> StoreError:
     return StoreError(
         f"{folder / DATABASE} is damaged ({', '.join(damage[:5])}"
         f"{' ...' if len(damage) > 5 else ''}): restore the run's folder from a backup, or start a "
-        f"new run from its last checkpoint: --init {folder}/round-NNNNNN.safetensors"
+        f"new run from its last checkpoint (model.init = '{folder}/round-NNNNNN.safetensors')"
     )
 
 

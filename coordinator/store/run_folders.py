@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 
 from coordinator.store import run_lock
 from federated.errors import StoreError
+from federated.options import RUNS, Spell
 
 __all__ = [
     "DATABASE",
@@ -31,7 +33,7 @@ def find_latest_run(root: Path) -> str:
     """Return the run that was changed last. Raises StoreError if there is none."""
     found = list_runs(root)
     if not found:
-        raise StoreError(describe_missing(root))
+        raise StoreError.naming(lambda spell: describe_missing(root, spell=spell))
     return found[-1]
 
 
@@ -43,19 +45,19 @@ def find_current_run(root: Path) -> str:
     return next(held, "") or find_latest_run(root)
 
 
-def describe_missing(root: Path, name: str = "") -> str:
+def describe_missing(root: Path, name: str = "", spell: Spell = attrgetter("flag")) -> str:
     """Say that there is no run, or none of this name, below `root`. The path helps those who are in
-    another folder than they think.
+    another folder than they think. spell: returns an option as the reader spells it.
     """
     text = f"no run '{name}' in {root}" if name else f"no run in {root}"
     if root.is_dir():
         return text
-    return f"{text} ({root.absolute()} is not a folder): choose the folder of the runs (--runs DIR)"
+    where = f"{text} ({root.absolute()} is not a folder)"
+    return f"{where}: choose the folder of the runs with {spell(RUNS)}"
 
 
 def make_missing_error(folder: Path) -> StoreError:
     """Return the error for a missing run, which names the existing ones."""
-    text, root = describe_missing(folder.parent, folder.name), folder.parent
-    if not root.is_dir():
-        return StoreError(text)
-    return StoreError(f"{text}; existing runs: {', '.join(list_runs(root)) or 'none'}")
+    root = folder.parent
+    known = f"; existing runs: {', '.join(list_runs(root)) or 'none'}" if root.is_dir() else ""
+    return StoreError.naming(lambda spell: describe_missing(root, folder.name, spell) + known)

@@ -46,7 +46,7 @@ def check(handle: int, folder: Path) -> None:
     if not held:
         raise StoreError(
             f"lost the lock of run '{folder.name}': {folder / 'lock'} was removed or replaced, and "
-            "another coordinator may hold the run; stop it, then resume this run with --resume"
+            "another coordinator may hold the run; stop it, then resume this run"
         )
 
 

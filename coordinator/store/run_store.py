@@ -48,6 +48,7 @@ from coordinator.store.run_records import RunRecords
 from coordinator.store.tensor_files import read_tensors, write_tensors
 from coordinator.trust import norm_and_privacy_tables
 from federated.errors import StoreError, explain_os_errors
+from federated.options import NAME, RESUME
 from federated.runtime.atomic_files import make_private, sync, warn_if_public
 from models.submodel import Submodel
 
@@ -73,9 +74,11 @@ class Store(RunRecords):
         """Create a run. Raises StoreError if one of that name exists, or if the disk fails."""
         folder = root / name
         if (folder / DATABASE).exists():
-            raise StoreError(
-                f"run '{name}' exists in {root}: resume it (--resume, in Python resume=True), or "
-                "choose another name"
+            raise StoreError.naming(
+                lambda spell: (
+                    f"run '{name}' exists in {root}: resume it ({spell(RESUME)}), or "
+                    f"choose another name ({spell(NAME)})"
+                )
             )
         if traces := find_traces(folder):
             raise StoreError(

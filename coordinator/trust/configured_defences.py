@@ -125,7 +125,7 @@ def check_leaks(config: Config, menu: Sequence[Submodel], *, known: bool) -> Non
         "moments": (
             not known,
             "inputs are scaled with the mean and deviation of the devices' data: give the "
-            "coordinator its own data (--data)",
+            "coordinator its own data",
         ),
         "scores": (
             config.evaluate.devices or config.evaluate.local,

@@ -39,8 +39,8 @@ def _find_file(folder: Path, part: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise DataError(
-        f"wikitext-2: expected {' or '.join(names)} in {folder}; copy the published "
-        "files there, or set --data-root"
+        f"wikitext-2: expected {' or '.join(names)} in {folder}; copy the published files there, "
+        "or choose another data root"
     )
 
 
@@ -84,7 +84,9 @@ def har(root: Path) -> Dataset:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             x, y, subject, execution, classes = (arrays[key] for key in KEYS)
     except FileNotFoundError:
-        raise DataError(f"har: {path} does not exist; copy it there, or set --data-root") from None
+        raise DataError(
+            f"har: {path} does not exist; copy it there, or choose another data root"
+        ) from None
     except UNREADABLE as error:
         raise DataError(
             f"har: expected an .npz file of arrays {', '.join(KEYS)} in {path}: {error}"

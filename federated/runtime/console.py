@@ -69,7 +69,7 @@ def report_errors(command: str, extra: str, interrupted: str) -> Iterator[None]:
     try:
         yield
     except EspalierError as error:
-        click.echo(f"error: {make_lines_safe(str(error))}", err=True)
+        click.echo(f"error: {make_lines_safe(error.on_command_line or str(error))}", err=True)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         missing = MissingExtra(command, extra, error.name or "")

@@ -210,7 +210,7 @@ def test_a_run_that_exists_or_is_missing_is_an_error(
     tiny: nn.Module, data: Data, tmp_path: Path
 ) -> None:
     simulate(tiny, data, tmp_path, rounds=1).result()
-    with pytest.raises(StoreError, match=r"mine.*resume"):
+    with pytest.raises(StoreError, match=r"mine.*resume=True.*name=.*runs="):
         simulate(tiny, data, tmp_path)
     with pytest.raises(StoreError, match=r"no run 'none'"):
         espalier.load_run("none", runs=tmp_path)

@@ -212,7 +212,7 @@ class MetricsServer:
             listen = parse_listen_address(wanted.listen, "metrics.listen", "127.0.0.1:9464")
         host, port = listen.host, listen.port
         tls = make_tls_context(wanted, local=listen.local)
-        with require_extra("--metrics", "coordinator"):
+        with require_extra("metrics.listen", "coordinator"):
             from prometheus_client import (
                 CollectorRegistry,
                 PlatformCollector,
@@ -232,7 +232,7 @@ class MetricsServer:
             requests=MAX_REQUESTS,
         )
         app, problem = make_asgi_app(self.registry), f"metrics cannot be served at {wanted.listen}"
-        remedy = "choose another port with --metrics"
+        remedy = "choose another port with metrics.listen"
         with explain_os_errors(LinkError, problem, remedy=remedy):
             self._server = WebServer(app, (host, port), limits, tls=tls)
         shown, scheme = f"[{host}]" if ":" in host else host, "https" if tls else "http"

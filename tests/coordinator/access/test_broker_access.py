@@ -290,7 +290,7 @@ def test_conflicting_settings_are_refused_before_anything_starts(
 
 def test_tls_requires_mosquitto(tmp_path: Path) -> None:
     with (
-        pytest.raises(LinkError, match=r"--tls requires mosquitto.*broker\.kind = 'auto'"),
+        pytest.raises(LinkError, match=r"broker\.tls requires mosquitto.*broker\.kind = 'auto'"),
         opened(tmp_path, kind="embedded"),
     ):
         pass

@@ -1,0 +1,48 @@
+"""Options that a command takes as a flag and the Python API as an argument: an error names them as
+its reader spells them (`EspalierError.naming`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = [
+    "BROKER",
+    "DATA",
+    "INPUTS",
+    "NAME",
+    "PASSWORDS",
+    "PORT",
+    "RESUME",
+    "RUNS",
+    "TLS",
+    "Option",
+    "Spell",
+]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a command and of the Python API.
+
+    flag: for the command line.
+    argument: for Python.
+    """
+
+    flag: str
+    argument: str
+
+
+Spell = Callable[[Option], str]
+"""A function that returns the flag or the argument of an option."""
+
+BROKER = Option("--broker ADDRESS", "broker=ADDRESS")
+DATA = Option("--data NAME", "data=NAME")
+INPUTS = Option("--inputs FILE.npz", "inputs=FILE.npz")
+NAME = Option("--set name=NAME", "name=NAME")
+PASSWORDS = Option("--passwords FILE", 'broker={"passwords": FILE}')
+PORT = Option("--port PORT", 'broker={"port": PORT}')
+RESUME = Option("--resume", "resume=True")
+RUNS = Option("--runs DIR", "runs=DIR")
+TLS = Option("--tls", 'broker={"tls": True}')
