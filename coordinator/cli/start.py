@@ -12,6 +12,7 @@ import click
 
 from coordinator.cli.options import FILE, INIT, RUNS, config_flag, list_given, print_errors
 from coordinator.web.defaults import ADDRESS
+from federated.errors import UsageError
 from federated.runtime.console import FORMAT, print_result, speaker
 
 __all__ = ["start"]
@@ -114,6 +115,8 @@ def start(
         from coordinator.run.launch import View, start_run
 
         live = form == "text" and sys.stdout.isatty()
+        if web is None and (web_certificate, web_key) != (None, None):
+            raise UsageError("--web-certificate and --web-key require --web")
         if web is not None:
             from coordinator.web.serve import Listen, serve_beside
 

@@ -178,9 +178,8 @@ def merge(
             set_key(tree, key, value, sources[key])
     for name, text in sorted(environment.items()):
         key = name.removeprefix(PREFIX).lower().replace("__", ".")
-        if name.startswith(PREFIX) and (
-            key in TOP_LEVEL or ("." in key and key.partition(".")[0] in Config.__struct_fields__)
-        ):
+        # without a table, it may be a variable of something else, such as ESPALIER_DATA
+        if name.startswith(PREFIX) and (key in TOP_LEVEL or "." in key):
             sources[key] = name
             set_key(tree, key, parse_value(text), name)
     for key, value in settings:

@@ -163,6 +163,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
         ("ESPALIER_TRAIN__LR", "0"),
         ("ESPALIER_TRAIN__LRR", "0.1"),
         ("ESPALIER_FLEET__MIN_AGENT", "1"),
+        ("ESPALIER_FLET__MIN_AGENTS", "1"),
         ("ESPALIER_ASSIGN__SUBMODELS", "{pi = 3}"),
     ],
 )

@@ -162,3 +162,10 @@ def test_start_refuses_an_unsafe_address_of_the_page_before_it_creates_a_run(
     )
     assert (result.exit_code, "--web-certificate FILE" in result.output) == (2, True)
     assert not (tmp_path / "runs").exists()
+
+
+def test_start_refuses_a_certificate_without_a_page(tmp_path: Path) -> None:
+    command = ["start", "--web-certificate", "cert.pem", "--runs", str(tmp_path / "runs")]
+    result = CliRunner().invoke(main, command)
+    assert (result.exit_code, "require --web" in result.output) == (2, True)
+    assert not (tmp_path / "runs").exists()
