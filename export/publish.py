@@ -154,7 +154,8 @@ def confirm(
         if clock() >= until:
             raise LinkError(
                 f"the broker did not confirm the release within {PATIENCE:.0f} s, so agents may "
-                f"not receive it; publish it again with: coordinator release {card.run}"
+                f"not receive it; publish it again with: coordinator release {card.run} "
+                "--broker HOST"
             )
         delivery = link.receive(0.2)
         if delivery is not None:

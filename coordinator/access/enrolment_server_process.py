@@ -40,7 +40,7 @@ class EnrolmentProcess(ServerProcess):
         except OSError as error:
             raise LinkError(
                 f"enrolment cannot listen on port {address[1]} of {address[0]}: {error.strerror}; "
-                "choose another with broker.enrol"
+                "choose another port with broker.enrol"
             ) from error
         super().__init__(
             "enrolment",

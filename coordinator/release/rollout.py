@@ -370,7 +370,7 @@ def _check_flags(request: ReleaseRequest) -> None:
             "(only --status works without it)"
         )
     if request.wait is not None and not 0 <= request.wait < float("inf"):
-        raise UsageError(f"--wait: expected a number of seconds, found {request.wait:g}")
+        raise UsageError(f"--wait: expected at least 0 seconds, found {request.wait:g}")
 
 
 def _read_run(runs: Path, run: str) -> tuple[dict[str, str], int]:

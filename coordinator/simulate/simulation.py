@@ -163,7 +163,7 @@ def simulate_run(
     """
     config = load_named(sources, runs, resume=resume)
     if config.simulate.seeds:
-        raise ConfigError("simulate.seeds: this is one run, with one seed: set seed")
+        raise ConfigError("simulate.seeds: espalier.run starts a single run: set seed instead")
     fleet = msgspec.structs.replace(config.fleet, min_agents=config.simulate.agents)
     config = msgspec.structs.replace(config, fleet=fleet)
     check_settings(config, {config.seed: config.name}, () if resume else list_runs(runs))

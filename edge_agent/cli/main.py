@@ -47,7 +47,10 @@ COMMANDS = {
 @click.version_option(package_name=NAME)
 @click.option("-v", "--verbose", is_flag=True, help="also log every message to and from the broker")
 def main(verbose: bool) -> None:
-    """Train and run inference on this device. Its data never leaves it."""
+    """Train and run inference on this device. Its data never leaves it.
+
+    Options can also be set in the environment, such as EDGE_AGENT_JOIN_BROKER for --broker of join.
+    """
     from federated.runtime.lazy_compiler_import import defer_compiler
     from federated.runtime.logs import configure
 

@@ -214,7 +214,8 @@ def fetch(
         return arrival.folder, arrival.submodel
     if watch.target is None:
         raise FleetError(
-            f"no release{of} at this broker; publish one with: coordinator release RUN"
+            f"no release{of} at this broker; publish one with: coordinator release RUN "
+            "--broker HOST"
         )
     raise FleetError(
         f"release {watch.run}/{watch.target.submodel} (version {watch.target.version.name}) did "

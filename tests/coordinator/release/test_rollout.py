@@ -353,7 +353,7 @@ def test_an_invalid_share_is_refused_before_an_export(
         ({}, "--broker is missing"),
         ({"share": "101%", "broker": "h"}, "--canary: expected a percentage"),
         ({"share": "0", "broker": "h"}, "--canary: expected a percentage"),
-        ({"wait": -1.0, "broker": "h"}, "--wait: expected a number of seconds, found -1"),
+        ({"wait": -1.0, "broker": "h"}, "--wait: expected at least 0 seconds, found -1"),
     ],
 )
 def test_conflicting_flags_are_usage_errors(
