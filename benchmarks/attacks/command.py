@@ -207,21 +207,23 @@ def run_job(job: tuple[str, Path, int, str]) -> Result:
 
 
 def read_log(log: Path | None) -> list[Result]:
-    """Return the results of earlier calls. A last line that was cut off is removed. ConfigError: a
-    line is no result.
+    """Return the results of earlier calls, and remove a last line that was cut off. ConfigError: a
+    line is no result, or the only one is cut off; nothing is removed from such a file.
     """
     check_log(log)
     if log is None or not log.exists():
         return []
     whole, _, torn = log.read_bytes().rpartition(b"\n")
-    if torn:
-        os.truncate(log, len(whole) + bool(whole))
+    problem = f"--log {log}: expected a file that this benchmark wrote"
+    if torn and not whole:
+        raise ConfigError(f"{problem}, found no complete line; choose another file")
     try:
-        return [msgspec.json.decode(line, type=Result) for line in whole.splitlines()]
+        results = [msgspec.json.decode(line, type=Result) for line in whole.splitlines()]
     except msgspec.DecodeError as error:
-        raise ConfigError(
-            f"--log {log}: expected a file that this benchmark wrote: {error}; choose another file"
-        ) from error
+        raise ConfigError(f"{problem}: {error}; choose another file") from error
+    if torn:
+        os.truncate(log, len(whole) + 1)
+    return results
 
 
 def lines(found: Iterable[Summary]) -> list[str]:

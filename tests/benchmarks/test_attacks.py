@@ -95,9 +95,11 @@ def test_a_log_loses_only_the_line_that_was_cut_off(tmp_path: Path) -> None:
     with log.open("ab") as file:
         file.write(msgspec.json.encode(results[0]) + b"\n")
     assert read_log(log) == [*results, results[0]]
-    log.write_bytes(b"notes\n")
-    with pytest.raises(ConfigError, match="--log"):
-        read_log(log)
+    for foreign in (b"notes\n", b"notes\nmore", b"notes"):
+        log.write_bytes(foreign)
+        with pytest.raises(ConfigError, match="--log"):
+            read_log(log)
+        assert log.read_bytes() == foreign
 
 
 @pytest.mark.slow
