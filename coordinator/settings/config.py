@@ -281,7 +281,7 @@ def read_toml(file: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"configuration {file}: invalid TOML: expected text in UTF-8, found a byte of another "
-            f"encoding at {error.start}"
+            f"encoding at byte {error.start}"
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"configuration {file}: invalid TOML: {error}") from error

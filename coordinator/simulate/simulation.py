@@ -37,7 +37,7 @@ from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import check_buffer_size
 from federated.data import partitions
 from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors, read_setting
-from federated.options import NAME, RESUME, RUNS
+from federated.options import RESUME, RUNS, Option
 from federated.runtime.console import Say
 from federated.runtime.unit_formatting import format_count
 from federated.training import state_between_rounds
@@ -102,10 +102,11 @@ def check_settings(config: Config, names: Mapping[int, str], taken: Collection[s
     if config.simulate.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("simulate.device = 'cuda': PyTorch finds no CUDA device; use 'cpu'")
     if existing := [name for name in names.values() if name in taken]:
+        name = Option("--set name=NAME", "name=NAME")  # the command has no flag for it
         raise StoreError.naming(
             lambda spell: (
                 f"runs that already exist: {', '.join(existing)}; resume them "
-                f"({spell(RESUME)}), or choose another name ({spell(NAME)}) or another folder of "
+                f"({spell(RESUME)}), or choose another name ({spell(name)}) or another folder of "
                 f"runs ({spell(RUNS)})"
             )
         )
