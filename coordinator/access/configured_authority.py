@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.settings.service_tables import Broker
-from federated.errors import require_extra
+from federated.errors import StoreError, require_extra
 
 if TYPE_CHECKING:
     from coordinator.access.certificate_authority import Authority
@@ -26,8 +26,15 @@ def find_default_folder() -> Path:
     return (Path(base) if base else Path.home() / ".local/share") / "espalier" / "pki"
 
 
-def open_authority(wanted: Broker) -> Authority:
-    """Open the authority that the configuration names. Raises MissingExtra, ConfigError."""
+def open_authority(wanted: Broker, *, create: bool = True) -> Authority:
+    """Open the authority that the configuration names. Raises MissingExtra, ConfigError,
+    StoreError.
+
+    create: create it if there is none.
+    """
     with require_extra("the certificate authority", "secure"):
         from coordinator.access.certificate_authority import Authority
-    return Authority(Path(wanted.pki) if wanted.pki else find_default_folder(), wanted.hosts)
+    folder = Path(wanted.pki) if wanted.pki else find_default_folder()
+    if not create and not (folder / "root.pem").exists():
+        raise StoreError(f"no certificate authority in {folder}: choose its folder with --pki")
+    return Authority(folder, wanted.hosts)

@@ -27,7 +27,7 @@ def revoke(names: tuple[str, ...], pki: str, form: str) -> None:
         from coordinator.access.configured_authority import open_authority
         from coordinator.settings.service_tables import Broker
 
-        with closing(open_authority(Broker(pki=pki))) as authority:
+        with closing(open_authority(Broker(pki=pki), create=False)) as authority:
             enrolled = {certificate.name for certificate in authority.registry.certificates()}
             unknown = sorted(set(names) - enrolled)
             known = [name for name in dict.fromkeys(names) if name in enrolled]

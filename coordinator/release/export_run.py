@@ -187,6 +187,11 @@ def load_examples(
         )
     if inputs is not None:
         x, y, classes = load_inputs(inputs, network)
+        if x.shape[1:] != network.inputs:
+            raise DataError(
+                f"{inputs}: expected examples x of shape [n, {', '.join(map(str, network.inputs))}]"
+                f", found {list(x.shape)}"
+            )
     else:
         whole = data.load_central(config.data.name, config.data.root)
         x, y, classes = whole.x_held, whole.y_held, whole.classes

@@ -156,7 +156,8 @@ def parse(text: str) -> Partition:
     try:
         split = make(argument)
     except ValueError:
-        raise UsageError(f"partition '{text}': expected a form like '{example}'") from None
+        numbers = ", with numbers above 0" if ":" in example else ""
+        raise UsageError(f"partition '{text}': expected a form like '{example}'{numbers}") from None
 
     def split_checked(dataset: Dataset, agents: int, rng: np.random.Generator) -> list[Indices]:
         parts = split(dataset, agents, rng)

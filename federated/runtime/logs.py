@@ -25,6 +25,7 @@ import click
 from pythonjsonlogger.json import JsonFormatter
 
 from federated.errors import ConfigError, explain_os_errors
+from federated.runtime.console import report_errors
 from federated.safe_text import make_lines_safe, make_safe
 
 __all__ = ["EVENTS", "Form", "conceal", "configure", "log_options", "record_log", "redact"]
@@ -176,7 +177,8 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_logs(*args: Any, log_format: Form, log_file: Path | None, **options: Any) -> Any:
         if log_format != "text" or log_file is not None:
-            configure(form=log_format, file=log_file)
+            with report_errors("--log-file", "train", "interrupted"):
+                configure(form=log_format, file=log_file)
         return command(*args, **options)
 
     return with_logs

@@ -278,7 +278,7 @@ def lets_in(address: str) -> bool:
         ({"passwords": "users"}, "cannot be combined"),
         ({"url": "mqtt://h"}, "mqtts://HOST, found mqtt://h:1883"),
         ({"listen": "my-host"}, "expected an IP address or localhost"),
-        ({"hosts": ("a b",)}, "--host: expected"),
+        ({"hosts": ("a b",)}, "host: expected"),
     ],
 )
 def test_conflicting_settings_are_refused_before_anything_starts(
@@ -306,6 +306,9 @@ def test_files_for_an_external_broker_are_private(tmp_path: Path) -> None:
 def test_unknown_agents_and_invalid_arguments_are_refused(
     tmp_path: Path,
 ) -> None:
+    run(tmp_path, "revoke", "a", code=7)
+    assert not (tmp_path / "pki").exists()  # a wrong --pki creates no authority
+    run(tmp_path, "enroll", "a")
     run(tmp_path, "revoke", "nobody", code=2)
     run(tmp_path, "enroll", "a", "--valid", "soon", code=2)
     run(tmp_path, "enroll", "all", code=2)

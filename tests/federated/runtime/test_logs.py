@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from edge_agent.cli.main import main
 from edge_agent.infer.infer_command import load_client_token
 from federated.errors import ConfigError
 from federated.runtime import logs
@@ -169,6 +171,8 @@ def test_a_full_disk_loses_log_lines_with_one_warning(
 def test_a_log_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"log file .*missing/log: No such file"):
         logs.configure(file=tmp_path / "missing" / "log")
+    done = CliRunner().invoke(main, ["join", "--log-file", str(tmp_path / "missing" / "log")])
+    assert (done.exit_code, "error: log file" in done.output) == (3, True)
 
 
 def test_passwords_and_tokens_are_secret_from_when_they_are_read(tmp_path: Path) -> None:
