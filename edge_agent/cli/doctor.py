@@ -41,8 +41,8 @@ def doctor(
     or else that of the first failure.
     """
     with print_errors("doctor"):
-        from edge_agent.access.agent_name import derive_name
         from edge_agent.access.broker_credentials import resolve_broker
+        from edge_agent.cli.option_values import check_agent_name
         from edge_agent.device import state_folder
         from edge_agent.doctor.check_result import find_exit_code, format_check, format_json
         from edge_agent.doctor.connection_checks import examine
@@ -50,7 +50,7 @@ def doctor(
         broker, name = resolve_broker(broker, name)
         checks = []
         for check in examine(
-            broker, run, name or derive_name(), spool or state_folder.locate_state()
+            broker, run, check_agent_name(name), spool or state_folder.locate_state()
         ):
             checks.append(check)
             if form == "text":

@@ -42,7 +42,9 @@ class ReleaseRequest:
     def check_source(self) -> None:
         """Raise UsageError unless exactly one source is set."""
         if (self.broker is None) == (self.model is None):
-            raise UsageError("set either --broker to download a release, or --model PATH")
+            raise UsageError(
+                "set either --broker, to download a release, or --model PATH, not both"
+            )
 
     def find_release(self) -> tuple[Path, str]:
         """Return the folder of the release, downloaded if necessary, and the submodel to use.
