@@ -285,6 +285,7 @@ def format_table(speeds: list[Speed], accuracy: Accuracy) -> list[str]:
 )
 @click.option(
     "--steps",
+    type=click.IntRange(min=1),
     default=300,
     show_default=True,
     metavar="N",
