@@ -178,8 +178,8 @@ def check(made: Network, known: Family, target: Target) -> None:
         )
     if made.outputs < (1 if target == "value" else 2):
         raise ValueError(
-            f"{made.title}: {made.outputs} {target}; expected at least "
-            f"{1 if target == 'value' else 2}"
+            f"{made.title}: expected a number of outputs of at least "
+            f"{1 if target == 'value' else 2}, found {made.outputs}"
         )
     for label, values in (("mean", made.mean), ("std", made.std)):
         if len(values) not in {1, made.inputs[0]} or not all(map(math.isfinite, values)):
