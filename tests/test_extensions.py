@@ -43,7 +43,7 @@ TOY = dict.fromkeys(MEMBERS, "toy")
 # entry-point group -> files of the catalogue's folder that define no member
 NO_MEMBERS = {
     "espalier.data": {"given_data", "partition_algorithms"},
-    "espalier.links": {"connection_diagnosis", "paho_client"},
+    "espalier.links": {"connection_diagnosis", "mqtt_client_setup"},
     "espalier.readers": {"terminal_output"},  # a command passes it to the run
     "espalier.rules": {"arithmetic"},
 }
