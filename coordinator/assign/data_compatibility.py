@@ -15,7 +15,6 @@ from models.families.catalogue import network as network_named
 from models.submodel import Moments, Network
 
 __all__ = [
-    "AGENTS",
     "MAX_RATIO",
     "build_network",
     "describe_form",
@@ -24,7 +23,6 @@ __all__ = [
     "pool_moments",
 ]
 
-AGENTS = "agents"  # data.name of a coordinator without data: the agents' cards describe theirs
 # times the median: limit of a card's moments, and of the examples with which it counts
 MAX_RATIO = 10.0
 MAX_DEVIATIONS = 100.0  # of the network, from its mean: data beyond are in other units

@@ -66,6 +66,10 @@ COMMANDS = {
         "coordinator.cli.release:release",
         "Release the networks of RUN to agents that infer.",
     ),
+    "report": LazyCommand(
+        "coordinator.cli.report:report",
+        "Write a page on RUN to show to others.",
+    ),
     "revoke": LazyCommand(
         "coordinator.cli.revoke:revoke",
         "Revoke the certificates of agents.",

@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 import torch
 
-from coordinator.assign.data_compatibility import AGENTS
 from coordinator.fleet.submodel_shipment import select_statistics
 from coordinator.phases.evaluation import assemble
 from coordinator.release.serving_choice import choose_serving
 from coordinator.release.stored_run import read_run
 from coordinator.settings.config import Config
+from coordinator.settings.config_tables import AGENTS
 from coordinator.store.run_store import Store
 from coordinator.store.training_counts import count_run
 from export import release_reader, release_writer

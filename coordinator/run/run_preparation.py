@@ -12,10 +12,11 @@ from torch import Tensor
 
 from coordinator.assign import agent_filter
 from coordinator.assign.affordable_submodels import match_pins
-from coordinator.assign.data_compatibility import AGENTS, build_network
+from coordinator.assign.data_compatibility import build_network
 from coordinator.observe.event_readers.catalogue import find_readers
 from coordinator.observe.event_readers.prometheus_metrics import MetricsServer
 from coordinator.settings.config import Config, to_json
+from coordinator.settings.config_tables import AGENTS
 from coordinator.settings.service_tables import Broker
 from coordinator.store.database import Facts
 from coordinator.store.run_folders import list_runs

@@ -15,6 +15,7 @@ from federated.device.trainers.catalogue import DEFAULT
 from federated.settings import Natural, Record, Seed
 
 __all__ = [
+    "AGENTS",
     "Assign",
     "Data",
     "Evaluate",
@@ -28,6 +29,8 @@ __all__ = [
     "Simulate",
     "Wire",
 ]
+
+AGENTS = "agents"  # data.name of a coordinator without data: the agents' cards describe theirs
 
 Positive = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]

@@ -37,6 +37,8 @@ from federated.runtime.unit_formatting import format_count
 
 __all__ = [
     "DEVICES",
+    "PARTITION",
+    "RUN",
     "Device",
     "agent_command",
     "process",
@@ -68,6 +70,7 @@ DEVICES = (
     Device("pi", 0.18, "600MB"),
 )
 RUN = "demo"
+PARTITION = "dirichlet:1.0"
 ROUNDS = 13
 SILENCE = 100.0  # seconds without output after which a process counts as failed
 WITHOUT_TORCH = (
@@ -126,11 +129,14 @@ def run_demo(
 
 def coordinator_command(broker: str, seed: int, rounds: int, folder: Path) -> list[str]:
     options = f"--name {RUN} --method fedfa --data digits --min-agents {len(DEVICES)}"
+    # the agents divide the data: the run only states how, for `coordinator report --compare`
+    divided = f"--set simulate.agents={len(DEVICES)} --set simulate.partition={PARTITION}"
     return python_command(
         "coordinator.cli",
         "start",
         *("--broker", broker, "--runs", str(folder), "--rounds", str(rounds), "--seed", str(seed)),
         *options.split(),
+        *divided.split(),
         *f"--set fleet.wait=60 --set evaluate.every={ROUNDS} --format json".split(),
     )
 
@@ -139,7 +145,7 @@ def agent_command(
     device: Device, index: int, broker: str, seed: int, limited: bool, folder: Path
 ) -> list[str]:
     limits = ["--limit-cpus", str(device.cpus), "--limit-memory", device.memory] if limited else []
-    shard = f"--data digits --shard {index}/{len(DEVICES)} --partition dirichlet:1.0 --seed {seed}"
+    shard = f"--data digits --shard {index}/{len(DEVICES)} --partition {PARTITION} --seed {seed}"
     return python_command(
         "edge_agent.cli",
         "join",

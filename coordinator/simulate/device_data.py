@@ -12,7 +12,9 @@ from federated.data import catalogue
 from federated.data.dataset import Dataset, Indices
 from federated.data.partitions import parse
 
-__all__ = ["DataSource", "name_devices"]
+__all__ = ["SIMULATED", "DataSource", "name_devices"]
+
+SIMULATED = "simulation"  # the machine of simulated devices, in their profiles
 
 
 def name_devices(agents: int) -> tuple[str, ...]:

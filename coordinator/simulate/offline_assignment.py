@@ -13,13 +13,14 @@ import msgspec
 from rich.table import Table
 
 from coordinator.assign.affordable_submodels import Bounds, match_pins
-from coordinator.assign.data_compatibility import AGENTS, build_network
+from coordinator.assign.data_compatibility import build_network
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.decisions import Candidate, Verdict, ask_method, decide
 from coordinator.assign.eligibility import Eligibility
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.run_preparation import propose_menu
 from coordinator.settings.config import Config
+from coordinator.settings.config_tables import AGENTS
 from federated.data import catalogue
 from federated.device import profile_file
 from federated.device.profile_file import Sheet

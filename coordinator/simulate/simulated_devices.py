@@ -24,7 +24,7 @@ from typing import Any
 
 from coordinator.fleet.message_loop import Fleet
 from coordinator.settings.config import Config
-from coordinator.simulate.device_data import DataSource, name_devices
+from coordinator.simulate.device_data import SIMULATED, DataSource, name_devices
 from coordinator.simulate.workers import UNLIMITED, Workers, read_outcome
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.spool import Spool
@@ -204,7 +204,7 @@ class Devices:
         )
         return Profile(
             name,
-            "simulation",
+            SIMULATED,
             f"speed {speed:g}",
             speed,
             UNLIMITED,

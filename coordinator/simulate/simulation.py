@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 import torch
 
-from coordinator.assign.data_compatibility import AGENTS
 from coordinator.observe.event_readers.terminal_output import LinePrinter
 from coordinator.observe.events import Publish
 from coordinator.phases.run_context import ENDLESS
@@ -28,6 +27,7 @@ from coordinator.run.launch import check_same, load_named, load_stored
 from coordinator.run.run_preparation import Prepared, prepare
 from coordinator.run.runner import RunOptions, run
 from coordinator.settings.config import Config
+from coordinator.settings.config_tables import AGENTS
 from coordinator.simulate import results
 from coordinator.simulate.device_data import DataSource, name_devices
 from coordinator.simulate.simulated_devices import Devices, ServingLink

@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -46,7 +47,8 @@ def plot_accuracies(
     known = {name for scores in seeds for s in scores for name in s["metrics"]}
     metric = "perplexity" if "perplexity" in known else "accuracy"
     figure, axes = make_axes(8.2, 4.2)
-    colours = mpl.colormaps["viridis"](np.linspace(0.05, 0.9, len(submodels)))
+    first = 0.05 if is_light(figure) else 0.35  # the darkest colours vanish on a dark page
+    colours = mpl.colormaps["viridis"](np.linspace(first, 0.9, len(submodels)))
     for submodel, colour in zip(submodels, colours, strict=True):
         found: dict[int, list[float]] = {}
         for scores in seeds:
@@ -205,6 +207,11 @@ def plot_assignment(
         axes.set_yticks(range(len(assigned)), list(assigned), fontsize="small")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=DPI)
+
+
+def is_light(figure: Figure) -> bool:
+    """Return True if a figure has a light background."""
+    return sum(to_rgb(figure.get_facecolor())) > 1.5
 
 
 def make_axes(width: float, height: float) -> tuple[Figure, Axes]:

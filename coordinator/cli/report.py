@@ -1,0 +1,76 @@
+"""The command `coordinator report`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from coordinator.cli.options import RUNS, print_errors
+from federated.errors import require_extra
+from federated.runtime.console import FORMAT, print_result
+
+if TYPE_CHECKING:
+    from coordinator.simulate.comparison import Comparison
+
+__all__ = ["report"]
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="new file to write to  [default: results/RUN/report.html]",
+)
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="train each device's submodel alone and on all data, and compare; for runs whose data "
+    "this machine has, such as simulations and the demo",
+)
+@RUNS
+@FORMAT
+def report(run: str | None, out: Path | None, compare: bool, runs: Path, form: str) -> None:
+    """Write a page on RUN to show to others.
+
+    One HTML file shows what each device gained, accuracy by submodel, who trained which submodel
+    and why, bytes and time, releases, and the command that repeats the run. RUN defaults to the run
+    in progress, or else to the latest run.
+    """
+    with print_errors("report"):
+        with require_extra("coordinator report", "simulate"):
+            from coordinator.report.run_report import build_report, open_new
+            from coordinator.store.run_folders import find_current_run
+            from coordinator.store.run_records import open_records
+
+        name = run or find_current_run(runs)
+        open_records(runs, name).close()  # an unknown run leaves no file
+        file = out or Path("results") / name / "report.html"
+        with open_new(file) as opened:
+            found = compare_run_with_bar(name, runs) if compare else None
+            opened.write(build_report(name, runs, found))
+        made = {"run": name, "file": str(file), "compared": compare}
+        print_result(made, form, lambda made: f"wrote {made['file']}")
+
+
+def compare_run_with_bar(name: str, runs: Path) -> list[Comparison]:
+    """Train for the comparison, with a progress bar on standard error."""
+    from coordinator.simulate.comparison import compare_run
+    from coordinator.store.run_store import Store
+
+    label = "training alone and on all data"
+    with (
+        closing(Store.open(runs, name, read_only=True)) as store,
+        click.progressbar(length=1, label=label, file=sys.stderr) as bar,
+    ):
+
+        def show(taken: int, planned: int) -> None:
+            bar.length = planned
+            bar.update(1)
+
+        return compare_run(store, show)
