@@ -168,7 +168,7 @@ def test_the_process_ends_with_the_coordinator(authority: Authority) -> None:
 def test_a_port_in_use_is_an_error(authority: Authority) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(LinkError, match=r"choose another with --set broker\.enrol"),
+        pytest.raises(LinkError, match=r"choose another port with broker\.enrol"),
     ):
         EnrolmentProcess(authority.folder, ("127.0.0.1", taken.getsockname()[1]), "8883")
 

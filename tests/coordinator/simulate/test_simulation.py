@@ -509,7 +509,7 @@ def test_a_deadline_does_not_close_a_simulated_round(tmp_path: Path):
 def test_an_existing_run_is_refused_before_another_seed_runs(done):
     folder, _, _ = done
     said: list[str] = []
-    with pytest.raises(StoreError, match=r"small-seed1.*--set name=NAME"):
+    with pytest.raises(StoreError, match=r"small-seed1.*name=NAME"):
         run(folder, "simulate.seeds=[7,1]", said=said)
     assert not said
 

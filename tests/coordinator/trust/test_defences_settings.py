@@ -106,7 +106,7 @@ def test_an_unknown_rule_is_refused_before_a_run():
             True,
             "method.norm = 'tracked'.*'statistics'",
         ),
-        ({"evaluate__devices": False}, False, "--data.*'moments'"),
+        ({"evaluate__devices": False}, False, "own data.*'moments'"),
     ],
 )
 def test_data_that_a_private_run_would_reveal_must_be_listed_as_uncovered(given, known, words):
