@@ -27,6 +27,7 @@ def check_board(out: Path, *arguments: object) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # on a busy machine
 def test_every_check_passes_on_this_machine_and_the_report_names_it_nowhere(
     tmp_path: Path,
 ) -> None:
