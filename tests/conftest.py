@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,13 +39,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Repeat what may fail because the machine was busy; the summary counts such repeats.
 
     A measurement of the machine is made up to three times, and a test with brokers or processes
-    gets a second try.
+    gets a second try. `make test-all` finds the files with slow tests, and with tests that measure
+    time, by the text of their marks.
     """
     for item in items:
+        for mark in ("slow", "timed"):
+            if item.get_closest_marker(mark) and f"mark.{mark}" not in read_source(item.path):
+                raise pytest.UsageError(f"{item.nodeid}: write its mark as pytest.mark.{mark}")
         if item.get_closest_marker("timed"):
             item.add_marker(pytest.mark.flaky(reruns=2))
         elif item.get_closest_marker("broker") or item.get_closest_marker("processes"):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@cache
+def read_source(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
 
 
 @pytest.hookimpl(tryfirst=True)

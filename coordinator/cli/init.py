@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from coordinator.cli.options import config_flag, print_errors
-from federated.errors import ConfigError
+from coordinator.cli.options import config_flag, print_errors, write_new
 
 __all__ = ["init_command"]
 
@@ -40,14 +39,3 @@ def init_command(method: str | None, out: Path | None) -> None:
             click.echo(text, nl=False)
         else:
             write_new(out, text)
-
-
-def write_new(file: Path, text: str) -> None:
-    """Write a file that does not exist yet. Raises ConfigError."""
-    try:
-        with file.open("x") as opened:
-            opened.write(text)
-    except FileExistsError as error:
-        raise ConfigError(f"--out {file}: the file exists: choose another name") from error
-    except OSError as error:
-        raise ConfigError(f"--out {file}: cannot be written: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Define options, output and error messages that several subcommands of `coordinator` share."""
+"""Define options, output, new files and errors that several subcommands of `coordinator` share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from federated.errors import StoreError
+from federated.errors import ConfigError, StoreError
 from federated.runtime.console import print_result, report_errors
 
 __all__ = [
@@ -18,10 +18,12 @@ __all__ = [
     "INIT",
     "PKI",
     "RUNS",
+    "check_new",
     "config_flag",
     "list_given",
     "print_answer",
     "print_errors",
+    "write_new",
 ]
 
 
@@ -103,3 +105,22 @@ def print_errors(command: str) -> Iterator[None]:
 def print_answer(folder: Path, what: str, form: str) -> None:
     """Print what a run does after a request."""
     print_result({"run": folder.name, "asked": what}, form, lambda _: f"run '{folder.name}' {what}")
+
+
+def check_new(file: Path) -> None:
+    """Raise ConfigError if a file exists, or its folder does not, before work that takes long."""
+    if file.exists():
+        raise ConfigError(f"--out {file}: the file exists: choose another name")
+    if not file.parent.is_dir():
+        raise ConfigError(f"--out {file}: {file.parent} is not a folder: choose another name")
+
+
+def write_new(file: Path, text: str) -> None:
+    """Write a file that does not exist yet. Raises ConfigError."""
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError as error:
+        raise ConfigError(f"--out {file}: the file exists: choose another name") from error
+    except OSError as error:
+        raise ConfigError(f"--out {file}: cannot be written: {error.strerror}") from error

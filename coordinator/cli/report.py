@@ -1,4 +1,4 @@
-"""The command `coordinator report`."""
+"""`coordinator report [RUN]`: write one HTML page on a run, to show to others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coordinator.cli.options import RUNS, print_errors
-from federated.errors import require_extra
+from coordinator.cli.options import RUNS, check_new, print_errors, write_new
+from federated.errors import ConfigError, explain_os_errors, require_extra
 from federated.runtime.console import FORMAT, print_result
 
 if TYPE_CHECKING:
@@ -44,16 +44,19 @@ def report(run: str | None, out: Path | None, compare: bool, runs: Path, form: s
     """
     with print_errors("report"):
         with require_extra("coordinator report", "simulate"):
-            from coordinator.report.run_report import build_report, open_new
+            from coordinator.report.run_report import build_report
             from coordinator.store.run_folders import find_current_run
             from coordinator.store.run_records import open_records
 
         name = run or find_current_run(runs)
         open_records(runs, name).close()  # an unknown run leaves no file
         file = out or Path("results") / name / "report.html"
-        with open_new(file) as opened:
-            found = compare_run_with_bar(name, runs) if compare else None
-            opened.write(build_report(name, runs, found))
+        if out is None:
+            with explain_os_errors(ConfigError, f"cannot create {file.parent}"):
+                file.parent.mkdir(parents=True, exist_ok=True)
+        check_new(file)
+        found = compare_run_with_bar(name, runs) if compare else None
+        write_new(file, build_report(name, runs, found))
         made = {"run": name, "file": str(file), "compared": compare}
         print_result(made, form, lambda made: f"wrote {made['file']}")
 
@@ -69,7 +72,7 @@ def compare_run_with_bar(name: str, runs: Path) -> list[Comparison]:
         click.progressbar(length=1, label=label, file=sys.stderr) as bar,
     ):
 
-        def show(taken: int, planned: int) -> None:
+        def show(planned: int) -> None:
             bar.length = planned
             bar.update(1)
 

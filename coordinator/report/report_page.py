@@ -160,10 +160,9 @@ body { margin: 0; background: var(--page); color: var(--text);
 main { max-width: 62rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 1rem 0 .3rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin: 0 0 .6rem; }
-h3 { font-size: 1rem; margin: 1rem 0 .3rem; }
 p { margin: .4rem 0 .8rem; max-width: 48rem; overflow-wrap: anywhere; }
 ul { padding-left: 1.2rem; max-width: 48rem; }
-.quiet, figcaption, small { color: var(--quiet); font-size: .9rem; }
+.quiet { color: var(--quiet); font-size: .9rem; }
 section { background: var(--card); border: 1px solid var(--line); border-radius: .6rem;
   padding: 1rem 1.2rem; margin: 1rem 0; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .6rem;

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 
@@ -38,7 +38,7 @@ from coordinator.store.run_records import RunRecords, open_records
 from coordinator.views.agent_table import describe_agents
 from coordinator.views.run_plots import draw_plots, list_scores
 from coordinator.views.run_status import describe_end, describe_status, read_config
-from federated.errors import ConfigError, StoreError
+from federated.errors import StoreError
 from federated.install_command import NAME
 from federated.runtime.provenance import commit, versions
 from federated.runtime.unit_formatting import (
@@ -51,7 +51,7 @@ from federated.runtime.unit_formatting import (
 if TYPE_CHECKING:  # it loads PyTorch, which only --compare needs
     from coordinator.simulate.comparison import Comparison
 
-__all__ = ["build_report", "open_new"]
+__all__ = ["build_report"]
 
 MAX_ROWS = 100  # devices or rounds in a table; the others are counted
 DARK: Any = {
@@ -66,33 +66,7 @@ PLOTS = {
     "times": "Seconds of each agent by round",
     "assignment": "Submodel of each agent by round",
 }
-
-
 METRICS = ("accuracy", "macro_f1", "perplexity", "rmse", "loss")
-
-
-@contextmanager
-def open_new(file: Path) -> Iterator[IO[str]]:
-    """Open a file that does not exist yet, and remove it if nothing was written completely. Raises
-    ConfigError.
-    """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        opened = file.open("x", encoding="utf-8")
-    except FileExistsError as error:
-        if file.exists():
-            problem = f"--out {file}: the file exists: choose another name"
-        else:
-            problem = f"--out {file}: {file.parent} is not a folder: choose another name"
-        raise ConfigError(problem) from error
-    except OSError as error:
-        raise ConfigError(f"--out {file}: cannot be written: {error.strerror}") from error
-    try:
-        with opened:
-            yield opened
-    except BaseException:
-        file.unlink(missing_ok=True)
-        raise
 
 
 def build_report(name: str, runs: Path, compared: Sequence[Comparison] | None = None) -> Html:

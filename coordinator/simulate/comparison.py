@@ -9,7 +9,6 @@ its data (sizes and moments) must agree with the part found here.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -37,8 +36,8 @@ from models.submodel import Submodel
 
 __all__ = ["Comparison", "Progress", "compare_run", "load_devices"]
 
-Progress = Callable[[int, int], None]
-"""A function that is called after each step: steps taken, planned steps."""
+Progress = Callable[[int], None]
+"""A function that is called after each training step, with the number of planned steps."""
 
 Budget = Mapping[int, int]
 """Optimiser steps by round."""
@@ -194,7 +193,7 @@ class Baseline:
         config, steps = run.config, sum(sum(one.values()) for one in budgets.values())
         weights = make_weights(config, run.network, run.method)
         submodels = list(dict.fromkeys(last.values()))
-        planned, taken = steps * (1 + len(submodels)), itertools.count(1)
+        planned = steps * (1 + len(submodels))
         trainer = open_trainer(config.simulate.trainer, config.simulate.device)
         trainer.use_threads(1)  # as simulated devices do
         return cls(
@@ -202,7 +201,7 @@ class Baseline:
             run.method.start(weights, run.menu, config.settings),
             trainer,
             submodels,
-            lambda: progress(next(taken), planned),
+            lambda: progress(planned),
         )
 
     def train(

@@ -65,7 +65,7 @@ def cost_of(package: str, *arguments: str, folder: Path) -> Cost:
 
 
 def is_quick(package: str, *arguments: str, folder: Path, most: float) -> bool:
-    """Check that the median of five runs, of which the first may also cache the bytecode, takes
+    """Check that the median of five runs (the first may also cache the bytecode) takes
     less than `most` seconds of processor time. Three runs on one side of it decide.
     """
     quick = slow = 0
