@@ -62,7 +62,7 @@ __all__ = [
 # what the exit code of a command means; docs/cli.md shows this table
 EXIT_CODES = {
     0: "success",
-    1: "an error without a code of its own; the message says what happened",
+    1: "any other error; the message describes it",
     2: "a wrong command line: an unknown command or flag, a missing flag, or a flag whose value is "
     "malformed; an unknown name of a method, model, submodel, ..., also in a setting (the message "
     "lists the known names, nearest first)",
