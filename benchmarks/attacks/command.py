@@ -142,7 +142,7 @@ def run_attack(name: str, folder: Path, seed: int, kind: str = "mosquitto") -> R
     """Run a scenario, or two whose names are joined with a plus."""
     folder.mkdir(parents=True)
     trial = Trial(folder, seed, kind)
-    trial.how = replace(trial.how, delay=DELAY)
+    trial.how, trial.forked = replace(trial.how, delay=DELAY), True
 
     def prepare(one: Trial) -> None:
         for part in name.split(" + "):

@@ -153,7 +153,7 @@ def take_over(trial: Trial) -> None:
         copy = trial.folder / "copy"
         shutil.copytree(trial.runs, copy)
         trial.runs = copy
-        trial.coordinator = Process("later", trial.folder)
+        trial.coordinator = Process("later", trial.folder, forked=trial.forked)
         trial.coordinator.lives = first.lives
         trial.stack.callback(trial.coordinator.kill)
         where = ["--broker", f"127.0.0.1:{trial.broker.port}"]

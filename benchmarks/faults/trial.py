@@ -116,6 +116,8 @@ class Trial:
     fuse: instant at which the coordinator's first life ends, as arguments of
         `benchmarks.faults.killed_coordinator`
     launcher: module and arguments that start every other life of the coordinator
+    forked: True to fork coordinators from a process that has imported PyTorch; recovery then lacks
+        the seconds of the imports
     doors: certificates of the agents; the coordinator then starts the broker, with TLS
     names: of the honest agents
     others: of raw agents that attack
@@ -139,6 +141,7 @@ class Trial:
     settings: dict[str, object] = field(default_factory=dict)
     fuse: tuple[str, ...] = ()
     launcher: tuple[str, ...] = ()
+    forked: bool = False
     doors: Doors | None = None
     persistent: bool = True
     host: str = "127.0.0.1"
@@ -169,7 +172,7 @@ class Trial:
         """Start broker, coordinator and agents."""
         self.started = time.monotonic()
         where = self._start_broker()
-        self.coordinator = Process("coordinator", self.folder, self.under)
+        self.coordinator = Process("coordinator", self.folder, self.under, forked=self.forked)
         self.stack.callback(self.coordinator.kill)
         self.start_coordinator()
         self.fleet = RawFleet(

@@ -9,11 +9,13 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.faults.forked_process import ForkedProcess
 from coordinator.broker import embedded_broker
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.broker.mosquitto import MAX_PACKET, find_mosquitto
@@ -29,13 +31,17 @@ class Process:
     """Process that can be killed and restarted, with its output in one log.
 
     under: command that runs it, such as that of a network namespace
+    forked: True to fork `python -m` commands from a process that has imported PyTorch
     """
 
-    def __init__(self, name: str, folder: Path, under: Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, folder: Path, under: Sequence[str] = (), *, forked: bool = False
+    ) -> None:
         self.name, self.folder, self.under = name, folder, tuple(under)
+        self.forked = forked and not under
         self.log = folder / f"{name}.log"
         self.lives = 0
-        self.popen: subprocess.Popen[bytes] | None = None
+        self.popen: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def start(self, command: Sequence[str]) -> None:
         """Start a command as its next life."""
@@ -43,6 +49,10 @@ class Process:
         with self.log.open("ab") as out:
             out.write(f"---- life {self.lives}\n".encode())
             out.flush()
+            if self.forked and list(command[:2]) == [sys.executable, "-m"]:
+                module, *arguments = command[2:]
+                self.popen = ForkedProcess(module, arguments, self.log, process_environment())
+                return
             self.popen = subprocess.Popen(  # noqa: S603
                 [*self.under, *command],
                 stdout=out,
