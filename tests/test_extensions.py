@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -33,7 +32,7 @@ from models.extension_lookup import Kind
 from models.families.catalogue import build, full, menu, network, parameters
 from tests.support.memory_federation import RUN, Member, federate
 from tests.support.plugins import install
-from tests.support.processes import AGENT, COORDINATOR, Start, result
+from tests.support.processes import AGENT, COORDINATOR, Running, Start, result
 from tests.support.tcp_link import TcpHub
 from tests.support.toy_extensions import MEMBERS, doubled_loss
 
@@ -145,7 +144,7 @@ def test_an_agent_runs_a_method_of_module_and_function_if_its_owner_named_it(
         *("--format", "json"),
     )
 
-    def join(name: str, *words: str) -> subprocess.Popen[str]:
+    def join(name: str, *words: str) -> Running:
         shard = ("--data", "digits", "--shard", "0/2", "--format", "json")
         return start(*AGENT, "join", "--broker", broker, "--name", name, *shard, *words)
 

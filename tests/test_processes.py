@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import time
 from pathlib import Path
 
@@ -20,7 +19,15 @@ from coordinator.broker.local_addresses import find_free_port
 from coordinator.store.run_store import Store
 from edge_agent.access.agent_name import derive_name
 from federated.data import catalogue
-from tests.support.processes import AGENT, COORDINATOR, WITHOUT_TORCH, Start, result, wait_for_words
+from tests.support.processes import (
+    AGENT,
+    COORDINATOR,
+    WITHOUT_TORCH,
+    Running,
+    Start,
+    result,
+    wait_for_words,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker]
 QUICK = [
@@ -42,7 +49,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def agent(start: Start, broker: str, index: int, *more: str) -> subprocess.Popen[str]:
+def agent(start: Start, broker: str, index: int, *more: str) -> Running:
     shard = ["--data", "digits", "--shard", f"{index}/2", "--seed", "0"]
     return start(
         *AGENT, "join", "--broker", broker, "--name", f"a{index}", *shard, "--format", "json", *more

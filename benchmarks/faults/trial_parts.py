@@ -51,7 +51,13 @@ class Process:
             out.flush()
             if self.forked and list(command[:2]) == [sys.executable, "-m"]:
                 module, *arguments = command[2:]
-                self.popen = ForkedProcess(module, arguments, self.log, process_environment())
+                self.popen = ForkedProcess(
+                    module,
+                    arguments,
+                    out=self.log,
+                    errors=self.log,
+                    environment=process_environment(),
+                )
                 return
             self.popen = subprocess.Popen(  # noqa: S603
                 [*self.under, *command],

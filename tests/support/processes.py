@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.faults.forked_process import ForkedProcess
 from tests.support.waiting import eventually
 
 __all__ = [
     "AGENT",
     "COORDINATOR",
     "WITHOUT_TORCH",
+    "Running",
     "Start",
     "broker",
     "read_address",
@@ -28,8 +30,8 @@ __all__ = [
     "wait_for_words",
 ]
 
-COORDINATOR = [sys.executable, "-c", "from coordinator.cli.main import main; main()"]
-AGENT = [sys.executable, "-c", "from edge_agent.cli.main import main; main()"]
+COORDINATOR = [sys.executable, "-m", "coordinator.cli"]
+AGENT = [sys.executable, "-m", "edge_agent.cli"]
 WITHOUT_TORCH = [
     sys.executable,
     "-c",
@@ -37,7 +39,8 @@ WITHOUT_TORCH = [
 ]
 ROOT = Path(__file__).parents[2]
 
-Start = Callable[..., "subprocess.Popen[str]"]
+Running = subprocess.Popen[str] | ForkedProcess
+Start = Callable[..., Running]
 
 
 @pytest.fixture
@@ -52,9 +55,10 @@ def broker(tmp_path: Path) -> Iterator[str]:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start a command in the test's folder, with its messages in NUMBER.err, counted from 0. All
-    processes end with the test.
+    processes end with the test. Those of COORDINATOR and AGENT are forked from a process that has
+    imported PyTorch, because its import takes longer than most of these tests.
     """
-    started: list[subprocess.Popen[str]] = []
+    started: list[Running] = []
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -62,16 +66,28 @@ def start(tmp_path: Path) -> Iterator[Start]:
         "PYTHONUNBUFFERED": "1",
     }
 
-    def begin(*command: str) -> subprocess.Popen[str]:
-        with (tmp_path / f"{len(started)}.err").open("w") as log:
-            process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment,
-                cwd=tmp_path,
+    def begin(*command: str) -> Running:
+        errors = tmp_path / f"{len(started)}.err"
+        process: Running
+        if list(command[:3]) in (COORDINATOR, AGENT):
+            process = ForkedProcess(
+                command[2],
+                command[3:],
+                out=errors.with_suffix(".out"),
+                errors=errors,
+                environment=environment,
+                folder=tmp_path,
             )
+        else:
+            with errors.open("w") as log:
+                process = subprocess.Popen(
+                    command,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env=environment,
+                    cwd=tmp_path,
+                )
         started.append(process)
         return process
 
@@ -82,7 +98,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def result(process: subprocess.Popen[str], timeout: float = 120) -> dict[str, Any]:
+def result(process: Running, timeout: float = 120) -> dict[str, Any]:
     """Return the JSON result of a successful command, from its last line."""
     out, _ = process.communicate(timeout=timeout)
     assert process.returncode == 0, out
@@ -90,9 +106,7 @@ def result(process: subprocess.Popen[str], timeout: float = 120) -> dict[str, An
     return answer
 
 
-def wait_for_words(
-    process: subprocess.Popen[str], log: Path, words: str, seconds: float = 90.0
-) -> bool:
+def wait_for_words(process: Running, log: Path, words: str, seconds: float = 90.0) -> bool:
     """Return True if a process writes these words to standard error before it ends."""
     ended = eventually(lambda: words in log.read_text() or process.poll() is not None, seconds)
     return ended and words in log.read_text()

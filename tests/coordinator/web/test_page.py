@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from importlib.util import find_spec
@@ -21,7 +20,7 @@ from coordinator.store.control_requests import read_requests
 from coordinator.views.run_status import describe_status
 from coordinator.web.serve import PACKAGE, find_page
 from federated.runtime.connection_limits import listen
-from tests.support.processes import AGENT, COORDINATOR, Start, wait_for_words
+from tests.support.processes import AGENT, COORDINATOR, Running, Start, wait_for_words
 from tests.support.waiting import eventually
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -60,7 +59,7 @@ def server(tmp_path: Path) -> Iterator[Any]:
         yield made
 
 
-def start_run(start: Start, *more: str) -> subprocess.Popen[str]:
+def start_run(start: Start, *more: str) -> Running:
     settings = ("method.widths=[0.25]", "train.epochs=1", "evaluate.every=1")
     flags = [part for one in settings for part in ("--set", one)]
     return start(

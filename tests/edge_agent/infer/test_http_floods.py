@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ pytest.importorskip("uvicorn")
 
 from tests.support.connection_flood import open_silent, resident, start_flood
 from tests.support.handmade_variants import NAME, several
-from tests.support.processes import WITHOUT_TORCH, Start, read_address
+from tests.support.processes import WITHOUT_TORCH, Running, Start, read_address
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.processes]
@@ -25,7 +24,7 @@ TOKEN = "a-secret-of-enough-letters"
 
 
 @pytest.fixture
-def server(start: Start, tmp_path: Path) -> tuple[int, subprocess.Popen[str]]:
+def server(start: Start, tmp_path: Path) -> tuple[int, Running]:
     """The port and the process of a server without a token."""
     several(tmp_path / "release", ("fp32",))
     words = ["infer", "--model", "release", "--submodel", NAME, "--threads", "1"]
@@ -48,9 +47,7 @@ def post(port: int, body: bytes = GOOD, more: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
-def test_silent_connections_do_not_block_requests(
-    server: tuple[int, subprocess.Popen[str]], source: str
-) -> None:
+def test_silent_connections_do_not_block_requests(server: tuple[int, Running], source: str) -> None:
     with open_silent(server[0], 300, source):
         start = time.monotonic()
         assert post(server[0]) == b"200"
@@ -60,7 +57,7 @@ def test_silent_connections_do_not_block_requests(
 
 
 def test_requests_are_answered_while_others_connect_and_hang_up(
-    server: tuple[int, subprocess.Popen[str]],
+    server: tuple[int, Running],
 ) -> None:
     with start_flood(server[0]) as flood:
         eventually(lambda: flood.connections > 200)
@@ -69,7 +66,7 @@ def test_requests_are_answered_while_others_connect_and_hang_up(
 
 @pytest.mark.parametrize("number", [b"[]", b"1.5", b"300"])
 def test_large_requests_at_once_take_little_memory(
-    server: tuple[int, subprocess.Popen[str]], number: bytes
+    server: tuple[int, Running], number: bytes
 ) -> None:
     """36 requests of 8 MB; memory is back within 8 MB, 10 %, five seconds later."""
     port, process = server

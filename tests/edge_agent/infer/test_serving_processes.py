@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import threading
 import urllib.request
 from pathlib import Path
@@ -25,12 +24,12 @@ from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from federated.wire.release_messages import Release
 from tests.support.handmade_variants import NAME, several
-from tests.support.processes import WITHOUT_TORCH, Start, read_address
+from tests.support.processes import WITHOUT_TORCH, Running, Start, read_address
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker]
 
 
-def serve(start: Start, *more: str) -> subprocess.Popen[str]:
+def serve(start: Start, *more: str) -> Running:
     """Start `edge-agent infer` without PyTorch."""
     return start(
         *WITHOUT_TORCH,
