@@ -4,7 +4,6 @@ commands report to a service manager.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import socket
@@ -22,6 +21,7 @@ import pytest
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.cli.main import main as coordinator
 from edge_agent.cli.main import main as edge_agent
+from tests.support.processes import AGENT, COORDINATOR, Running, Start
 
 ROOT = Path(__file__).parents[1]
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
@@ -149,69 +149,26 @@ def sockets(tmp_path: Path) -> Iterator[dict[str, NotifySocket]]:
 @pytest.mark.processes
 @pytest.mark.broker
 def test_a_coordinator_and_an_agent_notify_a_service_manager_when_ready_alive_and_stopping(
-    sockets: dict[str, NotifySocket], tmp_path: Path
+    sockets: dict[str, NotifySocket], tmp_path: Path, start: Start
 ) -> None:
-    common = {
-        **os.environ,
-        "WATCHDOG_USEC": "1200000",
-        "OMP_NUM_THREADS": "1",
-        "ESPALIER_STATE": str(tmp_path / "state"),
-    }
-    started: list[subprocess.Popen[str]] = []
-
-    def start(module: str, notify: NotifySocket, *words: str) -> subprocess.Popen[str]:
-        environment = {**common, "NOTIFY_SOCKET": str(notify.path)}
-        command = [sys.executable, "-c", f"from {module} import main; main()", *words]
-        with (tmp_path / f"{notify.path.stem}.log").open("w") as out:
-            started.append(
-                subprocess.Popen(
-                    command, env=environment, stdout=out, stderr=out, text=True, cwd=ROOT
-                )
-            )
-        return started[-1]
+    def start_watched(name: str, *command: str) -> Running:
+        socket = str(sockets[name].path)
+        return start(*command, variables={"WATCHDOG_USEC": "1200000", "NOTIFY_SOCKET": socket})
 
     port = str(find_free_port("127.0.0.1", 0))
-    try:
-        words = (
-            "--port",
-            port,
-            "--runs",
-            str(tmp_path / "runs"),
-            "--name",
-            "trial",
-            "--or-resume",
-            "--min-agents",
-            "1",
-            "--rounds",
-            "1000",
-        )
-        first = start("coordinator.cli.main", sockets["coordinator"], "start", *words)
-        sockets["coordinator"].wait("READY=1", 90)
-        sockets["coordinator"].wait("WATCHDOG=1", 10)
-        second = start(
-            "edge_agent.cli.main",
-            sockets["agent"],
-            "join",
-            "--broker",
-            f"127.0.0.1:{port}",
-            "--name",
-            "a",
-            "--spool",
-            str(tmp_path / "spool"),
-        )
-        sockets["agent"].wait("READY=1", 90)
-        sockets["agent"].wait("STATUS=run trial: train", 90)
-        sockets["coordinator"].wait("STATUS=run trial: round", 90)
-        for notify in sockets.values():
-            notify.wait("WATCHDOG=1", 10, start=len(notify.messages))  # pings continue
-        for process, status in ((second, 0), (first, 130)):
-            process.terminate()
-            assert process.wait(60) == status
-        for notify in sockets.values():
-            notify.wait("STOPPING=1", 5)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-        for log in sorted(tmp_path.glob("*.log")):
-            print(f"{log.name}:\n{log.read_text()}")
+    words = ["--port", port, "--name", "trial", "--or-resume", "--min-agents", "1"]
+    first = start_watched("coordinator", *COORDINATOR, "start", *words, "--rounds", "1000")
+    sockets["coordinator"].wait("READY=1", 90)
+    sockets["coordinator"].wait("WATCHDOG=1", 10)
+    words = ["--broker", f"127.0.0.1:{port}", "--name", "a", "--spool", str(tmp_path / "spool")]
+    second = start_watched("agent", *AGENT, "join", *words)
+    sockets["agent"].wait("READY=1", 90)
+    sockets["agent"].wait("STATUS=run trial: train", 90)
+    sockets["coordinator"].wait("STATUS=run trial: round", 90)
+    for notify in sockets.values():
+        notify.wait("WATCHDOG=1", 10, start=len(notify.messages))  # pings continue
+    for process, status in ((second, 0), (first, 130)):
+        process.terminate()
+        assert process.wait(60) == status
+    for notify in sockets.values():
+        notify.wait("STOPPING=1", 5)

@@ -80,7 +80,8 @@ class Authority:
         """
         self.folder = folder
         problem = f"cannot create the authority's folder {folder}"
-        with explain_os_errors(StoreError, problem, remedy="choose another with --pki"):
+        remedy = "choose another with --pki or the setting broker.pki"
+        with explain_os_errors(StoreError, problem, remedy=remedy):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         check_private(folder)
         self.ca, self.server, self.coordinator, self.crl = (

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from export.release_reader import Kind
-from federated.errors import ExportError, Unknown, UsageError
+from federated.errors import ConfigError, ExportError, Unknown, UsageError
 from federated.runtime.extension_errors import explain_lookup
 from models.submodel import Network, Submodel
 
@@ -88,12 +88,18 @@ def select_submodels(
     network: Network, widths: Sequence[float], depths: Sequence[int], patterns: Sequence[str]
 ) -> tuple[Submodel, ...]:
     """Return the submodels of every width and depth whose names match a pattern, smallest first;
-    without depths, full depth. Raises ConfigError, Unknown.
+    without depths, full depth. Raises ConfigError, also for a depth that no section has; Unknown.
     """
     from models.families.catalogue import KIND, full, menu
 
+    deepest = max(map(len, full(network).mask), default=1)
+    if beyond := [depth for depth in depths if depth > deepest]:
+        raise ConfigError(
+            f"depth {beyond[0]}: {network.title} has at most {deepest} blocks in a section; choose "
+            f"depths from 1 to {deepest}"
+        )
     with explain_lookup(KIND):
-        able = menu(network, widths, depths or (max(map(len, full(network).mask), default=1),))
+        able = menu(network, widths, depths or (deepest,))
     for pattern in patterns:
         if not fnmatch.filter([s.name for s in able], pattern):
             raise Unknown("submodel", pattern, [s.name for s in able])

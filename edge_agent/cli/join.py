@@ -141,9 +141,10 @@ def join(
     """
     with print_errors("join"):
         from edge_agent.access.broker_credentials import read_token, resolve_broker
-        from edge_agent.cli.option_values import make_job, stop_on_signals
+        from edge_agent.cli.option_values import check_code_names, make_job, stop_on_signals
         from edge_agent.device.process_limits import parse_size
 
+        check_code_names(options)
         broker, name = resolve_broker(
             broker, name, read_token(token, token_file), keep_renewing=not dry_run
         )

@@ -16,7 +16,14 @@ from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import UsageError
 from federated.task import LABELS
 
-__all__ = ["check_agent_name", "make_job", "rename_data_options", "split_words", "stop_on_signals"]
+__all__ = [
+    "check_agent_name",
+    "check_code_names",
+    "make_job",
+    "rename_data_options",
+    "split_words",
+    "stop_on_signals",
+]
 
 
 def split_words(text: str) -> tuple[str, ...]:
@@ -54,6 +61,18 @@ def make_job(name: str | None, options: dict[str, Any]) -> Job:
         labels=check_labels(options["labels"]),
         trainer=options.get("trainer", DEFAULT),
     )
+
+
+def check_code_names(options: Mapping[str, Any]) -> None:
+    """Raise UsageError if --model, --method or --codec does not name code of the owner."""
+    for flag in ("model", "method", "codec"):
+        name = options[flag]
+        module, _, attribute = name.partition(":")
+        if name and not (module and attribute):
+            raise UsageError(
+                f"--{flag}: expected module:{'attribute' if flag == 'codec' else 'function'}, "
+                f"found '{name[:80]}'; names of installed packages need no option"
+            )
 
 
 def check_shard(options: Mapping[str, Any]) -> None:

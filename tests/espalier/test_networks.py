@@ -51,6 +51,8 @@ def test_a_network_of_torchvision_is_sliced_in_width_and_depth() -> None:
     assert (small.name, large.name) == ("w0.25-d1.1.1.1", "w1-d2.2.2.2")
     assert espalier.slice(net, small)(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
     assert espalier.cost(small).macs < espalier.cost(large).macs / 10
+    with pytest.raises(ConfigError, match=r"depth 3: .* has at most 2 blocks"):
+        espalier.menu(net, depths=(1, 3))
 
 
 def test_two_modules_of_one_class_keep_their_own_weights(tiny: nn.Module) -> None:

@@ -8,8 +8,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -54,9 +55,11 @@ def broker(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a command in the test's folder, with its messages in NUMBER.err, counted from 0. All
-    processes end with the test. Those of COORDINATOR and AGENT are forked from a process that has
-    imported PyTorch, because its import takes longer than most of these tests.
+    """Start a command in the test's folder, with its messages in NUMBER.err, counted from 0.
+
+    All processes end with the test. Those of COORDINATOR and AGENT are forked from a process that
+    has imported PyTorch, because its import takes longer than most of these tests. variables:
+    additional environment variables.
     """
     started: list[Running] = []
     environment = {
@@ -66,7 +69,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         "PYTHONUNBUFFERED": "1",
     }
 
-    def begin(*command: str) -> Running:
+    def begin(*command: str, variables: Mapping[str, str] = MappingProxyType({})) -> Running:
         errors = tmp_path / f"{len(started)}.err"
         process: Running
         if list(command[:3]) in (COORDINATOR, AGENT):
@@ -75,7 +78,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 command[3:],
                 out=errors.with_suffix(".out"),
                 errors=errors,
-                environment=environment,
+                environment={**environment, **variables},
                 folder=tmp_path,
             )
         else:
@@ -85,7 +88,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,
-                    env=environment,
+                    env={**environment, **variables},
                     cwd=tmp_path,
                 )
         started.append(process)
@@ -96,6 +99,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         if process.poll() is None:
             process.kill()
         process.communicate()
+    for log in sorted(tmp_path.glob("*.err")):
+        print(f"{log.name}:\n{log.read_text()}")
 
 
 def result(process: Running, timeout: float = 120) -> dict[str, Any]:

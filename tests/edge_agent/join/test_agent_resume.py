@@ -8,8 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +24,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.links.catalogue import open_link
 from tests.support.brokers import is_listening, needs_mosquitto, read_port
 from tests.support.memory_federation import RUN, Federation, Member, digits, federate
+from tests.support.processes import AGENT, Running, Start
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
@@ -35,9 +34,7 @@ pytestmark = [
     needs_mosquitto,
 ]
 JOIN = [
-    sys.executable,
-    "-c",
-    "from edge_agent.cli.main import main; main()",
+    *AGENT,
     "join",
     "--run",
     RUN,
@@ -99,17 +96,11 @@ class Stage:
     the agent under test has arrived.
     """
 
-    def __init__(self, folder: Path, address: str) -> None:
-        self.folder, self.address = folder, address
+    def __init__(self, folder: Path, address: str, start: Start) -> None:
+        self.folder, self.address, self.start = folder, address, start
         self.fleets: list[Fleet] = []
         self.done: Federation | None = None
         self.going = threading.Event()  # whether the round may end
-        self.environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path(__file__).parents[3]),
-        }
-        self._processes: list[subprocess.Popen[str]] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -134,22 +125,9 @@ class Stage:
             patience=ENDLESS,
         )
 
-    def join(self, port: int, spool: str = "spool") -> subprocess.Popen[str]:
-        command = [
-            *JOIN,
-            "--broker",
-            f"127.0.0.1:{port}",
-            "--spool",
-            str(self.folder / spool),
-            "--format",
-            "json",
-        ]
-        with (self.folder / f"{len(self._processes)}.err").open("w") as log:
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment
-            )
-        self._processes.append(process)
-        return process
+    def join(self, port: int, spool: str = "spool") -> Running:
+        where = ["--broker", f"127.0.0.1:{port}", "--spool", str(self.folder / spool)]
+        return self.start(*JOIN, *where, "--format", "json")
 
     def read_messages(self, number: int) -> str:
         return (self.folder / f"{number}.err").read_text()
@@ -164,18 +142,10 @@ class Stage:
         finally:
             store.close()
 
-    def close(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-
 
 @pytest.fixture
-def stage(tmp_path: Path, broker: Broker) -> Iterator[Stage]:
-    stage = Stage(tmp_path, broker.address)
-    yield stage
-    stage.close()
+def stage(tmp_path: Path, broker: Broker, start: Start) -> Stage:
+    return Stage(tmp_path, broker.address, start)
 
 
 def test_an_agent_killed_during_its_upload_resumes_it(
