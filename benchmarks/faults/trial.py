@@ -396,11 +396,17 @@ def fill_later(trial: Trial, space: Space, latest: float) -> None:
 
 
 def run_trial(
-    name: str, prepare: Callable[[Trial], None], folder: Path, seed: int, kind: str = "mosquitto"
+    name: str,
+    prepare: Callable[[Trial], None],
+    folder: Path,
+    seed: int,
+    kind: str = "mosquitto",
+    *,
+    forked: bool = False,
 ) -> Outcome:
     """Run a scenario once. Errors are outcomes."""
     folder.mkdir(parents=True)
-    trial = Trial(folder, seed, kind)
+    trial = Trial(folder, seed, kind, forked=forked)
     with trial.stack:
         return conduct(trial, name, prepare)
 

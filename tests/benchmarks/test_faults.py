@@ -229,6 +229,6 @@ def scenario(name: str) -> object:
 
 @pytest.mark.parametrize("name", [scenario(name) for name in REAL])
 def test_no_update_is_lost_or_folded_twice(tmp_path: Path, name: str) -> None:
-    found = run_trial(name, SCENARIOS[name], tmp_path / "run", 7)
+    found = run_trial(name, SCENARIOS[name], tmp_path / "run", 7, forked=True)
     assert found.injected, found.why
     assert (found.survived, found.lost, found.doubled, found.equal) == (True, 0, 0, True), found.why
