@@ -40,9 +40,9 @@ def network(
         as "resnet-18" (`coordinator start --model`). The module takes floats [n, *inputs] and
         returns [n, outputs].
     inputs: shape of one raw example, such as (3, 32, 32) for an image, channels first.
-    outputs: number of classes; 0: those that the module returns.
-    data: in place of `inputs` and `outputs`, data as in `run`, whose mean and standard deviation
-        the network then normalises.
+    outputs: number of classes; 0: as many as the module returns.
+    data: data as in `run`, in place of `inputs` and `outputs`. The network then normalises with its
+        mean and standard deviation.
 
     Raises Unknown for an unknown name; ConfigError for a network that cannot take such examples;
     DataError; MissingExtra.
@@ -114,10 +114,10 @@ def slice(
 ) -> nn.Module:
     """Return a submodel as a module in evaluation mode: the weights that a device would receive.
 
-    source: a network, or a run (`load_run`), whose batch norm statistics it then gets, too.
-    submodel: one of `menu`; of a run also its name, such as "w0.5-d2.2.2".
-    weights: of the largest network, as a module or as tensors by name; None: those of the module
-        that the network was made of, of the run, or initial ones.
+    source: a network, or a run (`load_run`); from a run, it gets batch norm statistics, too.
+    submodel: one of `menu`, or for a run its name, such as "w0.5-d2.2.2".
+    weights: weights of the largest network, as a module or as tensors by name; None: those of the
+        run, of the module that was passed to `network`, or else initial ones.
 
     Each tensor is the leading part of the largest network's tensor of the same name. The module
     takes raw examples [n, *inputs]. Raises Unknown, ConfigError, DataError; ExportError for a run
@@ -150,18 +150,18 @@ def merge(
     method: Callable[[], Any] | str = "fedavg",
     **settings: object,
 ) -> dict[str, Tensor]:
-    """Fold updates of different sizes into the largest network, as a method does after a round.
+    """Aggregate updates of different sizes into the largest network, as a method does.
 
     source: a network, or a run, which brings its own method, settings and weights.
-    updates: each a trained submodel, as a module or as tensors by name, and the number of examples
-        that it was trained on. Its size is found from the shapes of its tensors.
-    weights: of the largest network before the round; None: as in `slice`. A weight that no update
-        holds keeps its value.
+    updates: pairs of a trained submodel, as a module or as tensors by name, and the number of
+        examples that it was trained on. The shapes of the tensors determine the submodel.
+    weights: weights of the largest network before the round; None: as in `slice`. A weight that no
+        update holds keeps its value.
     method, settings: name of a method, or a function that returns one, and its settings, such as
         `widths=(0.5, 1.0)` (`coordinator methods NAME`).
 
     Returns the tensors of the largest network by name, for `slice`, or `weights` of the next merge.
-    Raises DataError for tensors that are no submodel; ConfigError, Unknown; MissingExtra.
+    Raises DataError for tensors that fit no submodel; ConfigError, Unknown; MissingExtra.
     """
     with require_extra("espalier.merge", "coordinator"):
         from coordinator.release.stored_run import StoredRun

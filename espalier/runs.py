@@ -38,9 +38,9 @@ class Simulation(config_tables.Simulate, frozen=True, kw_only=True):
     """Devices in this program. Its fields are the settings of the table [simulate], such as
     `agents=4` or `partition="dirichlet:0.3"`; `coordinator schema` describes them all.
 
-    processes: train in worker processes, as many as the setting `workers` says, as
-        `coordinator simulate` does. Otherwise the devices train in this process, one after another;
-        this needs no `if __name__ == "__main__"`, and takes networks that a notebook defines.
+    processes: train in `workers` worker processes, as `coordinator simulate` does. Otherwise the
+        devices train in this process, one after another; this needs no
+        `if __name__ == "__main__"`, and accepts networks that a notebook defines.
     """
 
     processes: bool = False
@@ -50,8 +50,9 @@ class Fleet(config_tables.Fleet, frozen=True, kw_only=True):
     """Real devices, which join with `edge-agent join`. Its fields are the settings of the table
     [fleet], such as `min_agents=4` or `fraction=0.5`; `coordinator schema` describes them all.
 
-    broker: address of an existing broker, such as "mqtt://user:password@host"; settings of one that
-        the run starts, as a record or a mapping (table [broker]); None: one on loopback.
+    broker: address of an existing broker, such as "mqtt://user:password@host"; or settings of a
+        broker that the run starts, as a record or a mapping (table [broker]); None: a broker on
+        loopback.
     """
 
     broker: str | Broker | dict[str, Any] | None = None
@@ -60,10 +61,10 @@ class Fleet(config_tables.Fleet, frozen=True, kw_only=True):
 class Run(EventStream):
     """A run in progress: an iterator of the records in `espalier.events`.
 
-    A simulated run advances only while the program asks for events. A fleet does not wait, but the
-    events do. `close` stops the run so that it can be resumed (`run(..., resume=True)`), and so do
-    ctrl-C while the program waits for an event, the end of a `with` block, and the end of the
-    program.
+    A simulated run advances only while the program asks for events. A fleet does not wait: its
+    events are queued. `close` stops the run so that it can be resumed (`run(..., resume=True)`).
+    The end of a `with` block, the end of the program, and ctrl-C while the program waits for an
+    event do the same.
 
     name: its name.
     folder: its folder.
@@ -98,7 +99,7 @@ def run(
     resume: bool = False,
     **settings: Any,
 ) -> Run:
-    """Start a run, and return its events; `.result()` of them waits for its end.
+    """Start a run, and return an iterator of its events, whose `.result()` waits for the end.
 
     method: a name (`coordinator methods`), or a function that returns a `federated.method.Method`.
     model: the largest network: a module, a function that returns one, or a name. The devices of a
@@ -110,9 +111,9 @@ def run(
     env: simulated or real devices.
     runs: folder of runs.
     resume: continue the stored run of this `name`, or the latest one.
-    settings: of the configuration, by name, and tables as mappings: `name="mine"`, `rounds=5`,
-        `seed=1`, `train={"lr": 0.1, "widths": (0.5, 1.0)}` (also the method's own settings),
-        `evaluate={"every": 1}`. Their defaults are those of `coordinator schema`.
+    settings: settings of the configuration by name, with tables as mappings: `name="mine"`,
+        `rounds=5`, `seed=1`, `train={"lr": 0.1, "widths": (0.5, 1.0)}` (also the method's own
+        settings), `evaluate={"every": 1}`. `coordinator schema` lists the defaults.
 
     Raises ConfigError, Unknown, DataError and StoreError before it begins; MissingExtra. Iterating
     raises LinkError, FleetError and other errors that end the run.
@@ -224,7 +225,7 @@ def load_run(
     round), `network`, `menu` and `config`. `slice`, `merge`, `predict` and `export` continue it.
 
     run: its folder, or its name below `runs`.
-    model: the module that it was started with, if that was in another process.
+    model: the module that the run was started with, if another process started it.
 
     Raises StoreError for a run that is missing, damaged or without a finished round; ConfigError
     for a network whose code is not here; MissingExtra.
@@ -247,7 +248,7 @@ def predict(
 
     source: a run, or an exported .onnx file, which needs no PyTorch.
     x: raw examples [n, *inputs] in the units of the training data.
-    submodel: of the run, by name; empty: the largest.
+    submodel: name of a submodel of the run; empty: the largest.
 
     Raises Unknown; DataError for examples that do not fit; ExportError for a submodel without batch
     norm statistics, or a damaged file; MissingExtra.
@@ -279,7 +280,7 @@ def export(
     PyTorch on real examples, as `coordinator export` does; return the manifest.
 
     out: folder of the release.
-    submodels: by name; empty: all that have batch norm statistics.
+    submodels: names of submodels; empty: all that have batch norm statistics.
     inputs: file with raw examples, for a run whose data are not on this machine.
     int8: also try int8.
 

@@ -55,7 +55,7 @@ class Recipe:
     """The training of a device as data, for a PyTorch loop or an exported graph.
 
     epochs: passes over the local training data.
-    steps: largest number of steps; 0: as many as the epochs have.
+    steps: maximum number of optimiser steps; 0: all steps of the epochs.
     batch: examples per step; the last step of an epoch may have fewer.
     optimiser: "sgd", "adam" or "adamw"; only SGD uses momentum.
     lr: learning rate. The optimiser's state is reset each round.
@@ -142,7 +142,7 @@ class Task:
     lease: seconds after which the coordinator asks another agent, unless heartbeats show progress;
         0: never.
     slot: topic level that the weights are published under.
-    codec: encodes the tensors of the update.
+    codec: name of the codec for the tensors of the update.
     """
 
     run: Name
@@ -175,7 +175,7 @@ class Task:
 class Update:
     """The contribution of one device.
 
-    run, round, attempt, agent, work, submodel, version: those of the task.
+    run, round, attempt, agent, work, submodel, version: as in the task.
     samples: number of examples trained on, calibrated on or evaluated.
     steps: number of optimiser steps; 0 without training.
     tensors: name -> array; empty in the header of an encoded update, whose blob holds them.
@@ -204,7 +204,7 @@ class Card:
     name: of the data set.
     inputs: shape of one raw example.
     dtype: of the raw examples, as numpy names it.
-    outputs: number of classes, of values, or of tokens in the vocabulary, depending on `target`.
+    outputs: number of classes, of regression values, or of tokens in the vocabulary (see `target`).
     examples: number of training examples.
     held_out: number of held-out examples.
     mean: per channel, in raw units; [0] for tokens.
@@ -235,7 +235,7 @@ class Timing:
 
     submodel: one of the card's `calibration`.
     batch: the card's `batch`.
-    seconds: from 1e-12 to 1e9.
+    seconds: duration of the step, from 1e-12 to 1e9.
     """
 
     submodel: Submodel
@@ -274,14 +274,14 @@ class Profile:
     chunk: largest payload that the broker accepted, bytes.
     runtime: name and version of the trainer.
     data: description of the local data.
-    timings: of the submodels in the card's `calibration`, in their order; those without enough
-        memory are left out, but not all.
+    timings: of the submodels in the card's `calibration`, in their order, without those that do not
+        fit into memory; at least one.
     survey: result of a method's survey hook; in msgpack at most 1,024 bytes, 16 per output of the
         network, and 144 per submodel of the card's `menu`. Empty without such a hook.
     board: the hardware.
     labels: labels that the owner gave the device (`--label eu`).
-    codecs: names of the codecs that it can encode updates with.
-    capabilities: those that its trainer supports, for recipes that need them.
+    codecs: names of the codecs with which it can encode updates.
+    capabilities: names of the capabilities of its trainer.
     """
 
     agent: AgentName

@@ -16,14 +16,14 @@ __all__ = ["CAPABILITIES", "describe_missing", "list_required", "name_hook"]
 CAPABILITIES: Mapping[str, str] = {
     "adam": "the optimiser Adam",
     "adamw": "the optimiser AdamW",
-    "clip": "a bound on the norm of the gradient",
+    "clip": "clipping of the gradient's norm",
     "feddyn": "FedDyn's last gradient, kept between rounds",
     "frozen": "parameters that stay as they were received",
     "keep": "tensors that stay on the device",
     "masked": "a loss over the classes that the device holds",
-    "pull": "a pull towards the received weights (FedProx)",
+    "pull": "a proximal term towards the received weights (FedProx)",
     "scaffold": "SCAFFOLD's variates, kept between rounds",
-    "tracked": "running statistics of batch norm that travel with the weights",
+    "tracked": "running statistics of batch norm that are sent with the weights",
 }
 """Capabilities that a recipe describes as data. A hook is code, named `hook:METHOD`."""
 

@@ -41,7 +41,7 @@ def list_rules() -> Iterator[str]:
     heads = (
         "`robust.rule`",
         "result",
-        "compares updates per",
+        "unit of comparison",
         "updates required for f = 1, 2, 3",
         "updates kept on disk until the round ends",
     )

@@ -69,7 +69,7 @@ def describe_values(one: Mapping[str, Any]) -> str:
     low, high = one.get("minimum"), one.get("maximum")
     above, below = one.get("exclusiveMinimum"), one.get("exclusiveMaximum")
     bounds = [
-        f"{word} {value:g}"
+        f"{word} {value:.15g}"
         for word, value in (("from", low), ("above", above), ("to", high), ("below", below))
         if value is not None and abs(value) < 2**31
     ]

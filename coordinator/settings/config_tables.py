@@ -111,7 +111,7 @@ class Simulate(Record, frozen=True):
         Meta(description="Seeds of the runs, one run each; empty: one run, with the setting seed."),
     ] = ()
     device: Annotated[
-        Literal["cpu", "cuda"], Meta(description="Processor that trains for the simulated devices.")
+        Literal["cpu", "cuda"], Meta(description="Hardware on which simulated devices train.")
     ] = "cpu"
     trainer: Annotated[
         str,
@@ -216,9 +216,9 @@ class Assign(Record, frozen=True):
         float,
         Meta(
             ge=1,
-            description="Maximum time of a device, as a multiple of "
-            "the time that the fastest device needs for the largest submodel. It counts as at "
-            "most four times as fast as the fleet's median.",
+            description="Maximum time of a device, as a multiple of the time that the fastest "
+            "device needs for the largest submodel. The fastest counts as at most four times as "
+            "fast as the fleet's median.",
         ),
     ] = 1.15
     memory: Annotated[
@@ -334,7 +334,7 @@ class Wire(Record, frozen=True):
             description="Bytes per chunk; 0: 256 KiB, or less if the broker accepts less.",
         ),
     ] = 0
-    slots: Annotated[Positive, Meta(description="Updates that are received at the same time.")] = 8
+    slots: Annotated[Positive, Meta(description="Maximum number of simultaneous uploads.")] = 8
     codec: Annotated[
         str,
         Meta(

@@ -83,10 +83,10 @@ class Chunk:
     """A part of a transfer.
 
     transfer: its name.
-    index: of this chunk, from 0.
+    index: index of this chunk, from 0.
     total: number of chunks.
     size: bytes of all chunks.
-    crc32: of `data`.
+    crc32: CRC-32 of `data`.
     data: the bytes; all chunks but the last have the manifest's size.
     """
 
@@ -140,9 +140,9 @@ class Run:
     session: identifies the coordinator's process; a new one means that it restarted, and that
         earlier tasks continue.
     data: required form of a device's data; None: the agent describes its own.
-    settings: of a method that surveys the devices at join; otherwise empty.
-    menu: all submodels, of a method that surveys the devices at join; otherwise empty.
-    codec: encodes the tensors of trained updates, which the profile must list.
+    settings: settings of a method that surveys the devices at join; otherwise empty.
+    menu: all submodels, for a method that surveys the devices at join; otherwise empty.
+    codec: name of the codec for trained updates, which the profile must list.
     """
 
     run: Name
@@ -243,7 +243,7 @@ class Failure:
     run, round, attempt, work: of the task.
     submodel: name of the task's submodel.
     reason: why it failed.
-    paused: another attempt may succeed, because the device may not work now or has no room.
+    paused: another attempt may succeed later: the device is paused, or its disk is full.
     """
 
     run: Name

@@ -75,7 +75,7 @@ class Serving:
 
     agent: its name.
     session: identifies its process.
-    version: in use; empty before the first one, as are the next three.
+    version: installed version; empty before the first, as are the next three fields.
     submodel: in use.
     variant: of the exported files in use, such as `int8`.
     provider: execution provider of ONNX Runtime in use.
