@@ -268,7 +268,7 @@ class Profile:
     agent: name of the agent.
     host: name of the machine.
     system: its operating system.
-    cpus: processors that it may use, possibly a fraction.
+    cpus: number of CPUs that it may use, possibly a fraction.
     memory: bytes that training may use beyond the process itself.
     uplink: bytes per second, measured by publishing one chunk; 0: unknown, otherwise at least 1.
     chunk: largest payload that the broker accepted, bytes.

@@ -122,7 +122,7 @@ class Simulate(Record, frozen=True):
     ] = DEFAULT
     workers: Annotated[
         Natural,
-        Meta(description="Training processes; 0: one per processor, with cuda at most 4."),
+        Meta(description="Training processes; 0: one per CPU, at most 4 with cuda."),
     ] = 0
     target: Annotated[
         float,
