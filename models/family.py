@@ -13,7 +13,16 @@ from torch import Tensor, nn
 
 from models.submodel import Objective, Submodel, Target
 
-__all__ = ["Address", "Family", "Pieces", "Tensors", "Torchvision", "check_mask", "parse_address"]
+__all__ = [
+    "Address",
+    "Family",
+    "Pieces",
+    "Tensors",
+    "Torchvision",
+    "TypicalData",
+    "check_mask",
+    "parse_address",
+]
 
 Address = tuple[int, int, str]
 """Position of a tensor: its section, its block's index in the largest network, and its name within
@@ -82,6 +91,7 @@ class Family:
     presets: the sizes by name
     default: the preset used when none is named
     inputs: number of axes of one example (3: channels, height, width); 0 accepts any
+    typical: data that every preset can learn, of which random examples are drawn to time submodels
     labelled: names of the tensors whose axis 0 is the classes or the values
     features: extensions that a method may request: "scaler" (HeteroFL), "steps" (NeFL), "exits"
         (DepthFL), ...
@@ -97,6 +107,7 @@ class Family:
     presets: Mapping[str, Preset]
     default: str
     inputs: int
+    typical: TypicalData
     labelled: Callable[[Submodel], frozenset[str]] = last_linear
     features: frozenset[str] = frozenset({"scaler"})
     objective: Callable[[str, Target], Objective] = plain_objective
@@ -104,6 +115,20 @@ class Family:
     address: Callable[[str], Address | None] = parse_address
     torchvision: Torchvision | None = None
     help: str = ""
+
+
+@dataclass(frozen=True)
+class TypicalData:
+    """The form of data that a family usually learns.
+
+    inputs: shape of one example
+    outputs: number of classes or of values, or the size of the vocabulary
+    target: kind of label
+    """
+
+    inputs: tuple[int, ...]
+    outputs: int
+    target: Target
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 of all others.
 
 Runs in the training process, within its limits. Without data of the device's own it uses random
-examples of the family's usual kind.
+examples of the form that the family declares.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from federated.device.profile_file import Calibration
 from federated.device.trainers.trainer import Trainer
 from federated.runtime.extension_errors import explain_lookup, report_failure
 from federated.task import Timing
-from models.families.catalogue import KIND, build, network, probes
-from models.submodel import Network, Submodel, Target
+from models.families.catalogue import KIND, build, find_typical_data, network, probes
+from models.submodel import Network, Submodel
 
 __all__ = [
     "build_network",
@@ -34,12 +34,6 @@ __all__ = [
     "select_probes",
 ]
 
-IMAGES: tuple[tuple[int, ...], int, Target] = ((3, 32, 32), 10, "class")
-# inputs, outputs and target of the other families; the default is IMAGES
-USUAL: dict[str, tuple[tuple[int, ...], int, Target]] = {
-    "resnet1d": ((9, 128), 6, "class"),
-    "transformer": ((64,), 4096, "token"),
-}
 DEEPEST = 10**6  # blocks: more than any section has, so all of them
 RUNS, SECONDS = 30, 0.5  # least number and least seconds of predictions that are timed per graph
 
@@ -74,19 +68,28 @@ def build_network(model: str, data: Dataset) -> Network:
 
 
 def draw_examples(model: str, examples: int) -> Dataset:
-    """Return random examples of the kind that a family usually takes."""
-    inputs, outputs, target = USUAL.get(model.split("-")[0], IMAGES)
-    rng, shape = np.random.default_rng(0), (max(2, examples), *inputs)
-    if target == "token":
-        x: Any = rng.integers(0, outputs, shape)
-        return Dataset("random tokens", x, np.roll(x, -1, 1), x[:0], x[:0], outputs, target)
-    x = (
-        rng.integers(0, 256, shape, np.uint8)
-        if len(inputs) > 2
-        else rng.normal(size=shape).astype(np.float32)
-    )
-    y = np.arange(len(x)) % outputs
-    return Dataset("random examples", x, y, x[:0], y[:0], outputs, target)
+    """Return random examples of the data that a model usually learns. Raises Unknown,
+    ConfigError.
+    """
+    with explain_lookup(KIND):
+        typical = find_typical_data(model)
+    rng, shape = np.random.default_rng(0), (max(2, examples), *typical.inputs)
+    if typical.target == "token":
+        x: Any = rng.integers(0, typical.outputs, shape)
+        y: Any = np.roll(x, -1, 1)
+    else:
+        images = len(typical.inputs) > 2
+        x = rng.integers(0, 256, shape, np.uint8) if images else _draw_floats(rng, shape)
+        y = (
+            _draw_floats(rng, (len(x), typical.outputs))
+            if typical.target == "value"
+            else np.arange(len(x)) % typical.outputs
+        )
+    return Dataset("random examples", x, y, x[:0], y[:0], typical.outputs, typical.target)
+
+
+def _draw_floats(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    return rng.normal(size=shape).astype(np.float32)
 
 
 def _time_graphs(net: Network, data: Dataset, order: Order, cache: MeasurementCache) -> Calibrated:

@@ -33,7 +33,7 @@ from models.families.resnet1d import RESNET1D
 from models.families.transformer import TRANSFORMER
 from models.families.vgg import VGG
 from models.families.vit import VIT
-from models.family import Address, Family, Pieces
+from models.family import Address, Family, Pieces, TypicalData
 from models.layers.basic import project, scale
 from models.layers.batch_norm import NORMS
 from models.random_state import isolate_random_state
@@ -49,6 +49,7 @@ __all__ = [
     "example",
     "family",
     "find_labelled",
+    "find_typical_data",
     "full",
     "has_family",
     "initial",
@@ -142,6 +143,14 @@ def parse(model: str) -> tuple[str, str]:
     if preset not in {"", *known.presets}:
         raise LookupError(model, tuple(list_spellings(name, known)) if colon else model_names())
     return name, preset or known.default
+
+
+def find_typical_data(model: str) -> TypicalData:
+    """Return the data that a model usually learns, such as images. LookupError, ValueError: as for
+    `parse`.
+    """
+    name, preset = parse(model)
+    return family(Network(name, preset, (), 0)).typical
 
 
 def model_names() -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.family import Family, Tensors, Torchvision, check_mask
+from models.family import Family, Tensors, Torchvision, TypicalData, check_mask
 from models.layers.basic import Norm, Standardise
 from models.layers.densenet_layers import SeenConv, SeenNorm
 from models.submodel import Submodel, scale_count
@@ -223,6 +223,7 @@ DENSENET = Family(
     presets=PRESETS,
     default="121-cifar",
     inputs=3,
+    typical=TypicalData((3, 32, 32), 10, "class"),
     labelled=labelled_tensors,
     torchvision=Torchvision(NAMES, convert),
     help="for images",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.family import Family, check_mask
+from models.family import Family, TypicalData, check_mask
 from models.layers.basic import Norm, Standardise, stack
 from models.submodel import Submodel, scale_count
 
@@ -95,5 +95,6 @@ LENET = Family(
     presets=PRESETS,
     default="5",
     inputs=3,
+    typical=TypicalData((3, 32, 32), 10, "class"),
     help="for images",
 )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.family import Family, check_mask
+from models.family import Family, TypicalData, check_mask
 from models.layers.basic import Norm, Standardise
 from models.submodel import Submodel, scale_count
 
@@ -85,6 +85,7 @@ MLP = Family(
     presets=PRESETS,
     default="small",
     inputs=0,
+    typical=TypicalData((3, 32, 32), 10, "class"),
     features=frozenset({"scaler", "steps"}),
     help="for tables",
 )

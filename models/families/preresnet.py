@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.family import Family, check_mask
+from models.family import Family, TypicalData, check_mask
 from models.layers.basic import Norm, Standardise
 from models.layers.early_exits import (
     EXITS,
@@ -169,6 +169,7 @@ PRERESNET = Family(
     presets=PRESETS,
     default="small",
     inputs=3,
+    typical=TypicalData((3, 32, 32), 10, "class"),
     labelled=labelled_tensors,
     features=frozenset({"scaler", "scaler-always", "steps", *EXITS}),
     help="for images",

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.family import Family, Tensors, Torchvision, check_mask, parse_address
+from models.family import Family, Tensors, Torchvision, TypicalData, check_mask, parse_address
 from models.layers.basic import Norm, Standardise
 from models.layers.early_exits import (
     EXITS,
@@ -263,6 +263,7 @@ RESNET = Family(
     presets=PRESETS,
     default="18-cifar",
     inputs=3,
+    typical=TypicalData((3, 32, 32), 10, "class"),
     labelled=labelled_tensors,
     features=frozenset({"scaler", "scaler-always", "steps", *EXITS}),
     torchvision=Torchvision(NAMES, convert),

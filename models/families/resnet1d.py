@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.family import Family, check_mask
+from models.family import Family, TypicalData, check_mask
 from models.layers.basic import Norm, Standardise
 from models.submodel import Submodel, scale_count
 
@@ -115,6 +115,7 @@ RESNET1D = Family(
     presets=PRESETS,
     default="small",
     inputs=2,
+    typical=TypicalData((9, 128), 6, "class"),
     features=frozenset({"scaler", "steps"}),
     help="for windows of sensor data",
 )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.family import Family, check_mask
+from models.family import Family, TypicalData, check_mask
 from models.layers.attention import Attention, FeedForward
 from models.layers.basic import Linear
 from models.submodel import Objective, Submodel, Target, scale_count
@@ -159,6 +159,7 @@ TRANSFORMER = Family(
     presets=PRESETS,
     default="heterofl",
     inputs=1,
+    typical=TypicalData((64,), 4096, "token"),
     labelled=labelled_tensors,
     features=frozenset({"scaler", "steps"}),
     objective=objective,

@@ -44,7 +44,7 @@ from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from models.extension_lookup import import_member, list_required, locate_failure
-from models.family import Address, Family, Pieces, check_mask, parse_address
+from models.family import Address, Family, Pieces, TypicalData, check_mask, parse_address
 from models.layers.basic import Standardise
 from models.random_state import isolate_random_state
 from models.submodel import Network, Submodel
@@ -59,6 +59,8 @@ from models.user_networks.submodel_cutting import (
 
 __all__ = ["own"]
 
+# a function does not declare its data; a network that cannot take these is refused by name
+TYPICAL = TypicalData((3, 32, 32), 10, "class")
 REMEDY = "make its function follow submodel.width, or set method.widths = [1.0]"
 
 
@@ -88,6 +90,7 @@ def own(network: Network) -> Family:
         presets={"": Size(network)},
         default="",
         inputs=0,
+        typical=TYPICAL,
         labelled=labelled_tensors,
         pieces=find_pieces,
         address=lambda name: address(network, name),

@@ -17,7 +17,7 @@ from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.task import Update
 from models.families.catalogue import FAMILIES, full
-from models.family import Family, parse_address
+from models.family import Family, TypicalData, parse_address
 from models.submodel import Network, Submodel
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "golden"
@@ -66,6 +66,7 @@ def register_toy(monkeypatch):
             presets={preset: SimpleNamespace(depths=depths)},
             default=preset,
             inputs=0,
+            typical=TypicalData((1,), 3, "class"),
             labelled=lambda submodel: frozenset({"linear.weight", "linear.bias"}),
             address=parse_address,
         )

@@ -22,9 +22,10 @@ from edge_agent.join.speed_calibration import (
 from edge_agent.join.training_process_control import Job, Order
 from federated.data import catalogue
 from federated.errors import ConfigError, Unknown
-from models.families.catalogue import FAMILIES
+from models.families.catalogue import FAMILIES, find_typical_data
 from models.submodel import Submodel
 from tests.support.small_tasks import PYTORCH
+from tests.support.toy_extensions import MEMBERS
 
 JOB = Job("a", "", None, "", "iid", 0, "cpu", "", Limits())
 
@@ -50,9 +51,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return timed
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_every_family_has_examples_and_a_few_small_probes(family: str) -> None:
-    made = build_network(family, draw_examples(family, 4))
+@pytest.mark.parametrize("name", [*FAMILIES, MEMBERS["espalier.families"]])
+def test_every_family_has_examples_and_a_few_small_probes(name: str) -> None:
+    """So does a family of another package: its file declares the data that it usually learns."""
+    typical, drawn = find_typical_data(name), draw_examples(name, 4)
+    assert (drawn.x.shape, drawn.outputs) == ((4, *typical.inputs), typical.outputs)
+    made = build_network(name, drawn)
     chosen = select_probes(made)
     assert 2 <= len(chosen) <= 4
     assert max(submodel.width for submodel in chosen) <= 0.5
