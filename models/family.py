@@ -93,8 +93,10 @@ class Family:
     inputs: number of axes of one example (3: channels, height, width); 0 accepts any
     typical: data that every preset can learn, of which random examples are drawn to time submodels
     labelled: names of the tensors whose axis 0 is the classes or the values
-    features: extensions that a method may request: "scaler" (HeteroFL), "steps" (NeFL), "exits"
-        (DepthFL), ...
+    features: extensions that a method may request. "steps" (NeFL) and "exits" (DepthFL) are up to
+        `build`. The project adds "scaler" (HeteroFL) to modules with a `scaler`, such as
+        `layers.basic.Linear`, and "projection" (MOON) to a head named `linear` that is one
+        `nn.Linear`.
     objective: objective of a preset for data of a target; ValueError if it cannot learn them
     pieces: kept entries of the tensors of a submodel that are no leading corners, per axis
     address: section, block and rest of a tensor's name, None outside the sections; used for

@@ -65,25 +65,18 @@ __all__ = [
 ]
 
 
-def projecting(known: Family) -> Family:
-    """Return a family whose head is one `nn.Linear`, its `linear`, before which `build` can put a
-    projection head (MOON).
-    """
-    return replace(known, features=known.features | {"projection"})
-
-
 FAMILIES: dict[str, Family] = {
     "densenet": DENSENET,
-    "efficientnet": projecting(EFFICIENTNET),
-    "lenet": projecting(LENET),
-    "mlp": projecting(MLP),
-    "mobilenet": projecting(MOBILENET),
-    "preresnet": projecting(PRERESNET),
-    "resnet": projecting(RESNET),
-    "resnet1d": projecting(RESNET1D),
+    "efficientnet": EFFICIENTNET,
+    "lenet": LENET,
+    "mlp": MLP,
+    "mobilenet": MOBILENET,
+    "preresnet": PRERESNET,
+    "resnet": RESNET,
+    "resnet1d": RESNET1D,
     "transformer": TRANSFORMER,
-    "vgg": projecting(VGG),
-    "vit": projecting(VIT),
+    "vgg": VGG,
+    "vit": VIT,
 }
 
 KIND = Kind("model", "espalier.families", Family)

@@ -113,7 +113,7 @@ EFFICIENTNET = Family(
     default="v2s-cifar",
     inputs=3,
     typical=TypicalData((3, 32, 32), 10, "class"),
-    features=frozenset({"scaler", "steps"}),
+    features=frozenset({"projection", "scaler", "steps"}),
     torchvision=Torchvision(
         {"v2s": "efficientnet_v2_s", "v2s-cifar": "efficientnet_v2_s"}, convert
     ),

@@ -96,5 +96,6 @@ LENET = Family(
     default="5",
     inputs=3,
     typical=TypicalData((3, 32, 32), 10, "class"),
+    features=frozenset({"projection", "scaler"}),
     help="for images",
 )

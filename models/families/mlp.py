@@ -86,6 +86,6 @@ MLP = Family(
     default="small",
     inputs=0,
     typical=TypicalData((3, 32, 32), 10, "class"),
-    features=frozenset({"scaler", "steps"}),
+    features=frozenset({"projection", "scaler", "steps"}),
     help="for tables",
 )

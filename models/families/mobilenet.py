@@ -82,7 +82,7 @@ MOBILENET = Family(
     default="v2-cifar",
     inputs=3,
     typical=TypicalData((3, 32, 32), 10, "class"),
-    features=frozenset({"scaler", "steps"}),
+    features=frozenset({"projection", "scaler", "steps"}),
     torchvision=Torchvision({"v2": "mobilenet_v2", "v2-cifar": "mobilenet_v2"}, convert),
     help="for images",
 )

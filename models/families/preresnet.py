@@ -171,6 +171,6 @@ PRERESNET = Family(
     inputs=3,
     typical=TypicalData((3, 32, 32), 10, "class"),
     labelled=labelled_tensors,
-    features=frozenset({"scaler", "scaler-always", "steps", *EXITS}),
+    features=frozenset({"projection", "scaler", "scaler-always", "steps", *EXITS}),
     help="for images",
 )

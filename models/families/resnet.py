@@ -265,7 +265,7 @@ RESNET = Family(
     inputs=3,
     typical=TypicalData((3, 32, 32), 10, "class"),
     labelled=labelled_tensors,
-    features=frozenset({"scaler", "scaler-always", "steps", *EXITS}),
+    features=frozenset({"projection", "scaler", "scaler-always", "steps", *EXITS}),
     torchvision=Torchvision(NAMES, convert),
     help="for images; `10` to `wide-101` with the stem of ImageNet, CIFAR (`-cifar`) or NeFL "
     "(`-nefl`)",

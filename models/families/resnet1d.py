@@ -116,6 +116,6 @@ RESNET1D = Family(
     default="small",
     inputs=2,
     typical=TypicalData((9, 128), 6, "class"),
-    features=frozenset({"scaler", "steps"}),
+    features=frozenset({"projection", "scaler", "steps"}),
     help="for windows of sensor data",
 )

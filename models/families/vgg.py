@@ -167,6 +167,7 @@ VGG = Family(
     default="9-small",
     inputs=3,
     typical=TypicalData((3, 32, 32), 10, "class"),
+    features=frozenset({"projection", "scaler"}),
     torchvision=Torchvision(NAMES, convert),
     help="for images; torchvision's weights are those with batch norm, for 224 x 224 pixels",
 )

@@ -186,7 +186,7 @@ VIT = Family(
     default="tiny-32",
     inputs=3,
     typical=TypicalData((3, 32, 32), 10, "class"),
-    features=frozenset({"scaler", "steps"}),
+    features=frozenset({"projection", "scaler", "steps"}),
     torchvision=Torchvision({"b": "vit_b_16"}, convert),
     help="for images of 32 x 32 pixels; `micro`: of 8 x 8; `tiny`, `s` and `b`: of 224 x 224",
 )
