@@ -21,6 +21,7 @@ __all__ = [
     "Torchvision",
     "TypicalData",
     "check_mask",
+    "last_linear",
     "parse_address",
 ]
 
@@ -97,12 +98,12 @@ class Family:
         `build`. The project adds "scaler" (HeteroFL) to modules with a `scaler`, such as
         `layers.basic.Linear`, and "projection" (MOON) to a head named `linear` that is one
         `nn.Linear`.
+    help: its data and its presets, one line for the table in docs/networks.md
     objective: objective of a preset for data of a target; ValueError if it cannot learn them
     pieces: kept entries of the tensors of a submodel that are no leading corners, per axis
     address: section, block and rest of a tensor's name, None outside the sections; used for
         grafting
     torchvision: names and conversion of torchvision's weights, or None
-    help: its data and its presets, one line for the table in README.md
     """
 
     build: Callable[[Submodel], nn.Module]
@@ -110,13 +111,13 @@ class Family:
     default: str
     inputs: int
     typical: TypicalData
-    labelled: Callable[[Submodel], frozenset[str]] = last_linear
-    features: frozenset[str] = frozenset({"scaler"})
+    labelled: Callable[[Submodel], frozenset[str]]
+    features: frozenset[str]
+    help: str
     objective: Callable[[str, Target], Objective] = plain_objective
     pieces: Callable[[Submodel], Pieces] = no_pieces
     address: Callable[[str], Address | None] = parse_address
     torchvision: Torchvision | None = None
-    help: str = ""
 
 
 @dataclass(frozen=True)

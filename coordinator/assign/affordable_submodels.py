@@ -20,7 +20,6 @@ from federated.errors import ConfigError, Unknown
 from federated.task import Profile, Recipe
 from federated.training.time_prediction import step_seconds
 from federated.wire.codecs.codec import Codec
-from federated.wire.codecs.raw import RAW
 from models.cost import Cost, cost
 from models.submodel import Submodel
 
@@ -87,14 +86,14 @@ def make_offers(
     menu: Sequence[Submodel],
     recipe: Recipe,
     share: float,
+    codec: Codec,
     standing: Standing | None = None,
-    codec: Codec = RAW,
 ) -> list[Offer]:
     """Return the cost of each submodel of the menu on an agent.
 
     share: fraction of its memory that training may use.
-    standing: what earlier rounds have shown; None: nothing.
     codec: of its updates.
+    standing: what earlier rounds have shown; None: nothing.
     """
     known = standing or Standing()
     steps = count_steps(recipe, profile.data.examples)

@@ -87,7 +87,7 @@ def decide(
     settings, codec = config.assign, find_codec(config.wire.codec)
 
     def predict(candidate: Candidate, standing: Standing) -> tuple[Offer, ...]:
-        return tuple(make_offers(candidate.profile, menu, recipe, settings.memory, standing, codec))
+        return tuple(make_offers(candidate.profile, menu, recipe, settings.memory, codec, standing))
 
     made = [predict(c, c.standing) for c in candidates]
     # the pace follows usual speeds: one slow round of the quickest agent must not raise all others

@@ -35,6 +35,7 @@ from federated.method import Method, State
 from federated.task import Recipe, Work
 from federated.training.evaluation_passes import evaluate as evaluate_locally
 from federated.training.training_inputs import TrainingSet
+from federated.wire.codecs.raw import RAW
 from models.cost import cost
 from models.families.catalogue import build, shapes, statistics
 from models.layers.batch_norm import calibrate
@@ -230,7 +231,7 @@ class Evaluator:
                 chosen.append((agent, submodel, recipe, agent in probes))
                 if agent.profile is not None:
                     offer = affordable_submodels.make_offers(
-                        agent.profile, [submodel], recipe, 1.0
+                        agent.profile, [submodel], recipe, 1.0, codec=RAW
                     )[0]
                     seconds[agent.name] = seconds.get(agent.name, 0.0) + offer.seconds
         waited = {a.name: seconds.get(a.name, 0.0) for a, _, _, probe in chosen if not probe}

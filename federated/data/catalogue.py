@@ -64,16 +64,20 @@ class BuiltIn:
 
     load: Callable[[Path], Dataset]
     about: str
-    held: str = "the published test set"
+    held: str
 
+
+PUBLISHED = "the published test set"
 
 DATASETS: Mapping[str, BuiltIn] = {
-    "cifar10": BuiltIn(published_images.cifar10, "images of ten classes, 32 x 32; downloaded"),
+    "cifar10": BuiltIn(
+        published_images.cifar10, "images of ten classes, 32 x 32; downloaded", PUBLISHED
+    ),
     "cifar100": BuiltIn(
-        published_images.cifar100, "images of a hundred classes, 32 x 32; downloaded"
+        published_images.cifar100, "images of a hundred classes, 32 x 32; downloaded", PUBLISHED
     ),
     "cinic10": BuiltIn(
-        published_images.cinic10, "images of CIFAR-10's classes, 32 x 32; downloaded"
+        published_images.cinic10, "images of CIFAR-10's classes, 32 x 32; downloaded", PUBLISHED
     ),
     "digits": BuiltIn(
         digits,
@@ -81,7 +85,7 @@ DATASETS: Mapping[str, BuiltIn] = {
         "a stratified 20 % that no agent trains on",
     ),
     "fashion-mnist": BuiltIn(
-        published_images.fashion_mnist, "images of clothes, 28 x 28; downloaded"
+        published_images.fashion_mnist, "images of clothes, 28 x 28; downloaded", PUBLISHED
     ),
     "har": BuiltIn(
         har,
@@ -89,15 +93,17 @@ DATASETS: Mapping[str, BuiltIn] = {
         "`--data-root`: `har/windows100.npz`",
         "a fifth of the people; on a device, the last recordings",
     ),
-    "mnist": BuiltIn(published_images.mnist, "handwritten digits, 28 x 28; downloaded"),
+    "mnist": BuiltIn(published_images.mnist, "handwritten digits, 28 x 28; downloaded", PUBLISHED),
     "svhn": BuiltIn(
         published_images.svhn,
         "images of house numbers, 32 x 32; downloaded; needs the extra `data`",
+        PUBLISHED,
     ),
     "wikitext-2": BuiltIn(
         wikitext_2,
         "windows of 64 words, for predicting the next or masked words; files in `--data-root`: "
         "`wikitext-2/{train,valid,test}.txt`",
+        PUBLISHED,
     ),
 }
 

@@ -225,6 +225,7 @@ DENSENET = Family(
     inputs=3,
     typical=TypicalData((3, 32, 32), 10, "class"),
     labelled=labelled_tensors,
-    torchvision=Torchvision(NAMES, convert),
+    features=frozenset({"scaler"}),
     help="for images",
+    torchvision=Torchvision(NAMES, convert),
 )

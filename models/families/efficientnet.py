@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from models.family import Family, Torchvision, TypicalData
+from models.family import Family, Torchvision, TypicalData, last_linear
 from models.layers.inverted_residual_network import Inverted, Section, Size, Style, rename_tensors
 from models.submodel import Submodel
 
@@ -113,9 +113,10 @@ EFFICIENTNET = Family(
     default="v2s-cifar",
     inputs=3,
     typical=TypicalData((3, 32, 32), 10, "class"),
+    labelled=last_linear,
     features=frozenset({"projection", "scaler", "steps"}),
+    help="for images",
     torchvision=Torchvision(
         {"v2s": "efficientnet_v2_s", "v2s-cifar": "efficientnet_v2_s"}, convert
     ),
-    help="for images",
 )

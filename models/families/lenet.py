@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.family import Family, TypicalData, check_mask
+from models.family import Family, TypicalData, check_mask, last_linear
 from models.layers.basic import Norm, Standardise, stack
 from models.submodel import Submodel, scale_count
 
@@ -96,6 +96,7 @@ LENET = Family(
     default="5",
     inputs=3,
     typical=TypicalData((3, 32, 32), 10, "class"),
+    labelled=last_linear,
     features=frozenset({"projection", "scaler"}),
     help="for images",
 )

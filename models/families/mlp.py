@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.family import Family, TypicalData, check_mask
+from models.family import Family, TypicalData, check_mask, last_linear
 from models.layers.basic import Norm, Standardise
 from models.submodel import Submodel, scale_count
 
@@ -86,6 +86,7 @@ MLP = Family(
     default="small",
     inputs=0,
     typical=TypicalData((3, 32, 32), 10, "class"),
+    labelled=last_linear,
     features=frozenset({"projection", "scaler", "steps"}),
     help="for tables",
 )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from models.family import Family, Torchvision, TypicalData
+from models.family import Family, Torchvision, TypicalData, last_linear
 from models.layers.inverted_residual_network import Inverted, Section, Size, Style, rename_tensors
 from models.submodel import Submodel
 
@@ -82,7 +82,8 @@ MOBILENET = Family(
     default="v2-cifar",
     inputs=3,
     typical=TypicalData((3, 32, 32), 10, "class"),
+    labelled=last_linear,
     features=frozenset({"projection", "scaler", "steps"}),
-    torchvision=Torchvision({"v2": "mobilenet_v2", "v2-cifar": "mobilenet_v2"}, convert),
     help="for images",
+    torchvision=Torchvision({"v2": "mobilenet_v2", "v2-cifar": "mobilenet_v2"}, convert),
 )

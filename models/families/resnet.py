@@ -266,7 +266,7 @@ RESNET = Family(
     typical=TypicalData((3, 32, 32), 10, "class"),
     labelled=labelled_tensors,
     features=frozenset({"projection", "scaler", "scaler-always", "steps", *EXITS}),
-    torchvision=Torchvision(NAMES, convert),
     help="for images; `10` to `wide-101` with the stem of ImageNet, CIFAR (`-cifar`) or NeFL "
     "(`-nefl`)",
+    torchvision=Torchvision(NAMES, convert),
 )

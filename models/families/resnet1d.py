@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.family import Family, TypicalData, check_mask
+from models.family import Family, TypicalData, check_mask, last_linear
 from models.layers.basic import Norm, Standardise
 from models.submodel import Submodel, scale_count
 
@@ -116,6 +116,7 @@ RESNET1D = Family(
     default="small",
     inputs=2,
     typical=TypicalData((9, 128), 6, "class"),
+    labelled=last_linear,
     features=frozenset({"projection", "scaler", "steps"}),
     help="for windows of sensor data",
 )

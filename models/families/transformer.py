@@ -162,6 +162,6 @@ TRANSFORMER = Family(
     typical=TypicalData((64,), 4096, "token"),
     labelled=labelled_tensors,
     features=frozenset({"scaler", "steps"}),
-    objective=objective,
     help="for text; `heterofl` and `small` predict masked words, the others the next word",
+    objective=objective,
 )

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.family import Family, Tensors, Torchvision, TypicalData, check_mask
+from models.family import Family, Tensors, Torchvision, TypicalData, check_mask, last_linear
 from models.layers.basic import Norm, Standardise, stack
 from models.submodel import Submodel, scale_count
 
@@ -167,7 +167,8 @@ VGG = Family(
     default="9-small",
     inputs=3,
     typical=TypicalData((3, 32, 32), 10, "class"),
+    labelled=last_linear,
     features=frozenset({"projection", "scaler"}),
-    torchvision=Torchvision(NAMES, convert),
     help="for images; torchvision's weights are those with batch norm, for 224 x 224 pixels",
+    torchvision=Torchvision(NAMES, convert),
 )

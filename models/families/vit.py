@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.family import Family, Tensors, Torchvision, TypicalData, check_mask
+from models.family import Family, Tensors, Torchvision, TypicalData, check_mask, last_linear
 from models.layers.attention import Attention, FeedForward
 from models.layers.basic import Standardise
 from models.submodel import Network, Submodel, scale_count
@@ -186,7 +186,8 @@ VIT = Family(
     default="tiny-32",
     inputs=3,
     typical=TypicalData((3, 32, 32), 10, "class"),
+    labelled=last_linear,
     features=frozenset({"projection", "scaler", "steps"}),
-    torchvision=Torchvision({"b": "vit_b_16"}, convert),
     help="for images of 32 x 32 pixels; `micro`: of 8 x 8; `tiny`, `s` and `b`: of 224 x 224",
+    torchvision=Torchvision({"b": "vit_b_16"}, convert),
 )

@@ -92,6 +92,8 @@ def own(network: Network) -> Family:
         inputs=0,
         typical=TYPICAL,
         labelled=labelled_tensors,
+        features=frozenset({"scaler"}),
+        help="a network of the user's own",
         pieces=find_pieces,
         address=lambda name: address(network, name),
     )

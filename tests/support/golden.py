@@ -17,7 +17,7 @@ from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.task import Update
 from models.families.catalogue import FAMILIES, full
-from models.family import Family, TypicalData, parse_address
+from models.family import Family, TypicalData, last_linear, parse_address
 from models.submodel import Network, Submodel
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "golden"
@@ -67,7 +67,9 @@ def register_toy(monkeypatch):
             default=preset,
             inputs=0,
             typical=TypicalData((1,), 3, "class"),
-            labelled=lambda submodel: frozenset({"linear.weight", "linear.bias"}),
+            labelled=last_linear,
+            features=frozenset({"scaler"}),
+            help="of any tensors",
             address=parse_address,
         )
         monkeypatch.setitem(FAMILIES, "toy", family)

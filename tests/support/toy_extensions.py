@@ -29,7 +29,7 @@ from federated.training.hooks import Hooks, Session, Survey
 from federated.wire.codecs.codec import Codec, Tensors
 from federated.wire.link import Link, Will
 from federated.wire.links.memory import open_memory_link
-from models.family import Family, TypicalData, check_mask
+from models.family import Family, TypicalData, check_mask, last_linear
 from models.layers.basic import Standardise
 from models.submodel import Submodel, scale_count
 
@@ -176,7 +176,16 @@ class ToyNetwork(nn.Module):
         return out
 
 
-TOY_FAMILY = Family(ToyNetwork, PRESETS, "small", 0, TypicalData((4,), 2, "value"))
+TOY_FAMILY = Family(
+    build=ToyNetwork,
+    presets=PRESETS,
+    default="small",
+    inputs=0,
+    typical=TypicalData((4,), 2, "value"),
+    labelled=last_linear,
+    features=frozenset(),
+    help="for points",
+)
 
 
 # ---- data: two classes that a line divides -------------------------------------------------------

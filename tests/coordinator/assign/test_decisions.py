@@ -20,6 +20,7 @@ from coordinator.assign.decisions import (
 from coordinator.settings.config import Config
 from coordinator.settings.config_tables import Assign, Fleet
 from federated.task import Profile, Recipe, Timing
+from federated.wire.codecs.raw import RAW
 from models.cost import cost
 from models.submodel import Submodel
 from tests.coordinator.assign.test_affordable_submodels import CARD, MENU
@@ -65,7 +66,7 @@ def test_reason_for_the_largest_submodel() -> None:
 
 def test_reasons_name_the_pace_or_the_deadline() -> None:
     slow = Candidate("slow", device("slow", 0.5))
-    own = make_offers(slow.profile, MENU, RECIPE, 0.6)
+    own = make_offers(slow.profile, MENU, RECIPE, 0.6, RAW)
     fits, next_one = (
         [o for o in own if o.seconds <= 10.0][-1],
         next(o for o in own if o.seconds > 10.0),

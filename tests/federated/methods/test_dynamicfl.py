@@ -17,6 +17,7 @@ from federated.methods.catalogue import method
 from federated.methods.dynamicfl import SCORES, allot_branches
 from federated.task import Card, Profile, Task, Timing
 from federated.training.training_loop import descend, open_session
+from federated.wire.codecs.raw import RAW
 from models.cost import BranchableLayer, branchable_layers, cost
 from models.families.catalogue import build, full, initial, network, probes, shapes, statistics
 from models.layers.mergeable_branches import Branch, originals
@@ -95,7 +96,7 @@ def test_a_device_gets_the_most_branches_that_its_memory_and_its_pace_allow():
 
     def assign_with(memory):
         profile = Profile("a", "h", "s", 1.0, memory, 0.0, 1, "t", card, timings)
-        offered = make_offers(profile, menu, recipe, 1.0)
+        offered = make_offers(profile, menu, recipe, 1.0, RAW)
         return METHOD.assign(
             state, profile, [o.submodel for o in offered if o.fits], np.random.default_rng(0)
         ).branches, [o.step for o in offered]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import MISSING, fields
 from types import ModuleType
 
 import pytest
@@ -20,6 +21,7 @@ from models.families.catalogue import (
     network,
     shapes,
 )
+from models.family import Family
 from models.submodel import Moments, Submodel, scale_count
 
 
@@ -182,7 +184,14 @@ def test_unimportable_functions_are_refused(own, name):
         network(name, (1, 2, 2), 3)
 
 
+def test_only_what_most_families_share_has_a_default():
+    """A family that forgot its help or its labelled tensors would make false statements."""
+    optional = {one.name for one in fields(Family) if one.default is not MISSING}
+    assert optional == {"objective", "pieces", "address", "torchvision"}
+
+
 def test_families_are_plain_data():
     for name, family in FAMILIES.items():
         assert family.default in family.presets, name
+        assert family.help, name
         assert "-" not in name, "a dash opens the preset"
