@@ -1,9 +1,11 @@
-"""Find the files in which an ONNX graph stores weights outside itself, to check or refuse them.
-Does not import torch.
+"""Find the files in which an ONNX graph stores weights outside itself, and the operators that can
+name other files, to check or refuse them. Does not import torch.
 
 The digest of a graph does not cover such files, and ONNX Runtime reads them from the folder of the
 graph, or from the working folder of the process if the graph is given as bytes. This module reads
-just enough of the graph's protobuf encoding to find them: `onnx` is not installed on devices.
+just enough of the graph's protobuf encoding to find them: `onnx` is not installed on devices. No
+operator of ONNX itself names a file. `EPContext` does: it holds what an execution provider such as
+TensorRT compiled, or the path of its file.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from pathlib import Path
 
 from federated.errors import ExportError
 
-__all__ = ["check_external_files", "list_external_files", "refuse_external_files"]
+__all__ = [
+    "check_external_files",
+    "list_external_files",
+    "list_foreign_operators",
+    "refuse_external_files",
+    "refuse_foreign_operators",
+]
 
 # message of ONNX -> number of each field that holds messages with tensors -> its message
 MESSAGES = {
@@ -29,6 +37,9 @@ MESSAGES = {
 }
 EXTERNAL_DATA, DATA_LOCATION = 13, 14  # fields of a tensor
 KEY, VALUE = 1, 2  # fields of an entry of a tensor's external data
+OPERATOR, DOMAIN = 4, 7  # fields of a node
+COMPILED = b"EPContext"
+STANDARD = (b"", b"ai.onnx")  # names of ONNX's own domain
 VARINT, LONG, BYTES, SHORT = 0, 1, 2, 5  # types of fields on the wire
 
 
@@ -36,30 +47,41 @@ def list_external_files(model: bytes) -> list[str]:
     """Return the names of the files that hold weights of a graph; an empty name if a tensor is
     external without one. ValueError: the bytes are not protobuf.
     """
-    found, waiting = dict[str, None](), [("model", memoryview(model))]
-    while waiting:
-        kind, data = waiting.pop()
-        if kind == "tensor":
-            found |= dict.fromkeys(_read_tensor(data))
-            continue
-        known = MESSAGES[kind]
-        waiting += [
-            (known[number], value)
-            for number, value in _read_fields(data)
-            if number in known and isinstance(value, memoryview)
-        ]
+    tensors = _list_messages(model, "tensor")
+    return list(dict.fromkeys(name for tensor in tensors for name in _read_tensor(tensor)))
+
+
+def list_foreign_operators(model: bytes) -> list[str]:
+    """Return the operators of a graph that are not ONNX's own, as DOMAIN:NAME, and `EPContext` of
+    any domain. ValueError: the bytes are not protobuf.
+    """
+    found = dict[str, None]()
+    for node in _list_messages(model, "node"):
+        texts: dict[int, list[bytes]] = {OPERATOR: [b""], DOMAIN: [b""]}
+        for number, value in _read_fields(node):
+            if number in texts and isinstance(value, memoryview):
+                texts[number].append(bytes(value))
+        if COMPILED in texts[OPERATOR] or not set(texts[DOMAIN]) <= set(STANDARD):
+            name = b":".join((texts[DOMAIN][-1], texts[OPERATOR][-1]))
+            found[name.decode(errors="replace")] = None
     return list(found)
 
 
 def check_external_files(path: Path, model: bytes) -> None:
-    """Check that weights outside a graph lie in the folder of the graph. ExportError: one lies
-    elsewhere, or the bytes are not an ONNX graph.
+    """Check that weights outside a graph lie in the folder of the graph, and that nothing in it was
+    compiled for an execution provider. ExportError: they do not, or the bytes are no ONNX graph.
     """
     folder = path.parent.resolve()
     for name in _list_files(str(path), model):
         if not name or not (folder / name).resolve().is_relative_to(folder):
             raise ExportError(
                 f"{path}: expected weights in files of its own folder, found them in '{name}'"
+            )
+    for name in list_foreign_operators(model):
+        if name.endswith(f":{COMPILED.decode()}"):
+            raise ExportError(
+                f"{path}: expected a graph that no execution provider compiled, found {name}: "
+                "choose the graph that it was compiled from"
             )
 
 
@@ -72,11 +94,35 @@ def refuse_external_files(name: str, model: bytes) -> None:
         )
 
 
+def refuse_foreign_operators(name: str, model: bytes) -> None:
+    """Check that a valid graph has no operators but ONNX's own. ExportError: it has others."""
+    if found := list_foreign_operators(model):
+        raise ExportError(
+            f"{name}: expected operators of ONNX alone, as `coordinator export` writes them, found "
+            f"{', '.join(found)}"
+        )
+
+
 def _list_files(name: str, model: bytes) -> list[str]:
     try:
         return list_external_files(model)
     except ValueError as error:
         raise ExportError(f"{name}: not a valid ONNX file: {error}") from error
+
+
+def _list_messages(model: bytes, wanted: str) -> Iterator[memoryview]:
+    """Yield every message of a kind, wherever it is nested. ValueError: not protobuf."""
+    waiting = [("model", memoryview(model))]
+    while waiting:
+        kind, data = waiting.pop()
+        if kind == wanted:
+            yield data
+        known = MESSAGES.get(kind, {})
+        waiting += [
+            (known[number], value)
+            for number, value in (_read_fields(data) if known else ())
+            if number in known and isinstance(value, memoryview)
+        ]
 
 
 def _read_tensor(data: memoryview) -> Iterator[str]:

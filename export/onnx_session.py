@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from export.external_data import refuse_external_files
+from export.external_data import refuse_external_files, refuse_foreign_operators
 from federated.errors import DataError, ExportError, explain_os_errors
 
 __all__ = [
@@ -100,10 +100,11 @@ class Session:
         """Load a graph.
 
         threads: 0 lets the runtime choose
-        ExportError: not an ONNX graph, one with weights in other files, or not exported by this
-            project.
+        ExportError: not an ONNX graph, one with weights in other files or with operators that can
+            name files, or not exported by this project.
         """
         refuse_external_files(name, model)
+        refuse_foreign_operators(name, model)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = QUIET

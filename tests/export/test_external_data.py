@@ -1,4 +1,6 @@
-"""Weights outside a graph are found wherever the graph may hold them."""
+"""Weights outside a graph, and operators that can name files, are found wherever the graph may hold
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_agent.bench.onnx_graph import Graph, check_runs
-from export.external_data import list_external_files
+from export.external_data import list_external_files, list_foreign_operators
 from export.onnx_session import load
 from federated.errors import ExportError
 
@@ -126,6 +128,74 @@ def test_a_benchmark_reads_only_weights_in_the_folder_of_its_graph(tmp_path: Pat
     for where in ("../owned.bin", str(tmp_path / "owned.bin"), "link.bin"):
         with pytest.raises(ExportError, match="expected weights in files of its own folder"):
             Graph(moved(tmp_path / "inner", where), "cpu", 1)
+
+
+def compiled(domain: str) -> Any:
+    """A node with the path of a file that an execution provider reads."""
+    return onnx.helper.make_node(
+        "EPContext", [], ["y"], domain=domain, embed_mode=0, ep_cache_context="/etc/hostname"
+    )
+
+
+NESTED = {
+    "graph": lambda node: model(graph(node)),
+    "branch": lambda node: model(
+        graph(
+            onnx.helper.make_node(
+                "If", ["c"], ["y"], then_branch=graph(node), else_branch=graph(node)
+            )
+        )
+    ),
+    "function": lambda node: model(
+        graph(),
+        [
+            onnx.helper.make_function(
+                "", "Relu", [], ["y"], [node], [onnx.helper.make_opsetid("", 20)]
+            )
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("place", NESTED)
+def test_operators_of_other_domains_are_found_in_every_place(place: str) -> None:
+    def found(node: Any) -> list[str]:
+        return list_foreign_operators(NESTED[place](node).SerializeToString())
+
+    for domain in ("", "ai.onnx"):
+        assert found(onnx.helper.make_node("Relu", ["x"], ["y"], domain=domain)) == []
+    assert found(onnx.helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")) == [
+        "com.microsoft:Gelu"
+    ]
+    assert found(compiled("com.microsoft")) == ["com.microsoft:EPContext"]
+    assert found(compiled("")) == [":EPContext"]
+
+
+def test_a_graph_that_an_execution_provider_compiled_is_refused(tmp_path: Path) -> None:
+    """With TensorRT, it would read the file that it names."""
+    made = onnx.load_from_string(TOY.read_bytes())
+    made.graph.node.append(compiled("com.microsoft"))
+    made.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    (tmp_path / "toy.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(ExportError, match=r"expected operators of ONNX alone.*EPContext"):
+        load(tmp_path / "toy.onnx")
+    with pytest.raises(ExportError, match="expected a graph that no execution provider compiled"):
+        Graph(tmp_path / "toy.onnx", "cpu", 1)
+
+
+def test_a_release_has_no_operators_of_other_domains(tmp_path: Path) -> None:
+    """ONNX Runtime knows this one. A benchmark may run it."""
+    made = onnx.load_from_string(TOY.read_bytes())
+    last = made.graph.node[-1]
+    made.graph.node.append(
+        onnx.helper.make_node("Gelu", ["inner"], [last.output[0]], domain="com.microsoft")
+    )
+    last.output[0] = "inner"
+    made.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    (tmp_path / "toy.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(ExportError, match=r"expected operators of .* found com\.microsoft:Gelu"):
+        load(tmp_path / "toy.onnx")
+    check_runs(tmp_path / "toy.onnx", "cpu")
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 30, b"\x3a\xff\x01ab", b"\x0b\x00", b"\x3a"])
