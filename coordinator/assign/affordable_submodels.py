@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from statistics import median_high
+from statistics import median_high, median_low
 
 from coordinator.assign.agent_track_record import Standing, list_active
 from federated.errors import ConfigError, Unknown
@@ -146,8 +146,7 @@ def find_bounds(
     fleet: Iterable[Sequence[Offer]], recipe: Recipe, slack: float, deadline: float
 ) -> Bounds:
     """Return the limits of a round: a deadline in seconds (0: none), or `slack` times what the
-    quickest agent needs for the largest submodel that any agent can hold. An agent whose lead over
-    the fleet's median exceeds `MAX_LEAD` counts as one with this lead.
+    quickest agent needs for the largest submodel that any agent can hold (see `find_pace`).
 
     The pace limits whole rounds if the recipe fixes their number of steps. If devices train for
     epochs it limits steps: a device with few examples must not hurry those with many.
@@ -165,11 +164,14 @@ def find_bounds(
 
 
 def find_pace(times: Sequence[tuple[float, bool]]) -> float:
-    """Return the shortest time among the agents that can hold the submodel, but at least the
-    median of all over `MAX_LEAD`. times: of each agent, and whether it can hold the submodel.
+    """Return the shortest time among the agents that can hold the submodel, within a factor of
+    `MAX_LEAD` of the median of all, since a claim of one agent must neither hurry nor delay the
+    others. Of two agents neither can be told to be the median, so the slower one counts. times: of
+    each agent, and whether it can hold the submodel.
     """
     quickest = min(seconds for seconds, possible in times if possible)
-    return max(quickest, median_high(seconds for seconds, _ in times) / MAX_LEAD)
+    every = [seconds for seconds, _ in times]
+    return max(min(quickest, MAX_LEAD * median_low(every)), median_high(every) / MAX_LEAD)
 
 
 def is_quick(offer: Offer, allowed: Bounds, previous: Offer | None = None) -> bool:

@@ -107,14 +107,15 @@ def end_queue_wait(r: Round, state: TaskState) -> TaskState:
 
 
 def update_profile(r: Round, e: on.ProfileCame, out: list[Action]) -> Round:
-    """Store an agent's profile. Turn the agent away if it cannot take part. Measurements of tasks
-    that were predicted from other timings no longer count.
+    """Store an agent's profile. Turn the agent away if it cannot take part. New timings end what
+    was learned about predictions, but not about the time of its tasks.
     """
     if e.refused:
         out += Report(AgentRefused(e.agent, e.refused)), TurnAway(e.agent, e.refused)
     agent = see_agent(r, e.agent)
     if agent.profile is not None and agent.profile.timings != e.profile.timings:
-        agent = replace(agent, pace={})
+        pace = {work: replace(one, ratio=1.0) for work, one in agent.pace.items()}
+        agent = replace(agent, pace=pace)
     return put_agent(r, replace(agent, profile=e.profile, refused=e.refused, excluded=e.excluded))
 
 

@@ -16,6 +16,7 @@ from federated.task import Work
 
 __all__ = [
     "FIRST_LEASE",
+    "GROWTH_CAP",
     "MEDIAN_CAP",
     "MIN_LEASE",
     "SLACK",
@@ -32,18 +33,24 @@ MAX_DOUBLINGS = 4  # of a lease
 MAX_UNMEASURED = 3600.0  # seconds: limit of a prediction for an agent that was never measured
 SLACK = 3.0  # lease over the expected seconds of a task, including its transfers
 MEDIAN_CAP = 4.0  # limit of a prediction, in medians of the phase
+# limit of a prediction, in seconds of the agent's own shortest task: a profile may claim any number
+# of examples, and below three agents a median is the claim of one
+GROWTH_CAP = 4.0
 
 
 def estimate_seconds(agent: Agent | None, work: Work, seconds: float) -> float:
     """Return the seconds that a task should take, given the predicted ones.
 
     Predictions of training learn from rounds themselves. Others are multiplied by the error of the
-    last one, as the coordinator measured it. Claims of an agent that was never measured count for
-    at most an hour.
+    last one, as the coordinator measured it. Predictions start from claims of the agent, so they
+    count for at most an hour before its first task was measured, and afterwards for at most
+    `GROWTH_CAP` times its shortest task.
     """
     if agent is None or work not in agent.pace:
         return min(seconds, MAX_UNMEASURED)
-    return seconds * (agent.pace[work] if work != "train" else 1.0)
+    pace = agent.pace[work]
+    expected = seconds if work == "train" else seconds * pace.ratio
+    return min(expected, GROWTH_CAP * pace.shortest)
 
 
 def estimate_typical_seconds(r: Round, work: Work, predicted: Iterable[tuple[str, float]]) -> float:
@@ -82,12 +89,12 @@ def compute_lease(r: Round, agent: Agent, work: Work, seconds: float) -> float:
 
 
 def count_wasted(r: Round, state: TaskState, *, lenient: bool = False) -> Round:
-    """Count a wasted lease of an agent that delivered nothing of this kind of work in the phase, at
-    most once per phase. It sits out the next rounds (see `Wasted`). An absent agent is excused if
-    the phase waited for it for less than the lease.
+    """Count a wasted lease of an agent that delivered nothing of this kind of work before in the
+    phase, at most once per phase. It sits out the next rounds (see `Wasted`). An absent agent is
+    excused if the phase waited for it for less than the lease.
 
-    lenient: the phase ends at its deadline, which may be before the lease. The first one has no
-        consequence.
+    lenient: the first one has no consequence: the update came, only late, or the phase ends at its
+        deadline, which may be before the lease.
     """
     agent, work, number = r.agents[state.task.agent], state.task.work, r.current_phase.round
     before = agent.wasted.get(work)

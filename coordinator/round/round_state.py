@@ -27,6 +27,7 @@ from models.submodel import Submodel
 __all__ = [
     "FORGOTTEN",
     "Agent",
+    "Pace",
     "Phase",
     "Round",
     "RoundPlan",
@@ -96,6 +97,18 @@ class Wasted(Struct, frozen=True):
         return self.round + (min(1 << (self.leases - 1), MAX_REST) if self.leases else 0)
 
 
+class Pace(Struct, frozen=True):
+    """The coordinator's measurements of an agent's tasks of one kind of work.
+
+    ratio: measured over predicted seconds of the last task; 1 after the agent changed the timings
+        that predictions start from.
+    shortest: seconds of its shortest task.
+    """
+
+    ratio: float
+    shortest: float
+
+
 class Agent(Struct, frozen=True):
     """An agent as the coordinator sees it.
 
@@ -111,7 +124,7 @@ class Agent(Struct, frozen=True):
     excluded: reason why this run does not select it; empty if it may.
     paused: reason why it accepts no task at present; empty if it does.
     tasks: keys of its tasks in the present phase and of those carried from earlier rounds.
-    pace: kind of work -> measured over predicted seconds of its last task.
+    pace: kind of work -> how long its tasks took.
     wasted: kind of work -> the leases that it wasted.
     """
 
@@ -127,7 +140,7 @@ class Agent(Struct, frozen=True):
     excluded: str = ""
     paused: str = ""
     tasks: tuple[Key, ...] = ()
-    pace: Mapping[str, float] = {}
+    pace: Mapping[str, Pace] = {}
     wasted: Mapping[str, Wasted] = {}
 
     @property

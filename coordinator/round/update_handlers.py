@@ -11,9 +11,9 @@ from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import put_agent, see_agent
 from coordinator.round.leases import count_wasted
 from coordinator.round.round_actions import Action, Answer, Forget, Receive, Relieve, Report
-from coordinator.round.round_state import Round, find_task, put_task
+from coordinator.round.round_state import Agent, Pace, Round, find_task, put_task
 from coordinator.round.task_state import TaskState
-from federated.task import Key
+from federated.task import Key, Work
 
 __all__ = [
     "accept_update",
@@ -66,11 +66,11 @@ def accept_update(r: Round, e: on.UpdateCame, out: list[Action]) -> Round:
     if work in agent.wasted:
         wasted = {**agent.wasted, work: replace(agent.wasted[work], delivered=True)}
         agent = replace(agent, wasted=wasted)
-    if state.seconds > 0 and not state.resumed:
-        agent = replace(agent, pace={**agent.pace, work: seconds / state.seconds})
     if work == "train" and not closed:
         agent = replace(agent, loss=e.loss)
-    r = put_agent(r, agent)
+    r = count_slow_update(put_agent(r, agent), state)
+    if state.seconds > 0 and not state.resumed:
+        r = put_agent(r, record_pace(r.agents[agent.name], work, seconds, state.seconds))
     if closed:
         out.append(Forget(e.key))
         return put_task(r, replace(state, stage="done", outcome="late"))
@@ -78,6 +78,22 @@ def accept_update(r: Round, e: on.UpdateCame, out: list[Action]) -> Round:
         r,
         replace(state, stage="whole", digest=e.digest, seconds=seconds, waiting=-1.0),
     )
+
+
+def record_pace(agent: Agent, work: Work, seconds: float, predicted: float) -> Agent:
+    """Record how long a task took."""
+    before = agent.pace.get(work)
+    shortest = min(seconds, before.shortest) if before is not None else seconds
+    return replace(agent, pace={**agent.pace, work: Pace(seconds / predicted, shortest)})
+
+
+def count_slow_update(r: Round, state: TaskState) -> Round:
+    """Count a wasted lease of a task whose lease progress extended, so that an agent cannot hold
+    every phase as long as that. A device may be slow once, so the first one has no consequence.
+    """
+    if state.place < 0 or state.late or not 0 < state.task.lease < state.awaited(r.now):
+        return r
+    return count_wasted(r, state, lenient=True)
 
 
 def reopen_task(r: Round, e: on.UpdateLost, out: list[Action]) -> Round:

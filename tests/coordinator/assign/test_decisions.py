@@ -189,6 +189,15 @@ def test_one_slow_round_of_the_quickest_agent_moves_only_that_agent() -> None:
     assert after[0].decision.seconds <= 1.2 * 11.5
 
 
+@pytest.mark.parametrize("honest", [2, 9])
+def test_a_claim_of_slow_steps_and_much_memory_slows_no_round_down_much(honest: int) -> None:
+    """Only the liar can hold the largest submodel, so its claim of the time is the only one."""
+    others = [Candidate(f"a{i}", device(f"a{i}", memory=10**6)) for i in range(honest)]
+    liar = Candidate("liar", device("liar", 1e-9, 2**61))
+    found, alone = judge(*others, liar, slack=1.15), judge(*others, slack=1.15)
+    assert found[0].bounds.seconds <= 4 * 1.15 * max(o.seconds for o in alone[0].offers)
+
+
 @pytest.mark.parametrize("honest", [1, 2, 9])
 @pytest.mark.parametrize("memory", [10**9, 10**15], ids=["equal memory", "more memory"])
 def test_a_claim_of_impossible_speed_shrinks_no_other_submodel_much(

@@ -9,8 +9,8 @@ import pytest
 
 from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
-from coordinator.round.leases import FIRST_LEASE, MIN_LEASE
-from coordinator.round.round_state import Rules, Wasted, list_tasks
+from coordinator.round.leases import FIRST_LEASE, GROWTH_CAP, MIN_LEASE, SLACK
+from coordinator.round.round_state import Pace, Rules, Wasted, list_tasks
 from coordinator.round.task_state import Planned
 from tests.support.round_state_machine import Machine, task
 from tests.support.scripted_agent import PROFILE
@@ -90,7 +90,7 @@ def test_a_slow_device_is_readmitted_by_an_update_after_its_phase() -> None:
     ]
     assert do.Forget(task("a", 3).key) in found
     assert not machine.round.agents["a"].suspect
-    assert machine.round.agents["a"].pace["train"] == pytest.approx(MIN_LEASE / 2.0)
+    assert machine.round.agents["a"].pace["train"] == Pace(MIN_LEASE / 2.0, MIN_LEASE)
     assert not machine.order.endswith("a"), "its weights are of an earlier round"
     deliver(machine, "b", 4)
     assert machine.closing == "quorum"
@@ -172,16 +172,71 @@ def test_a_failure_within_the_lease_makes_no_suspect() -> None:
     assert not machine.round.agents["a"].suspect
 
 
-def test_a_new_profile_is_not_trusted_like_a_measured_one() -> None:
-    """With two agents, a false claim of slow steps must not extend the other's lease."""
+def test_new_timings_end_what_was_learned_about_predictions() -> None:
     machine = Machine(agents="ab").begin("ab", 2.0)
+    machine.now = 8.0
     machine.arrive("ab")
-    assert machine.round.agents["a"].pace
+    assert machine.round.agents["a"].pace == {"train": Pace(4.0, 8.0)}
     machine.see(on.ProfileCame(machine.now, "a", PROFILE))
-    assert machine.round.agents["a"].pace, "the same timings"
+    assert machine.round.agents["a"].pace == {"train": Pace(4.0, 8.0)}, "the same timings"
     slow = tuple(replace(one, seconds=1e6) for one in PROFILE.timings)
     machine.see(on.ProfileCame(machine.now, "a", replace(PROFILE, timings=slow)))
-    assert not machine.round.agents["a"].pace
-    tasks = (Planned(task("a", 2), 1e6), Planned(task("b", 2), 2.0))
-    machine.see(on.PhaseBegan(machine.now, "train", 2, tasks, 1e7, 2))
-    assert all(machine.of(name).task.lease <= 4 * FIRST_LEASE for name in "ab")
+    assert machine.round.agents["a"].pace == {"train": Pace(1.0, 8.0)}
+
+
+@pytest.mark.parametrize("agents", ["ab", "abc"])
+@pytest.mark.parametrize("claim", ["from the start", "later", "new timings"])
+def test_an_agent_that_delivers_once_cannot_claim_a_long_lease(agents: str, claim: str) -> None:
+    """It claims 2^39 examples, delivers in time, and then says nothing."""
+    honest, first = agents[:-1], 1e7 if claim == "from the start" else 2.0
+    liar = agents[-1]
+    planned = [*(Planned(task(name), 2.0) for name in honest), Planned(task(liar), first)]
+    machine = Machine(agents=agents)
+    machine.see(on.PhaseBegan(0.0, "train", 1, tuple(planned), 1e9, len(agents)))
+    assert machine.of(liar).task.lease == FIRST_LEASE
+    machine.now = 2.0
+    machine.arrive(agents)
+    assert machine.closing == "quorum"
+    if claim == "new timings":
+        slow = tuple(replace(one, seconds=1e6) for one in PROFILE.timings)
+        machine.see(on.ProfileCame(machine.now, liar, replace(PROFILE, timings=slow)))
+    planned = [*(Planned(task(name, 2), 2.0) for name in honest), Planned(task(liar, 2), 1e7)]
+    began = machine.now
+    machine.see(on.PhaseBegan(began, "train", 2, tuple(planned), 1e9, len(agents)))
+    for name in honest:
+        deliver(machine, name, 2)
+    while not machine.closing and machine.now < began + 1000.0:
+        machine.stay(liar, 1.0)
+        for name in honest:
+            machine.beat(name)
+    assert machine.now - began <= SLACK * GROWTH_CAP * 2.0 + 1.0
+    assert machine.round.agents[liar].suspect
+
+
+def test_an_agent_that_delivers_just_before_its_extended_lease_ends_becomes_a_suspect() -> None:
+    machine = Machine(agents="ab")
+    begin(machine, 1, probed="")
+    deliver(machine, "a", 1)
+    deliver(machine, "b", 1)
+    for round, suspect in ((2, False), (3, True)):
+        begin(machine, round, probed="")
+        deliver(machine, "b", round)
+        for step in range(1, int(2 * MIN_LEASE)):
+            machine.now += 1.0
+            machine.beat("a", step)
+            machine.wait(0.0)
+        assert not machine.closing, "progress extends the lease"
+        deliver(machine, "a", round)
+        assert machine.of("a").outcome == "folded"
+        assert machine.round.agents["a"].suspect is suspect
+        assert bool(machine.round.agents["a"].explain_rest("train", round + 1)) is suspect
+
+
+def test_an_agent_that_delivers_within_its_lease_is_no_suspect() -> None:
+    machine = Machine(agents="ab")
+    for round in range(1, 6):
+        begin(machine, round, probed="")
+        deliver(machine, "b", round)
+        machine.stay("a", MIN_LEASE - 1.0)
+        deliver(machine, "a", round)
+    assert not machine.round.agents["a"].wasted

@@ -13,6 +13,7 @@ from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import SILENCE
 from coordinator.round.leases import FIRST_LEASE, MEDIAN_CAP, MIN_LEASE, SLACK, compute_lease
 from coordinator.round.round_state import (
+    Pace,
     Round,
     Rules,
     Wasted,
@@ -407,7 +408,8 @@ def test_a_lease_is_three_times_the_expected_seconds(predicted: float, seconds: 
         assert compute_lease(Round(), agent, work, predicted) == max(FIRST_LEASE, seconds), (
             "a first task may need a warm-up"
         )  # type: ignore[arg-type]
-        assert compute_lease(Round(), replace(agent, pace={work: 1.0}), work, predicted) == seconds  # type: ignore[arg-type]
+        known = replace(agent, pace={work: Pace(1.0, predicted)})
+        assert compute_lease(Round(), known, work, predicted) == seconds  # type: ignore[arg-type]
         late = replace(agent, wasted={work: Wasted(2, 1)})
         assert compute_lease(Round(), late, work, predicted) == 4 * seconds, (
             "a slower device delivers in the end"
@@ -511,7 +513,7 @@ def test_time_in_the_upload_queue_is_not_counted_after_a_reconnect() -> None:
     assert not machine.of("a").late
     machine.arrive("a")
     assert machine.of("a").seconds < 60.0
-    assert machine.round.agents["a"].pace["train"] < 3.0
+    assert machine.round.agents["a"].pace["train"].ratio < 3.0
 
 
 def test_a_lease_may_end_while_its_agent_is_away() -> None:
@@ -528,7 +530,7 @@ def test_a_lease_may_end_while_its_agent_is_away() -> None:
 
 def test_chunks_extend_the_lease_of_a_slow_upload() -> None:
     machine = Machine(agents="a")
-    known = replace(machine.round.agents["a"], pace={"evaluate": 1.0})
+    known = replace(machine.round.agents["a"], pace={"evaluate": Pace(1.0, 2.0)})
     machine.round = replace(machine.round, agents=machine.round.agents.set("a", known))
     machine.see(
         on.PhaseBegan(0.0, "evaluate", 1, (Planned(task("a", work="evaluate"), 2.0),), 600.0, 1)
@@ -546,11 +548,12 @@ def test_chunks_extend_the_lease_of_a_slow_upload() -> None:
 
 def test_progress_on_one_task_does_not_extend_the_lease_of_another() -> None:
     machine = Machine(Rules(stale=2), "ab").begin("ab", 20.0, quorum=1, carries=True)
+    machine.now = 5.0
     machine.arrive("b")
     machine.see(
-        on.PhaseBegan(0.0, "train", 2, (Planned(task("b", 2), 20.0),), 600.0, 1, carries=True)
+        on.PhaseBegan(5.0, "train", 2, (Planned(task("b", 2), 20.0),), 600.0, 1, carries=True)
     )
-    for second in range(0, 64, 2):
+    for second in range(6, 64, 2):
         machine.now = float(second)
         machine.see(on.AgentBeat(machine.now, "a", "s", "train", math.nan, second, 2, "train"))
         machine.wait(0.0)
