@@ -27,6 +27,7 @@ ROUNDS = 10  # the attack of an agent lasts for all of them
 # seconds: configured limit of a round; without one, the first round waits a minute for an agent
 # that was never measured
 DEADLINE = 4.0
+EPOCH: Mapping[str, object] = MappingProxyType({"train.steps": 0, "train.epochs": 1})
 DRIP = 1.0  # seconds between two chunks of an agent that drips
 RESTART = 2.0  # seconds between two processes of an agent that comes and goes
 BURST = 50  # messages of a flood per turn
@@ -67,14 +68,23 @@ def alter_messages(
 
 def claim(change: Callable[[Profile], Profile]) -> Scenario:
     """Lie in the profile."""
+    return alter_messages(lambda agent, topic, payload: [(topic, lie(change, topic, payload))])
 
-    def lie(agent: RawAgent, topic: str, payload: bytes) -> Iterable[tuple[str, bytes]]:
-        message = envelope.decode(payload) if payload and topic.endswith("/profile") else None
-        if isinstance(message, Profile):
-            payload = envelope.encode(change(message))
-        return [(topic, payload)]
 
-    return alter_messages(lie)
+def lie(change: Callable[[Profile], Profile], topic: str, payload: bytes) -> bytes:
+    """Return a message of an agent; a profile is changed."""
+    message = envelope.decode(payload) if payload and topic.endswith("/profile") else None
+    return envelope.encode(change(message)) if isinstance(message, Profile) else payload
+
+
+def count_many_examples(profile: Profile) -> Profile:
+    return replace(profile, data=replace(profile.data, examples=1 << 39))
+
+
+def claim_many_examples(trial: Trial) -> None:
+    """Claim 2^39 examples in a run whose rounds train for an epoch."""
+    claim(count_many_examples)(trial)
+    trial.settings |= EPOCH
 
 
 def claim_pace(seconds: float) -> Scenario:
@@ -135,6 +145,21 @@ def stay_mute(every: int) -> Scenario:
         return [] if mute and is_answer(topic) else [(topic, payload)]
 
     return alter_messages(drop)
+
+
+def deliver_once(trial: Trial) -> None:
+    """Claim 2^39 examples, deliver the first update so that the claim counts as tried, and answer
+    no later task. The fleet has only one other agent, and its rounds have no deadline.
+    """
+
+    def drop(agent: RawAgent, topic: str, payload: bytes) -> Iterable[tuple[str, bytes]]:
+        if agent.task is not None and agent.task.round > 1 and is_answer(topic):
+            return []
+        return [(topic, lie(count_many_examples, topic, payload))]
+
+    alter_messages(drop)(trial)
+    trial.names = trial.names[:1]
+    trial.settings |= {**EPOCH, "fleet.deadline": 0.0}
 
 
 def drip(trial: Trial) -> None:
@@ -223,7 +248,7 @@ def make_chunk(agent: RawAgent, count: int) -> tuple[str, bytes]:
 
 ATTACKERS: Mapping[str, Scenario] = MappingProxyType(
     {
-        "claims 2^39 examples": claim(lambda p: replace(p, data=replace(p.data, examples=1 << 39))),
+        "claims 2^39 examples": claim_many_examples,
         "claims a million seconds a step": claim_pace(1e6),
         "claims 1e-12 seconds a step": claim_pace(1e-12),
         "claims no memory": claim(lambda p: replace(p, memory=1)),
@@ -237,6 +262,7 @@ ATTACKERS: Mapping[str, Scenario] = MappingProxyType(
         "claims another agent's update": send_false(change_update(agent="a0")),
         "mute": stay_mute(1),
         "mute every second round": stay_mute(2),
+        "mute after a first update": deliver_once,
         "drips": drip,
         "comes and goes": come_and_go,
         "flood of heartbeats": flood(make_beat),
