@@ -12,7 +12,8 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
     "aggregation": LazyCommand(
-        "benchmarks.aggregation:command", "Compare the speed of aggregation with other projects."
+        "benchmarks.aggregation.command:command",
+        "Compare the speed of aggregation with other projects.",
     ),
     "async": LazyCommand(
         "benchmarks.asynchrony:command", "Compare synchronous and buffered rounds."

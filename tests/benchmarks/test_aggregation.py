@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.aggregation import ours
-from benchmarks.peer_projects.interleaved_processes import hold
-from benchmarks.peer_projects.updates import map_updates, write_updates
+from benchmarks.aggregation.command import ours
+from benchmarks.aggregation.interleaved_processes import hold
+from benchmarks.aggregation.updates import map_updates, write_updates
 
 
 def test_our_contestant_computes_the_weighted_mean():
@@ -24,4 +24,4 @@ def test_our_contestant_computes_the_weighted_mean():
 
 def test_a_contestant_that_fails_is_named():
     with pytest.raises(RuntimeError, match="read_bytes"):
-        hold(["benchmarks.aggregation:read_bytes"], {"method": "fedavg", "folder": "/none"})
+        hold(["benchmarks.aggregation.command:read_bytes"], {"method": "fedavg", "folder": "/none"})

@@ -12,9 +12,9 @@ import click
 import numpy as np
 import torch
 
-from benchmarks.peer_projects.environments import PEERS
-from benchmarks.peer_projects.interleaved_processes import hold
-from benchmarks.peer_projects.updates import NETWORK, map_updates, write_updates
+from benchmarks.aggregation.environments import PEERS
+from benchmarks.aggregation.interleaved_processes import hold
+from benchmarks.aggregation.updates import NETWORK, map_updates, write_updates
 from benchmarks.timing_comparison import Row, compare, print_rows
 from coordinator.fleet.round_event_loop import AT_HAND
 from coordinator.fleet.submodel_shipment import to_torch
@@ -39,7 +39,7 @@ COUNTING, FEDFA = 2.5, 1 / 2.5
 
 def measure_fedavg(count: int, peers: Sequence[str]) -> list[Row]:
     """Time FedAvg of updates that are all at hand, and of updates that come one by one."""
-    entries = {peer: f"benchmarks.peer_projects.{peer}:aggregation" for peer in peers}
+    entries = {peer: f"benchmarks.aggregation.{peer}:aggregation" for peer in peers}
     entries["reading"] = BYTES
     with write_updates("fedavg", count) as folder:
         task = {"method": "fedavg", "folder": folder, "most": AT_HAND}

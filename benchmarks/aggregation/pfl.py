@@ -10,7 +10,7 @@ from importlib import import_module
 from operator import add
 from typing import Any
 
-from benchmarks.peer_projects.updates import map_updates
+from benchmarks.aggregation.updates import map_updates
 from coordinator.fleet.submodel_shipment import to_torch
 
 __all__ = ["aggregation"]

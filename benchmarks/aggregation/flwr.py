@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from benchmarks.peer_projects.updates import map_updates
+from benchmarks.aggregation.updates import map_updates
 
 __all__ = ["aggregation"]
 
