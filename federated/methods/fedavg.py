@@ -26,15 +26,14 @@ from torch import Tensor
 
 from federated.engine.aggregate import Total, mean
 from federated.engine.update_contributions import RowParts, Terms
-from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, Tensors, round_at
-from federated.task import Profile, Recipe, Update
-from models.families.catalogue import full, menu, parameters, shapes, statistics
+from federated.methods.common.submodel_sizes import assign, propose_sizes
+from federated.task import Recipe, Update
+from models.families.catalogue import full, shapes, statistics
 from models.slicing import Plan, Row, corners, extract
-from models.submodel import Network, Submodel
+from models.submodel import Submodel
 
 __all__ = [
-    "assign",
     "dispatch",
     "fedavg",
     "finish",
@@ -42,7 +41,6 @@ __all__ = [
     "move_to_group",
     "parts",
     "place",
-    "propose_sizes",
     "recipe",
     "start",
     "weight",
@@ -112,20 +110,6 @@ TENTH = 0.1
 CLIP = 1.0  # default for regression, whose gradients have no bound
 
 
-def propose_sizes(
-    network: Network, settings: Settings, features: Sequence[str] = ()
-) -> tuple[Submodel, ...]:
-    """Return every width with every depth of the settings; no depths means all blocks.
-
-    ConfigError: no such submodel exists.
-    """
-    deepest = max(map(len, full(network).mask), default=1)
-    try:
-        return menu(network, settings["widths"], settings["depths"] or (deepest,), features)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
 def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
     """Return the state before the first round.
 
@@ -135,13 +119,6 @@ def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -
     whole = full(network, submodels[0].features)
     kept = shapes(whole) | (statistics(whole) if settings["norm"] == "tracked" else {})
     return State(0, {name: tensors[name] for name in kept}, settings, menu=tuple(submodels))
-
-
-def assign(
-    state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator
-) -> Submodel:
-    """Return the submodel with the most parameters."""
-    return max(affordable, key=lambda s: (parameters(s), s.name))
 
 
 def place(state: State, submodel: Submodel) -> Plan:

@@ -42,6 +42,7 @@ from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods import fedavg
 from federated.methods.common.inactive_mechanisms import one_size
+from federated.methods.common.submodel_sizes import propose_sizes
 from federated.task import Recipe
 from models.families.catalogue import full, shapes, statistics
 from models.slicing import Plan
@@ -148,7 +149,7 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     quarters = tuple(
         tuple(math.ceil(blocks * part / 4) for blocks in sections) for part in (1, 2, 3, 4)
     )
-    return fedavg.propose_sizes(
+    return propose_sizes(
         network, msgspec.structs.replace(settings, depths=settings["depths"] or quarters)
     )
 

@@ -46,6 +46,7 @@ from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods import fedavg as base
 from federated.methods.common.inactive_mechanisms import same_blocks
+from federated.methods.common.submodel_sizes import propose_sizes
 from federated.task import Update
 from models.families.catalogue import address, full, shapes, statistics
 from models.slicing import Plan, as_slices, corner, extract, is_statistic, read_home
@@ -73,7 +74,7 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     thirds = tuple(
         tuple(scale_count(share, len(section)) for section in sections) for share in THIRDS
     )
-    return base.propose_sizes(
+    return propose_sizes(
         network, msgspec.structs.replace(settings, depths=settings["depths"] or thirds)
     )
 

@@ -43,6 +43,7 @@ from federated.methods.common.nefl_submodels import (
     is_step,
     sizes,
 )
+from federated.methods.common.submodel_sizes import propose_sizes
 from federated.task import Profile, Recipe, Update
 from models.families.catalogue import address, normalising, shapes, statistics
 from models.slicing import Plan, extract
@@ -112,7 +113,7 @@ def propose(network: Network, settings: Settings, *, scaling: str) -> tuple[Subm
         )
     try:
         return (
-            base.propose_sizes(network, settings, FEATURES)
+            propose_sizes(network, settings, FEATURES)
             if settings["widths"]
             else sizes(network, tuple(map(float, gammas)), scaling)
         )

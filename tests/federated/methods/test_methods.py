@@ -12,7 +12,7 @@ import torch
 from federated.errors import ConfigError, Unknown
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
-from federated.methods.fedavg import assign, propose_sizes
+from federated.methods.common.submodel_sizes import assign, propose_sizes
 from federated.methods.heterofl import own_rows
 from federated.settings import validate
 from federated.task import Recipe
