@@ -19,7 +19,7 @@ from federated.errors import ExportError
 from federated.runtime import atomic_files
 from models.submodel import Network, Submodel
 
-__all__ = ["Contents", "write"]
+__all__ = ["Contents", "OnEntry", "write"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +50,11 @@ class Contents:
     trained: Mapping[str, int] = field(default_factory=dict)
 
 
-def write(
-    folder: Path, contents: Contents, on_entry: Callable[[Entry], None] | None = None
-) -> Bundle:
+OnEntry = Callable[[Entry, int, int], None]
+"""A function that is called with each finished submodel, its number, and the number of all."""
+
+
+def write(folder: Path, contents: Contents, on_entry: OnEntry | None = None) -> Bundle:
     """Export every network, compare each of its graphs with PyTorch, and write the model card and
     the manifest. An earlier release in the folder stays until the new one is complete.
 
@@ -72,7 +74,10 @@ def write(
 
 
 def _write_files(
-    folder: Path, contents: Contents, network: Network, on_entry: Callable[[Entry], None] | None
+    folder: Path,
+    contents: Contents,
+    network: Network,
+    on_entry: OnEntry | None,
 ) -> Bundle:
     """Write all files of a release into a new folder."""
     examples, entries = _split_examples(contents), list[Entry]()
@@ -83,7 +88,7 @@ def _write_files(
         )
         entries.append(replace(made, trained_updates=contents.trained.get(submodel.name)))
         if on_entry is not None:
-            on_entry(entries[-1])
+            on_entry(entries[-1], len(entries), len(contents.nets))
     entries.sort(key=lambda entry: (entry.parameters, entry.submodel))
     tokens = network.outputs if network.objective in onnx_session.TOKENS else 0
     first = onnx_session.load(folder / entries[0].variants[0].file.name)

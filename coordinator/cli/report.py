@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import click
 
 from coordinator.cli.options import RUNS, check_new, print_errors, write_new
 from federated.errors import ConfigError, explain_os_errors, require_extra
-from federated.runtime.console import FORMAT, print_result
+from federated.runtime.console import FORMAT, print_result, show_progress
 
 if TYPE_CHECKING:
     from coordinator.simulate.comparison import Comparison
@@ -62,18 +62,13 @@ def report(run: str | None, out: Path | None, compare: bool, runs: Path, form: s
 
 
 def compare_run_with_bar(name: str, runs: Path) -> list[Comparison]:
-    """Train for the comparison, with a progress bar on standard error."""
+    """Train for the comparison, with a progress bar."""
     from coordinator.simulate.comparison import compare_run
     from coordinator.store.run_store import Store
 
-    label = "training alone and on all data"
+    done = count(1)
     with (
         closing(Store.open(runs, name, read_only=True)) as store,
-        click.progressbar(length=1, label=label, file=sys.stderr) as bar,
+        show_progress("training alone and on all data") as show,
     ):
-
-        def show(planned: int) -> None:
-            bar.length = planned
-            bar.update(1)
-
-        return compare_run(store, show)
+        return compare_run(store, lambda planned: show(next(done), planned))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,12 @@ from coordinator.store.run_store import Store
 from coordinator.store.training_counts import count_run
 from export import release_reader, release_writer
 from export.onnx_session import Array
-from export.release_writer import Contents
+from export.release_writer import Contents, OnEntry
 from federated.data import catalogue as data
 from federated.errors import ConfigError, DataError, ExportError, Unknown, explain_os_errors
 from federated.method import Method, State
 from federated.options import INPUTS
-from federated.runtime.console import Say
+from federated.runtime.console import Say, show_progress
 from federated.training.objective import prepare_batch
 from models.families.catalogue import statistics
 from models.submodel import Network, Submodel
@@ -65,7 +65,8 @@ def export_run(request: ExportRequest, say: Say) -> dict[str, Any]:
     """
     run, out = request.run, request.out
 
-    def say_entry(entry: release_reader.Entry) -> None:
+    def say_entry(entry: release_reader.Entry, done: int, total: int) -> None:
+        show(done, total)
         say(f"{entry.label}: {entry.parameters:,} parameters, {entry.macs:,} multiply-adds")
         for line in [
             *(_describe(entry, variant) for variant in entry.variants),
@@ -73,7 +74,8 @@ def export_run(request: ExportRequest, say: Say) -> dict[str, Any]:
         ]:
             say(f"  {line}")
 
-    made, _ = write_release(request, say_entry)
+    with show_progress("exporting and comparing with PyTorch") as show:
+        made, _ = write_release(request, say_entry)
     beside = "" if made.labelled else "; without labels, so the accuracy is unknown"
     say(f"measured on {made.examples} real examples that were not used to calibrate{beside}")
     first = release_reader.recommended_entries(made)[0]
@@ -106,7 +108,7 @@ def _describe(entry: release_reader.Entry, variant: release_reader.Variant) -> s
 
 
 def write_release(
-    request: ExportRequest, on_entry: Callable[[release_reader.Entry], None] | None = None
+    request: ExportRequest, on_entry: OnEntry | None = None
 ) -> tuple[release_reader.Bundle, dict[str, str]]:
     """Export a run's last state into a folder; return the bundle, and the submodel that each agent
     should serve. on_entry: called with each finished submodel.

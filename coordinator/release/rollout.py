@@ -36,7 +36,7 @@ from export.publish import (
     withdraw,
 )
 from federated.errors import ExportError, StoreError, UsageError
-from federated.runtime.console import Say
+from federated.runtime.console import Say, show_progress
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 
@@ -283,7 +283,13 @@ class Rollout:
         self._say(f"exporting round {self._rounds} of run '{self.run}' and comparing with PyTorch")
         try:
             export = ExportRequest(self.run, self._archive.runs, partial, inputs=request.inputs)
-            write_release(export, self._say_exported)
+            with show_progress("exporting and comparing with PyTorch") as show:
+
+                def say_entry(entry: release_reader.Entry, done: int, total: int) -> None:
+                    show(done, total)
+                    self._say_exported(entry)
+
+                write_release(export, say_entry)
             return self._archive.add(partial)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

@@ -35,7 +35,7 @@ from federated.errors import (
     WireError,
 )
 from federated.runtime.clock_jumps import JumpDetector
-from federated.runtime.console import Say
+from federated.runtime.console import Say, show_progress
 from federated.runtime.service_manager import ServiceManager
 from federated.runtime.unit_formatting import format_count
 from federated.task import Card, Profile
@@ -156,7 +156,8 @@ def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) ->
         # before the worker, which must not inherit its environment
         manager = stack.enter_context(ServiceManager())
         worker = stack.enter_context(closing(Worker(job)))
-        card = worker.load()
+        with show_progress("loading the data"):
+            card = worker.load()
         say(describe_data(job, card, worker.limits))
         manager.ready("looking for a run")
         run = _find_run(request, f"scout-{job.name}-{session[:4]}", say, manager)
@@ -264,8 +265,9 @@ def measure_device(
     """Return the whole profile: the worker's measurements of the device, and those of the link."""
     if run.calibration:
         say(f"measuring this device for run '{run.run}'")
-    measured = worker.measure(run, fresh=fresh)
-    chunk, uplink = link.probe(topics.probe(run.run, measured.agent))
+    with show_progress("measuring this device"):
+        measured = worker.measure(run, fresh=fresh)
+        chunk, uplink = link.probe(topics.probe(run.run, measured.agent))
     profile = replace(measured, uplink=uplink, chunk=chunk)
     say(describe_profile(profile))
     return profile

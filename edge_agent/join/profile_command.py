@@ -31,7 +31,7 @@ from federated.device.profile_file import (
     write,
 )
 from federated.errors import ConfigError, EspalierError, MissingExtra, Unknown
-from federated.runtime.console import Say, handle_sigterm
+from federated.runtime.console import Say, handle_sigterm, show_progress
 from federated.runtime.unit_formatting import format_count
 from federated.task import Profile
 from federated.wire import topics
@@ -117,7 +117,8 @@ def measure_sheet(job: Job, request: ProfileRequest, say: Say) -> Sheet:
 
 def _load(worker: Worker) -> None:
     try:
-        worker.load()
+        with show_progress("loading the data"):
+            worker.load()
     except MissingExtra as error:
         raise MissingExtra("edge-agent profile", error.extra, error.package) from None
 
@@ -170,7 +171,8 @@ def _calibrate_all(
     for model, runtime in pairs:
         order = Order(model, runtime, request.batch, request.threads, request.fresh)
         try:
-            found.append(_calibrate(worker, order))
+            with show_progress(f"timing {model} with {runtime}"):
+                found.append(_calibrate(worker, order))
         except EspalierError as error:
             named = request.runtimes if isinstance(error, MissingExtra) else request.models
             if named or not worker.alive:

@@ -27,6 +27,7 @@ __all__ = [
     "handle_sigterm",
     "print_result",
     "report_errors",
+    "show_progress",
     "speaker",
 ]
 
@@ -57,6 +58,31 @@ def print_result(found: Any, form: str, render: Callable[[Any], str] | None = No
         click.echo(msgspec.json.encode(found).decode())
     elif render is not None:
         click.echo(render(found))
+
+
+@contextmanager
+def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Show on a terminal that a step takes time: a spinner, or a bar once it is known how much is
+    done. Yield the function that sets it, of the number that is done and the total.
+
+    The line disappears at the end. Lines printed in the meantime appear above it.
+    """
+    if not sys.stdout.isatty():
+        yield lambda done, total: None
+        return
+    # imported here, because most commands show none
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import TimeElapsedColumn as Elapsed
+
+    spinner = (SpinnerColumn(), TextColumn("{task.description}", markup=False), Elapsed())
+    with Progress(*spinner, transient=True) as progress:
+        task = progress.add_task(make_lines_safe(label), total=None)
+
+        def show(done: int, total: int) -> None:
+            progress.columns = (*spinner, BarColumn(), MofNCompleteColumn())
+            progress.update(task, completed=done, total=total)
+
+        yield show
 
 
 @contextmanager

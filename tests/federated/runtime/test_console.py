@@ -1,12 +1,28 @@
-"""Signals of the console."""
+"""Signals and progress bars of the console."""
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from federated.runtime.console import handle_sigterm
+
+STEP = """
+import time, click
+from federated.runtime.console import show_progress
+with show_progress("timing \\x1b[31m[bold]lenet") as show:
+    time.sleep(0.5)
+    click.echo("a line")
+    show(2, 3)
+    time.sleep(0.5)
+click.echo("the end")
+"""
 
 
 def test_sigterm_interrupts_only_within_the_context() -> None:
@@ -14,3 +30,31 @@ def test_sigterm_interrupts_only_within_the_context() -> None:
     with pytest.raises(KeyboardInterrupt), handle_sigterm():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_terminal_shows_progress_above_which_lines_stay() -> None:
+    near, far = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
+    with subprocess.Popen([sys.executable, "-c", STEP], stdout=far, env=environment) as process:
+        os.close(far)
+        shown = b""
+        with os.fdopen(near, "rb", buffering=0) as terminal:
+            try:
+                while block := terminal.read(4096):
+                    shown += block
+            except OSError:  # the terminal was closed at its other end
+                pass
+    assert process.returncode == 0
+    text = shown.decode()
+    assert "[bold]lenet" in text, "a label is no markup"
+    assert "\x1b[31m" not in text, "a label cannot send control characters"
+    assert "2/3" in text
+    assert text.index("a line") < text.index("2/3") < text.index("the end")
+    assert text.rstrip().endswith("the end")
+
+
+def test_a_file_gets_no_progress(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STEP], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert (done.stdout, done.stderr) == ("a line\nthe end\n", "")
