@@ -94,7 +94,8 @@ ROOMS = {
     ),
 }
 MOST_FILES = 14  # of one folder
-CATALOGUES = ("federated.methods", "models.families", "coordinator.cli")
+MOST_LINES = 452  # of a file: the longest one's at present, so lower it with that file
+CATALOGUES = ("federated.methods", "coordinator.cli")
 LONGEST = 60  # lines of a function
 WIDEST = 100  # columns, except for a comment that a tool reads
 MOST_PARAMETERS = 6  # of a function; the options of a command are collected into one record
@@ -254,12 +255,11 @@ def test_public_names_are_listed_and_sorted(path: Path) -> None:
 def test_only_one_file_each_uses_mqtt_topics_and_checkpoints() -> None:
     spelled = [p for p in FILES if "fl/v1" in p.read_text()]
     assert [name_of(p) for p in spelled] == ["federated.wire.topics"]
-    assert {name_of(p) for p in FILES if any(name.startswith("paho") for name in imports(p))} <= {
+    assert {name_of(p) for p in FILES if any(name.startswith("paho") for name in imports(p))} == {
         # hundreds of clients in one thread, which no link is made for
         "benchmarks.raw_agents.raw_fleet",
         "federated.wire.links.mqtt",
         "federated.wire.links.mqtt_client_setup",
-        "coordinator.broker.local_broker",
     }
     assert [name_of(p) for p in FILES if "federated.wire.links.mqtt" in imports(p)] == [
         "federated.wire.links.catalogue"
@@ -313,7 +313,7 @@ def test_a_device_without_torch_can_import() -> None:
 
 
 def test_files_stay_small() -> None:
-    long = {name_of(p): n for p in FILES if (n := len(p.read_text().splitlines())) > 560}
+    long = {name_of(p): n for p in FILES if (n := len(p.read_text().splitlines())) > MOST_LINES}
     assert not long, f"split by noun: {long}"
 
 
