@@ -251,7 +251,8 @@ class Robust(Record, frozen=True):
         NotNegative,
         Meta(
             description="Norm to which the rule `clip` limits an update; 0: the median norm of its "
-            "submodel in earlier rounds."
+            "submodel in earlier rounds, and at most that of all submodels if `byzantine` agents "
+            "may have sent half of these."
         ),
     ] = 0.0
 

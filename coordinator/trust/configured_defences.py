@@ -213,7 +213,9 @@ class Defences:
         """
         self.round = round
         if self.rule is None or (
-            self.rule.clips_on_arrival and all(map(self.limit, set(submodels)))
+            self.rule.clips_on_arrival
+            and self.common_limit
+            and all(map(self.limit, set(submodels)))
         ):
             return None
         return PartStore(self.folder)
@@ -222,10 +224,20 @@ class Defences:
         """Return the norm to which a rule clips a change, over all kinds together; 0 if none is
         known yet.
         """
-        medians = [
-            bound.median for (name, _), bound in self.bounds.items() if name == submodel.plain.name
+        limits = [
+            bound.limit(self.config.robust.byzantine)
+            for (name, _), bound in self.bounds.items()
+            if name == submodel.plain.name
         ]
-        return self.config.robust.clip or math.hypot(*medians)
+        return self.config.robust.clip or math.hypot(*limits)
+
+    @property
+    def common_limit(self) -> float:
+        """The norm to which a rule clips changes to a submodel of which no norm is known yet: of a
+        late update, or of an agent that replaces another.
+        """
+        common = {kind: bound.common for (_, kind), bound in self.bounds.items()}
+        return self.config.robust.clip or math.hypot(*common.values())
 
     def fold(
         self,
@@ -240,7 +252,8 @@ class Defences:
             problem = f"cannot keep the update of {key[0]} in {self.folder}"
             with explain_os_errors(StoreError, problem):
                 return total.fold(parts, key)
-        if self.rule and self.rule.clips_on_arrival and (limit := self.limit(submodel)):
+        if self.rule and self.rule.clips_on_arrival:
+            limit = self.limit(submodel) or self.common_limit
             parts = clip_parts(parts, state.tensors, limit)
         return fold(total, parts, key)
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,7 @@ class Bound:
     common: median over all submodels.
     updates: number of norms of the submodel.
     rounds: first and last round of these norms.
+    shares: number of norms by each agent, the largest first.
     """
 
     factor: float
@@ -53,10 +55,19 @@ class Bound:
     common: float
     updates: int
     rounds: tuple[int, int]
+    shares: tuple[int, ...]
 
     @property
     def most(self) -> float:
         return self.factor * max(self.median, self.common)
+
+    def limit(self, f: int) -> float:
+        """Return the norm to which a change is clipped: the median of the submodel, or that over
+        all submodels if it is smaller and f attackers may have sent half of the submodel's norms.
+        """
+        if 2 * sum(self.shares[:f]) < self.updates:
+            return self.median
+        return min(self.median, self.common)
 
     @property
     def why(self) -> str:
@@ -92,7 +103,10 @@ def compute_bounds(
         middle = statistics.median(one.norm for one in ones)
         if len(ones) >= LEAST and middle > 0:
             rounds = min(one.round for one in ones), max(one.round for one in ones)
-            found[submodel, kind] = Bound(factor, middle, common[kind], len(ones), rounds)
+            shares = sorted(Counter(one.agent for one in ones).values(), reverse=True)
+            found[submodel, kind] = Bound(
+                factor, middle, common[kind], len(ones), rounds, tuple(shares)
+            )
     return found
 
 

@@ -119,6 +119,25 @@ def test_the_rule_clip_uses_norms_of_earlier_rounds_and_keeps_the_first_updates(
         assert (one_sum.value / 5 - STATE.tensors[home]).numpy() == pytest.approx(0.1, rel=1e-3)
 
 
+def test_an_update_of_a_submodel_without_norms_is_clipped_to_the_median_of_all(tmp_path):
+    """An agent that replaces another may have a submodel that nobody else has in the round."""
+    known = database()
+    rows = [ChangeNorm(1, f"a{agent}", "another", "weights", 0.5) for agent in range(5)]
+    TrustTables(known).write_norms(rows)
+    one = defences(tmp_path, known, round=2, robust__rule="clip")
+    assert isinstance(one.begin(2, MENU), PartStore)
+    total, plan = Total(), PLAIN.place(STATE, MENU[0])
+    one.fold(total, STATE, MENU[0], PLAIN.parts(STATE, plan, update(50.0)), ("a", 2))
+    moved = [one_sum.value / 5 - STATE.tensors[home] for home, one_sum in total.sums.items()]
+    length = sum(float(step.square().sum()) for step in moved) ** 0.5
+    assert length == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_round_in_which_nobody_is_asked_yet_keeps_updates_while_no_norm_is_known(tmp_path):
+    one = defences(tmp_path, robust__rule="clip")
+    assert isinstance(one.begin(1, ()), PartStore)
+
+
 def test_a_full_disk_is_a_store_error(tmp_path, monkeypatch):
     one = defences(tmp_path, robust__rule="median")
     kept = one.begin(1, MENU)

@@ -26,7 +26,7 @@ def update(**tensors: np.ndarray) -> Update:
 
 def test_a_bound_is_a_multiple_of_the_median_of_earlier_rounds() -> None:
     found = compute_bounds([*known(1.0, 2.0, 3.0), *known(4.0, 900.0, round=2)], 3, 10.0)
-    assert found == {("s", "weights"): Bound(10.0, 3.0, 3.0, 5, (1, 2))}
+    assert found == {("s", "weights"): Bound(10.0, 3.0, 3.0, 5, (1, 2), (2, 2, 1))}
     assert found["s", "weights"].most == 30.0
 
 
@@ -84,6 +84,20 @@ def test_a_converged_device_that_is_alone_may_move_as_far_as_the_fleet() -> None
 def test_a_submodel_that_moves_little_does_not_lower_the_bound_of_another() -> None:
     rows = [*known(*[0.01] * 9, submodel="s"), *known(*[1.2] * 5, submodel="t")]
     assert compute_bounds(rows, 2, 3.0)["t", "weights"].most == pytest.approx(3.6)
+
+
+def test_attackers_that_sent_half_of_a_submodels_norms_do_not_set_the_limit_of_clipping() -> None:
+    """One device alone, one of two, and one of three that answers as often as both others."""
+    others = [row for round in range(1, 6) for row in known(*[1.0] * 9, round=round)]
+    large = [row for round in range(1, 6) for row in known(*[5.0] * 3, round=round, submodel="t")]
+    assert compute_bounds([*others, *large], 6, 1.0)["t", "weights"].limit(1) == 5.0
+    assert compute_bounds([*others, *large], 6, 1.0)["t", "weights"].limit(2) == 1.0
+    for honest in (0, 1, 2):
+        lies = [ChangeNorm(round, "liar", "t", "weights", 1e9) for round in range(1, 7)]
+        rare = [row for row in large if row.agent in ("a0", "a1")[:honest] and row.round <= 3]
+        found = compute_bounds([*others, *lies, *rare], 7, 1.0)["t", "weights"]
+        assert found.limit(1) == 1.0
+        assert found.limit(0) == found.median
 
 
 def test_a_change_is_the_received_minus_the_sent_tensor() -> None:
