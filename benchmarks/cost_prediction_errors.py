@@ -22,7 +22,7 @@ from federated.runtime.extension_errors import explain_lookup
 from federated.task import Timing
 from federated.training.time_prediction import step_seconds
 from models.cost import cost
-from models.families.catalogue import KIND, full, menu, network, probes
+from models.families.catalogue import POINT, full, menu, network, probes
 from models.submodel import Moments, Network, Submodel
 
 __all__ = ["FAMILIES", "Row", "Summary", "command", "draw_submodels", "measure", "summarise"]
@@ -280,5 +280,5 @@ def command(seed: int, count: int, families: str, batch: int, form: str) -> None
 
 def find_network(name: str) -> Network:
     """Return a network for images. Unknown, ConfigError: there is none of this name."""
-    with explain_lookup(KIND, "--families: {}"):
+    with explain_lookup(POINT, "--families: {}"):
         return network(name, PICTURE, CLASSES, Moments((127.0,), (60.0,)))

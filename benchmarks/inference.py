@@ -29,7 +29,7 @@ from federated.runtime.console import FORMAT, print_result, report_errors
 from federated.runtime.extension_errors import explain_lookup
 from federated.task import Recipe
 from federated.training.training_loop import train
-from models.families.catalogue import KIND, build, full, network
+from models.families.catalogue import POINT, build, full, network
 from models.submodel import Moments, Submodel
 
 __all__ = ["Accuracy", "Goal", "Speed", "command", "measure_accuracy", "time_network"]
@@ -210,7 +210,7 @@ def measure_accuracy(
     """
     whole = load_central(data, root)
     card = whole.card()
-    with explain_lookup(KIND):
+    with explain_lookup(POINT):
         made = network(model, card.inputs, card.outputs, card, card.target)
     submodel = full(made)
     torch.manual_seed(0)

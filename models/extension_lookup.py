@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
 __all__ = [
-    "Kind",
+    "ExtensionPoint",
     "import_member",
     "known_names",
     "list_required",
@@ -48,7 +48,7 @@ NAMED: dict[str, dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
-class Kind:
+class ExtensionPoint:
     """One extension point.
 
     noun: name of a member in messages, such as "robust rule".
@@ -66,7 +66,7 @@ class Kind:
         return "module:function" if self.member is None else "module:attribute"
 
 
-def lookup(kind: Kind, name: str, known: Mapping[str, T]) -> T:
+def lookup(point: ExtensionPoint, name: str, known: Mapping[str, T]) -> T:
     """Return the member with a name that the owner of this machine wrote: a built-in one,
     "module:attribute", or one of an installed package. `load_all` also returns a
     "module:attribute" that was looked up before.
@@ -79,65 +79,65 @@ def lookup(kind: Kind, name: str, known: Mapping[str, T]) -> T:
     found: T
     if ":" in name:
         try:
-            found = import_member(name, kind.member)
+            found = import_member(name, point.member)
         except ValueError as error:
-            raise ValueError(f"{kind.noun} {error}") from error
-        NAMED.setdefault(kind.group, {})[name] = found
+            raise ValueError(f"{point.noun} {error}") from error
+        NAMED.setdefault(point.group, {})[name] = found
         return found
-    points = [point for point in entry_points(kind) if point.name == name]
-    if not points:
-        raise LookupError(name, known_names(kind, known))
-    if len(points) > 1:
+    entries = [entry for entry in entry_points(point) if entry.name == name]
+    if not entries:
+        raise LookupError(name, known_names(point, known))
+    if len(entries) > 1:
         raise ValueError(
-            f"{kind.noun} '{name}' is in {len(points)} packages: "
-            f"{', '.join(sorted(map(package, points)))}: uninstall all but one, or name it as "
-            f"module:attribute, such as {points[0].value}"
+            f"{point.noun} '{name}' is in {len(entries)} packages: "
+            f"{', '.join(sorted(map(package, entries)))}: uninstall all but one, or name it as "
+            f"module:attribute, such as {entries[0].value}"
         )
     try:
-        found = check_member(points[0].load(), kind.member)
+        found = check_member(entries[0].load(), point.member)
     except Exception as error:  # whatever a foreign module raises
         raise ValueError(
-            f"{kind.noun} '{name}' of the package {package(points[0])} cannot be loaded: "
+            f"{point.noun} '{name}' of the package {package(entries[0])} cannot be loaded: "
             f"{type(error).__name__}: {error}"
         ) from error
     return found
 
 
-def load_all(kind: Kind, known: Mapping[str, T]) -> dict[str, T]:
+def load_all(point: ExtensionPoint, known: Mapping[str, T]) -> dict[str, T]:
     """Return all members by name: the built-in ones, those that the owner of this machine named,
     and those of installed packages. Names from messages may be looked up among these.
 
     The packages are loaded regardless of the names in messages. One that cannot be loaded is
     skipped, with a warning.
     """
-    return {**load_packaged(kind), **NAMED.get(kind.group, {}), **known}
+    return {**load_packaged(point), **NAMED.get(point.group, {}), **known}
 
 
 @cache
-def load_packaged(kind: Kind) -> dict[str, Any]:
+def load_packaged(point: ExtensionPoint) -> dict[str, Any]:
     """Return the members of installed packages, loaded once."""
     found: dict[str, Any] = {}
-    for name in known_names(kind, {}):
+    for name in known_names(point, {}):
         try:
-            found[name] = lookup(kind, name, {})
+            found[name] = lookup(point, name, {})
         except ValueError as error:
             log.warning("skipped: %s", error)
     return found
 
 
-def known_names(kind: Kind, known: Mapping[str, object]) -> tuple[str, ...]:
+def known_names(point: ExtensionPoint, known: Mapping[str, object]) -> tuple[str, ...]:
     """Return the names of the built-in members, then of those in installed packages, each once.
     Import nothing.
     """
-    added = sorted(point.name for point in entry_points(kind))
+    added = sorted(entry.name for entry in entry_points(point))
     return tuple(dict.fromkeys((*known, *added)))
 
 
-def entry_points(kind: Kind) -> EntryPoints:
+def entry_points(point: ExtensionPoint) -> EntryPoints:
     """Return the entry points of installed packages."""
     from importlib import metadata  # not at the top: many commands look up no name, and it is slow
 
-    return metadata.entry_points(group=kind.group)
+    return metadata.entry_points(group=point.group)
 
 
 def import_member(name: str, member: type | None = None) -> Any:
@@ -208,6 +208,6 @@ def list_required(function: Callable[..., object]) -> list[str]:
     ]
 
 
-def package(point: EntryPoint) -> str:
+def package(entry: EntryPoint) -> str:
     """Return the name of the package of an entry point."""
-    return point.dist.name if point.dist else "(unnamed)"
+    return entry.dist.name if entry.dist else "(unnamed)"

@@ -28,7 +28,7 @@ from federated.device.trainers.catalogue import open_trainer
 from federated.errors import ConfigError, DataError, Refused, Unknown
 from federated.methods.catalogue import hooks, loaded_method, method
 from federated.wire.messages import Run
-from models.extension_lookup import Kind
+from models.extension_lookup import ExtensionPoint
 from models.families.catalogue import build, full, menu, network, parameters
 from tests.support.memory_federation import RUN, Member, federate
 from tests.support.plugins import install
@@ -312,16 +312,16 @@ def test_a_catalogue_is_one_sorted_dict(group: str) -> None:
     assert names == sorted(names)
 
 
-def extension_points() -> Iterator[Kind]:
-    """Yield the `Kind` of every catalogue."""
+def extension_points() -> Iterator[ExtensionPoint]:
+    """Yield the `ExtensionPoint` of every catalogue."""
     for _, point in find_catalogues():
         yield point
 
 
-def find_catalogues() -> Iterator[tuple[Path, Kind]]:
-    """Yield the file and the `Kind` of every catalogue."""
+def find_catalogues() -> Iterator[tuple[Path, ExtensionPoint]]:
+    """Yield the file and the `ExtensionPoint` of every catalogue."""
     for package in ("models", "federated", "export", "edge_agent", "coordinator"):
         for path in (ROOT / package).rglob("catalogue.py"):
             module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-            if isinstance(found := getattr(module, "KIND", None), Kind):
+            if isinstance(found := getattr(module, "POINT", None), ExtensionPoint):
                 yield path, found

@@ -10,7 +10,7 @@ from coordinator.settings.config import Config
 from federated.errors import ConfigError
 from federated.runtime.extension_errors import explain_lookup
 from federated.task import Card
-from models.families.catalogue import KIND
+from models.families.catalogue import POINT
 from models.families.catalogue import network as network_named
 from models.submodel import Moments, Network
 
@@ -99,7 +99,7 @@ def build_network(config: Config, cards: Sequence[Card]) -> Network:
     most = int(MAX_RATIO) * median_low(card.examples for card in cards)
     mean, std = pool_moments([(c.mean, c.std, min(c.examples, most)) for c in cards])
     shift, scale = pool_moments([(c.shift, c.scale, min(c.examples, most)) for c in cards])
-    with explain_lookup(KIND):
+    with explain_lookup(POINT):
         return network_named(
             config.model.name,
             shapes[0],

@@ -72,10 +72,10 @@ def find_network(model: str, inputs: Sequence[int], outputs: int) -> Network:
     """Return the network of a name, for texts if its family requires tokens. Raises Unknown,
     ConfigError.
     """
-    from models.families.catalogue import KIND, network
+    from models.families.catalogue import POINT, network
 
     message = "--model: {}; set the input shape and the classes with --inputs and --classes"
-    with explain_lookup(KIND, message):
+    with explain_lookup(POINT, message):
         try:
             return network(model, inputs, outputs)
         except ValueError:
@@ -90,7 +90,7 @@ def select_submodels(
     """Return the submodels of every width and depth whose names match a pattern, smallest first;
     without depths, full depth. Raises ConfigError, also for a depth that no section has; Unknown.
     """
-    from models.families.catalogue import KIND, full, menu
+    from models.families.catalogue import POINT, full, menu
 
     deepest = max(map(len, full(network).mask), default=1)
     if beyond := [depth for depth in depths if depth > deepest]:
@@ -98,7 +98,7 @@ def select_submodels(
             f"depth {beyond[0]}: {network.title} has at most {deepest} blocks in a section; choose "
             f"depths from 1 to {deepest}"
         )
-    with explain_lookup(KIND):
+    with explain_lookup(POINT):
         able = menu(network, widths, depths or (deepest,))
     for pattern in patterns:
         if not fnmatch.filter([s.name for s in able], pattern):

@@ -23,7 +23,7 @@ from federated.device.profile_file import Calibration
 from federated.device.trainers.trainer import Trainer
 from federated.runtime.extension_errors import explain_lookup, report_failure
 from federated.task import Timing
-from models.families.catalogue import KIND, build, find_typical_data, network, probes
+from models.families.catalogue import POINT, build, find_typical_data, network, probes
 from models.submodel import Network, Submodel
 
 __all__ = [
@@ -63,7 +63,7 @@ def select_probes(net: Network) -> tuple[Submodel, ...]:
 def build_network(model: str, data: Dataset) -> Network:
     """Return the network that a name means for these data. Raises Unknown, ConfigError."""
     card = data.card()
-    with report_failure("model", model), explain_lookup(KIND):
+    with report_failure("model", model), explain_lookup(POINT):
         return network(model, card.inputs, card.outputs, card, card.target)
 
 
@@ -71,7 +71,7 @@ def draw_examples(model: str, examples: int) -> Dataset:
     """Return random examples of the data that a model usually learns. Raises Unknown,
     ConfigError.
     """
-    with explain_lookup(KIND):
+    with explain_lookup(POINT):
         typical = find_typical_data(model)
     rng, shape = np.random.default_rng(0), (max(2, examples), *typical.inputs)
     if typical.target == "token":

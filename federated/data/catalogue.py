@@ -29,7 +29,7 @@ from federated.data.partitions import Shard, draw_shard, generator
 from federated.data.published_sequences import har, wikitext_2
 from federated.errors import ConfigError, DataError
 from federated.runtime.extension_errors import find
-from models.extension_lookup import Kind, known_names
+from models.extension_lookup import ExtensionPoint, known_names
 
 __all__ = ["DATASETS", "HELD", "data_root", "load", "load_central", "load_device", "take_part"]
 
@@ -50,7 +50,7 @@ def digits(root: Path) -> Dataset:
         return of_arrays("digits", {key: arrays[key] for key in ("x", "y")})
 
 
-KIND = Kind("data set", "espalier.data")
+POINT = ExtensionPoint("data set", "espalier.data")
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def load(spec: str, root: Path | str | None = None) -> Dataset:
     """
     if spec in DATASETS:
         return DATASETS[spec].load(Path(root) if root else data_root())
-    if spec in known_names(KIND, {}):
+    if spec in known_names(POINT, {}):
         return _load_foreign(spec, root)
     path = Path(spec)
     if path.is_dir():
@@ -136,7 +136,7 @@ def load(spec: str, root: Path | str | None = None) -> Dataset:
     if "/" in spec or os.sep in spec or path.exists():
         raise DataError(
             f"data '{spec}': expected an existing .npz or .csv file, an existing folder or .zip of "
-            f"images, one of {', '.join(known_names(KIND, DATASETS))}, or module:function"
+            f"images, one of {', '.join(known_names(POINT, DATASETS))}, or module:function"
         )
     return _load_foreign(spec, root)  # raises Unknown
 
@@ -147,7 +147,7 @@ def _load_foreign(spec: str, root: Path | str | None) -> Dataset:
     """
     known: Mapping[str, Callable[..., Any]] = {name: one.load for name, one in DATASETS.items()}
     try:
-        function = find(KIND, spec, known)
+        function = find(POINT, spec, known)
     except ConfigError as error:
         raise DataError(str(error)) from error
     return _check_classes(call(spec, function, Path(root) if root else data_root()))

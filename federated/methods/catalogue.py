@@ -30,13 +30,13 @@ from federated.methods.scaffold import scaffold
 from federated.methods.scalefl import scalefl
 from federated.runtime.extension_errors import find, report_failure
 from federated.training.hooks import Hooks
-from models.extension_lookup import Kind, load_all
+from models.extension_lookup import ExtensionPoint, load_all
 
 __all__ = ["METHODS", "hooks", "loaded_hooks", "loaded_method", "loaded_methods", "method"]
 
 log = logging.getLogger(__name__)
 
-KIND = Kind("method", "espalier.methods")
+POINT = ExtensionPoint("method", "espalier.methods")
 
 METHODS: dict[str, Callable[[], Method]] = {
     "allsmall": allsmall,
@@ -83,7 +83,7 @@ def method(name: str) -> Method:
         made.
     """
     chosen = name.lower() if name.lower() in METHODS else name
-    return make(chosen, find(KIND, chosen, METHODS))
+    return make(chosen, find(POINT, chosen, METHODS))
 
 
 def loaded_methods() -> dict[str, Method]:
@@ -92,7 +92,7 @@ def loaded_methods() -> dict[str, Method]:
     warning.
     """
     made = {}
-    for name, function in load_all(KIND, METHODS).items():
+    for name, function in load_all(POINT, METHODS).items():
         try:
             made[name] = make(name, function)
         except EspalierError as error:
@@ -104,7 +104,7 @@ def loaded_method(name: str) -> Method:
     """Return the method that a message names; see `loaded_methods`. Unknown: no such method."""
     known = loaded_methods()
     if name not in known:
-        raise Unknown(KIND.noun, name, known)
+        raise Unknown(POINT.noun, name, known)
     return known[name]
 
 
@@ -127,7 +127,7 @@ def make(name: str, function: Callable[[], Method]) -> Method:
     """Call a function that returns a method, and name the method. ConfigError: it fails."""
     if name in METHODS:
         return function()
-    with report_failure(KIND.noun, name):
+    with report_failure(POINT.noun, name):
         found = function()
     if not isinstance(found, Method):
         raise ConfigError(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from federated.errors import ConfigError, EspalierError, Unknown, add_article
-from models.extension_lookup import Kind, locate_failure, lookup
+from models.extension_lookup import ExtensionPoint, locate_failure, lookup
 from models.given_objects import describe_name
 
 __all__ = ["check_declares", "check_parameters", "explain_lookup", "find", "report_failure"]
@@ -18,18 +18,18 @@ __all__ = ["check_declares", "check_parameters", "explain_lookup", "find", "repo
 T = TypeVar("T")
 
 
-def find(kind: Kind, name: str, known: Mapping[str, T]) -> T:
+def find(point: ExtensionPoint, name: str, known: Mapping[str, T]) -> T:
     """Return the extension that this machine's owner named; see `models.extension_lookup.lookup`.
 
     known: the built-in ones. Raises Unknown, with the nearest name; ConfigError for one that cannot
-    be imported or is not of this kind.
+    be imported or has the wrong type.
     """
-    with explain_lookup(kind):
-        return lookup(kind, name, known)
+    with explain_lookup(point):
+        return lookup(point, name, known)
 
 
 @contextmanager
-def explain_lookup(kind: Kind, message: str = "{}") -> Iterator[None]:
+def explain_lookup(point: ExtensionPoint, message: str = "{}") -> Iterator[None]:
     """Raise Unknown for the LookupError of an unknown name, and ConfigError for the ValueError of
     one that does not fit.
 
@@ -39,8 +39,8 @@ def explain_lookup(kind: Kind, message: str = "{}") -> Iterator[None]:
         yield
     except LookupError as error:
         name, known = error.args
-        own = f"name one of your own as {kind.own}"
-        raise Unknown(kind.noun, name, known, own) from error
+        own = f"name one of your own as {point.own}"
+        raise Unknown(point.noun, name, known, own) from error
     except ValueError as error:
         raise ConfigError(message.format(error)) from error
 

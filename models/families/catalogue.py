@@ -21,7 +21,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from models.extension_lookup import Kind, import_member, known_names, load_all, lookup
+from models.extension_lookup import ExtensionPoint, import_member, known_names, load_all, lookup
 from models.families.densenet import DENSENET
 from models.families.efficientnet import EFFICIENTNET
 from models.families.lenet import LENET
@@ -43,7 +43,7 @@ from models.user_networks.user_network import own
 
 __all__ = [
     "FAMILIES",
-    "KIND",
+    "POINT",
     "address",
     "build",
     "example",
@@ -79,7 +79,7 @@ FAMILIES: dict[str, Family] = {
     "vit": VIT,
 }
 
-KIND = Kind("model", "espalier.families", Family)
+POINT = ExtensionPoint("model", "espalier.families", Family)
 STATISTICS = ("running_mean", "running_var")
 UNSCALED = Moments()  # data that need no normalisation
 # widths: mostly calls of operations; channels that fill no vector; arithmetic
@@ -129,8 +129,8 @@ def parse(model: str) -> tuple[str, str]:
         known = import_family(name)
         if known is None:
             return model, ""
-    elif name in FAMILIES or name in known_names(KIND, FAMILIES):
-        known = lookup(KIND, name, FAMILIES)
+    elif name in FAMILIES or name in known_names(POINT, FAMILIES):
+        known = lookup(POINT, name, FAMILIES)
     else:
         raise LookupError(model, model_names())
     if preset not in {"", *known.presets}:
@@ -149,7 +149,7 @@ def find_typical_data(model: str) -> TypicalData:
 def model_names() -> tuple[str, ...]:
     """Return every family, alone and with each of its presets."""
     return tuple(
-        f for name, known in load_all(KIND, FAMILIES).items() for f in list_spellings(name, known)
+        f for name, known in load_all(POINT, FAMILIES).items() for f in list_spellings(name, known)
     )
 
 
@@ -270,7 +270,7 @@ def example(made: Network, batch: int, device: str = "cpu") -> Tensor:
 
 def has_family(name: str) -> bool:
     """Return True if a family that a message names can be built without importing anything."""
-    return name in FAMILIES or name in load_all(KIND, FAMILIES)
+    return name in FAMILIES or name in load_all(POINT, FAMILIES)
 
 
 def family(made: Network) -> Family:
@@ -283,9 +283,9 @@ def family(made: Network) -> Family:
     if not has_family(name):
         raise ValueError(
             f"model '{name}' is not on this machine: install the package that adds it "
-            f"(entry points {KIND.group})"
+            f"(entry points {POINT.group})"
         )
-    return load_all(KIND, FAMILIES)[name]
+    return load_all(POINT, FAMILIES)[name]
 
 
 def full(made: Network, features: Iterable[str] = ()) -> Submodel:

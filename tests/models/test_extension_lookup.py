@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from models.extension_lookup import Kind, import_member, known_names, lookup
+from models.extension_lookup import ExtensionPoint, import_member, known_names, lookup
 from tests.support.plugins import install
 
-COLOUR = Kind("colour", "toy.colours", str)
-SHAPE = Kind("shape", "toy.shapes")
+COLOUR = ExtensionPoint("colour", "toy.colours", str)
+SHAPE = ExtensionPoint("shape", "toy.shapes")
 KNOWN = {"red": "#f00", "green": "#0f0"}
 
 
@@ -47,7 +47,7 @@ def test_the_error_of_a_failed_import_gives_the_reason(
         lookup(SHAPE, name, {})
 
 
-def test_module_and_attribute_name_a_member_of_the_type_of_its_kind() -> None:
+def test_module_and_attribute_name_a_member_of_the_type_of_its_point() -> None:
     assert lookup(COLOUR, "string:digits", KNOWN) == "0123456789"
     with pytest.raises(ValueError, match=r"colour 'math:pi' is .*type float; expected a str"):
         lookup(COLOUR, "math:pi", KNOWN)

@@ -27,7 +27,7 @@ from federated.errors import ConfigError
 from federated.runtime.clock_jumps import JumpDetector
 from federated.runtime.extension_errors import check_parameters, find, report_failure
 from federated.runtime.logs import EVENTS, record_log
-from models.extension_lookup import Kind
+from models.extension_lookup import ExtensionPoint
 
 __all__ = ["READERS", "Oversight", "find_readers", "list_optional", "make_reader", "oversee"]
 
@@ -45,7 +45,7 @@ def watch_clock(context: ReaderContext) -> Publish:
     return read
 
 
-KIND = Kind("event reader", "espalier.readers")
+POINT = ExtensionPoint("event reader", "espalier.readers")
 READERS: Mapping[str, ReaderFactory] = {
     "clock": watch_clock,
     "csv": write_csv,
@@ -83,7 +83,7 @@ def find_readers(config: Config) -> dict[str, ReaderFactory]:
     """
     served = ("metrics",) if config.metrics.listen else ()
     names = dict.fromkeys((*ALWAYS, *served, *config.observe.readers))
-    return {name: find(KIND, name, READERS) for name in names}
+    return {name: find(POINT, name, READERS) for name in names}
 
 
 @contextmanager
@@ -130,8 +130,8 @@ def make_reader(name: str, make: ReaderFactory, context: ReaderContext) -> Publi
     """Return the reader that a factory makes. Raises ConfigError if it makes none, and the errors
     of the factory.
     """
-    check_parameters(KIND.noun, name, make, "context")
-    with report_failure(KIND.noun, name):
+    check_parameters(POINT.noun, name, make, "context")
+    with report_failure(POINT.noun, name):
         read: Any = make(context)
     if not callable(read):
         raise ConfigError(

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from federated.errors import require_extra
 from federated.runtime.extension_errors import check_declares, find, report_failure
-from models.extension_lookup import Kind
+from models.extension_lookup import ExtensionPoint
 
 if TYPE_CHECKING:  # settings import this module, and need no numpy
     from federated.device.trainers.trainer import Trainer
 
 __all__ = ["DEFAULT", "TRAINERS", "TrainerOpener", "open_trainer"]
 
-KIND = Kind("trainer", "espalier.trainers")
+POINT = ExtensionPoint("trainer", "espalier.trainers")
 DEFAULT = "pytorch"
 
 
@@ -46,12 +46,12 @@ def open_trainer(name: str, device: str = "cpu") -> Trainer:
     Raises Unknown with the nearest name; ConfigError if it cannot be imported, cannot use the
     device, or is no trainer; MissingExtra.
     """
-    make = find(KIND, name, TRAINERS)
+    make = find(POINT, name, TRAINERS)
     if name in TRAINERS:
         return make(device)
     from federated.device.trainers.trainer import Trainer  # see above
 
-    with report_failure(KIND.noun, name):
+    with report_failure(POINT.noun, name):
         made = make(device)
-        check_declares(KIND.noun, name, made, Trainer)  # a property can raise anything, too
+        check_declares(POINT.noun, name, made, Trainer)  # a property can raise anything, too
     return made

@@ -8,11 +8,11 @@ from federated.engine.robust.median import MEDIAN
 from federated.engine.robust.rule import Rule
 from federated.engine.robust.trimmed import TRIMMED
 from federated.runtime.extension_errors import find
-from models.extension_lookup import Kind
+from models.extension_lookup import ExtensionPoint
 
 __all__ = ["RULES", "rule"]
 
-KIND = Kind("robust rule", "espalier.rules", Rule)
+POINT = ExtensionPoint("robust rule", "espalier.rules", Rule)
 
 RULES: dict[str, Rule] = {
     "clip": CLIP,
@@ -30,4 +30,4 @@ def rule(name: str) -> Rule | None:
 
     Unknown: no such rule; the error names the nearest. ConfigError: it cannot be imported.
     """
-    return find(KIND, name, {"none": None, **RULES})
+    return find(POINT, name, {"none": None, **RULES})

@@ -17,7 +17,7 @@ from federated.methods.hypernetwork.operation_graph import read_graph
 from federated.runtime.extension_errors import explain_lookup
 from models.cost import cost
 from models.families import catalogue
-from models.families.catalogue import KIND, full, parameters
+from models.families.catalogue import POINT, full, parameters
 from models.submodel import Network, Submodel, Target
 
 __all__ = ["inactive", "propose"]
@@ -39,7 +39,7 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
             f"recipfl: expected hidden as a multiple of 4, cap of at least 1, and dropout of at "
             f"least 0 and below 1, found {found}"
         )
-    with explain_lookup(KIND):
+    with explain_lookup(POINT):
         if settings["models"]:
             menu = other_networks(network, settings["models"])
         elif settings["shrink"] == "depth":

@@ -8,11 +8,11 @@ from federated.wire.codecs.codec import Codec
 from federated.wire.codecs.fp16 import FP16
 from federated.wire.codecs.int8 import INT8
 from federated.wire.codecs.raw import RAW
-from models.extension_lookup import Kind, load_all
+from models.extension_lookup import ExtensionPoint, load_all
 
 __all__ = ["CODECS", "codec", "codec_names", "find_codec"]
 
-KIND = Kind("codec", "espalier.codecs", Codec)
+POINT = ExtensionPoint("codec", "espalier.codecs", Codec)
 
 CODECS: dict[str, Codec] = {
     "fp16": FP16,
@@ -26,20 +26,20 @@ def find_codec(name: str) -> Codec:
     package (`espalier.codecs`), or `module:attribute`. Raises Unknown with the nearest name;
     ConfigError if it cannot be imported.
     """
-    return find(KIND, name, CODECS)
+    return find(POINT, name, CODECS)
 
 
 def codec(name: str) -> Codec:
     """Return the codec that a message names: a built-in one, one of an installed package, or one
     that `find_codec` returned before. Other names import nothing and raise Unknown.
     """
-    known = load_all(KIND, CODECS)
+    known = load_all(POINT, CODECS)
     if name not in known:
-        raise Unknown(KIND.noun, name, known)
+        raise Unknown(POINT.noun, name, known)
     return known[name]
 
 
 def codec_names() -> tuple[str, ...]:
     """Return the names of the codecs that `codec` knows, the built-in and the owner's own first."""
-    known = load_all(KIND, CODECS)
+    known = load_all(POINT, CODECS)
     return tuple(sorted(known, key=lambda name: (name not in CODECS, ":" not in name, name)))

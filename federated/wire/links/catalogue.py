@@ -21,11 +21,11 @@ from federated.wire.address import get_scheme
 from federated.wire.link import Link, Will
 from federated.wire.links.memory import open_memory_link
 from federated.wire.links.mqtt import MqttLink
-from models.extension_lookup import Kind
+from models.extension_lookup import ExtensionPoint
 
 __all__ = ["LINKS", "LinkOpener", "open_link"]
 
-KIND = Kind("broker address scheme", "espalier.links")
+POINT = ExtensionPoint("broker address scheme", "espalier.links")
 
 
 class LinkOpener(Protocol):
@@ -53,16 +53,16 @@ def open_link(address: str, client_id: str, will: Will | None = None) -> Link:
     package cannot be loaded or is no link, LinkError if it cannot connect.
     """
     scheme = get_scheme(address)
-    connect = find(KIND, scheme, LINKS)
+    connect = find(POINT, scheme, LINKS)
     own = scheme not in LINKS
     if own:
-        check_parameters(KIND.noun, scheme, connect, "address", "client_id", "will")
-    with report_failure(KIND.noun, scheme) if own else nullcontext():
+        check_parameters(POINT.noun, scheme, connect, "address", "client_id", "will")
+    with report_failure(POINT.noun, scheme) if own else nullcontext():
         try:
             link = connect(address, client_id, will)
         except OSError as error:
             place = address.rpartition("://")[2].rpartition("@")[2]  # without user and password
             raise LinkError(f"cannot connect to {scheme}://{place}: {error}") from error
     if own:
-        check_declares(KIND.noun, scheme, link, Link)
+        check_declares(POINT.noun, scheme, link, Link)
     return link

@@ -10,10 +10,10 @@ import pytest
 from federated.errors import ConfigError, LinkError, MissingExtra, Unknown
 from federated.runtime.extension_errors import check_declares, find, report_failure
 from federated.wire.link import Link
-from models.extension_lookup import Kind
+from models.extension_lookup import ExtensionPoint
 from tests.support.plugins import install
 
-COLOUR = Kind("colour", "toy.colours", str)
+COLOUR = ExtensionPoint("colour", "toy.colours", str)
 KNOWN = {"red": "#f00", "green": "#0f0"}
 
 
