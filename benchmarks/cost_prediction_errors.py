@@ -22,8 +22,11 @@ from federated.runtime.extension_errors import explain_lookup
 from federated.task import Timing
 from federated.training.time_prediction import step_seconds
 from models.cost import cost
-from models.families.catalogue import POINT, full, menu, network, probes
+from models.families.catalogue import POINT
+from models.menu import menu, probes
+from models.named_network import network
 from models.submodel import Moments, Network, Submodel
+from models.submodel_building import full
 
 __all__ = ["FAMILIES", "Row", "Summary", "command", "draw_submodels", "measure", "summarise"]
 

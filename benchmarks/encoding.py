@@ -10,7 +10,8 @@ import numpy as np
 from benchmarks.timing_comparison import Row, compare, print_rows, time_interleaved
 from federated.runtime.console import FORMAT
 from federated.wire import tensors
-from models.families.catalogue import full, initial, network
+from models.named_network import network
+from models.submodel_building import full, initial
 
 __all__ = ["command"]
 

@@ -23,14 +23,16 @@ from torch import nn
 from export import graph_variants, onnx_export, onnx_session
 from export.onnx_session import Array
 from export.quantize import quantize
-from federated.data.catalogue import load_central
+from federated.data.loading import load_central
 from federated.errors import ExportError
 from federated.runtime.console import FORMAT, print_result, report_errors
 from federated.runtime.extension_errors import explain_lookup
 from federated.task import Recipe
 from federated.training.training_loop import train
-from models.families.catalogue import POINT, build, full, network
+from models.families.catalogue import POINT
+from models.named_network import network
 from models.submodel import Moments, Submodel
+from models.submodel_building import build, full
 
 __all__ = ["Accuracy", "Goal", "Speed", "command", "measure_accuracy", "time_network"]
 

@@ -18,7 +18,7 @@ from coordinator.assign.data_compatibility import build_network
 from coordinator.run.config_sources import ConfigSources
 from coordinator.settings.config import load, parse_setting
 from coordinator.simulate.simulation import simulate
-from federated.data import catalogue
+from federated.data import loading
 from federated.errors import EspalierError
 from federated.methods.catalogue import METHODS, method
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
@@ -94,7 +94,7 @@ def propose_menu(name: str, settings: Sequence[tuple[str, Any]]) -> tuple[Submod
     """Return a method's menu in this experiment."""
     config, chosen = load(EXPERIMENT, os.environ, settings), method(name)
     network = build_network(
-        config, [catalogue.load_central(config.data.name, config.data.root).card()]
+        config, [loading.load_central(config.data.name, config.data.root).card()]
     )
     return chosen.menu(network, config.settings)
 

@@ -20,7 +20,8 @@ from edge_agent.device.process_memory import read_memory, reset_peak
 from edge_agent.device.profiling import time_step
 from federated.data.dataset import Dataset
 from federated.device.trainers.catalogue import open_trainer
-from models.families.catalogue import menu, network
+from models.menu import menu
+from models.named_network import network
 from models.submodel import Submodel
 
 __all__ = ["Order", "Taken", "ask", "main"]

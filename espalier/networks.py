@@ -49,7 +49,7 @@ def network(
     """
     with require_extra("espalier.network", "coordinator"):
         from coordinator.assign.data_compatibility import build_network
-        from federated.data.catalogue import load_central
+        from federated.data.loading import load_central
         from federated.task import Card
         from models.user_networks.given_network import count_outputs
     from coordinator.settings.config import Config

@@ -17,9 +17,9 @@ from federated.errors import ConfigError, DataError
 from federated.method import Method, State, Tensors, configure
 from federated.runtime.extension_errors import report_failure
 from federated.task import Update
-from models.families.catalogue import address, build, full, initial, shapes, statistics
 from models.slicing import corners, extract
 from models.submodel import Network, Submodel
+from models.submodel_building import address, build, full, initial, shapes, statistics
 
 __all__ = ["begin_round", "cut", "fold_by_hand"]
 

@@ -23,10 +23,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.families.catalogue import rehearsal
 from models.layers.early_exits import run_exits
 from models.shape_cache import ShapeCache
 from models.submodel import Objective, Submodel
+from models.submodel_building import rehearsal
 
 __all__ = ["LANES", "Work", "work"]
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.compute_workload import work
-from models.families.catalogue import parameters, rehearsal
 from models.layers.early_exits import run_exits
 from models.layers.mergeable_branches import (
     Branch,
@@ -29,6 +28,7 @@ from models.layers.mergeable_branches import (
 from models.random_state import isolate_random_state
 from models.shape_cache import ShapeCache
 from models.submodel import Submodel
+from models.submodel_building import parameters, rehearsal
 
 __all__ = ["BranchableLayer", "Cost", "branchable_layers", "cost", "count_branches"]
 

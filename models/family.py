@@ -22,6 +22,7 @@ __all__ = [
     "TypicalData",
     "check_mask",
     "last_linear",
+    "list_spellings",
     "parse_address",
 ]
 
@@ -118,6 +119,11 @@ class Family:
     pieces: Callable[[Submodel], Pieces] = no_pieces
     address: Callable[[str], Address | None] = parse_address
     torchvision: Torchvision | None = None
+
+
+def list_spellings(name: str, known: Family) -> tuple[str, ...]:
+    """Return the names that select a family: its own, alone and with each of its presets."""
+    return (name, *(f"{name}-{preset}" for preset in known.presets))
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.families.catalogue import FAMILIES, family, find_labelled, full, shapes
+from models.families.catalogue import FAMILIES, family
 from models.optional_torchvision import import_torchvision
 from models.submodel import Network
+from models.submodel_building import find_labelled, full, shapes
 
 __all__ = ["load"]
 

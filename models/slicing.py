@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from models.families.catalogue import address, pieces, shapes, statistics
 from models.submodel import Submodel
+from models.submodel_building import address, pieces, shapes, statistics
 
 __all__ = [
     "Plan",

@@ -25,7 +25,7 @@ from coordinator.store.run_store import Store
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.training_process_control import Job, Worker
 from export import release_reader
-from federated.data import catalogue
+from federated.data import loading
 from federated.device import task_execution
 from federated.device.task_execution import perform
 from federated.device.task_runner import Outcome
@@ -38,8 +38,11 @@ from federated.training.state_between_rounds import PREFIX
 from federated.training.training_inputs import Execution
 from federated.wire import messages
 from federated.wire import tensors as codec
-from models.families.catalogue import FAMILIES, example, full, menu, network
+from models.families.catalogue import FAMILIES
+from models.menu import menu
+from models.named_network import network
 from models.submodel import Network
+from models.submodel_building import example, full
 from tests.support.memory_federation import Member, federate
 from tests.support.processes import AGENT, COORDINATOR, Start, result
 from tests.support.small_tasks import parameters, perform_task, task, weights
@@ -175,7 +178,7 @@ def test_every_task_of_every_method_gives_the_same(
 
     monkeypatch.setattr(task_execution, "perform", twice)
     data = [
-        catalogue.load_device("digits", name=f"d{i}", shard=f"{i}/{AGENTS}", partition="iid")
+        loading.load_device("digits", name=f"d{i}", shard=f"{i}/{AGENTS}", partition="iid")
         for i in range(AGENTS)
     ]
     federate(

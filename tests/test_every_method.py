@@ -15,11 +15,11 @@ from coordinator.broker import local_broker as brokers
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.store.run_store import Store
-from federated.data import catalogue
+from federated.data import loading
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
-from models.families.catalogue import network
+from models.named_network import network
 from models.submodel import Submodel
 from tests.support.memory_federation import RUN, Member, federate
 
@@ -51,7 +51,7 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 def menu(name: str, given: dict[str, Any]) -> tuple[str, tuple[Submodel, ...]]:
     """Return a model, and the submodels that a method proposes for it."""
-    chosen, card = method(name), catalogue.load_central("digits").card()
+    chosen, card = method(name), loading.load_central("digits").card()
     for model in FEW_TENSORS.get(name, MODELS):
         try:
             made = network(model, card.inputs, card.outputs, card)
@@ -93,7 +93,7 @@ def tensors(runs: Path, name: str) -> dict[str, torch.Tensor]:
 def test_a_fleet_learns_what_its_simulation_learns(name: str, tmp_path: Path, address: str) -> None:
     given = settings(name)
     data = [
-        catalogue.load_device(
+        loading.load_device(
             "digits", name=f"d{i}", shard=f"{i}/{AGENTS}", partition=PARTITION, seed=0
         )
         for i in range(AGENTS)

@@ -23,13 +23,15 @@ from coordinator.views.method_pages import describe_method, list_methods
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.code_permission import check_run, load_own
 from edge_agent.join.training_process_control import Job
-from federated.data import catalogue as data
+from federated.data import loading as data
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import ConfigError, DataError, Refused, Unknown
 from federated.methods.catalogue import hooks, loaded_method, method
 from federated.wire.messages import Run
 from models.extension_lookup import ExtensionPoint
-from models.families.catalogue import build, full, menu, network, parameters
+from models.menu import menu
+from models.named_network import network
+from models.submodel_building import build, full, parameters
 from tests.support.memory_federation import RUN, Member, federate
 from tests.support.plugins import install
 from tests.support.processes import AGENT, COORDINATOR, Running, Start, result
@@ -41,10 +43,14 @@ ROOT = Path(__file__).parents[1]
 TOY = dict.fromkeys(MEMBERS, "toy")
 # entry-point group -> files of the catalogue's folder that define no member
 NO_MEMBERS = {
-    "espalier.data": {"given_data", "partition_algorithms"},
+    "espalier.data": {
+        *("csv_tables", "custom_arrays", "defaults", "given_data", "held_out_splits"),
+        *("image_folders", "loading", "partition_algorithms", "partitions"),
+    },
     "espalier.links": {"connection_diagnosis", "mqtt_client_setup"},
-    "espalier.readers": {"terminal_output"},  # a command passes it to the run
+    "espalier.readers": {"run_readers", "terminal_output"},
     "espalier.rules": {"arithmetic"},
+    "espalier.trainers": {"pytorch_trainer"},
 }
 NET = network("mlp", (4,), 2)
 CARD = Run("r", "toy", "mlp", NET, (), 8, "s", menu=(full(NET),))

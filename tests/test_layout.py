@@ -123,7 +123,7 @@ WITH_TORCH = {  # all exceptions
     "export.graph_variants",
     "export.onnx_export",
     "export.release_writer",
-    "federated.device.trainers.pytorch",
+    "federated.device.trainers.pytorch_trainer",
 }
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
@@ -315,6 +315,24 @@ def test_a_device_without_torch_can_import() -> None:
 def test_files_stay_small() -> None:
     long = {name_of(p): n for p in FILES if (n := len(p.read_text().splitlines())) > MOST_LINES}
     assert not long, f"split by noun: {long}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.stem == "catalogue"], ids=name_of)
+def test_a_catalogue_is_its_point_its_dict_and_lookups(path: Path) -> None:
+    """Members, their records and the work on them have files of their own."""
+    body = ast.parse(path.read_text()).body
+    assert not [node.name for node in body if isinstance(node, ast.ClassDef)]
+    (members,) = (
+        ast.unparse(node.target)
+        for node in body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict)
+    )
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+            assert used & {"POINT", members}, f"{node.name} is no lookup: give it another file"
+    foreign = {name.split(".")[0] for name in imports(path)} - {*PACKAGES, *sys.stdlib_module_names}
+    assert not foreign, f"it works with {foreign}"
 
 
 def test_every_method_is_in_a_small_file_and_every_file_there_has_a_method() -> None:

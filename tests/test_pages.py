@@ -22,8 +22,8 @@ from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.methods.catalogue import method as method_named
 from federated.task import Update
-from models.families.catalogue import initial
-from models.families.catalogue import network as network_named
+from models.named_network import network as network_named
+from models.submodel_building import initial
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

@@ -18,7 +18,7 @@ from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.store.run_store import Store
 from edge_agent.access.agent_name import derive_name
-from federated.data import catalogue
+from federated.data import loading
 from tests.support.processes import (
     AGENT,
     COORDINATOR,
@@ -279,7 +279,7 @@ def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: st
         )
     )
     assert released["versions"][released["stable"]]["round"] == 1
-    np.save(tmp_path / "x.npy", catalogue.load_central("digits").x_held[:5])
+    np.save(tmp_path / "x.npy", loading.load_central("digits").x_held[:5])
     fetched = result(
         start(
             *WITHOUT_TORCH, "infer", "--broker", broker, "--name", "a0", "x.npy", "--format", "json"

@@ -20,7 +20,7 @@ from edge_agent.releases.assigned_release import Subscription
 from edge_agent.releases.release_follower import Follower, open_follower_link
 from export import onnx_session, release_reader
 from export.onnx_session import Array
-from federated.data import catalogue
+from federated.data import loading
 from federated.wire import tensors
 from federated.wire.release_messages import Serving
 from tests.support.memory_federation import RUN, Member, digits, federate
@@ -280,7 +280,7 @@ def test_no_request_is_lost_while_releases_are_replaced(
     """The first release goes to all agents, the second is promoted as a canary, and a third fails
     its self-test and is rolled back. Every request gets an answer.
     """
-    x = catalogue.load_central("digits").x_held[:4]
+    x = loading.load_central("digits").x_held[:4]
     archive = runs / RUN / "releases"
     one = release()[1]["stable"]
     right = expected(archive / one, x)

@@ -23,9 +23,9 @@ from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.runtime.console import FORMAT, report_errors
 from federated.task import Update
-from models.families.catalogue import initial
 from models.slicing import Plan, as_slices
 from models.submodel import Submodel
+from models.submodel_building import initial
 
 __all__ = ["command", "count_tensors", "ours", "read_bytes"]
 

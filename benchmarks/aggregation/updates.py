@@ -16,8 +16,9 @@ from federated.methods.catalogue import method
 from federated.task import Update
 from federated.wire.codecs.codec import decode_update, encode_update
 from federated.wire.codecs.raw import RAW
-from models.families.catalogue import initial, network
+from models.named_network import network
 from models.slicing import extract
+from models.submodel_building import initial
 
 __all__ = ["NETWORK", "map_updates", "write_updates"]
 

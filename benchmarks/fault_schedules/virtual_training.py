@@ -22,7 +22,7 @@ from federated.device.trainers.catalogue import open_trainer
 from federated.task import Card, Task, Update
 from federated.wire import tensors
 from federated.wire.messages import Run
-from models.families.catalogue import statistics
+from models.submodel_building import statistics
 
 __all__ = ["DATA", "PYTORCH", "VirtualRunner", "learn", "survey_once"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.faults.trial import RUN, Trial, fill_later, strike_later
 from benchmarks.faults.trial_parts import Process, mount_small_disk
 from coordinator.simulate.demo_fleet import python_command
-from federated.data import catalogue
+from federated.data import loading
 from federated.data.dataset import Dataset
 from federated.device.task_execution import perform
 from federated.device.trainers.catalogue import open_trainer
@@ -34,7 +34,7 @@ DISK = 16 << 20  # bytes of the spool's file system
 @functools.cache
 def load_data(name: str) -> Dataset:
     """Return the data of an agent."""
-    return catalogue.load_device(
+    return loading.load_device(
         "digits", name=name, shard=f"{NAMES.index(name)}/{len(NAMES)}", partition="iid", seed=0
     )
 

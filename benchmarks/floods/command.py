@@ -23,7 +23,8 @@ from benchmarks.output_path_checks import check_log
 from export import onnx_export
 from federated.errors import ConfigError, FleetError, Unknown, UsageError
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
-from models.families.catalogue import full, network
+from models.named_network import network
+from models.submodel_building import full
 
 __all__ = ["Row", "Use", "command", "export_subject", "judge"]
 

@@ -25,7 +25,8 @@ from federated.wire import messages as m
 from federated.wire.chunks import slices, split
 from federated.wire.enrolment_token import Token
 from federated.wire.release_messages import Release, Serving, Version
-from models.families.catalogue import menu, network
+from models.menu import menu
+from models.named_network import network
 
 __all__ = [
     "ADDRESSES",

@@ -11,7 +11,7 @@ from federated.errors import ConfigError
 from federated.runtime.extension_errors import explain_lookup
 from federated.task import Card
 from models.families.catalogue import POINT
-from models.families.catalogue import network as network_named
+from models.named_network import network as network_named
 from models.submodel import Moments, Network
 
 __all__ = [

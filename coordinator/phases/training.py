@@ -45,8 +45,8 @@ from federated.engine.aggregate import Total
 from federated.engine.part_store import PartStore
 from federated.method import State
 from federated.task import Recipe, Task, Update
-from models.families.catalogue import shapes
 from models.submodel import Submodel
+from models.submodel_building import shapes
 
 __all__ = ["Trained", "Training", "complete_recipe", "train"]
 

@@ -24,14 +24,14 @@ from coordinator.store.training_counts import count_run
 from export import release_reader, release_writer
 from export.onnx_session import Array
 from export.release_writer import Contents, OnEntry
-from federated.data import catalogue as data
+from federated.data import loading as data
 from federated.errors import ConfigError, DataError, ExportError, Unknown, explain_os_errors
 from federated.method import Method, State
 from federated.options import INPUTS
 from federated.runtime.console import Say, show_progress
 from federated.training.objective import prepare_batch
-from models.families.catalogue import statistics
 from models.submodel import Network, Submodel
+from models.submodel_building import statistics
 
 __all__ = ["ExportRequest", "export_run", "write_release"]
 

@@ -24,9 +24,9 @@ from export.onnx_session import Array, Output
 from federated.errors import ConfigError, DataError, StoreError, Unknown
 from federated.method import Method, State
 from federated.methods.catalogue import method as method_named
-from models.families.catalogue import initial
 from models.given_objects import is_given
 from models.submodel import Network, Submodel
+from models.submodel_building import initial
 from models.user_networks.given_network import return_network
 
 __all__ = [

@@ -22,7 +22,7 @@ from coordinator.store.database import Facts
 from coordinator.store.run_folders import list_runs
 from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import add_defences, check_leaks
-from federated.data import catalogue as data
+from federated.data import loading as data
 from federated.data.dataset import Dataset
 from federated.errors import ConfigError, read_setting
 from federated.method import Method, Settings
@@ -31,10 +31,10 @@ from federated.methods.catalogue import method as method_named
 from federated.options import DATA
 from federated.wire import topics
 from federated.wire.codecs.catalogue import find_codec
-from models.families.catalogue import initial
 from models.given_objects import strip_module
 from models.pretrained import load
 from models.submodel import Network, Submodel
+from models.submodel_building import initial
 
 __all__ = ["STARTED", "Prepared", "find_name", "make_weights", "prepare", "propose_menu"]
 

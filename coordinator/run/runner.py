@@ -16,7 +16,7 @@ from coordinator.assign.data_compatibility import build_network
 from coordinator.assign.eligibility import Eligibility
 from coordinator.fleet.message_loop import Fleet, Intake
 from coordinator.fleet.run_clock import RunClock
-from coordinator.observe.event_readers.catalogue import Oversight, oversee
+from coordinator.observe.event_readers.run_readers import Oversight, oversee
 from coordinator.observe.events import Publish
 from coordinator.phases.evaluation import Evaluator
 from coordinator.phases.run_context import ENDLESS, PATIENCE, RunContext
@@ -37,7 +37,7 @@ from federated.task import Recipe
 from federated.trainer_capabilities import list_required
 from federated.wire import messages
 from federated.wire.link import Link
-from models.families.catalogue import probes
+from models.menu import probes
 from models.submodel import Network, Submodel
 
 __all__ = ["RunOptions", "check_hooks", "choose_probes", "complete_card", "run"]

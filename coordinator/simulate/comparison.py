@@ -23,8 +23,8 @@ from coordinator.settings.config import Config
 from coordinator.settings.config_tables import AGENTS
 from coordinator.simulate.device_data import DataSource
 from coordinator.store.run_store import Store
-from federated.data.catalogue import take_part
 from federated.data.dataset import Dataset
+from federated.data.loading import take_part
 from federated.data.partitions import generator
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Start, Trainer

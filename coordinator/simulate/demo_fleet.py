@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.broker import local_broker as brokers
-from federated.data import catalogue as data
+from federated.data import loading as data
 from federated.errors import (
     ConfigError,
     EspalierError,

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from coordinator.settings.config import Config
-from federated.data import catalogue
+from federated.data import loading
 from federated.data.dataset import Dataset, Indices
 from federated.data.partitions import parse
 
@@ -51,7 +51,7 @@ class DataSource:
     @cached_property
     def whole(self) -> Dataset:
         """All data to be divided, with the coordinator's part held out."""
-        return catalogue.load_central(self.data, self.root)
+        return loading.load_central(self.data, self.root)
 
     @cached_property
     def parts(self) -> list[Indices]:
@@ -63,4 +63,4 @@ class DataSource:
     def device(self, index: int) -> Dataset:
         """Return the data of one device."""
         name = name_devices(self.agents)[index]
-        return catalogue.take_part(self.whole, self.parts[index], name=name, held=self.held)
+        return loading.take_part(self.whole, self.parts[index], name=name, held=self.held)

@@ -21,7 +21,7 @@ from coordinator.run.config_sources import ConfigSources
 from coordinator.run.run_preparation import propose_menu
 from coordinator.settings.config import Config
 from coordinator.settings.config_tables import AGENTS
-from federated.data import catalogue
+from federated.data import loading
 from federated.device import profile_file
 from federated.device.profile_file import Sheet
 from federated.errors import ConfigError
@@ -32,8 +32,8 @@ from federated.safe_terminal_table import make_table, render_table
 from federated.safe_text import make_lines_safe
 from federated.task import Card, Profile
 from models.cost import cost
-from models.families.catalogue import initial
 from models.submodel import Network, Target
+from models.submodel_building import initial
 
 __all__ = ["assign_offline", "render"]
 
@@ -58,7 +58,7 @@ def assign_offline(
         sources.file is not None or any(key == "data.name" for key, _ in sources.overrides)
     )
     cards = (
-        [catalogue.load_central(config.data.name, config.data.root).card()]
+        [loading.load_central(config.data.name, config.data.root).card()]
         if has_data
         else [derive_card(sheet, config.model.name) for sheet in sheets]
     )

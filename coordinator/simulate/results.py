@@ -38,8 +38,8 @@ from federated.runtime.console import Say
 from federated.runtime.provenance import commit, versions
 from federated.wire.release_messages import UNTRAINED
 from models.cost import cost
-from models.families.catalogue import initial
 from models.submodel import Submodel
+from models.submodel_building import initial
 
 __all__ = ["encode_json", "write", "write_summary"]
 

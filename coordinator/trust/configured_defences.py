@@ -34,8 +34,8 @@ from federated.errors import ConfigError, StoreError, explain_os_errors
 from federated.method import Method, State
 from federated.methods.catalogue import METHODS
 from federated.task import Update
-from models.families.catalogue import statistics
 from models.submodel import Submodel
+from models.submodel_building import statistics
 
 __all__ = ["Defences", "add_defences", "check_buffer_size", "check_leaks"]
 

@@ -19,8 +19,8 @@ from federated.task import LONGEST, SHORTEST, Card, Profile, Task, Update
 from federated.training.score_sums import fields
 from federated.wire import tensors
 from federated.wire.messages import Run
-from models.families.catalogue import statistics
 from models.slicing import Plan
+from models.submodel_building import statistics
 
 __all__ = [
     "check_match",

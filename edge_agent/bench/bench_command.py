@@ -207,7 +207,7 @@ def _prepare(request: Request, folder: Path, say: Say) -> Work:
             (),
             tuple(product(wanted, request.threads)),
         )
-    from models.families.catalogue import probes
+    from models.menu import probes
 
     network = find_network(request.model, request.inputs, request.classes)
     wanted = resolve_runtimes(request.runtimes or ("torch", "onnx", INT8), network)

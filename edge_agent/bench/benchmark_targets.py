@@ -72,7 +72,8 @@ def find_network(model: str, inputs: Sequence[int], outputs: int) -> Network:
     """Return the network of a name, for texts if its family requires tokens. Raises Unknown,
     ConfigError.
     """
-    from models.families.catalogue import POINT, network
+    from models.families.catalogue import POINT
+    from models.named_network import network
 
     message = "--model: {}; set the input shape and the classes with --inputs and --classes"
     with explain_lookup(POINT, message):
@@ -90,7 +91,9 @@ def select_submodels(
     """Return the submodels of every width and depth whose names match a pattern, smallest first;
     without depths, full depth. Raises ConfigError, also for a depth that no section has; Unknown.
     """
-    from models.families.catalogue import POINT, full, menu
+    from models.families.catalogue import POINT
+    from models.menu import menu
+    from models.submodel_building import full
 
     deepest = max(map(len, full(network).mask), default=1)
     if beyond := [depth for depth in depths if depth > deepest]:
@@ -224,8 +227,8 @@ def _write_files(submodel: Submodel, wanted: Sequence[str], folder: Path) -> dic
     import torch
 
     from federated.wire import tensors
-    from models.families.catalogue import build
     from models.layers.batch_norm import calibrate
+    from models.submodel_building import build
 
     examples = draw_noise(submodel.network, NOISE)[0]
     net = build(submodel)

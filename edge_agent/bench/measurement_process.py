@@ -95,7 +95,7 @@ def _measure_torch(plan: Plan) -> Row:
     import torch
 
     from edge_agent.bench.benchmark_targets import draw_noise
-    from models.families.catalogue import build  # noqa: F401 (part of the base)
+    from models.submodel_building import build  # noqa: F401 (part of the base)
 
     assert plan.submodel is not None
     torch.set_num_threads(plan.row.threads)
@@ -117,7 +117,7 @@ def _load_network(plan: Plan) -> nn.Module:
     import torch
 
     from federated.wire import tensors
-    from models.families.catalogue import build
+    from models.submodel_building import build
 
     assert plan.submodel is not None
     _, values = tensors.decode(Path(plan.file).read_bytes())

@@ -78,7 +78,7 @@ def compute_required_bytes(card: messages.Run | None) -> tuple[int, int] | None:
         return None
     try:
         from models.cost import cost
-        from models.families.catalogue import full
+        from models.submodel_building import full
 
         return cost(full(card.network)).bytes, min(
             cost(submodel, card.batch).memory for submodel in card.calibration

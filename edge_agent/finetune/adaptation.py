@@ -39,7 +39,7 @@ from federated.runtime.console import Say
 from federated.task import Recipe
 from federated.training.score_sums import metrics
 from federated.training.training_inputs import Diverged, Execution, TrainingSet
-from models.families import catalogue
+from models import submodel_building
 from models.submodel import Network, Submodel
 
 __all__ = ["Adapted", "FinetuneRequest", "adapt", "has_improved", "load_submodel", "run_finetune"]
@@ -165,7 +165,7 @@ def load_submodel(
             f"{path} has the network '{family}': set --network {family} if you trust that function"
         )
     try:
-        expected = catalogue.shapes(submodel) | catalogue.statistics(submodel)
+        expected = submodel_building.shapes(submodel) | submodel_building.statistics(submodel)
     except Exception as error:  # any error of PyTorch about impossible sizes
         raise ExportError(
             f"{path}: no network can be built of '{family}': "
@@ -187,7 +187,7 @@ def load_submodel(
 
 def _build(submodel: Submodel, values: Mapping[str, NDArray[Any]]) -> nn.Module:
     """Build the network with these weights, in evaluation mode, as the exporter requires."""
-    net = catalogue.build(submodel)
+    net = submodel_building.build(submodel)
     net.load_state_dict(
         {name: torch.from_numpy(value) for name, value in values.items()}, strict=False
     )
@@ -246,10 +246,10 @@ def _check_data(release: Bundle, network: Network, data: Dataset) -> None:
 def _make_recipe(request: FinetuneRequest, submodel: Submodel) -> Recipe:
     frozen: tuple[str, ...] = ()
     if request.only == "head":
-        head = catalogue.find_labelled(submodel)
+        head = submodel_building.find_labelled(submodel)
         if not head:
             raise UsageError(f"--only head: the network of {submodel.name} declares no head")
-        frozen = tuple(sorted(catalogue.shapes(submodel).keys() - head))
+        frozen = tuple(sorted(submodel_building.shapes(submodel).keys() - head))
     return Recipe(
         request.epochs,
         request.steps,
@@ -276,7 +276,7 @@ def _train(
         done = network.train(data, Execution(on_step=report))
     except Diverged as error:
         raise ConfigError(f"nothing was written: {error}") from error
-    measured = network.calibrate(data.x)[0] if catalogue.statistics(submodel) else {}
+    measured = network.calibrate(data.x)[0] if submodel_building.statistics(submodel) else {}
     return done.steps, {**done.tensors, **measured}
 
 

@@ -72,7 +72,8 @@ def _find_run(broker: str | None, name: str | None, card: Card, job: Job) -> mes
             run = find_run(link, name, WAIT)
         if run.network is not None:
             return run
-    from models.families.catalogue import network, probes
+    from models.menu import probes
+    from models.named_network import network
 
     net = network(job.model or "preresnet", card.inputs, card.outputs, card, card.target)
     return messages.Run(
@@ -85,7 +86,7 @@ def _make_updates(worker: Worker, job: Job, run: messages.Run) -> dict[str, dict
     tensor shapes, codec and bytes of each update.
     """
     from federated.settings import validate
-    from models.families.catalogue import initial, statistics
+    from models.submodel_building import initial, statistics
 
     assert run.network is not None, "checked when the run was found"
     method = find_method(run.method)

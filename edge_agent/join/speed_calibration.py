@@ -23,8 +23,11 @@ from federated.device.profile_file import Calibration
 from federated.device.trainers.trainer import Trainer
 from federated.runtime.extension_errors import explain_lookup, report_failure
 from federated.task import Timing
-from models.families.catalogue import POINT, build, find_typical_data, network, probes
+from models.families.catalogue import POINT
+from models.menu import probes
+from models.named_network import find_typical_data, network
 from models.submodel import Network, Submodel
+from models.submodel_building import build
 
 __all__ = [
     "build_network",

@@ -104,7 +104,7 @@ def _encode_error(error: EspalierError) -> dict[str, Any]:
 def _load(job: Job) -> Any:
     if not job.data:
         return None
-    from federated.data.catalogue import load_device
+    from federated.data.loading import load_device
 
     return load_device(
         job.data,

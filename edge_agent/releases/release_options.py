@@ -60,7 +60,7 @@ class ReleaseRequest:
 
     def load_data(self) -> Dataset:
         """Load this device's own data. Raises Unknown, DataError, MissingExtra."""
-        from federated.data.catalogue import load_device
+        from federated.data.loading import load_device
 
         assert self.data is not None
         return load_device(

@@ -1,13 +1,14 @@
-"""Define `Dataset`, the checked record of raw examples and their labels; and check that a device's
-data fit the network of a run.
+"""Define `Dataset`, the checked record of raw examples and their labels, and `BuiltIn`, the record
+of a data set that is known by name; and check that a device's data fit the network of a run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,16 @@ from federated.errors import DataError
 from federated.task import Card
 from models.submodel import Network, Target
 
-__all__ = ["Array", "Dataset", "Indices", "Labels", "Values", "explain_misfit"]
+__all__ = [
+    "PUBLISHED",
+    "Array",
+    "BuiltIn",
+    "Dataset",
+    "Indices",
+    "Labels",
+    "Values",
+    "explain_misfit",
+]
 
 Array = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64]
@@ -130,6 +140,23 @@ class Dataset:
             shift=shift,
             scale=scale,
         )
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A data set that is known by name.
+
+    load: from the folder of named data sets.
+    about: its contents and the source of its files, for the table in docs/data.md.
+    held: its held-out part, for the same table.
+    """
+
+    load: Callable[[Path], Dataset]
+    about: str
+    held: str
+
+
+PUBLISHED = "the published test set"
 
 
 def _check(dataset: Dataset, xs: str, x: Array, ys: str, y: Labels | Values) -> None:

@@ -42,7 +42,7 @@ def give_data(given: object) -> str:
 
 
 class GivenData:
-    """A function that returns a data set, as `federated.data.catalogue` calls it."""
+    """A function that returns a data set, as `federated.data.loading` calls it."""
 
     def __init__(self, made: Dataset) -> None:
         self.made = made

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from federated.data.dataset import Array, Dataset, Labels
+from federated.data.dataset import PUBLISHED, Array, BuiltIn, Dataset, Labels
 from federated.data.image_folders import read_folder
 from federated.errors import DataError, require_extra
 from models.optional_torchvision import import_torchvision
 
-__all__ = ["cifar10", "cifar100", "cinic10", "fashion_mnist", "mnist", "svhn"]
+__all__ = ["CIFAR10", "CIFAR100", "CINIC10", "FASHION_MNIST", "MNIST", "SVHN"]
 
 CINIC = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"
 CINIC_MD5 = "6ee4d0c996905fe93221de577967a372"
@@ -35,6 +35,9 @@ def mnist(root: Path) -> Dataset:
     1998). DataError, MissingExtra.
     """
     return _load("mnist", "MNIST", root, root / "MNIST" / "raw", "its four -ubyte.gz files")
+
+
+MNIST = BuiltIn(mnist, "handwritten digits, 28 x 28; downloaded", PUBLISHED)
 
 
 def fashion_mnist(root: Path) -> Dataset:
@@ -50,6 +53,9 @@ def fashion_mnist(root: Path) -> Dataset:
     )
 
 
+FASHION_MNIST = BuiltIn(fashion_mnist, "images of clothes, 28 x 28; downloaded", PUBLISHED)
+
+
 def cifar10(root: Path) -> Dataset:
     """Return 50,000 and 10,000 images of ten classes, uint8 [3, 32, 32] (Krizhevsky 2009).
     DataError, MissingExtra.
@@ -57,11 +63,17 @@ def cifar10(root: Path) -> Dataset:
     return _load("cifar10", "CIFAR10", root, root, "cifar-10-python.tar.gz")
 
 
+CIFAR10 = BuiltIn(cifar10, "images of ten classes, 32 x 32; downloaded", PUBLISHED)
+
+
 def cifar100(root: Path) -> Dataset:
     """Return 50,000 and 10,000 images of a hundred classes, uint8 [3, 32, 32] (Krizhevsky 2009).
     DataError, MissingExtra.
     """
     return _load("cifar100", "CIFAR100", root, root, "cifar-100-python.tar.gz")
+
+
+CIFAR100 = BuiltIn(cifar100, "images of a hundred classes, 32 x 32; downloaded", PUBLISHED)
 
 
 def svhn(root: Path) -> Dataset:
@@ -74,6 +86,11 @@ def svhn(root: Path) -> Dataset:
     return _load(
         "svhn", "SVHN", root / "SVHN", root / "SVHN", "train_32x32.mat and test_32x32.mat", kinds
     )
+
+
+SVHN = BuiltIn(
+    svhn, "images of house numbers, 32 x 32; downloaded; needs the extra `data`", PUBLISHED
+)
 
 
 def cinic10(root: Path) -> Dataset:
@@ -90,6 +107,9 @@ def cinic10(root: Path) -> Dataset:
                 utils.download_url(CINIC, str(root), "CINIC-10.tar.gz", CINIC_MD5)
                 _unpack(root / "CINIC-10.tar.gz", folder)
     return replace(read_folder(folder), name="cinic10")
+
+
+CINIC10 = BuiltIn(cinic10, "images of CIFAR-10's classes, 32 x 32; downloaded", PUBLISHED)
 
 
 def _is_unpacked(folder: Path) -> bool:

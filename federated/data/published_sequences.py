@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from federated.data.custom_arrays import UNREADABLE
-from federated.data.dataset import Dataset, Labels
+from federated.data.dataset import PUBLISHED, BuiltIn, Dataset, Labels
 from federated.errors import DataError
 
-__all__ = ["har", "wikitext_2"]
+__all__ = ["HAR", "WIKITEXT_2", "har", "wikitext_2"]
 
 END = "<eos>"  # after each line, including empty ones
 LENGTH = 64  # tokens of a window (HeteroFL, arXiv:2010.01264, section 4: bptt 64)
@@ -31,6 +31,14 @@ def wikitext_2(root: Path) -> Dataset:
     known: dict[str, int] = {}
     train, _, test = (_encode(_find_file(root / "wikitext-2", part), known) for part in PARTS)
     return Dataset("wikitext-2", *_cut_windows(train), *_cut_windows(test), len(known), "token")
+
+
+WIKITEXT_2 = BuiltIn(
+    wikitext_2,
+    "windows of 64 words, for predicting the next or masked words; files in `--data-root`: "
+    "`wikitext-2/{train,valid,test}.txt`",
+    PUBLISHED,
+)
 
 
 def _find_file(folder: Path, part: str) -> Path:
@@ -104,3 +112,11 @@ def har(root: Path) -> Dataset:
         sessions=users * MANY + execution,
         classes=tuple(map(str, classes)),
     )
+
+
+HAR = BuiltIn(
+    har,
+    "windows of motion sensor data from phones and watches of 23 people; a file in "
+    "`--data-root`: `har/windows100.npz`",
+    "a fifth of the people; on a device, the last recordings",
+)

@@ -18,8 +18,8 @@ from federated.method import Method, Setting, Settings, vary
 from federated.methods.common.inactive_mechanisms import one_size
 from federated.methods.common.submodel_sizes import propose_sizes
 from federated.methods.fedavg import fedavg
-from models.families.catalogue import full
 from models.submodel import Network, Submodel
+from models.submodel_building import full
 
 __all__ = ["allsmall", "exclusivefl"]
 

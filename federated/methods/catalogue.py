@@ -118,7 +118,7 @@ def hooks(name: str) -> Hooks:
     """Return the hooks that a message names; see `loaded_methods`. Unknown: no such hooks."""
     known = loaded_hooks()
     if name not in known:
-        raise Unknown("hooks", name, known)
+        raise Unknown(f"hooks of a {POINT.noun}", name, known)
     return known[name]
 
 

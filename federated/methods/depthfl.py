@@ -46,10 +46,10 @@ from federated.methods.common.inactive_mechanisms import one_exit, one_size
 from federated.task import Recipe, Update
 from federated.training import objective
 from federated.training.hooks import Hooks, Session
-from models.families.catalogue import initial
 from models.layers.early_exits import run_exits
 from models.slicing import Plan, as_slices, is_statistic, read_home
 from models.submodel import Network, Submodel
+from models.submodel_building import initial
 
 __all__ = ["consistency", "depthfl", "mutual_loss"]
 

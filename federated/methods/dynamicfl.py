@@ -43,10 +43,10 @@ from federated.task import Profile, Recipe
 from federated.training.hooks import Hooks, Session
 from federated.training.training_loop import batch_bounds
 from models.cost import BranchableLayer, branchable_layers
-from models.families.catalogue import full
 from models.layers.attention import Attention
 from models.layers.mergeable_branches import Branch, join, originals, split
 from models.submodel import Network, Submodel
+from models.submodel_building import full
 
 __all__ = ["SCORES", "allot_branches", "dynamicfl"]
 

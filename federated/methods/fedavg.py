@@ -29,9 +29,9 @@ from federated.engine.update_contributions import RowParts, Terms
 from federated.method import Method, Setting, Settings, State, Tensors, round_at
 from federated.methods.common.submodel_sizes import assign, propose_sizes
 from federated.task import Recipe, Update
-from models.families.catalogue import full, shapes, statistics
 from models.slicing import Plan, Row, corners, extract
 from models.submodel import Submodel
+from models.submodel_building import full, shapes, statistics
 
 __all__ = [
     "dispatch",

@@ -55,9 +55,9 @@ from federated.methods.heterofl import split_head
 from federated.task import Recipe, Update
 from federated.training.hooks import Hooks
 from federated.training.zico_score import survey
-from models.families.catalogue import full, normalising
 from models.slicing import Plan, Row, graft, is_statistic
 from models.submodel import Network, Submodel
+from models.submodel_building import full, normalising
 
 __all__ = ["fedfa", "fedfa_d", "fedfa_w", "is_scaled"]
 

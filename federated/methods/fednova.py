@@ -32,8 +32,8 @@ from federated.method import Method, State
 from federated.methods.common.inactive_mechanisms import one_step
 from federated.methods.fedavg import fedavg, finish, parts
 from federated.task import Update
-from models.families.catalogue import shapes
 from models.slicing import Plan, as_slices, read_home
+from models.submodel_building import shapes
 
 __all__ = ["fednova", "normaliser"]
 

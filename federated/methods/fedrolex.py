@@ -27,9 +27,9 @@ from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods import fedavg
 from federated.methods.heterofl import heterofl
-from models.families.catalogue import pieces, shapes, statistics
 from models.slicing import Plan, Row
 from models.submodel import Submodel
+from models.submodel_building import pieces, shapes, statistics
 
 __all__ = ["fedrolex"]
 

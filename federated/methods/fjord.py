@@ -42,10 +42,10 @@ from federated.methods import fedavg
 from federated.task import Recipe
 from federated.training import objective
 from federated.training.hooks import Hooks, Session
-from models.families.catalogue import build, normalising, pieces, shapes, statistics
 from models.layers.batch_norm import set_norm
 from models.slicing import Plan, as_slices, corner
 from models.submodel import Network, Submodel
+from models.submodel_building import build, normalising, pieces, shapes, statistics
 
 __all__ = ["fjord"]
 

@@ -44,9 +44,9 @@ from federated.methods import fedavg
 from federated.methods.common.inactive_mechanisms import one_size
 from federated.methods.common.submodel_sizes import propose_sizes
 from federated.task import Recipe
-from models.families.catalogue import full, shapes, statistics
 from models.slicing import Plan
 from models.submodel import Network, Submodel
+from models.submodel_building import full, shapes, statistics
 
 __all__ = ["flexifed"]
 

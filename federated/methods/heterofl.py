@@ -24,9 +24,9 @@ from federated.methods.common.inactive_mechanisms import one_size
 from federated.methods.common.submodel_sizes import propose_sizes
 from federated.methods.fedavg import fedavg, parts, recipe
 from federated.task import Recipe, Update
-from models.families.catalogue import find_labelled
 from models.slicing import Plan, Row
 from models.submodel import Submodel
+from models.submodel_building import find_labelled
 
 __all__ = ["heterofl", "split_head"]
 

@@ -48,9 +48,9 @@ from federated.methods import fedavg as base
 from federated.methods.common.inactive_mechanisms import same_blocks
 from federated.methods.common.submodel_sizes import propose_sizes
 from federated.task import Update
-from models.families.catalogue import address, full, shapes, statistics
 from models.slicing import Plan, as_slices, corner, extract, is_statistic, read_home
 from models.submodel import Network, Submodel, scale_count
+from models.submodel_building import address, full, shapes, statistics
 
 __all__ = ["find_own_tensors", "inclusivefl"]
 

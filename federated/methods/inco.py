@@ -55,9 +55,9 @@ from federated.methods.fednova import fednova
 from federated.methods.fedprox import fedprox
 from federated.methods.moon import moon
 from federated.methods.scaffold import scaffold
-from models.families.catalogue import address, full, normalising, shapes
 from models.slicing import as_slices
 from models.submodel import Network, Submodel
+from models.submodel_building import address, full, normalising, shapes
 
 __all__ = [
     "cross_step",

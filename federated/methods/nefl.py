@@ -45,9 +45,9 @@ from federated.methods.common.nefl_submodels import (
 )
 from federated.methods.common.submodel_sizes import propose_sizes
 from federated.task import Profile, Recipe, Update
-from models.families.catalogue import address, normalising, shapes, statistics
 from models.slicing import Plan, extract
 from models.submodel import Network, Submodel
+from models.submodel_building import address, normalising, shapes, statistics
 
 __all__ = ["nefl_d", "nefl_do", "nefl_w", "nefl_wd"]
 

@@ -54,10 +54,10 @@ from federated.methods.common.recipfl_student_training import HOOKS, PREFIX, pas
 from federated.methods.hypernetwork import graph_hypernetwork as hyper
 from federated.methods.hypernetwork.submodel_menu import inactive, propose
 from federated.task import Profile, Recipe, Update
-from models.families.catalogue import shapes
 from models.random_state import isolate_random_state
 from models.slicing import Plan, Row, corner
 from models.submodel import Submodel
+from models.submodel_building import shapes
 
 __all__ = ["Generate", "recipfl", "recipfl_with"]
 

@@ -43,9 +43,9 @@ from federated.methods import fedavg as base
 from federated.methods.common.inactive_mechanisms import one_round
 from federated.task import Recipe, Update
 from federated.training.state_between_rounds import PREFIX
-from models.families.catalogue import full, shapes
 from models.slicing import Plan, Where, as_slices, read_home
 from models.submodel import Submodel
+from models.submodel_building import full, shapes
 
 __all__ = ["make_disjoint", "scaffold"]
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from federated.task import Timing
 from models.compute_workload import LANES, work
 from models.cost import count_branches
-from models.families.catalogue import parameters
 from models.submodel import Submodel
+from models.submodel_building import parameters
 
 __all__ = ["predict", "step_seconds"]
 

@@ -24,11 +24,11 @@ from federated.training import objective
 from federated.training.hooks import Survey
 from federated.training.training_loop import shuffle, to_device
 from models.cost import cost
-from models.families.catalogue import build
 from models.layers.batch_norm import NORMS
 from models.layers.early_exits import run_exits
 from models.random_state import isolate_random_state
 from models.submodel import Submodel
+from models.submodel_building import build
 
 __all__ = ["score", "survey", "zico"]
 

@@ -20,6 +20,7 @@ __all__ = [
     "Delivery",
     "DeliveryQueue",
     "Link",
+    "LinkOpener",
     "Payload",
     "Probe",
     "Will",
@@ -209,6 +210,15 @@ class Link(Protocol):
 
     def close(self) -> None:
         """Disconnect without the last will. Closing twice is fine."""
+
+
+class LinkOpener(Protocol):
+    """Connects to the broker at an address.
+
+    Raises UsageError for an invalid address, LinkError if it cannot connect.
+    """
+
+    def __call__(self, address: str, client_id: str, will: Will | None = None, /) -> Link: ...
 
 
 def chunk_within(max_payload: int, chunk: int = CHUNK) -> int:

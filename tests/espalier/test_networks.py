@@ -15,8 +15,8 @@ from federated.errors import ConfigError, DataError, Unknown, UsageError
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Update
-from models.families.catalogue import initial
 from models.optional_torchvision import import_torchvision
+from models.submodel_building import initial
 from tests.support.user_networks import Recurrent
 
 

@@ -18,7 +18,7 @@ import espalier
 from coordinator.store import run_lock
 from coordinator.store.control_requests import send_request
 from espalier import events
-from federated.data import catalogue
+from federated.data import loading
 from federated.errors import ConfigError, DataError, ExportError, StoreError, Unknown
 from federated.method import Method
 from federated.methods.fedavg import fedavg
@@ -282,7 +282,7 @@ def test_a_fleet_trains_over_a_broker(broker: str, tmp_path: Path) -> None:
         assert joined == {"a0", "a1"}
     done = run.result()
     assert {entry.outcome for entry in done.history[0].entries} == {"folded"}
-    whole = catalogue.load_central("digits")
+    whole = loading.load_central("digits")
     assert espalier.predict(done, whole.x_held[:3]).shape == (3, 10)
 
 

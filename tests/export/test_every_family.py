@@ -14,7 +14,9 @@ from onnx.reference import ReferenceEvaluator
 
 from export.onnx_export import export, predict
 from export.onnx_session import INPUT, Array, load
-from models.families.catalogue import FAMILIES, build, full, menu
+from models.families.catalogue import FAMILIES
+from models.menu import menu
+from models.submodel_building import build, full
 from tests.models.test_every_family import batch
 from tests.support.smallest_networks import small
 

@@ -20,10 +20,12 @@ from export.graph_cost import Count, count  # noqa: E402
 from export.onnx_export import export  # noqa: E402
 from federated.errors import ExportError  # noqa: E402
 from models.cost import cost  # noqa: E402
-from models.families.catalogue import FAMILIES, build, menu  # noqa: E402
+from models.families.catalogue import FAMILIES  # noqa: E402
 from models.layers.basic import Norm  # noqa: E402
 from models.layers.batch_norm import NORMS  # noqa: E402
+from models.menu import menu  # noqa: E402
 from models.submodel import Submodel  # noqa: E402
+from models.submodel_building import build  # noqa: E402
 from tests.models.test_every_family import batch  # noqa: E402
 from tests.support.smallest_networks import small  # noqa: E402
 

@@ -19,8 +19,9 @@ from export import quantize as quantize_module
 from export.graph_variants import Examples, split, write_graphs
 from federated.errors import ExportError
 from federated.training.objective import prepare_batch
-from models.families.catalogue import build, full, network
+from models.named_network import network
 from models.submodel import Moments, Submodel
+from models.submodel_building import build, full
 from tests.models.test_every_family import batch
 from tests.support.int8 import exact_int8
 from tests.support.smallest_networks import small

@@ -20,7 +20,8 @@ from export.onnx_export import OPSET, export, predict, weights_digest  # noqa: E
 from export.onnx_session import METADATA, load  # noqa: E402
 from export.quantize import quantize  # noqa: E402
 from federated.errors import DataError, ExportError  # noqa: E402
-from models.families import catalogue  # noqa: E402
+from models import named_network, submodel_building  # noqa: E402
+from models.menu import menu  # noqa: E402
 from models.submodel import Moments, Network  # noqa: E402
 
 ORIGIN = {"run": "spring", "round": 7, "submodel": "w0.25-d1.1.1"}
@@ -63,9 +64,9 @@ class Branching(nn.Module):
 def test_a_submodel_of_the_real_network_keeps_its_logits_at_every_batch_size(
     tmp_path: Path,
 ) -> None:
-    network = catalogue.network("preresnet", (1, 8, 8), 10, Moments((4.9,), (6.0,)))
-    submodel = catalogue.menu(network, [0.25], [1])[0]
-    net = catalogue.build(submodel)
+    network = named_network.network("preresnet", (1, 8, 8), 10, Moments((4.9,), (6.0,)))
+    submodel = menu(network, [0.25], [1])[0]
+    net = submodel_building.build(submodel)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):  # as after a calibration: neither 0 nor 1
             module.running_mean.uniform_(-1, 1)

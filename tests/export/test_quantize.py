@@ -17,12 +17,15 @@ import torch  # noqa: E402
 from export import onnx_export, onnx_session  # noqa: E402
 from export.quantize import available_kinds, quantize  # noqa: E402
 from export.release_reader import Kind  # noqa: E402
-from federated.data.catalogue import load_central  # noqa: E402
+from federated.data.loading import load_central  # noqa: E402
 from federated.errors import DataError, ExportError  # noqa: E402
 from federated.task import Recipe  # noqa: E402
 from federated.training.training_loop import train  # noqa: E402
-from models.families.catalogue import FAMILIES, build, full, menu, network  # noqa: E402
+from models.families.catalogue import FAMILIES  # noqa: E402
+from models.menu import menu  # noqa: E402
+from models.named_network import network  # noqa: E402
 from models.submodel import Submodel  # noqa: E402
+from models.submodel_building import build, full  # noqa: E402
 from tests.models.test_every_family import batch  # noqa: E402
 from tests.support.int8 import exact_int8  # noqa: E402
 from tests.support.smallest_networks import small  # noqa: E402

@@ -23,21 +23,22 @@ import torch
 from export import onnx_export, onnx_session, release_reader, release_writer
 from export.release_writer import Contents
 from federated.errors import ExportError, Unknown
+from models import named_network, submodel_building
 from models.cost import cost
-from models.families import catalogue
+from models.menu import menu
 from models.submodel import Moments, Submodel
 
 X = np.random.default_rng(0).integers(0, 17, (24, 1, 8, 8)).astype(np.uint8)
 Y = np.arange(24) % 10
-NETWORK = catalogue.network("preresnet", (1, 8, 8), 10, Moments((4.9,), (6.0,)))
+NETWORK = named_network.network("preresnet", (1, 8, 8), 10, Moments((4.9,), (6.0,)))
 
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "release"
     nets = {
-        submodel: catalogue.build(submodel)
-        for submodel in reversed(catalogue.menu(NETWORK, [0.125, 0.25], [1]))
+        submodel: submodel_building.build(submodel)
+        for submodel in reversed(menu(NETWORK, [0.125, 0.25], [1]))
     }
     release_writer.write(folder, Contents("spring", 7, nets, X, Y, about={"method": "fedavg"}))
     return folder
@@ -70,9 +71,7 @@ def test_release_contains_files_and_description_of_each_submodel(release: Path) 
     for file in release_reader.list_files(read):
         path = release / file.name
         assert (file.sha256, file.size) == (sha256(path), path.stat().st_size)
-    for entry, submodel in zip(
-        read.submodels, catalogue.menu(NETWORK, [0.125, 0.25], [1]), strict=True
-    ):
+    for entry, submodel in zip(read.submodels, menu(NETWORK, [0.125, 0.25], [1]), strict=True):
         assert (entry.parameters, entry.macs) == (cost(submodel).parameters, cost(submodel).macs)
         assert [variant.kind for variant in entry.variants] == ["fp32", "int8-u8s8", "int8-s8s8"]
         assert 0 <= entry.variants[0].max_abs_diff < 1e-5 < entry.variants[1].max_abs_diff
@@ -132,7 +131,7 @@ def test_weights_rebuild_the_network(release: Path) -> None:
     fields, weights = release_reader.read_weights(release, entry)
     submodel = msgspec.convert(fields, Submodel)
     assert submodel.name == entry.submodel
-    net = catalogue.build(submodel)
+    net = submodel_building.build(submodel)
     net.load_state_dict(
         {name: torch.from_numpy(value.copy()) for name, value in weights.items()}, strict=False
     )
@@ -141,8 +140,8 @@ def test_weights_rebuild_the_network(release: Path) -> None:
 
 
 def test_without_labels_graphs_are_compared_with_pytorch(tmp_path: Path) -> None:
-    submodel = catalogue.menu(NETWORK, [0.125], [1])[0]
-    nets = {submodel: catalogue.build(submodel)}
+    submodel = menu(NETWORK, [0.125], [1])[0]
+    nets = {submodel: submodel_building.build(submodel)}
     made = release_writer.write(tmp_path, Contents("spring", 7, nets, X[:12], calibration=X[12:]))
     assert (made.calibrated, made.examples, made.labelled) == (12, 12, False)
     session = onnx_session.load(tmp_path / made.submodels[0].variants[1].file.name)
@@ -156,8 +155,8 @@ def test_without_labels_graphs_are_compared_with_pytorch(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(("int8", "absent"), [(True, 2), (False, 0)])
 def test_int8_requires_calibration_examples(int8: bool, absent: int, tmp_path: Path) -> None:
-    submodel = catalogue.menu(NETWORK, [0.125], [1])[0]
-    nets = {submodel: catalogue.build(submodel)}
+    submodel = menu(NETWORK, [0.125], [1])[0]
+    nets = {submodel: submodel_building.build(submodel)}
     made = release_writer.write(tmp_path, Contents("spring", 7, nets, X[:5], int8=int8))
     entry = release_reader.read(tmp_path).submodels[0]
     assert ([variant.kind for variant in entry.variants], len(entry.absent)) == (["fp32"], absent)
@@ -198,12 +197,12 @@ def test_version_is_the_digest_of_the_manifest(copy: Path) -> None:
 def test_a_graph_that_disagrees_with_its_network_is_not_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submodel = catalogue.menu(NETWORK, [0.125], [1])[0]
+    submodel = menu(NETWORK, [0.125], [1])[0]
     honest = onnx_export.predict
     monkeypatch.setattr(
         onnx_export, "predict", lambda net, network, x: honest(net, network, x) + np.float32(0.01)
     )
-    nets = {submodel: catalogue.build(submodel)}
+    nets = {submodel: submodel_building.build(submodel)}
     with pytest.raises(ExportError, match=r"differ from the network's by 0\.0"):
         release_writer.write(tmp_path, Contents("spring", 7, nets, X))
     assert not (tmp_path / "manifest.json").exists()
@@ -267,9 +266,9 @@ def test_a_folder_without_a_manifest_and_a_foreign_one_are_refused(copy: Path) -
 
 
 def test_submodels_with_different_outputs_are_refused(tmp_path: Path) -> None:
-    other = catalogue.network("preresnet", (1, 8, 8), 3)
+    other = named_network.network("preresnet", (1, 8, 8), 3)
     nets = {
-        catalogue.full(network): catalogue.build(catalogue.full(network))
+        submodel_building.full(network): submodel_building.build(submodel_building.full(network))
         for network in (NETWORK, other)
     }
     with pytest.raises(ExportError, match="the same inputs, objective and outputs, found"):

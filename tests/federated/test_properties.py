@@ -21,8 +21,10 @@ from federated.method import LAWS, configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Card, Profile, Update
 from federated.training.state_between_rounds import PREFIX
-from models.families.catalogue import initial, menu, network
+from models.menu import menu
+from models.named_network import network
 from models.slicing import as_slices, corners
+from models.submodel_building import initial
 from tests.support.member_names import list_tried
 
 TRIED = list_tried("method", METHODS)

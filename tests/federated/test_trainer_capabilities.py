@@ -8,7 +8,8 @@ from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Recipe
 from federated.trainer_capabilities import CAPABILITIES, describe_missing, list_required, name_hook
-from models.families.catalogue import initial, network
+from models.named_network import network
+from models.submodel_building import initial
 from tests.support.small_tasks import PYTORCH
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from models.families.catalogue import network
+from models.named_network import network
 from models.submodel import Network
 from tests.support.user_networks import Named
 

@@ -11,7 +11,9 @@ from torch import nn
 
 from models.compute_workload import work
 from models.cost import cost
-from models.families.catalogue import full, menu, network
+from models.menu import menu
+from models.named_network import network
+from models.submodel_building import full
 
 
 @pytest.fixture

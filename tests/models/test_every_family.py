@@ -7,22 +7,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.families.catalogue import (
-    FAMILIES,
+from models.families.catalogue import FAMILIES
+from models.menu import menu
+from models.named_network import network
+from models.slicing import corners, extract
+from models.submodel import Network
+from models.submodel_building import (
     address,
     build,
     example,
     find_labelled,
     full,
     initial,
-    menu,
-    network,
     normalising,
     shapes,
     statistics,
 )
-from models.slicing import corners, extract
-from models.submodel import Network
 from tests.support.smallest_networks import SMALL, WIDTHS, small
 
 PRESETS = [(name, preset) for name, known in FAMILIES.items() for preset in known.presets]

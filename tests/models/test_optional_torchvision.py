@@ -25,6 +25,6 @@ def test_unknown_part_is_named():
 def test_the_module_itself_needs_no_torch():
     code = (
         "import sys; sys.modules['torch'] = None; "
-        "import models.optional_torchvision, federated.data.catalogue"
+        "import models.optional_torchvision, federated.data.loading"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.families.catalogue import initial, network
 from models.families.mobilenet import convert
+from models.named_network import network
 from models.optional_torchvision import import_torchvision
 from models.pretrained import load
 from models.submodel import Network
+from models.submodel_building import initial
 from tests.support.pretrained import original
 
 IMAGES = (3, 32, 32)

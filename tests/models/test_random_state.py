@@ -6,8 +6,9 @@ import threading
 
 import torch
 
-from models.families.catalogue import build, full, initial, network
+from models.named_network import network
 from models.random_state import isolate_random_state
+from models.submodel_building import build, full, initial
 
 
 def test_initial_weights_depend_only_on_the_seed_while_another_thread_builds() -> None:

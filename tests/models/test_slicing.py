@@ -9,9 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.families.catalogue import build, full, initial, menu, network, shapes
+from models.menu import menu
+from models.named_network import network
 from models.slicing import Plan, Row, corner, corners, extract, graft
 from models.submodel import Moments, Network
+from models.submodel_building import build, full, initial, shapes
 from tests.support.slice_insertion import embed
 
 NET = network("preresnet", (1, 8, 8), 10, Moments((4.9,), (6.0,)))

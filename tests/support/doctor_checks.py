@@ -15,7 +15,8 @@ from edge_agent.doctor.check_result import Check
 from federated.wire import messages
 from federated.wire.address import PORTS, Address, get_scheme
 from federated.wire.links.catalogue import open_link
-from models.families.catalogue import network, probes
+from models.menu import probes
+from models.named_network import network
 from tests.support.links import connect
 
 __all__ = ["CARD", "check_broker", "coordinating", "states"]

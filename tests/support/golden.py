@@ -16,9 +16,10 @@ from torch import nn
 from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.task import Update
-from models.families.catalogue import FAMILIES, full
+from models.families.catalogue import FAMILIES
 from models.family import Family, TypicalData, last_linear, parse_address
 from models.submodel import Network, Submodel
+from models.submodel_building import full
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "golden"
 COUNTER = itertools.count()

@@ -8,7 +8,8 @@ from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Update
-from models.families.catalogue import initial, network
+from models.named_network import network
+from models.submodel_building import initial
 
 __all__ = ["NET", "play_round", "start"]
 

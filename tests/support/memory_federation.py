@@ -21,7 +21,7 @@ from coordinator.run.rounds import Result
 from coordinator.run.run_preparation import prepare
 from coordinator.settings.config import Config, load
 from edge_agent.join.participation import find_run
-from federated.data import catalogue
+from federated.data import loading
 from federated.data.dataset import Dataset
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.spool import Spool
@@ -137,7 +137,7 @@ class Member:
 
 
 def digits(index: int, of: int, partition: str = "dirichlet:1.0", seed: int = 0) -> Dataset:
-    return catalogue.load_device(
+    return loading.load_device(
         "digits", name=f"a{index}", shard=f"{index}/{of}", partition=partition, seed=seed
     )
 

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.families.catalogue import FAMILIES, build, full, network, shapes, statistics
+from models.families.catalogue import FAMILIES
+from models.named_network import network
 from models.optional_torchvision import import_torchvision
 from models.submodel import Network
+from models.submodel_building import build, full, shapes, statistics
 
 __all__ = ["assert_equals_torchvision", "original"]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.families.catalogue import build, example
 from models.submodel import Submodel
+from models.submodel_building import build, example
 
 __all__ = ["count_network", "read_published_counts"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Task
-from models.families.catalogue import network
+from models.named_network import network
 from tests.support.small_tasks import perform
 
 __all__ = ["METHOD", "NET", "begin_method", "examples", "sent", "train_round"]

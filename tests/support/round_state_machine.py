@@ -12,7 +12,8 @@ from coordinator.round.round_state import Round, Rules, list_phase_tasks, list_t
 from coordinator.round.round_step import step
 from coordinator.round.task_state import Planned, TaskState
 from federated.task import Key, Recipe, Task
-from models.families.catalogue import menu, network
+from models.menu import menu
+from models.named_network import network
 from tests.support.scripted_agent import PROFILE
 
 __all__ = ["OTHER", "SUBMODEL", "Machine", "task"]

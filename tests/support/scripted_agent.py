@@ -17,7 +17,7 @@ from federated.task import Profile, Recipe, Task, Timing, Update
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.chunks import slices, split
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from models.families.catalogue import shapes
+from models.submodel_building import shapes
 from tests.support.scripted_coordinator import DATA, SMALL
 
 __all__ = [

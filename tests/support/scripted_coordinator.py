@@ -14,7 +14,8 @@ from federated.wire.chunks import Receiver, split
 from federated.wire.link import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.retained_blobs import publish
-from models.families.catalogue import menu, network
+from models.menu import menu
+from models.named_network import network
 from tests.support.manual_clock import Clock
 
 RUN, AGENT = "r", "a"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from federated.method import configure
 from federated.methods.catalogue import method
-from models.families.catalogue import network
+from models.named_network import network
 from tests.support.memory_federation import Member, digits, federate
 
 __all__ = ["apart", "train_briefly"]

@@ -14,7 +14,8 @@ from coordinator.trust.configured_defences import Defences
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Update
-from models.families.catalogue import initial, network
+from models.named_network import network
+from models.submodel_building import initial
 
 __all__ = ["MENU", "PLAIN", "STATE", "check_update", "config", "database", "defences", "update"]
 

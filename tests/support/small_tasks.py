@@ -12,8 +12,10 @@ from federated.device import task_execution
 from federated.device.trainers.catalogue import open_trainer
 from federated.task import Recipe, Task
 from federated.training.training_inputs import TrainingSet
-from models.families.catalogue import build, menu, network, shapes, statistics
+from models.menu import menu
+from models.named_network import network
 from models.submodel import Moments, Network, Submodel
+from models.submodel_building import build, shapes, statistics
 
 __all__ = [
     "BARE",

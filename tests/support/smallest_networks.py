@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.families.catalogue import network
+from models.named_network import network
 from models.submodel import Network
 
 WIDTHS = (0.07, 0.33, 0.5, 1.0)

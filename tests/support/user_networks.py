@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.families.catalogue import build, initial, menu, shapes, statistics
+from models.menu import menu
 from models.slicing import corners, extract
 from models.submodel import Network, Submodel
+from models.submodel_building import build, initial, shapes, statistics
 
 Named = Callable[..., Network]
 """The fixture `named`: makes the network of a function."""

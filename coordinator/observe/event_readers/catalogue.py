@@ -1,4 +1,4 @@
-"""List the event readers by name, and pass the events of a run to the readers that it uses.
+"""List the event readers by name, and find those that a run uses.
 
 Every run has the readers in ALWAYS. `observe.readers` adds more: names in READERS, a
 `module:function` that makes a reader, or entry points of the group `espalier.readers`.
@@ -6,44 +6,21 @@ Every run has the readers in ALWAYS. `observe.readers` adds more: names in READE
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Mapping
 
+from coordinator.observe.event_readers.clock_warnings import watch_clock
 from coordinator.observe.event_readers.csv_files import write_csv
 from coordinator.observe.event_readers.log_output import write_log
 from coordinator.observe.event_readers.mlflow_tracker import track_with_mlflow
 from coordinator.observe.event_readers.now_json_writer import write_now
-from coordinator.observe.event_readers.prometheus_metrics import MetricsServer, count_metrics
-from coordinator.observe.event_readers.reader import ReaderContext, ReaderFactory
+from coordinator.observe.event_readers.prometheus_metrics import count_metrics
+from coordinator.observe.event_readers.reader import ReaderFactory
 from coordinator.observe.event_readers.tensorboard import write_tensorboard
-from coordinator.observe.events import Event, LoopTurned, Publish, RunEnded
 from coordinator.settings.config import Config
-from coordinator.store.control_requests import Control, Stopped
-from federated.errors import ConfigError
-from federated.runtime.clock_jumps import JumpDetector
-from federated.runtime.extension_errors import check_parameters, find, report_failure
-from federated.runtime.logs import EVENTS, record_log
+from federated.runtime.extension_errors import find
 from models.extension_lookup import ExtensionPoint
 
-__all__ = ["READERS", "Oversight", "find_readers", "list_optional", "make_reader", "oversee"]
-
-log = logging.getLogger(__name__)
-
-
-def watch_clock(context: ReaderContext) -> Publish:
-    """Make a reader that logs a warning if the system's clock jumps."""
-    jumps = JumpDetector()
-
-    def read(event: Event) -> None:
-        if isinstance(event, LoopTurned) and (jumped := jumps.check()):
-            log.warning("%s", jumped)
-
-    return read
-
+__all__ = ["ALWAYS", "POINT", "READERS", "find_readers", "list_optional"]
 
 POINT = ExtensionPoint("event reader", "espalier.readers")
 READERS: Mapping[str, ReaderFactory] = {
@@ -63,20 +40,6 @@ def list_optional() -> list[str]:
     return sorted(READERS.keys() - {*ALWAYS, "metrics"})  # `metrics.listen` adds this one
 
 
-@dataclass(frozen=True)
-class Oversight:
-    """Observation and control of a run.
-
-    publish: passes an event to all readers of the run.
-    control: requests to pause or stop the run.
-    context: facts for the readers, to which the run adds its fleet.
-    """
-
-    publish: Publish
-    control: Control
-    context: ReaderContext
-
-
 def find_readers(config: Config) -> dict[str, ReaderFactory]:
     """Return the factories of a run's readers by name. Raises Unknown, and ConfigError for one that
     cannot be imported.
@@ -84,78 +47,3 @@ def find_readers(config: Config) -> dict[str, ReaderFactory]:
     served = ("metrics",) if config.metrics.listen else ()
     names = dict.fromkeys((*ALWAYS, *served, *config.observe.readers))
     return {name: find(POINT, name, READERS) for name in names}
-
-
-@contextmanager
-def oversee(
-    folder: Path,
-    config: Config,
-    read: Publish,
-    server: MetricsServer | None,
-    clock: Callable[[], float],
-) -> Iterator[Oversight]:
-    """Publish a run's events to its readers while the context lasts.
-
-    read: the caller's own reader.
-    server: of metrics; None: no metrics.
-    clock: returns seconds of any origin.
-    Raises StoreError, and the errors of the readers' factories.
-    """
-    registry = None if server is None else server.registry
-    fields = {"run": config.name, "round": 0}
-    context = ReaderContext(folder, config, clock, registry, log_fields=fields)
-    with ExitStack() as stack:
-        stack.enter_context(record_log(folder / EVENTS, fields))
-        control = Control(folder, clock)
-        stack.callback(control.close)
-        if server is not None:
-            extra = {"event": "metrics", "address": server.address}
-            log.info("metrics at %s", server.address, extra=extra)
-        readers = {
-            name: make_reader(name, make, context) for name, make in find_readers(config).items()
-        }
-        publish = publish_safely({"of the caller": read, **readers})
-        try:
-            yield Oversight(publish, control, context)
-        except (Stopped, KeyboardInterrupt) as why:
-            publish(RunEnded("stopped", str(why) or "interrupted"))
-            raise
-        except BaseException as why:
-            publish(RunEnded("failed", str(why) or type(why).__name__))
-            raise
-        publish(RunEnded("over", "the run is over"))
-
-
-def make_reader(name: str, make: ReaderFactory, context: ReaderContext) -> Publish:
-    """Return the reader that a factory makes. Raises ConfigError if it makes none, and the errors
-    of the factory.
-    """
-    check_parameters(POINT.noun, name, make, "context")
-    with report_failure(POINT.noun, name):
-        read: Any = make(context)
-    if not callable(read):
-        raise ConfigError(
-            f"event reader '{name}' returned a {type(read).__name__}, expected a function of an "
-            "event: name a function that takes a ReaderContext and returns the reader"
-        )
-    return cast(Publish, read)
-
-
-def publish_safely(readers: dict[str, Publish]) -> Publish:
-    """Return a function that passes an event to each reader, in this order. A reader that raises is
-    logged and removed.
-    """
-
-    def publish(event: Event) -> None:
-        for name, read in list(readers.items()):
-            try:
-                read(event)
-            except Exception:  # a reader must not end the run
-                del readers[name]
-                log.exception(
-                    "the event reader '%s' failed and gets no further events",
-                    name,
-                    extra={"event": "reader dropped", "reader": name},
-                )
-
-    return publish

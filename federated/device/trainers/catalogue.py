@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from federated.errors import require_extra
+from federated.device.trainers.pytorch import open_pytorch
 from federated.runtime.extension_errors import check_declares, find, report_failure
 from models.extension_lookup import ExtensionPoint
 
 if TYPE_CHECKING:  # settings import this module, and need no numpy
-    from federated.device.trainers.trainer import Trainer
+    from federated.device.trainers.trainer import Trainer, TrainerOpener
 
-__all__ = ["DEFAULT", "TRAINERS", "TrainerOpener", "open_trainer"]
+__all__ = ["DEFAULT", "TRAINERS", "open_trainer"]
 
 POINT = ExtensionPoint("trainer", "espalier.trainers")
 DEFAULT = "pytorch"
-
-
-class TrainerOpener(Protocol):
-    """Makes a trainer that computes on a device, "cpu" or "cuda".
-
-    Raises MissingExtra without its packages, ConfigError for a device that it cannot use.
-    """
-
-    def __call__(self, device: str, /) -> Trainer: ...
-
-
-def open_pytorch(device: str) -> Trainer:
-    """Return the PyTorch trainer. Raises MissingExtra, ConfigError."""
-    with require_extra("trainer pytorch", "train"):
-        from federated.device.trainers.pytorch import PyTorchTrainer
-    return PyTorchTrainer(device)
 
 
 TRAINERS: Mapping[str, TrainerOpener] = {

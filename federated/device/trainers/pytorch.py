@@ -1,184 +1,19 @@
-"""Train, calibrate and evaluate with PyTorch, on a CPU or a CUDA GPU."""
+"""Open the PyTorch trainer. PyTorch is imported only then."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from federated.errors import require_extra
 
-from federated.device.trainers.trainer import Shapes, Start, TrainingResult
-from federated.errors import ConfigError
-from federated.methods.catalogue import hooks, loaded_hooks, loaded_method
-from federated.settings import validate
-from federated.task import Recipe
-from federated.trainer_capabilities import CAPABILITIES, name_hook
-from federated.training import evaluation_passes
-from federated.training.hooks import Survey
-from federated.training.score_sums import Tallies
-from federated.training.training_inputs import Array, Examples, Execution, TrainingData, TrainingSet
-from federated.training.training_loop import descend, open_session, train
-from federated.wire.messages import Run
-from models.cost import cost
-from models.families.catalogue import build, shapes, statistics
-from models.random_state import isolate_random_state
-from models.submodel import Submodel
+if TYPE_CHECKING:  # settings import this module, and need no numpy
+    from federated.device.trainers.trainer import Trainer
 
-__all__ = ["PyTorchTrainer"]
+__all__ = ["open_pytorch"]
 
 
-class Cuda:
-    """The memory of the CUDA device, which PyTorch initialises at the first use."""
-
-    def free(self) -> int:
-        return int(torch.cuda.mem_get_info()[0])
-
-    def reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats()
-
-    def peak(self) -> int:
-        return int(torch.cuda.max_memory_allocated())
-
-    def check(self) -> None:
-        torch.cuda.synchronize()  # after some errors every use of the GPU fails
-
-
-class PyTorchTrainer:
-    """A trainer that supports every recipe and hook. device: "cpu" or "cuda".
-
-    Raises ConfigError if PyTorch cannot use the device.
-    """
-
-    def __init__(self, device: str) -> None:
-        if device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("--device cuda: PyTorch finds no CUDA device; use --device cpu")
-        self.device = device
-        self.runtime = f"torch {torch.__version__} {device}"
-        self.accelerator = Cuda() if device == "cuda" else None
-
-    @property  # not cached, since the owner's methods may be loaded later
-    def capabilities(self) -> frozenset[str]:
-        able = (name for name, known in loaded_hooks().items() if known.train)
-        return frozenset(CAPABILITIES) | frozenset(map(name_hook, able))
-
-    def use_threads(self, threads: int) -> None:
-        torch.set_num_threads(threads)
-
-    def shapes(self, submodel: Submodel) -> Shapes:
-        return Shapes(shapes(submodel), statistics(submodel))
-
-    @contextmanager
-    def load(self, start: Start) -> Iterator[PyTorchNetwork]:
-        try:
-            net = build_network(start).to(self.device)
-            with isolate_random_state(start.seed, self.device):  # dropout draws
-                yield PyTorchNetwork(net, start, self.device)
-        except torch.OutOfMemoryError as error:
-            raise MemoryError(str(error)) from error
-
-    def survey(self, run: Run, data: Examples, memory: int) -> dict[str, Any]:
-        if run.network is None or not run.menu:
-            return {}
-        chosen = loaded_method(run.method)
-        if chosen.hooks is None or chosen.hooks.survey is None:
-            return {}
-        settings = validate(chosen.record, run.settings, f"card of run '{run.run}': {chosen.name}")
-        return chosen.hooks.survey(
-            Survey(
-                run.network,
-                run.menu,
-                settings,
-                data.x,
-                data.y,
-                data.labels,
-                memory,
-                torch.device(self.device),
-            )
-        )
-
-    def training_memory(self, submodel: Submodel, batch: int) -> int:
-        return cost(submodel, batch).memory
-
-    def stepper(
-        self, submodel: Submodel, x: Array, y: Array, labels: Sequence[int]
-    ) -> Callable[[], object]:
-        net = build(submodel).to(self.device)
-        return partial(
-            train, net, submodel, Recipe(batch=len(x)), TrainingSet(x, y, labels), seed=0
-        )
-
-
-@dataclass(frozen=True)
-class PyTorchNetwork:
-    """A module with the weights of a start, on a device. PyTorch's global random generator stays
-    seeded until the context of this network ends.
-    """
-
-    net: nn.Module
-    start: Start
-    device: str
-
-    def train(self, data: TrainingData, execution: Execution) -> TrainingResult:
-        start, recipe = self.start, self.start.recipe
-        session = open_session(self.net, start.submodel, recipe, data, seed=start.seed)
-        session.round = start.round
-        if recipe.hook or recipe.variate:
-            session.received = to_tensors(start.received, self.device)
-        session.memory = to_tensors(start.memory, self.device)
-        loss = descend(
-            session,
-            hooks(recipe.hook) if recipe.hook else None,
-            on_step=execution.on_step,
-            stop=execution.stop,
-        )
-        names = [*shapes(start.submodel)]
-        names += statistics(start.submodel) if recipe.norm == "tracked" else []
-        state = self.net.state_dict()
-        # copies, since calibration and further training write to the network's own tensors
-        trained = {name: state[name].clone() for name in dict.fromkeys((*names, *recipe.keep))}
-        return TrainingResult(
-            to_arrays(trained),
-            loss,
-            session.step,
-            to_arrays(session.sent),
-            to_arrays(session.memory),
-            session.notes,
-        )
-
-    def calibrate(
-        self, x: Array, stop: Callable[[], bool] | None = None
-    ) -> tuple[dict[str, Array], int]:
-        found, batches = evaluation_passes.calibrate(
-            self.net, x, self.start.recipe.batch, self.start.seed, stop
-        )
-        return to_arrays(found), batches
-
-    def evaluate(
-        self, data: TrainingData, recipe: Recipe, stop: Callable[[], bool] | None = None
-    ) -> Tallies:
-        return evaluation_passes.evaluate(self.net, self.start.submodel, recipe, data, stop)
-
-
-def build_network(start: Start) -> nn.Module:
-    """Build the network of a start on the CPU."""
-    net = build(start.submodel, seed=start.recipe.seed)
-    state = net.state_dict()
-    for name, value in start.weights.items():
-        np.copyto(state[name].numpy(), value)  # into the network's own memory
-    return net
-
-
-def to_arrays(values: Mapping[str, Tensor]) -> dict[str, Array]:
-    return {
-        name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in values.items()
-    }
-
-
-def to_tensors(values: Mapping[str, Array], device: str) -> dict[str, Tensor]:
-    """Copy arrays, which may be read-only, to a device."""
-    return {name: torch.from_numpy(np.array(value)).to(device) for name, value in values.items()}
+def open_pytorch(device: str) -> Trainer:
+    """Return the PyTorch trainer. Raises MissingExtra, ConfigError."""
+    with require_extra("trainer pytorch", "train"):
+        from federated.device.trainers.pytorch_trainer import PyTorchTrainer
+    return PyTorchTrainer(device)

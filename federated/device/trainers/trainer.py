@@ -25,6 +25,7 @@ __all__ = [
     "Start",
     "TensorShapes",
     "Trainer",
+    "TrainerOpener",
     "TrainingResult",
 ]
 
@@ -180,3 +181,12 @@ class Trainer(Protocol):
         """Return a function that performs one training step (forward, backward, update) on a batch
         of examples x [n, *inputs], y [n, ...]. Callers time it.
         """
+
+
+class TrainerOpener(Protocol):
+    """Makes a trainer that computes on a device, "cpu" or "cuda".
+
+    Raises MissingExtra without its packages, ConfigError for a device that it cannot use.
+    """
+
+    def __call__(self, device: str, /) -> Trainer: ...

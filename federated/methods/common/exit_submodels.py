@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from federated.errors import ConfigError
 from federated.method import Settings
-from models.families.catalogue import full, parameters, shapes
 from models.layers.early_exits import levels
 from models.submodel import Network, Submodel
+from models.submodel_building import full, parameters, shapes
 
 __all__ = ["exit_submodels", "inner_submodels", "sort_menu"]
 

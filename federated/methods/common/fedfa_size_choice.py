@@ -19,8 +19,8 @@ from federated.method import Setting, State
 from federated.methods.common.submodel_sizes import assign
 from federated.task import Profile
 from models.cost import cost
-from models.families.catalogue import full
 from models.submodel import Submodel
+from models.submodel_building import full
 
 __all__ = ["CHOICES", "choose"]
 

@@ -30,8 +30,8 @@ from functools import lru_cache
 import numpy as np
 
 from federated.method import State
-from models.families.catalogue import address, full, parameters, shapes
 from models.submodel import Network, Submodel
+from models.submodel_building import address, full, parameters, shapes
 
 __all__ = ["FEATURES", "GAMMAS", "by_cycle", "by_index", "is_step", "sizes"]
 

@@ -26,9 +26,9 @@ from federated.method import Settings
 from federated.task import Recipe
 from federated.training.hooks import Hooks, Session, Survey
 from federated.training.training_loop import batches, descend, open_session
-from models.families.catalogue import build, find_labelled, shapes, statistics
 from models.layers.batch_norm import calibrate, norms
 from models.submodel import Submodel
+from models.submodel_building import build, find_labelled, shapes, statistics
 
 __all__ = ["HOOKS", "PREFIX", "histogram", "passes", "student_loss", "teach", "with_student"]
 

@@ -9,8 +9,9 @@ import numpy as np
 from federated.errors import ConfigError
 from federated.method import Settings, State
 from federated.task import Profile
-from models.families.catalogue import full, menu, parameters
+from models.menu import menu
 from models.submodel import Network, Submodel
+from models.submodel_building import full, parameters
 
 __all__ = ["assign", "propose_sizes"]
 

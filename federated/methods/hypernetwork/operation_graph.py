@@ -19,9 +19,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from models.families.catalogue import find_labelled, normalising, rehearsal, shapes
 from models.layers.early_exits import run_exits
 from models.submodel import Submodel
+from models.submodel_building import find_labelled, normalising, rehearsal, shapes
 
 __all__ = ["FAR", "OPERATIONS", "Graph", "Role", "Slot", "read_graph", "scale_factor"]
 

@@ -15,10 +15,11 @@ from federated.methods.common.inactive_mechanisms import one_size
 from federated.methods.common.submodel_sizes import propose_sizes
 from federated.methods.hypernetwork.operation_graph import read_graph
 from federated.runtime.extension_errors import explain_lookup
+from models import named_network
 from models.cost import cost
-from models.families import catalogue
-from models.families.catalogue import POINT, full, parameters
+from models.families.catalogue import POINT
 from models.submodel import Network, Submodel, Target
+from models.submodel_building import full, parameters
 
 __all__ = ["inactive", "propose"]
 
@@ -92,13 +93,13 @@ def other_networks(network: Network, models: Sequence[str]) -> tuple[Submodel, .
     has fewer parameters than ResNet-101 but twice its multiply-adds, and the poster calls it the
     larger one. So a network is rejected only if it exceeds the run's own in both.
 
-    LookupError, ValueError: see `models.families.catalogue.network`
+    LookupError, ValueError: see `models.named_network.network`
     ValueError: a network is larger than the run's own
     """
     target: Target = "token" if network.objective in {"next", "masked"} else network.objective  # type: ignore[assignment]
     whole, made = full(network), list[Submodel]()
     for model in dict.fromkeys(models):
-        other = catalogue.network(model, network.inputs, network.outputs, network, target)
+        other = named_network.network(model, network.inputs, network.outputs, network, target)
         made.append(full(replace(other, label=re.sub(r"[^A-Za-z0-9_.-]", "_", model))))
         if parameters(made[-1]) > parameters(whole) and cost(made[-1]).macs > cost(whole).macs:
             raise ValueError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Protocol
 
 from federated.errors import LinkError
 from federated.runtime.extension_errors import (
@@ -18,23 +17,14 @@ from federated.runtime.extension_errors import (
     report_failure,
 )
 from federated.wire.address import get_scheme
-from federated.wire.link import Link, Will
+from federated.wire.link import Link, LinkOpener, Will
 from federated.wire.links.memory import open_memory_link
 from federated.wire.links.mqtt import MqttLink
 from models.extension_lookup import ExtensionPoint
 
-__all__ = ["LINKS", "LinkOpener", "open_link"]
+__all__ = ["LINKS", "open_link"]
 
 POINT = ExtensionPoint("broker address scheme", "espalier.links")
-
-
-class LinkOpener(Protocol):
-    """Connects to the broker at an address.
-
-    Raises UsageError for an invalid address, LinkError if it cannot connect.
-    """
-
-    def __call__(self, address: str, client_id: str, will: Will | None = None, /) -> Link: ...
 
 
 LINKS: Mapping[str, LinkOpener] = {

@@ -23,7 +23,8 @@ from federated.wire.codecs.fp16 import FP16
 from federated.wire.codecs.raw import RAW
 from models.compute_workload import work
 from models.cost import cost
-from models.families.catalogue import menu, network
+from models.menu import menu
+from models.named_network import network
 from models.submodel import Submodel
 
 NETWORK = network("preresnet", (1, 8, 8), 10)

@@ -20,7 +20,8 @@ from coordinator.assign.agent_track_record import (
     reset_timings,
 )
 from federated.task import Card, Profile, Timing
-from models.families.catalogue import menu, network
+from models.menu import menu
+from models.named_network import network
 
 SMALL, LARGE = menu(network("preresnet", (1, 8, 8), 10), (0.5, 1.0), (2,))
 PROFILE = Profile(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.assign.eligibility import explain_lacking_capabilities, explain_lacking_codec
-from federated.data import catalogue
+from federated.data import loading
 from federated.task import Profile
 from federated.trainer_capabilities import CAPABILITIES
 
-CARD = catalogue.load_central("digits").card()
+CARD = loading.load_central("digits").card()
 
 
 def profile(*capabilities: str) -> Profile:

@@ -57,8 +57,10 @@ from federated.task import LONGEST, Profile, Recipe, Task, Update
 from federated.training.score_sums import fields
 from federated.wire import envelope, tensors
 from federated.wire.codecs.raw import RAW
-from models.families.catalogue import initial, menu, network, statistics
+from models.menu import menu
+from models.named_network import network
 from models.submodel import Moments
+from models.submodel_building import initial, statistics
 from tests.support.memory_federation import RUN, Member, digits, federate
 from tests.support.scripted_agent import PROFILE
 from tests.support.scripted_coordinator import CARD, DATA, SMALL

@@ -11,7 +11,7 @@ from coordinator.fleet.message_loop import ANNOUNCEMENT_PATIENCE, Fleet
 from federated.task import Profile, Timing
 from federated.wire import messages, topics
 from federated.wire.links.memory import MemoryBroker
-from models.families.catalogue import menu
+from models.menu import menu
 from models.submodel import Submodel
 from tests.support.manual_clock import Clock
 from tests.support.scripted_agent import PROFILE, ScriptedAgent, forget_profile, listen

@@ -21,7 +21,7 @@ from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker
-from models.families.catalogue import network
+from models.named_network import network
 from tests.support.scripted_agent import PROFILE, ScriptedAgent, forget_profile, listen
 from tests.support.scripted_coordinator import CARD
 

@@ -18,7 +18,9 @@ from federated.method import configure
 from federated.methods.common.submodel_sizes import propose_sizes
 from federated.methods.fedavg import fedavg
 from federated.task import Update
-from models.families.catalogue import initial, menu, network, statistics
+from models.menu import menu
+from models.named_network import network
+from models.submodel_building import initial, statistics
 from tests.support.memory_federation import Member, digits, federate
 
 

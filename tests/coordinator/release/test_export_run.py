@@ -14,7 +14,7 @@ from coordinator.release.export_run import (
     load_inputs,
     write_release,
 )
-from federated.data.catalogue import load_central
+from federated.data.loading import load_central
 from federated.errors import DataError, ExportError
 from models.submodel import Network
 from tests.support.memory_federation import RUN, Member, digits, federate

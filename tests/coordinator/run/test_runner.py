@@ -18,7 +18,8 @@ from federated.methods.catalogue import METHODS, method
 from federated.methods.fedavg import fedavg
 from federated.task import Recipe
 from federated.training.hooks import Hooks
-from models.families.catalogue import initial, network
+from models.named_network import network
+from models.submodel_building import initial
 
 HOOKS = Hooks("mine", open=print)
 MINE = replace(fedavg(), name="mine", hooks=HOOKS)

@@ -18,7 +18,7 @@ from coordinator.simulate.demo_fleet import DEVICES, PARTITION, coordinator_comm
 from coordinator.simulate.simulation import simulate_run
 from coordinator.store.database import Facts
 from coordinator.store.run_store import Store
-from federated.data.catalogue import load_device
+from federated.data.loading import load_device
 from federated.task import Recipe
 from tests.support.memory_federation import RUN, Member, federate
 

@@ -17,7 +17,8 @@ from federated.device.profile_file import Calibration, Sheet
 from federated.errors import ConfigError
 from federated.task import Card, Profile, Timing
 from models.cost import cost
-from models.families.catalogue import network, probes
+from models.menu import probes
+from models.named_network import network
 
 NOTHING = Card("no data", (), "uint8", 0, 0, 0, (), ())
 DIGITS = Card("digits", (1, 8, 8), "uint8", 10, 320, 80, (5.0,), (6.0,))

@@ -34,7 +34,8 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.wire.messages import Run
 from models.cost import cost
-from models.families.catalogue import full, network
+from models.named_network import network
+from models.submodel_building import full
 
 EXPERIMENT = """
 rounds = 2

@@ -33,7 +33,8 @@ from federated.engine.aggregate import Total, fold
 from federated.engine.update_contributions import Part
 from federated.errors import StoreError
 from federated.task import Recipe, Task
-from models.families.catalogue import menu, network
+from models.menu import menu
+from models.named_network import network
 from tests.support.memory_federation import RUN, Member, digits, federate
 from tests.support.scripted_agent import PROFILE
 

@@ -29,7 +29,7 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.runtime.logs import EVENTS
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from models.families.catalogue import network
+from models.named_network import network
 from tests.support.memory_federation import RUN, Federation, Member, digits, federate, make_config
 
 SMALL, WHOLE = "w0.5-d2", "w1-d2"

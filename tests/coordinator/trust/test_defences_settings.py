@@ -12,7 +12,7 @@ from coordinator.run.launch import check_same
 from coordinator.trust.configured_defences import add_defences, check_leaks
 from federated.errors import ConfigError, Unknown
 from federated.methods.catalogue import method
-from models.families.catalogue import network
+from models.named_network import network
 from tests.support.small_run_defences import config
 
 

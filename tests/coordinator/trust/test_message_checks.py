@@ -27,7 +27,9 @@ from federated.methods.catalogue import method
 from federated.task import Recipe, Task, Update
 from federated.wire import tensors
 from federated.wire.codecs.raw import RAW
-from models.families.catalogue import initial, menu, network, statistics
+from models.menu import menu
+from models.named_network import network
+from models.submodel_building import initial, statistics
 
 NETWORK = network("preresnet", (1, 8, 8), 10)
 SMALL, LARGE = menu(NETWORK, (0.5, 1.0), (1,))

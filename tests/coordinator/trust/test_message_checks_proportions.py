@@ -11,7 +11,7 @@ import pytest
 from coordinator.trust.message_checks import check_scores, check_statistics, check_training
 from federated.errors import Refused
 from federated.task import Update
-from models.families.catalogue import shapes, statistics
+from models.submodel_building import shapes, statistics
 from tests.support.scripted_agent import weights
 from tests.support.scripted_coordinator import SMALL
 

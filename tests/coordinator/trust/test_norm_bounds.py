@@ -9,7 +9,8 @@ from coordinator.trust.norm_and_privacy_tables import WINDOW, ChangeNorm
 from coordinator.trust.norm_bounds import LEAST, Bound, check_change, compute_bounds, measure_change
 from federated.errors import Refused
 from federated.task import Update
-from models.families.catalogue import menu, network
+from models.menu import menu
+from models.named_network import network
 
 SMALL, LARGE = menu(network("mlp", (4,), 3), (0.5, 1.0), (1,))
 

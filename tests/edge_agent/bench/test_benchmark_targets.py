@@ -89,7 +89,7 @@ def test_every_runtime_gets_the_same_weights(tmp_path: Path) -> None:
     from export.onnx_session import load
     from federated.wire import tensors
     from models.cost import cost
-    from models.families.catalogue import build
+    from models.submodel_building import build
 
     (submodel,) = select_submodels(TINY, (0.25,), (1,), ())
     made = prepare_target("preresnet", submodel, ("torch", "onnx", "onnx-int8-u8s8"), 32, tmp_path)

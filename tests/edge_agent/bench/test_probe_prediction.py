@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 
 
 def test_prediction_lies_between_neighbouring_probes() -> None:
-    from models.families.catalogue import menu, network
+    from models.menu import menu
+    from models.named_network import network
 
     small, middle, large = menu(network("preresnet", (1, 8, 8), 10), (0.25, 0.5, 1.0), (4,))
     inference = (Timing(small, 1, 0.001), Timing(large, 1, 0.010))
@@ -21,7 +22,8 @@ def test_prediction_lies_between_neighbouring_probes() -> None:
 
 
 def test_probes_files_and_missing_timings_have_no_prediction() -> None:
-    from models.families.catalogue import menu, network
+    from models.menu import menu
+    from models.named_network import network
 
     small, large = menu(network("preresnet", (1, 8, 8), 10), (0.25, 1.0), (4,))
     timings = (Timing(small, 8, 0.01),)

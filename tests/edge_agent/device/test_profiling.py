@@ -10,15 +10,16 @@ import torch
 
 from edge_agent.device.process_limits import Limits
 from edge_agent.device.profiling import measure_profile, time_step
-from federated.data import catalogue
+from federated.data import loading
 from federated.data.dataset import Dataset
 from federated.errors import DataError
 from federated.wire.messages import Run
-from models.families.catalogue import menu, network
+from models.menu import menu
+from models.named_network import network
 from tests.support.small_tasks import PYTORCH
 
 pytestmark = pytest.mark.timed
-DATA = catalogue.load_device("digits", name="a", shard="0/8", partition="iid")
+DATA = loading.load_device("digits", name="a", shard="0/8", partition="iid")
 NETWORK = network("preresnet", (1, 8, 8), 10)
 SMALL, LARGE = menu(NETWORK, (0.25,), (2, 4))
 

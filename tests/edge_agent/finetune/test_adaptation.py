@@ -30,7 +30,7 @@ from edge_agent.infer.infer_options import InferRequest
 from export import release_reader, release_writer
 from export.onnx_session import load
 from export.release_writer import Contents
-from federated.data import catalogue
+from federated.data import loading
 from federated.data.dataset import Dataset
 from federated.errors import ConfigError, DataError, ExportError, Unknown, UsageError
 from federated.task import Recipe
@@ -38,7 +38,8 @@ from federated.training.evaluation_passes import calibrate
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import train
 from federated.wire import tensors
-from models.families import catalogue as families
+from models import named_network, submodel_building
+from models.menu import menu
 from models.submodel import Network, Submodel
 
 NAME = "w0.25-d1.1.1"
@@ -50,11 +51,11 @@ MINE = {"data": "digits", "shard": "1/5", "partition": "classes:3"}
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a release of a network that was trained on all digits for a short time."""
     torch.set_num_threads(1)
-    data = catalogue.load_central("digits")
-    network = families.network("preresnet", (1, 8, 8), 10, data.card())
-    submodel = families.menu(network, [0.25], [1])[0]
+    data = loading.load_central("digits")
+    network = named_network.network("preresnet", (1, 8, 8), 10, data.card())
+    submodel = menu(network, [0.25], [1])[0]
     torch.manual_seed(0)
-    net = families.build(submodel)
+    net = submodel_building.build(submodel)
     train(
         net,
         submodel,
@@ -101,7 +102,7 @@ def test_the_adapted_network_improves_on_held_out_examples_and_infer_serves_it(
     found = run(make_request(release, tmp_path))
     assert found["kept"] == "personal"
     assert found["after"]["accuracy"] > found["before"]["accuracy"] + 0.05
-    own = catalogue.load_device("digits", name="pi", shard="1/5", partition="classes:3")
+    own = loading.load_device("digits", name="pi", shard="1/5", partition="classes:3")
     assert (found["examples"], found["held_out"]) == (len(own.y), len(own.y_held))
     np.save(tmp_path / "x.npy", own.x_held)
     told = json.loads(
@@ -132,7 +133,7 @@ def test_the_adapted_network_improves_on_held_out_examples_and_infer_serves_it(
 @pytest.mark.slow
 def test_the_scores_before_are_those_of_the_released_graph(release: Path, tmp_path: Path) -> None:
     found = run(make_request(release, tmp_path))
-    own = catalogue.load_device("digits", name="pi", shard="1/5", partition="classes:3")
+    own = loading.load_device("digits", name="pi", shard="1/5", partition="classes:3")
     graph = load(release / f"{NAME}.onnx").predict(own.x_held).argmax(1)
     assert found["before"]["accuracy"] == pytest.approx(float((graph == own.y_held).mean()))
 
@@ -181,9 +182,11 @@ def test_only_the_head_can_be_trained(release: Path, tmp_path: Path) -> None:
     )
     submodel, _ = load_submodel(release, entry)
     changed = {
-        name for name in families.shapes(submodel) if not np.array_equal(old[name], new[name])
+        name
+        for name in submodel_building.shapes(submodel)
+        if not np.array_equal(old[name], new[name])
     }
-    assert changed == families.find_labelled(submodel)
+    assert changed == submodel_building.find_labelled(submodel)
 
 
 def test_without_the_exporter_only_the_weights_are_written(
@@ -236,7 +239,7 @@ def test_training_that_diverges_writes_nothing(
 def test_data_that_do_not_fit_the_release_are_rejected(release: Path, tmp_path: Path) -> None:
     def own(**changes: Any) -> Any:
         return replace(
-            catalogue.load_device("digits", name="pi", shard="1/10", partition="iid"), **changes
+            loading.load_device("digits", name="pi", shard="1/10", partition="iid"), **changes
         )
 
     data = own()
@@ -259,7 +262,7 @@ def test_data_that_do_not_fit_the_release_are_rejected(release: Path, tmp_path: 
 def test_invalid_weights_are_rejected(copy: Path, tmp_path: Path) -> None:
     entry = release_reader.read_manifest(copy).submodels[0]
     plain, values = release_reader.read_weights(copy, entry)
-    name = next(iter(families.shapes(load_submodel(copy, entry)[0])))
+    name = next(iter(submodel_building.shapes(load_submodel(copy, entry)[0])))
     for meta, given, message in (
         ({"family": 1}, values, "expected a submodel and its weights"),
         (plain, {**values, name: values[name][:1]}, f"expected {name} of shape"),
@@ -353,10 +356,12 @@ def test_a_masked_network_is_adapted_to_a_devices_texts(tmp_path: Path) -> None:
         11,
         "token",
     )
-    submodel = families.full(families.network("transformer-small", (8,), 11, target="token"))
+    submodel = submodel_building.full(
+        named_network.network("transformer-small", (8,), 11, target="token")
+    )
     assert submodel.network.objective == "masked"
     torch.manual_seed(0)
-    nets = {submodel: families.build(submodel).eval()}
+    nets = {submodel: submodel_building.build(submodel).eval()}
     contents = Contents("spring", 1, nets, data.x_held[:8], int8=False)
     release_writer.write(tmp_path / "release", contents)
     lines: list[str] = []

@@ -15,12 +15,12 @@ from coordinator.run.runner import choose_probes, complete_card
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.dry_run import perform_dry_run
 from edge_agent.join.training_process_control import Job
-from federated.data import catalogue
+from federated.data import loading
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.wire import envelope, messages, topics
 from federated.wire.links.catalogue import open_link
-from models.families.catalogue import network
+from models.named_network import network
 
 pytestmark = [pytest.mark.broker, pytest.mark.processes]
 
@@ -33,7 +33,7 @@ def broker(tmp_path: Path) -> Iterator[str]:
 
 def show_dry_run(broker: str, name: str, codec: str = "raw", **given: Any) -> dict[str, Any]:
     """Announce a run with a method and a codec, and return what a device would send in it."""
-    chosen, card = method(name), catalogue.load_central("digits").card()
+    chosen, card = method(name), loading.load_central("digits").card()
     net = network("preresnet", card.inputs, card.outputs, card)
     settings = configure(chosen, {"steps": 1, **given}, rounds=2)
     run = complete_card(

@@ -17,9 +17,9 @@ from federated.task import Recipe, Task
 from federated.wire import messages, tensors
 from federated.wire.chunks import split
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from models.families.catalogue import initial, shapes
 from models.slicing import corners, extract
 from models.submodel import Submodel
+from models.submodel_building import initial, shapes
 from tests.support.disks import small_disk
 from tests.support.scripted_coordinator import (
     AGENT,

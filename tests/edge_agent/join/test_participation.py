@@ -29,7 +29,8 @@ from federated.errors import FleetError
 from federated.task import Profile
 from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from models.families.catalogue import menu, network
+from models.menu import menu
+from models.named_network import network
 
 pytestmark = [pytest.mark.processes, pytest.mark.timed]
 NETWORK = network("preresnet", (1, 8, 8), 10)

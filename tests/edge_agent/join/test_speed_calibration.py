@@ -20,9 +20,10 @@ from edge_agent.join.speed_calibration import (
     select_probes,
 )
 from edge_agent.join.training_process_control import Job, Order
-from federated.data import catalogue
+from federated.data import loading
 from federated.errors import ConfigError, Unknown
-from models.families.catalogue import FAMILIES, find_typical_data
+from models.families.catalogue import FAMILIES
+from models.named_network import find_typical_data
 from models.submodel import Submodel
 from tests.support.small_tasks import PYTORCH
 from tests.support.toy_extensions import MEMBERS
@@ -84,7 +85,7 @@ def test_step_times_are_cached(counted: list[str]) -> None:
 
 
 def test_the_networks_inputs_follow_the_devices_own_data(counted: list[str]) -> None:
-    data = catalogue.load_device("digits", name="a", shard="0/8", partition="iid")
+    data = loading.load_device("digits", name="a", shard="0/8", partition="iid")
     found = calibrate(JOB, data, Order("mlp", "torch", 8, threads=1), PYTORCH)
     assert {timing.submodel.network.inputs for timing in found.calibration.timings} == {(1, 8, 8)}
     with pytest.raises(ConfigError, match=r"resnet1d: cannot take examples of shape \(1, 8, 8\)"):

@@ -19,7 +19,8 @@ from federated.errors import Refused
 from federated.task import Recipe, Task
 from federated.wire import tensors
 from federated.wire.messages import Run
-from models.families.catalogue import full, network
+from models.named_network import network
+from models.submodel_building import full
 from tests.support.small_tasks import parameters
 
 NET = network("preresnet", (1, 4, 4), 3)
@@ -85,7 +86,7 @@ def test_exhausted_gpu_memory_is_reported_briefly(
     def exhausted(*given: object, **named: object) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory. Process 684 has 78.06 GiB memory in use.")
 
-    monkeypatch.setattr("federated.device.trainers.pytorch.build_network", exhausted)
+    monkeypatch.setattr("federated.device.trainers.pytorch_trainer.build_network", exhausted)
     ours, theirs = (Channel(end) for end in Pipe())
     serving = Thread(target=serve, args=(theirs,))
     serving.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federated.data.catalogue import load, load_central, load_device
+from federated.data.loading import load, load_central, load_device
 from federated.data.partitions import Shard
 from federated.errors import DataError
 

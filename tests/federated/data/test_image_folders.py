@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federated.data.catalogue import load, load_central, load_device
 from federated.data.image_folders import read_folder, read_zip
+from federated.data.loading import load, load_central, load_device
 from federated.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from federated.data import published_images
-from federated.data.catalogue import load_central, load_device
+from federated.data.loading import load_central, load_device
 from federated.data.partitions import Shard
 from federated.errors import DataError, MissingExtra
 from models.optional_torchvision import import_torchvision

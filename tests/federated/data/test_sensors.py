@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federated.data.catalogue import load_central, load_device
+from federated.data.loading import load_central, load_device
 from federated.data.partitions import Shard, count_kinds, parse
 from federated.data.published_sequences import har
 from federated.errors import DataError

@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 from federated.errors import Refused
 from federated.training.evaluation_passes import calibrate, evaluate
 from federated.training.training_inputs import Execution, Stopped, TrainingSet
-from models.families.catalogue import build, full, network, shapes, statistics
+from models.named_network import network
+from models.submodel_building import build, full, shapes, statistics
 from tests.support.small_tasks import (
     NET,
     PLAIN,

@@ -19,7 +19,8 @@ from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Update
-from models.families.catalogue import initial, network
+from models.named_network import network
+from models.submodel_building import initial
 
 NET = network("mlp", (40,), 3)
 

@@ -28,9 +28,10 @@ from federated.errors import ConfigError
 from federated.method import Method, Settings, State, configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Update
-from models.families.catalogue import initial, network
+from models.named_network import network
 from models.slicing import Plan, Row, Where, as_slices, read_home
 from models.submodel import Submodel
+from models.submodel_building import initial
 
 ABLE = sorted(name for name in METHODS if "buffered" in method(name).allows)
 UNABLE = sorted(METHODS.keys() - set(ABLE))

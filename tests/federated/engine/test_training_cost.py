@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from federated.device.trainers.pytorch import to_tensors
+from federated.device.trainers.pytorch_trainer import to_tensors
 from federated.engine.training_cost import Pass, effort, macs
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
 from models.cost import cost, count_flops
-from models.families.catalogue import build, full, initial, network
+from models.named_network import network
 from models.submodel import Submodel
+from models.submodel_building import build, full, initial
 
 SAMPLES, BATCH = 12, 4
 NET = network("resnet-small", (1, 8, 8), 3)

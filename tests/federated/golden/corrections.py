@@ -16,7 +16,7 @@ from federated.task import Update
 from federated.training.hooks import Hooks
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
-from models.families.catalogue import build
+from models.submodel_building import build
 from tests.support.golden import close, floats, golden
 
 # one example of the toy: its loss looks at the weights alone

@@ -7,9 +7,9 @@ import torch
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.common.trimmed_norm import central_norm
-from models.families.catalogue import shapes
 from models.slicing import graft
 from models.submodel import Submodel
+from models.submodel_building import shapes
 from tests.support.golden import by_owner, close, floats, golden, play_round, shapes_of
 
 

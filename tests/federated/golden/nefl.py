@@ -13,9 +13,10 @@ from torch import nn
 from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.task import Card, Profile
-from models.families.catalogue import full, network, normalising, shapes
 from models.families.efficientnet import PRESETS, STYLE
 from models.layers.inverted_residual_network import Block, Place
+from models.named_network import network
+from models.submodel_building import full, normalising, shapes
 from tests.support.golden import close, floats, golden, play_round
 
 WHOLE = full(network("resnet-small", (1, 8, 8), 10), ("steps",))

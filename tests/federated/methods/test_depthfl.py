@@ -21,8 +21,9 @@ from federated.training import state_between_rounds
 from federated.training.hooks import Hooks
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
-from models.families.catalogue import full, initial, network, shapes
+from models.named_network import network
 from models.submodel import Submodel
+from models.submodel_building import full, initial, shapes
 from tests.support.fixed_exit_network import Told
 from tests.support.golden import make_owned, register_toy
 from tests.support.memory_federation import Member, digits, federate

@@ -19,9 +19,11 @@ from federated.task import Card, Profile, Task, Timing
 from federated.training.training_loop import descend, open_session
 from federated.wire.codecs.raw import RAW
 from models.cost import BranchableLayer, branchable_layers, cost
-from models.families.catalogue import build, full, initial, network, probes, shapes, statistics
 from models.layers.mergeable_branches import Branch, originals
+from models.menu import probes
+from models.named_network import network
 from models.submodel import Moments
+from models.submodel_building import build, full, initial, shapes, statistics
 from tests.support.memory_federation import Member, digits, federate
 from tests.support.small_tasks import perform
 

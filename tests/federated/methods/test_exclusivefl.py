@@ -13,7 +13,8 @@ from federated.errors import ConfigError, Unknown
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Update
-from models.families.catalogue import initial, network, shapes
+from models.named_network import network
+from models.submodel_building import initial, shapes
 from tests.support.memory_federation import Member, digits, federate
 
 NET = network("mlp", (4,), 3)

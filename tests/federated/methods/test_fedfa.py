@@ -12,7 +12,8 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.common.trimmed_norm import central_norm
 from federated.methods.fedfa import is_scaled, propose_depths
-from models.families.catalogue import full, initial, network, normalising, shapes
+from models.named_network import network
+from models.submodel_building import full, initial, normalising, shapes
 from tests.support.handmade_rounds import NET, play_round, start
 
 

@@ -11,8 +11,9 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.fednova import normaliser
 from federated.task import Update
-from models.families.catalogue import full, initial, network
+from models.named_network import network
 from models.submodel import Submodel
+from models.submodel_building import full, initial
 from tests.support.golden import floats, register_toy
 from tests.support.memory_federation import Member, digits, federate
 

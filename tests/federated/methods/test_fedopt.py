@@ -17,7 +17,8 @@ from federated.engine.update_contributions import Part
 from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.task import Update
-from models.families.catalogue import initial, network
+from models.named_network import network
+from models.submodel_building import initial
 from tests.support.memory_federation import Member, digits, federate
 from tests.support.restarted_coordinator import Fuse, run_with_restarts
 

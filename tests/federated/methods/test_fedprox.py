@@ -11,7 +11,8 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import train
-from models.families.catalogue import build, full, initial, network
+from models.named_network import network
+from models.submodel_building import build, full, initial
 from tests.support.memory_federation import Member, digits, federate
 
 NET = network("mlp", (6,), 3)

@@ -14,9 +14,11 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.fedrolex import cut_window
 from federated.task import Update
-from models.families.catalogue import build, initial, menu, network, shapes, statistics
+from models.menu import menu
+from models.named_network import network
 from models.slicing import corner
 from models.submodel import Submodel
+from models.submodel_building import build, initial, shapes, statistics
 from tests.support.memory_federation import Member, digits, federate
 from tests.support.smallest_networks import SMALL, small
 

@@ -16,8 +16,8 @@ from federated.methods.fjord import distillation_loss, list_narrower, loss, open
 from federated.task import Task
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
-from models.families.catalogue import build, initial, normalising, shapes, statistics
 from models.slicing import corners, extract
+from models.submodel_building import build, initial, normalising, shapes, statistics
 from tests.support.memory_federation import Member, digits, federate
 from tests.support.small_tasks import perform
 from tests.support.smallest_networks import SMALL, small

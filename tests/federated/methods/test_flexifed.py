@@ -17,7 +17,8 @@ from federated.methods.catalogue import method
 from federated.methods.flexifed import layer_digests
 from federated.task import Update
 from federated.training import state_between_rounds
-from models.families.catalogue import initial, network, shapes, statistics
+from models.named_network import network
+from models.submodel_building import initial, shapes, statistics
 from tests.support.memory_federation import Member, digits, federate
 from tests.support.smallest_networks import small
 

@@ -10,7 +10,7 @@ import torch
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.methods.common.inactive_mechanisms import inactive
-from models.families.catalogue import network
+from models.named_network import network
 from tests.support.short_run import train_briefly
 
 NET = network("preresnet", (1, 8, 8), 10)

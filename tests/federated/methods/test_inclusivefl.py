@@ -16,7 +16,9 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.inclusivefl import find_own_tensors
 from federated.task import Update
-from models.families.catalogue import initial, menu, network, shapes, statistics
+from models.menu import menu
+from models.named_network import network
+from models.submodel_building import initial, shapes, statistics
 from tests.support.golden import register_toy
 from tests.support.memory_federation import Member, digits, federate
 

@@ -16,7 +16,8 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.inco import cross_step, find_references
 from federated.task import Update
-from models.families.catalogue import initial, network
+from models.named_network import network
+from models.submodel_building import initial
 from tests.support.memory_federation import Member, digits, federate
 
 NET = network("resnet-small", (1, 8, 8), 3)

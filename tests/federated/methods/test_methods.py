@@ -17,8 +17,9 @@ from federated.methods.heterofl import own_rows
 from federated.settings import validate
 from federated.task import Recipe
 from models.cost import cost
-from models.families.catalogue import full, initial, network, shapes, statistics
+from models.named_network import network
 from models.slicing import Row
+from models.submodel_building import full, initial, shapes, statistics
 from tests.support.handmade_rounds import NET, play_round, start
 
 # ---- catalogue and settings ----------------------------------------------------------------------

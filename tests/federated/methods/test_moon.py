@@ -14,8 +14,10 @@ from federated.methods.catalogue import method
 from federated.methods.moon import contrast, contrast_loss, run_with_projection
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session, plain_loss
-from models.families.catalogue import build, full, initial, menu, network, shapes
 from models.layers.basic import ProjectedLinear
+from models.menu import menu
+from models.named_network import network
+from models.submodel_building import build, full, initial, shapes
 from tests.support.memory_federation import Member, digits, federate
 
 NET = network("mlp", (6,), 3)

@@ -19,7 +19,8 @@ from federated.methods.catalogue import method
 from federated.methods.common.nefl_submodels import GAMMAS
 from federated.task import Card, Profile, Update
 from federated.training.training_loop import train
-from models.families.catalogue import build, full, initial, network, shapes, statistics
+from models.named_network import network
+from models.submodel_building import build, full, initial, shapes, statistics
 from tests.support.memory_federation import Member, digits, federate
 from tests.support.published_network_sizes import NOTES
 from tests.support.smallest_networks import small

@@ -19,7 +19,8 @@ from federated.methods.hypernetwork import graph_hypernetwork as hyper
 from federated.task import Card, Profile, Update
 from federated.wire.topics import SUBMODEL
 from models.cost import cost
-from models.families.catalogue import full, network, parameters, shapes
+from models.named_network import network
+from models.submodel_building import full, parameters, shapes
 from tests.support.memory_federation import RUN, Member, digits, federate
 from tests.support.recipfl import METHOD, begin_method, sent, train_round
 

@@ -15,7 +15,8 @@ from federated.task import Task
 from federated.training.hooks import Survey
 from federated.training.training_inputs import Stopped
 from federated.training.training_loop import open_session
-from models.families.catalogue import build, network, shapes
+from models.named_network import network
+from models.submodel_building import build, shapes
 from tests.support.recipfl import METHOD, begin_method, examples, sent, train_round
 from tests.support.small_tasks import perform
 

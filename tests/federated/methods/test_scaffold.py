@@ -21,9 +21,10 @@ from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
 from federated.wire import envelope, messages
 from federated.wire.links.memory import MemoryBroker
-from models.families.catalogue import build, full, initial, network, shapes, statistics
+from models.named_network import network
 from models.slicing import as_slices, corner
 from models.submodel import Submodel
+from models.submodel_building import build, full, initial, shapes, statistics
 from tests.support.golden import floats, register_toy
 from tests.support.memory_federation import Member, digits, federate
 

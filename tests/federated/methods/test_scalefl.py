@@ -19,10 +19,11 @@ from federated.task import Recipe
 from federated.training.hooks import Hooks
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
-from models.families.catalogue import build, initial, network
 from models.layers.batch_norm import norms
+from models.named_network import network
 from models.slicing import extract
 from models.submodel import Submodel
+from models.submodel_building import build, initial
 from tests.support.fixed_exit_network import Told
 from tests.support.memory_federation import Member, digits, federate
 

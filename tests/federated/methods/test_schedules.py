@@ -13,7 +13,8 @@ from coordinator.views.method_pages import describe_method, render_method
 from federated.method import SCHEDULE, configure, round_at
 from federated.methods.catalogue import METHODS, method
 from federated.methods.fedavg import learning_rate
-from models.families.catalogue import initial, network
+from models.named_network import network
+from models.submodel_building import initial
 from tests.support.short_run import apart, train_briefly
 
 NET = network("resnet-small", (1, 8, 8), 10)

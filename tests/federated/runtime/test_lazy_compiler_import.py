@@ -29,9 +29,9 @@ def run(code: str) -> None:
 
 def test_that_training_and_counting_costs_load_no_compiler() -> None:
     run("""
-from models.families.catalogue import full, network
-
 from models.compute_workload import work
+from models.named_network import network
+from models.submodel_building import full
 train()
 assert work(full(network("mlp-small", (1, 8, 8), 10)), 4).calls
 assert not loaded()

@@ -19,8 +19,10 @@ from federated.errors import Refused
 from federated.task import Recipe, Task
 from federated.training import state_between_rounds
 from federated.wire import tensors
-from models.families.catalogue import initial, menu, network, shapes, statistics
+from models.menu import menu
+from models.named_network import network
 from models.slicing import corners, extract
+from models.submodel_building import initial, shapes, statistics
 from tests.support.small_tasks import PYTORCH, perform
 
 ROOT = Path(__file__).parents[3]

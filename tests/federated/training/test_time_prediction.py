@@ -28,8 +28,10 @@ from federated.training.time_prediction import (
 )
 from models.compute_workload import work
 from models.cost import cost
-from models.families.catalogue import full, menu, network, probes
+from models.menu import menu, probes
+from models.named_network import network
 from models.submodel import Moments, Submodel
+from models.submodel_building import full
 from tests.support.smallest_networks import SMALL, small
 
 NETWORK = network("preresnet", (1, 8, 8), 10)

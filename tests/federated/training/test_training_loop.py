@@ -14,7 +14,7 @@ from federated.errors import DataError
 from federated.training.objective import mask_logits
 from federated.training.training_inputs import Diverged, Execution, Stopped, TrainingSet
 from federated.training.training_loop import train
-from models.families.catalogue import build
+from models.submodel_building import build
 from tests.support.small_tasks import (
     BARE,
     ONE,

@@ -16,7 +16,8 @@ from federated.trainer_capabilities import list_required
 from federated.training.hooks import Survey
 from federated.training.zico_score import layers, score, survey, zico
 from models.cost import cost
-from models.families.catalogue import build, full, network, shapes
+from models.named_network import network
+from models.submodel_building import build, full, shapes
 from tests.support.memory_federation import Member, digits, federate
 from tests.support.smallest_networks import small
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from models.cost import cost
-from models.families.catalogue import build, full, menu, network, shapes
 from models.families.densenet import DENSENET
+from models.menu import menu
+from models.named_network import network
 from models.optional_torchvision import import_torchvision
+from models.submodel_building import build, full, shapes
 from tests.support.pretrained import assert_equals_torchvision
 
 CIFAR, SMALL = (3, 32, 32), (1, 12, 12)

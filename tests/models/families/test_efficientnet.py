@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from models.cost import cost
-from models.families.catalogue import build, full, initial, menu, network, shapes
 from models.layers.batch_norm import norms
 from models.layers.inverted_residual_network import Drop
+from models.menu import menu
+from models.named_network import network
+from models.submodel_building import build, full, initial, shapes
 from tests.support.pretrained import assert_equals_torchvision
 from tests.support.published_network_sizes import read_published_counts
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from models.cost import cost
-from models.families.catalogue import build, full, menu, network, shapes
+from models.menu import menu
+from models.named_network import network
+from models.submodel_building import build, full, shapes
 from tests.support.published_network_sizes import read_published_counts
 
 DIGITS = (1, 28, 28)

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from models.cost import cost
-from models.families.catalogue import build, full, menu, network, shapes
+from models.menu import menu
+from models.named_network import network
+from models.submodel_building import build, full, shapes
 
 
 def test_counts_by_hand():

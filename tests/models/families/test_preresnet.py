@@ -10,19 +10,12 @@ import torch
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.cost import cost
-from models.families.catalogue import (
-    address,
-    build,
-    find_labelled,
-    full,
-    menu,
-    network,
-    shapes,
-    statistics,
-)
 from models.layers.basic import Scaler, Standardise
 from models.layers.batch_norm import norms
+from models.menu import menu
+from models.named_network import network
 from models.submodel import Moments
+from models.submodel_building import address, build, find_labelled, full, shapes, statistics
 from tests.support.published_network_sizes import read_published_counts
 
 CIFAR, DIGITS = (3, 32, 32), (1, 8, 8)

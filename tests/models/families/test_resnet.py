@@ -15,11 +15,12 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.cost import cost
 from models.families import resnet
-from models.families.catalogue import build, full, network, shapes
 from models.families.resnet import CIFAR, FOUR, NAMES, Size, convert
 from models.layers.batch_norm import norms
+from models.named_network import network
 from models.optional_torchvision import import_torchvision
 from models.submodel import Submodel
+from models.submodel_building import build, full, shapes
 from tests.support.pretrained import assert_equals_torchvision
 from tests.support.published_network_sizes import NOTES, count_network, read_published_counts
 

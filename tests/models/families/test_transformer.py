@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from models.cost import cost
-from models.families.catalogue import build, find_labelled, full, initial, menu, network, shapes
 from models.layers.basic import Scaler
+from models.menu import menu
+from models.named_network import network
+from models.submodel_building import build, find_labelled, full, initial, shapes
 from tests.support.published_network_sizes import read_published_counts
 
 VOCABULARY, LENGTH = 33_278, 64

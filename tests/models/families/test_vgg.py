@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from models.cost import cost
-from models.families.catalogue import build, full, menu, network, shapes, statistics
 from models.families.vgg import NAMES, VGG
+from models.menu import menu
+from models.named_network import network
 from models.optional_torchvision import import_torchvision
+from models.submodel_building import build, full, shapes, statistics
 from tests.support.pretrained import original
 from tests.support.published_network_sizes import read_published_counts
 

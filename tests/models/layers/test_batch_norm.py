@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from models.families.catalogue import build, menu, network
 from models.layers.basic import Norm, scale
 from models.layers.batch_norm import calibrate, norms, set_norm
+from models.menu import menu
+from models.named_network import network
+from models.submodel_building import build
 
 
 def test_cumulative_mean_of_batch_means_and_unbiased_variances():

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.families.catalogue import build, find_labelled, full, network, normalising, shapes
 from models.layers.early_exits import Attentive, Exits, exit_places, levels, run_exits
+from models.named_network import network
 from models.slicing import corners
 from models.submodel import Submodel
+from models.submodel_building import build, find_labelled, full, normalising, shapes
 from tests.support.published_network_sizes import count_network, read_published_counts
 
 IMAGES, DIGITS = (3, 32, 32), (1, 8, 8)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from models.families.catalogue import address, build, find_labelled, full, menu, network, shapes
 from models.layers.basic import Scaler, scale
 from models.layers.inverted_residual_network import (
     Block,
@@ -21,6 +20,9 @@ from models.layers.inverted_residual_network import (
     Style,
     rename_tensors,
 )
+from models.menu import menu
+from models.named_network import network
+from models.submodel_building import address, build, find_labelled, full, shapes
 
 DIGITS = (1, 8, 8)
 STYLE = Style(nn.ReLU6)

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.cost import branchable_layers, cost
-from models.families.catalogue import full, network
 from models.layers.attention import Attention
 from models.layers.basic import Flat
 from models.layers.mergeable_branches import (
@@ -22,6 +21,8 @@ from models.layers.mergeable_branches import (
     originals,
     split,
 )
+from models.named_network import network
+from models.submodel_building import full
 
 LAYERS = {
     "3x3": (lambda: nn.Conv2d(4, 6, 3, padding=1), (2, 4, 5, 5)),

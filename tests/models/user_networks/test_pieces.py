@@ -12,9 +12,9 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
-from models.families.catalogue import build, initial, pieces, shapes, statistics
 from models.slicing import corners, extract
 from models.submodel import Submodel
+from models.submodel_building import build, initial, pieces, shapes, statistics
 from tests.support.user_networks import Named, at, run_passes, sizes
 
 

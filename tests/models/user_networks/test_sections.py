@@ -6,9 +6,9 @@ import pytest
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.families.catalogue import address, build, full, shapes
 from models.slicing import corners, graft
 from models.submodel import Submodel
+from models.submodel_building import address, build, full, shapes
 from tests.support.user_networks import Basic, Named, Residual, at, run_passes, sizes
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.families.catalogue import build, find_labelled, full, initial, shapes, statistics
 from models.slicing import corners, extract
+from models.submodel_building import build, find_labelled, full, initial, shapes, statistics
 from tests.support.slice_insertion import embed
 from tests.support.user_networks import Named, Residual, at, cnn, run_passes, sizes
 

@@ -15,18 +15,11 @@ from export.onnx_export import export, predict
 from export.onnx_session import load
 from models.compute_workload import work
 from models.cost import cost
-from models.families.catalogue import (
-    address,
-    build,
-    find_labelled,
-    full,
-    menu,
-    network,
-    normalising,
-    shapes,
-)
 from models.layers.basic import Scaler
+from models.menu import menu
+from models.named_network import network
 from models.submodel import Submodel, scale_count
+from models.submodel_building import address, build, find_labelled, full, normalising, shapes
 from tests.support.memory_federation import Member, digits, federate
 from tests.support.user_networks import Named, Recurrent, at, cnn, run_passes, sizes
 

@@ -14,7 +14,8 @@ from coordinator.observe.event_readers.terminal_output import (
 )
 from coordinator.observe.events import AgentsAwaited, RoundEnded, RoundStarted
 from coordinator.observe.round_records import RoundRecord, Score
-from models.families.catalogue import full, network
+from models.named_network import network
+from models.submodel_building import full
 
 VALUES = Score(
     "w1", "central", -0.25, 1.25, 5, metrics={"accuracy": -0.25, "loss": 1.25, "rmse": 48123.4}

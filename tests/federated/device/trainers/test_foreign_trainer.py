@@ -23,7 +23,8 @@ from federated.wire import tensors
 from federated.wire.codecs.catalogue import codec
 from federated.wire.codecs.codec import decode_update
 from federated.wire.messages import Run
-from models.families.catalogue import full, initial, network, shapes, statistics
+from models.named_network import network
+from models.submodel_building import full, initial, shapes, statistics
 from tests.support.commands import ROOT
 from tests.support.memory_federation import Member, digits, federate
 from tests.support.plugins import install

@@ -18,7 +18,8 @@ from federated.engine.update_norms import add_missing_homes
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Update
-from models.families.catalogue import initial, network
+from models.named_network import network
+from models.submodel_building import initial
 
 NET = network("preresnet", (1, 8, 8), 10)
 LIES = {

@@ -18,7 +18,9 @@ from federated.methods.hypernetwork.graph_hypernetwork import (
     read_class_shares,
     read_layout,
 )
-from models.families.catalogue import full, menu, network, shapes
+from models.menu import menu
+from models.named_network import network
+from models.submodel_building import full, shapes
 from tests.support.smallest_networks import small
 
 NET = network("mlp", (6,), 3)

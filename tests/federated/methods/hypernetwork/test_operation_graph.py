@@ -17,8 +17,10 @@ from federated.methods.hypernetwork.operation_graph import (
     scale_factor,
     shortest_paths,
 )
-from models.families.catalogue import FAMILIES, build, full, network, shapes
+from models.families.catalogue import FAMILIES
+from models.named_network import network
 from models.submodel import Submodel
+from models.submodel_building import build, full, shapes
 from tests.support.smallest_networks import small
 
 

@@ -20,7 +20,8 @@ from federated.task import Update
 from federated.wire import tensors
 from federated.wire.codecs.catalogue import CODECS, codec, codec_names, find_codec
 from federated.wire.codecs.codec import Codec, decode_update, encode_update
-from models.families.catalogue import full, network
+from models.named_network import network
+from models.submodel_building import full
 from tests.support.member_names import list_tried
 from tests.support.plugins import install
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federated.data.catalogue import data_root, load, load_central, load_device, take_part
 from federated.data.dataset import Dataset
+from federated.data.loading import data_root, load, load_central, load_device, take_part
 from federated.data.partitions import Shard
 from federated.errors import ConfigError, DataError, Unknown
 
@@ -268,7 +268,7 @@ def test_data_errors_are_configuration_errors() -> None:
 def test_digits_need_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; "
-        "from federated.data.catalogue import load_device; "
+        "from federated.data.loading import load_device; "
         "assert len(load_device('digits', name='pi').x) == 288"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
