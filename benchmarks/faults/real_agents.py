@@ -55,7 +55,7 @@ def use_real_agents(
 
     def begin() -> None:
         for name in NAMES:
-            agents[name] = Process(name, trial.folder)
+            agents[name] = Process(name, trial.folder, forked=trial.forked)
             trial.stack.callback(agents[name].kill)
             start_agent(trial, agents[name], launcher)
 
