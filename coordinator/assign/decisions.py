@@ -22,6 +22,8 @@ from federated.method import Method, State
 from federated.runtime.unit_formatting import human_seconds, megabytes
 from federated.task import Profile, Recipe
 from federated.wire.codecs.catalogue import find_codec
+from federated.wire.codecs.raw import RAW
+from models.cost import cost
 from models.submodel import Submodel
 
 __all__ = [
@@ -68,12 +70,14 @@ class Verdict:
     decision: the record that is stored.
     offers: predicted cost of each submodel of the menu.
     bounds: limits of the round.
+    codec: of its update.
     """
 
     submodel: Submodel | None
     decision: Decision
     offers: tuple[Offer, ...]
     bounds: Bounds
+    codec: str = RAW.name
 
 
 def decide(
@@ -84,24 +88,46 @@ def decide(
     choose: Choice,
 ) -> list[Verdict]:
     """Return a verdict for each candidate, in their order. Those with a submodel will train."""
-    settings, codec = config.assign, find_codec(config.wire.codec)
+    settings, wire = config.assign, config.wire
 
-    def predict(candidate: Candidate, standing: Standing) -> tuple[Offer, ...]:
-        return tuple(make_offers(candidate.profile, menu, recipe, settings.memory, codec, standing))
+    def predict(c: Candidate, codec: str, standing: Standing) -> tuple[Offer, ...]:
+        encode = find_codec(codec)
+        return tuple(make_offers(c.profile, menu, recipe, settings.memory, encode, standing))
 
-    made = [predict(c, c.standing) for c in candidates]
+    made = [predict(c, wire.codec, c.standing) for c in candidates]
     # the pace follows usual speeds: one slow round of the quickest agent must not raise all others
     pacing = [
         offers
         if c.standing.step == c.standing.usual
-        else predict(c, replace(c.standing, step=c.standing.usual))
+        else predict(c, wire.codec, replace(c.standing, step=c.standing.usual))
         for c, offers in zip(candidates, made, strict=True)
     ]
     allowed = find_bounds(pacing, recipe, settings.slack, config.fleet.deadline)
-    return [
-        decide_one(index, c, offers, allowed, settings.memory, choose)
-        for index, (c, offers) in enumerate(zip(candidates, made, strict=True))
-    ]
+    found = []
+    for index, (c, offers) in enumerate(zip(candidates, made, strict=True)):
+        verdict = decide_one(index, c, offers, allowed, settings.memory, choose)
+        verdict = replace(verdict, codec=wire.codec)
+        if wire.slow_codec in c.profile.codecs and c.pinned is None:
+            offers = predict(c, wire.slow_codec, c.standing)
+            smaller = decide_one(index, c, offers, allowed, settings.memory, choose)
+            if trains_more(smaller, verdict):
+                verdict = encode_updates(smaller, wire.slow_codec)
+        found.append(verdict)
+    return found
+
+
+def encode_updates(verdict: Verdict, codec: str) -> Verdict:
+    """Return the verdict with a codec for slow uplinks."""
+    decision = verdict.decision
+    reason = f"{decision.reason}; updates in {codec}, because its uplink is slow"
+    return replace(verdict, decision=replace(decision, reason=reason), codec=codec)
+
+
+def trains_more(one: Verdict, other: Verdict) -> bool:
+    """Return True if the first verdict is a submodel with more parameters."""
+    if one.submodel is None or other.submodel is None:
+        return one.submodel is not None
+    return cost(one.submodel).parameters > cost(other.submodel).parameters
 
 
 def decide_one(

@@ -21,7 +21,6 @@ from coordinator.trust.message_checks import compute_shapes
 from federated.method import Method, State
 from federated.task import Recipe, Task, Update, Work
 from federated.wire import tensors
-from federated.wire.codecs.raw import RAW
 from models.slicing import Plan
 from models.submodel import Submodel
 
@@ -145,8 +144,8 @@ class Shipment:
     def task(
         self, agent: str, submodel: Submodel, recipe: Recipe, deadline: float, *, round: int
     ) -> Task:
-        """Return the task of an agent, without `since`. Publish the weights unless they are already
-        published.
+        """Return the task of an agent, without `since`, and with updates that are not encoded.
+        Publish the weights unless they are already published.
         """
         sent, fleet = self.publish(submodel), self.fleet
         return Task(
@@ -162,7 +161,6 @@ class Shipment:
             recipe,
             deadline,
             slot=sent.slot,
-            codec=fleet.run.codec if self.work == "train" else RAW.name,
         )
 
     def publish(self, submodel: Submodel) -> PublishedWeights:

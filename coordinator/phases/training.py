@@ -115,13 +115,14 @@ class Training(Collector):
 
     def make_task(self, agent: str, submodel: Submodel) -> Planned:
         """Return the task of an agent. Publish its weights unless another agent got them before."""
-        run, plan = self.run, self.plan
+        run, plan, verdict = self.run, self.plan, self.plan.verdicts[agent]
         rounds = 1 if run.past is None else 1 + run.past.staleness  # that may accept the update
         task = self.shipment.task(
             agent, submodel, self._recipe(submodel), rounds * plan.limit, round=plan.round
         )
-        task = replace(task, attempt=plan.attempt, since=self.history.folded.get(agent, 0))
-        return Planned(task, plan.verdicts[agent].decision.seconds, agent in plan.probed)
+        since = self.history.folded.get(agent, 0)
+        task = replace(task, attempt=plan.attempt, since=since, codec=verdict.codec)
+        return Planned(task, verdict.decision.seconds, agent in plan.probed)
 
     def make_phase(self) -> PhaseBegan:
         """Return the event that begins the phase, with all its tasks."""

@@ -113,7 +113,8 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
             f"supported methods: {', '.join(able)}"
         )
     find_readers(config)
-    find_codec(config.wire.codec)  # raises Unknown, ConfigError
+    for codec in config.wire.codecs:
+        find_codec(codec)  # raises Unknown, ConfigError
     if config.fleet.select:
         agent_filter.parse(config.fleet.select)  # raises ConfigError
     own = (

@@ -343,6 +343,18 @@ class Wire(Record, frozen=True):
             "installed here and on the devices, or module:attribute for your own."
         ),
     ] = "raw"
+    slow_codec: Annotated[
+        str,
+        Meta(
+            description="Codec of the updates of a device that can train a larger submodel with "
+            "it than with `codec`, because its uplink is slow; empty: none."
+        ),
+    ] = ""
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        """The codecs of the run."""
+        return (self.codec, self.slow_codec) if self.slow_codec else (self.codec,)
 
 
 class Observe(Record, frozen=True):

@@ -223,7 +223,8 @@ def initialize_worker(
     defer_compiler()
     OBJECTS.update(given)
     find_method(config.method_name)
-    find_codec(config.wire.codec)
+    for codec in config.wire.codecs:
+        find_codec(codec)
     WORKER = Worker(source, config, lambda: bool(stopped.value))
     threading.Thread(target=end_with_parent, daemon=True).start()
 

@@ -80,8 +80,13 @@ class Here:
 
 @dataclass
 class Member:
-    """An agent in a thread. speed: seconds per step that its profile claims; memory: bytes that its
-    profile claims; pause: reason why it does not work; codecs: codecs that it claims to have;
+    """An agent in a thread.
+
+    speed: seconds per step that its profile claims.
+    memory: bytes that its profile claims.
+    uplink: bytes per second that its profile claims.
+    pause: returns the reason why it does not work.
+    codecs: codecs that it claims to have.
     trainer: library to train with.
     """
 
@@ -89,6 +94,7 @@ class Member:
     data: Dataset
     speed: float = 0.01
     memory: int = 10**9
+    uplink: float = 1e9
     change: Callable[[Update], Update] = lambda update: update
     pause: Callable[[], str] = lambda: ""
     codecs: tuple[str, ...] = tuple(CODECS)
@@ -111,7 +117,7 @@ class Member:
         return Profile(
             agent=self.name,
             memory=self.memory,
-            uplink=1e9,
+            uplink=self.uplink,
             chunk=262_144,
             data=self.data.card(),
             timings=timings,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,7 @@ from coordinator.assign.decisions import (
     megabytes,
 )
 from coordinator.settings.config import Config
-from coordinator.settings.config_tables import Assign, Fleet
+from coordinator.settings.config_tables import Assign, Fleet, Wire
 from federated.task import Profile, Recipe, Timing
 from federated.wire.codecs.raw import RAW
 from models.cost import cost
@@ -176,6 +177,24 @@ def test_reasons_of_agents_that_are_not_selected() -> None:
 )
 def test_seconds_for_people(seconds: float, words: str) -> None:
     assert human_seconds(seconds) == words
+
+
+@pytest.mark.parametrize("slow_codec", ["", "int8"])
+def test_a_slow_uplink_gets_the_codec_with_which_it_trains_more(slow_codec: str) -> None:
+    size, deadline = 4 * cost(MENU[-1]).parameters, 30.0
+    uplink = 2 * size / (1.2 * (deadline - 10.0))  # the weights and a raw update take too long
+    slow = replace(device("slow"), uplink=uplink, codecs=("raw", "int8"))
+    lacking = replace(slow, agent="lacking", codecs=("raw",))
+    config = Config(fleet=Fleet(deadline=deadline), wire=Wire(slow_codec=slow_codec))
+    candidates = [QUICK, *(Candidate(one.agent, one) for one in (slow, lacking))]
+    quick, found, without = decide(MENU, RECIPE, candidates, config, largest)
+    assert (quick.submodel, quick.codec) == (MENU[-1], "raw")
+    assert without.submodel != MENU[-1]
+    if slow_codec:
+        assert (found.submodel, found.codec) == (MENU[-1], "int8")
+        assert "updates in int8, because its uplink is slow" in found.decision.reason
+    else:
+        assert (found.submodel, found.codec) == (without.submodel, "raw")
 
 
 def test_one_slow_round_of_the_quickest_agent_moves_only_that_agent() -> None:

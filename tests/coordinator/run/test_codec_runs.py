@@ -18,7 +18,9 @@ from coordinator.trust import configured_defences
 from federated.errors import StoreError, Unknown
 from federated.wire.codecs.catalogue import find_codec
 from federated.wire.links.memory import MemoryBroker, MemoryLink
+from models.cost import cost
 from models.extension_lookup import NAMED
+from models.families.catalogue import full, network
 from tests.support.memory_federation import Member, digits, federate, make_config, run_members
 from tests.support.restarted_coordinator import Fuse, Killed
 
@@ -52,6 +54,25 @@ def test_a_codec_changes_a_run_by_its_rounding_only(
         assert off <= loss * 2 * float(value.abs().max()) + 2**-25, home
         largest = max(largest, off)
     assert largest > 0, "nothing was rounded: the codec was not used"
+
+
+def test_only_a_device_with_a_slow_uplink_uses_the_codec_for_slow_uplinks(tmp_path: Path) -> None:
+    """It trains the largest submodel, as the others do. Its raw update would miss the deadline."""
+    net = network("mlp", (1, 8, 8), 10)
+    size, deadline = 4 * cost(full(net)).parameters, 20.0
+    given = {**FEDAVG, "method.widths": [0.25, 1.0], "fleet.deadline": deadline}
+    sent = dict[str, int]()
+    for codec in ("", "int8"):
+        fast, slow = Member("fast", digits(0, 2)), Member("slow", digits(1, 2))
+        slow.uplink = 2 * size / (1.2 * deadline)  # for the weights and the raw update
+        made = federate(tmp_path / f"x{codec}", [fast, slow], {**given, "wire.slow_codec": codec})
+        sent[codec] = made.result.bytes_up
+        assert made.result.history.assigned["fast"].width == 1.0
+        assert made.result.history.assigned["slow"].width == (1.0 if codec else 0.25)
+        with closing(Store.open(tmp_path / f"x{codec}" / "runs", "test", read_only=True)) as store:
+            reasons = [made.reason for _, made in store.agents.read_decisions("slow")]
+        assert all(("updates in int8" in reason) is bool(codec) for reason in reasons)
+    assert size < sent["int8"] < 1.5 * size
 
 
 def test_an_agent_without_the_codec_is_not_asked(tmp_path: Path) -> None:
