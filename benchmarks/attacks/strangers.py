@@ -21,9 +21,9 @@ from coordinator.simulate.demo_fleet import python_command
 from edge_agent.access.enrolment import enrol
 from federated.errors import EspalierError, LinkError
 from federated.wire import envelope, messages, topics
-from federated.wire.address import Address, format_url
 from federated.wire.enrolment_token import SECRET, Token
 from federated.wire.links.catalogue import open_link
+from federated.wire.mqtt_address import MqttAddress, format_url
 
 __all__ = ["STRANGERS", "make_address"]
 
@@ -113,7 +113,7 @@ def may_connect(doors: Doors, certificate: Path | None) -> int:
 def make_address(doors: Doors, certificate: Path | None) -> str:
     """Return the broker's address for a client with a certificate, or without one."""
     files = str(doors.authority.ca), None if certificate is None else str(certificate)
-    return format_url(Address("localhost", doors.port, tls=True, ca=files[0], cert=files[1]))
+    return format_url(MqttAddress("localhost", doors.port, tls=True, ca=files[0], cert=files[1]))
 
 
 def show_nothing(trial: Trial, doors: Doors) -> int:

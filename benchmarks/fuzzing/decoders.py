@@ -47,12 +47,12 @@ from federated.errors import (
 from federated.task import Task, Update
 from federated.training import state_between_rounds
 from federated.wire import envelope, messages, tensors, topics
-from federated.wire.address import parse_address
 from federated.wire.chunks import Receiver, Sender
 from federated.wire.codecs.catalogue import CODECS
 from federated.wire.codecs.raw import RAW
 from federated.wire.enrolment_token import ENROL, parse_token
 from federated.wire.links.memory import MemoryBroker, MemoryLink
+from federated.wire.mqtt_address import parse_mqtt_address
 from federated.wire.partial_file import PartialFile
 
 __all__ = ["Decoder", "make_decoders"]
@@ -386,7 +386,11 @@ def make_text_decoders() -> dict[str, Decoder]:
         "questions": Decoder(parse_question, (DataError,), samples.questions(), "text"),
         "examples": Decoder(parse_example, (DataError,), samples.examples(), "text"),
         "addresses": Decoder(
-            decode_text(parse_address), (EspalierError,), samples.ADDRESSES, "text", largest=400
+            decode_text(parse_mqtt_address),
+            (EspalierError,),
+            samples.ADDRESSES,
+            "text",
+            largest=400,
         ),
         "selections": Decoder(
             decode_text(agent_filter.parse),

@@ -27,8 +27,8 @@ from coordinator.broker.mosquitto import COORDINATOR
 from coordinator.settings.service_tables import Broker as Wanted
 from federated.errors import ConfigError, EspalierError
 from federated.runtime.console import Say
-from federated.wire.address import PORTS, add_credentials, format_url, get_scheme, parse_address
-from federated.wire.link import Link
+from federated.wire.link import Link, get_scheme
+from federated.wire.mqtt_address import PORTS, add_credentials, format_url, parse_mqtt_address
 
 if TYPE_CHECKING:
     from coordinator.access.certificate_authority import Authority
@@ -172,7 +172,7 @@ def add_certificate(broker: str) -> str:
     """
     if get_scheme(broker) not in PORTS:
         return broker  # only MQTT brokers use certificates
-    address = parse_address(broker)
+    address = parse_mqtt_address(broker)
     folder = Path(os.environ.get("ESPALIER_BROKER__PKI") or find_default_folder())
     pem = folder / "coordinator.pem"
     if not address.tls or address.cert is not None or address.user is not None or not pem.is_file():
@@ -219,7 +219,7 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say) -> Iterator[BrokerAcc
         authority = open_authority(wanted)
         stack.callback(authority.close)
         if wanted.url:
-            address = parse_address(wanted.url)
+            address = parse_mqtt_address(wanted.url)
             if not address.tls:
                 raise ConfigError(
                     f"broker.tls requires a broker with TLS: expected mqtts://HOST, found {address}"

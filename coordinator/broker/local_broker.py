@@ -31,8 +31,8 @@ from coordinator.broker.local_addresses import check_exposure, find_free_port, f
 from coordinator.broker.mosquitto import COORDINATOR, MAX_PACKET, TlsFiles, find_mosquitto
 from federated.errors import LinkError
 from federated.runtime import atomic_files
-from federated.wire.address import Address, format_url, parse_address
 from federated.wire.links.mqtt_client_setup import ClientSetup, connect, disconnect
+from federated.wire.mqtt_address import MqttAddress, format_url, parse_mqtt_address
 
 __all__ = ["Broker", "find_mosquitto", "start"]
 
@@ -179,7 +179,7 @@ class Broker:
         none can.
         """
         version = MQTT_3_1_1 if self.kind == "embedded" else None
-        setup = ClientSetup(parse_address(self.url), f"waiting-{secrets.token_hex(4)}")
+        setup = ClientSetup(parse_mqtt_address(self.url), f"waiting-{secrets.token_hex(4)}")
         until = time.monotonic() + START_TIMEOUT
         why = ""
         while time.monotonic() < until and self._process.poll() is None:
@@ -237,7 +237,7 @@ def start(
     atomic_files.make_private(folder, "updates in transit, and passwords")
     secret, file = _write_passwords(folder, passwords)
     near, far = find_reachable_hosts(listen)
-    entry = Address(
+    entry = MqttAddress(
         near.strip("[]"), port, tls is not None, COORDINATOR if secret else None, secret or None
     )
     if tls is not None:

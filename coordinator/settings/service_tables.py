@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from federated.settings import Record
-from federated.wire.address import PORTS
 from federated.wire.enrolment_token import PORT as ENROLMENT_PORT
+from federated.wire.mqtt_address import PORTS
 
 __all__ = ["Broker", "Log", "Metrics"]
 

@@ -27,15 +27,15 @@ from federated.errors import (
     require_extra,
 )
 from federated.wire import topics
-from federated.wire.address import (
+from federated.wire.enrolment_token import HOW_TO_ENROL, Token, parse_token
+from federated.wire.link import get_scheme
+from federated.wire.mqtt_address import (
     PORTS,
-    Address,
+    MqttAddress,
     add_credentials,
     format_url,
-    get_scheme,
-    parse_address,
+    parse_mqtt_address,
 )
-from federated.wire.enrolment_token import HOW_TO_ENROL, Token, parse_token
 
 __all__ = ["read_token", "renew_if_due", "resolve_broker"]
 
@@ -69,7 +69,7 @@ def resolve_broker(
             broker = format_url(credentials.broker_address)
     if broker is None or get_scheme(broker) not in PORTS:
         return broker, name  # only MQTT brokers ask for certificates
-    address = parse_address(broker)
+    address = parse_mqtt_address(broker)
     if address.tls and address.cert is None and address.user is None:
         credentials = credentials or find_credentials(address, name)
         if credentials is not None:
@@ -85,7 +85,7 @@ def resolve_broker(
     return format_url(address) if address.tls else broker, name
 
 
-def find_credentials(address: Address, name: str | None) -> Credentials | None:
+def find_credentials(address: MqttAddress, name: str | None) -> Credentials | None:
     """Find the enrolment for a broker, and for a name if one is given. Raises UsageError if several
     match.
     """

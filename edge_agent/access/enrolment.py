@@ -29,7 +29,6 @@ from edge_agent.access.enrolment_files import Credentials, Enrolment, hold_lock
 from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors
 from federated.runtime import atomic_files
 from federated.wire import tls
-from federated.wire.address import Address
 from federated.wire.enrolment_token import (
     AUTHORITY,
     ENROL,
@@ -40,6 +39,7 @@ from federated.wire.enrolment_token import (
     Renewal,
     Token,
 )
+from federated.wire.mqtt_address import MqttAddress
 
 __all__ = ["count_seconds_left", "enrol", "is_due", "renew"]
 
@@ -48,7 +48,7 @@ TIMEOUT = 15.0  # seconds per request
 
 def enrol(token: Token, folder: Path) -> Credentials:
     """Obtain a certificate with a token and save it in `folder`. Raises LinkError, StoreError."""
-    authority = fetch_authority(Address(token.host, token.port, tls=True), token)
+    authority = fetch_authority(MqttAddress(token.host, token.port, tls=True), token)
     with explain_os_errors(
         StoreError, f"{folder}: expected a folder for this device's certificate"
     ):
@@ -59,7 +59,7 @@ def enrol(token: Token, folder: Path) -> Credentials:
             key = load_or_create_key(folder / "key.pem")
             atomic_files.write(folder / "ca.pem", authority.encode())
             answer = post(
-                Address(token.host, token.port, tls=True, ca=str(folder / "ca.pem")),
+                MqttAddress(token.host, token.port, tls=True, ca=str(folder / "ca.pem")),
                 ENROL,
                 Ask(token.secret.hex(), sign_request(token.name, key)),
             )
@@ -164,7 +164,7 @@ def encode_key(key: ec.EllipticCurvePrivateKey) -> bytes:
 # ---- HTTPS ---------------------------------------------------------------------------------------
 
 
-def fetch_authority(address: Address, token: Token) -> str:
+def fetch_authority(address: MqttAddress, token: Token) -> str:
     """Fetch the authority's certificate (PEM) from any server, and check it against the token.
     Raises LinkError.
     """
@@ -189,7 +189,7 @@ def fetch_authority(address: Address, token: Token) -> str:
     return ssl.DER_cert_to_PEM_cert(found)
 
 
-def post(address: Address, path: str, request: Ask | Renewal) -> Answer:
+def post(address: MqttAddress, path: str, request: Ask | Renewal) -> Answer:
     """Send a request to the authority and return its answer. Raises LinkError with the reason for a
     refusal.
     """
@@ -205,7 +205,7 @@ def post(address: Address, path: str, request: Ask | Renewal) -> Answer:
 
 
 def send_request(
-    address: Address, context: ssl.SSLContext, method: str, path: str, body: bytes | None
+    address: MqttAddress, context: ssl.SSLContext, method: str, path: str, body: bytes | None
 ) -> tuple[int, bytes]:
     """Return the status and the body of an answer; read at most LARGEST bytes.
 

@@ -22,8 +22,8 @@ import msgspec
 
 from edge_agent.device import state_folder
 from federated.errors import ConfigError, EspalierError
-from federated.wire.address import Address, add_credentials, format_url, parse_address
 from federated.wire.enrolment_token import Token
+from federated.wire.mqtt_address import MqttAddress, add_credentials, format_url, parse_mqtt_address
 
 __all__ = ["Credentials", "Enrolment", "hold_lock", "load_credentials", "locate_enrolment"]
 
@@ -60,19 +60,19 @@ class Credentials(Enrolment, frozen=True):
         return self.folder / "agent.pem"
 
     @property
-    def broker_address(self) -> Address:
+    def broker_address(self) -> MqttAddress:
         """The broker's address, with this device's certificate."""
         plain = (
-            Address(self.host, int(self.broker), tls=True)
+            MqttAddress(self.host, int(self.broker), tls=True)
             if self.broker.isdecimal()
-            else parse_address(self.broker)
+            else parse_mqtt_address(self.broker)
         )
         return add_credentials(plain, str(self.ca), str(self.pem))
 
     @property
-    def authority_address(self) -> Address:
+    def authority_address(self) -> MqttAddress:
         """The address of the authority, which renews certificates."""
-        return Address(self.host, self.port, tls=True, ca=str(self.ca), cert=str(self.pem))
+        return MqttAddress(self.host, self.port, tls=True, ca=str(self.ca), cert=str(self.pem))
 
 
 def locate_enrolment(token: Token) -> Path:
@@ -96,7 +96,7 @@ def load_credentials() -> list[Credentials]:
             one = Credentials(**msgspec.structs.asdict(enrolment), folder=path.parent)
             if not one.pem.is_file() or not one.ca.is_file():
                 continue
-            parse_address(format_url(one.broker_address))
+            parse_mqtt_address(format_url(one.broker_address))
         except (OSError, ValueError, EspalierError) as error:
             log.warning("skipped %s: %s", path, error)
             continue

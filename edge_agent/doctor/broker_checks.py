@@ -19,9 +19,9 @@ from edge_agent.doctor.device_checks import check_skew
 from federated.errors import LinkError, ProtocolMismatch, WireError
 from federated.runtime.listen_address import is_loopback
 from federated.wire import envelope, messages, topics
-from federated.wire.address import Address
 from federated.wire.link import CHUNK, OVERHEAD, PROBES
 from federated.wire.links import mqtt_client_setup as mqtt
+from federated.wire.mqtt_address import MqttAddress
 
 __all__ = [
     "TIMEOUT",
@@ -61,7 +61,7 @@ class Requester(Protocol):
 class Client:
     """A connection to the broker that waits for each answer."""
 
-    def __init__(self, address: Address, client_id: str) -> None:
+    def __init__(self, address: MqttAddress, client_id: str) -> None:
         """Raises LinkError, ConfigError."""
         self._messages = queue.SimpleQueue[tuple[str, bytes]]()
         self._published = queue.SimpleQueue[str]()
@@ -155,7 +155,7 @@ class Client:
             )
 
 
-def check_credentials(address: Address, client: Client) -> Check:
+def check_credentials(address: MqttAddress, client: Client) -> Check:
     """Report how the broker authenticated this device."""
     version = "MQTT 5" if client.protocol == 5 else "MQTT 3.1.1"
     if address.cert or address.user is not None:
@@ -245,7 +245,7 @@ def check_isolation(client: Client, run: str) -> Check:
     return Check("strangers", "warn", "any client may publish under another's name", NO_RIGHTS)
 
 
-def check_packets(client: Client, address: Address, run: str, name: str) -> Check:
+def check_packets(client: Client, address: MqttAddress, run: str, name: str) -> Check:
     """Measure the largest relevant payload that the broker accepts."""
     limit = client.max_packet
     stated = f"the broker states {limit} bytes; " if limit < mqtt.MAX_PACKET else ""

@@ -34,7 +34,8 @@ from edge_agent.doctor.non_mqtt_checks import check_link
 from federated.errors import EspalierError, LinkError
 from federated.install_command import pip_command
 from federated.wire import messages, tls, topics
-from federated.wire.address import PORTS, Address, get_scheme, parse_address
+from federated.wire.link import get_scheme
+from federated.wire.mqtt_address import PORTS, MqttAddress, parse_mqtt_address
 
 __all__ = ["check_connection", "examine"]
 
@@ -48,7 +49,7 @@ def check_connection(broker: str, run: str | None, name: str) -> Iterator[Check 
     if get_scheme(broker) not in PORTS:
         yield from check_link(broker, run, name)
         return
-    address = parse_address(broker)
+    address = parse_mqtt_address(broker)
     for step in (check_dns, check_tcp, check_tls):
         check = step(address)
         yield check
@@ -71,7 +72,7 @@ def check_connection(broker: str, run: str | None, name: str) -> Iterator[Check 
 
 
 def check_run(
-    client: Client, address: Address, run: str | None, name: str
+    client: Client, address: MqttAddress, run: str | None, name: str
 ) -> Iterator[Check | messages.Run]:
     """Yield the checks that need a connection to the broker. Raises LinkError if it restarts."""
     card, check = find_card(client, run)
@@ -89,7 +90,7 @@ def check_run(
 # ---- before MQTT ---------------------------------------------------------------------------------
 
 
-def check_dns(address: Address) -> Check:
+def check_dns(address: MqttAddress) -> Check:
     """Resolve the broker's host name."""
     host, start = address.host, time.perf_counter()
     try:
@@ -112,7 +113,7 @@ def check_dns(address: Address) -> Check:
     return Check("dns", "ok", f"{host} is {addresses} ({format_elapsed(start)})")
 
 
-def check_tcp(address: Address) -> Check:
+def check_tcp(address: MqttAddress) -> Check:
     """Open a TCP connection to the broker."""
     start, where = time.perf_counter(), f"{address.host} port {address.port}"
     try:
@@ -131,7 +132,7 @@ def check_tcp(address: Address) -> Check:
     return Check("tcp", "fail", f"{where}: {reason}", remedy, 5)
 
 
-def check_tls(address: Address) -> Check:
+def check_tls(address: MqttAddress) -> Check:
     """Perform a TLS handshake and check the broker's certificate."""
     if not address.tls:
         if is_local(address.host):

@@ -20,8 +20,7 @@ from edge_agent.doctor.broker_checks import (
 from edge_agent.doctor.check_result import Check, report_error
 from federated.errors import LinkError
 from federated.wire import messages, topics
-from federated.wire.address import get_scheme
-from federated.wire.link import LINK_DOWN, LINK_UP, PROBES, Link
+from federated.wire.link import LINK_DOWN, LINK_UP, PROBES, Link, get_scheme
 from federated.wire.links.catalogue import open_link
 
 __all__ = ["check_link"]

@@ -25,6 +25,7 @@ __all__ = [
     "Probe",
     "Will",
     "chunk_within",
+    "get_scheme",
 ]
 
 LINK_UP = "$link/up"
@@ -219,6 +220,12 @@ class LinkOpener(Protocol):
     """
 
     def __call__(self, address: str, client_id: str, will: Will | None = None, /) -> Link: ...
+
+
+def get_scheme(text: str) -> str:
+    """Return the scheme of a broker's address; `mqtt` by default."""
+    scheme, separator, _ = text.partition("://")
+    return scheme if separator else "mqtt"
 
 
 def chunk_within(max_payload: int, chunk: int = CHUNK) -> int:

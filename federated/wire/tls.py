@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from federated.errors import ConfigError
-from federated.wire.address import Address
+from federated.wire.mqtt_address import MqttAddress
 
 __all__ = ["REVOKED", "explain", "find_refusal", "make_context", "make_private_name", "reload"]
 
@@ -64,7 +64,7 @@ class ClosingSocket(ssl.SSLSocket):
             raise
 
 
-def make_context(address: Address) -> ssl.SSLContext:
+def make_context(address: MqttAddress) -> ssl.SSLContext:
     """Return the TLS context of a link to `address`. Raises ConfigError for missing or invalid
     files.
     """
@@ -88,13 +88,13 @@ def make_context(address: Address) -> ssl.SSLContext:
     return context
 
 
-def reload(context: ssl.SSLContext, address: Address) -> None:
+def reload(context: ssl.SSLContext, address: MqttAddress) -> None:
     """Load the current certificate for the next connection. Raises OSError, including SSLError."""
     if address.cert is not None:
         context.load_cert_chain(address.cert, address.key)
 
 
-def make_private_name(address: Address, name: str) -> str:
+def make_private_name(address: MqttAddress, name: str) -> str:
     """Return a client id that only the holder of the certificate's key or of the password can
     compute; without either, the name itself.
 
@@ -118,7 +118,7 @@ def _stretch(password: str, salt: str) -> str:
     ).hex()
 
 
-def explain(address: Address, error: ssl.SSLError) -> str:
+def explain(address: MqttAddress, error: ssl.SSLError) -> str:
     """Explain a failed handshake, with the remedy."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in HOSTNAMES:
@@ -144,7 +144,7 @@ def explain(address: Address, error: ssl.SSLError) -> str:
     return "this port does not use TLS: use mqtt://, or the port for TLS"
 
 
-def find_refusal(address: Address) -> str:
+def find_refusal(address: MqttAddress) -> str:
     """Return why a broker's TLS rejects this client; empty if it does not, or does not answer."""
     try:
         with (
@@ -160,7 +160,7 @@ def find_refusal(address: Address) -> str:
     return ""
 
 
-def _list_names(address: Address) -> str:
+def _list_names(address: MqttAddress) -> str:
     """Return the names in a broker's certificate, which is trusted except for its name."""
     trusting = make_context(address)
     trusting.check_hostname = False

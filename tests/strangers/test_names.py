@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.broker.local_broker import start
-from federated.wire.address import parse_address
 from federated.wire.links.mqtt import MqttLink
 from federated.wire.links.mqtt_client_setup import ClientSetup, connect
+from federated.wire.mqtt_address import parse_mqtt_address
 from tests.support.brokers import needs_mosquitto
 from tests.support.certificate_authority import Door, member
 from tests.support.strangers import receive_all
@@ -32,7 +32,7 @@ def test_no_user_with_a_password_can_disconnect_another(tmp_path: Path) -> None:
         there = MqttLink(f"mqtt://a:first-secret@{broker.address}", "r-a")
         for guess in ("r-a", there.client_id):
             MqttLink(f"mqtt://b:other-secret@{broker.address}", guess).close()
-            other = parse_address(f"mqtt://b:other-secret@{broker.address}")
+            other = parse_mqtt_address(f"mqtt://b:other-secret@{broker.address}")
             connect(ClientSetup(other, guess)).client.disconnect()
         assert receive_all(there, 1.0) == []  # the link was never down
         there.close()

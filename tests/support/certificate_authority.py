@@ -15,7 +15,7 @@ from coordinator.access.certificate_authority import Authority
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.broker.mosquitto import find_mosquitto
 from edge_agent.access.enrolment import encode_key, sign_request
-from federated.wire.address import Address
+from federated.wire.mqtt_address import MqttAddress
 
 __all__ = ["SHIPPED", "Door", "member", "shipped"]
 
@@ -49,8 +49,10 @@ class Door:
             self.process.args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
-    def address(self, pem: Path | None, host: str = "localhost", ca: Path | None = None) -> Address:
-        return Address(
+    def address(
+        self, pem: Path | None, host: str = "localhost", ca: Path | None = None
+    ) -> MqttAddress:
+        return MqttAddress(
             host,
             self.port,
             tls=True,

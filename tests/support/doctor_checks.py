@@ -13,8 +13,9 @@ from coordinator.fleet.message_loop import Fleet
 from edge_agent.doctor import broker_checks, connection_checks
 from edge_agent.doctor.check_result import Check
 from federated.wire import messages
-from federated.wire.address import PORTS, Address, get_scheme
+from federated.wire.link import get_scheme
 from federated.wire.links.catalogue import open_link
+from federated.wire.mqtt_address import PORTS, MqttAddress
 from models.menu import probes
 from models.named_network import network
 from tests.support.links import connect
@@ -41,7 +42,7 @@ def states(found: dict[str, Check]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def coordinating(url: str | Address, folder: Path) -> Iterator[None]:
+def coordinating(url: str | MqttAddress, folder: Path) -> Iterator[None]:
     """Run the coordinator's half of the protocol for a run without agents."""
     plugged = isinstance(url, str) and get_scheme(url) not in PORTS
     link = open_link(url, "coordinator") if plugged else connect(url, "coordinator")

@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator
 
 from federated.errors import LinkError
-from federated.wire.address import Address
 from federated.wire.link import Delivery
 from federated.wire.links.mqtt import MqttLink
+from federated.wire.mqtt_address import MqttAddress
 
 __all__ = ["connect", "listen", "open_links", "wait_for_delivery"]
 
 
-def connect(address: str | Address, client: str, seconds: float = 60.0) -> MqttLink:
+def connect(address: str | MqttAddress, client: str, seconds: float = 60.0) -> MqttLink:
     """Connect to a broker that may still be starting."""
     until = time.monotonic() + seconds
     while True:

@@ -16,8 +16,7 @@ from federated.runtime.extension_errors import (
     find,
     report_failure,
 )
-from federated.wire.address import get_scheme
-from federated.wire.link import Link, LinkOpener, Will
+from federated.wire.link import Link, LinkOpener, Will, get_scheme
 from federated.wire.links.memory import open_memory_link
 from federated.wire.links.mqtt import MqttLink
 from models.extension_lookup import ExtensionPoint

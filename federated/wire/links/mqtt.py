@@ -17,7 +17,6 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from federated.errors import LinkError
 from federated.wire import tls, topics
-from federated.wire.address import Address, parse_address
 from federated.wire.link import (
     LINK_DOWN,
     LINK_UP,
@@ -39,6 +38,7 @@ from federated.wire.links.mqtt_client_setup import (
     disconnect,
     measure,
 )
+from federated.wire.mqtt_address import MqttAddress, parse_mqtt_address
 
 __all__ = ["MqttLink"]
 
@@ -68,7 +68,7 @@ class MqttLink:
 
     def __init__(
         self,
-        address: str | Address,
+        address: str | MqttAddress,
         client_id: str,
         will: Will | None = None,
         *,
@@ -83,7 +83,7 @@ class MqttLink:
         version: MQTT protocol number; None: the newest that the broker supports.
         Raises UsageError for an invalid address, ConfigError for an unusable CA file, LinkError.
         """
-        self.address = parse_address(address) if isinstance(address, str) else address
+        self.address = parse_mqtt_address(address) if isinstance(address, str) else address
         self.client_id, self.sent_bytes, self.received_bytes = client_id, 0, 0
         self._deliveries = DeliveryQueue(find_sender=topics.find_sender)
         self._patterns: dict[str, None] = {}

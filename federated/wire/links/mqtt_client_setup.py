@@ -25,8 +25,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from federated.errors import LinkError
 from federated.wire import tls
-from federated.wire.address import Address
 from federated.wire.link import Probe, Will
+from federated.wire.mqtt_address import MqttAddress
 
 __all__ = ["MAX_PACKET", "ClientSetup", "Greeting", "Handlers", "connect", "disconnect", "measure"]
 
@@ -70,7 +70,7 @@ class ClientSetup:
     handlers: callbacks of the network thread.
     """
 
-    address: Address
+    address: MqttAddress
     client_id: str
     will: Will | None = None
     handlers: Handlers = Handlers()
@@ -156,7 +156,7 @@ def _try(setup: ClientSetup, protocol: int, until: float, *, hurry: bool) -> Gre
     raise _make_error(setup.address, answer.reason)
 
 
-def _dial(client: mqtt.Client, address: Address, protocol: int) -> None:
+def _dial(client: mqtt.Client, address: MqttAddress, protocol: int) -> None:
     """Open the connection and send the first packet. Raises OSError, ValueError."""
     if protocol != mqtt.MQTTv5:
         client.connect(address.host, address.port, KEEPALIVE)
@@ -171,7 +171,7 @@ def _dial(client: mqtt.Client, address: Address, protocol: int) -> None:
     )
 
 
-def _make_error(address: Address, reason: ReasonCode | None) -> LinkError | _ProtocolError:
+def _make_error(address: MqttAddress, reason: ReasonCode | None) -> LinkError | _ProtocolError:
     """Return the error of a failed connection. reason: the broker's answer; None: no answer."""
     where = f"cannot connect to the broker at {address}{_resolve(address)}"
     if reason is None:
@@ -244,7 +244,7 @@ def _make_client(setup: ClientSetup, protocol: int, answer: _FirstAnswer) -> mqt
     return client
 
 
-def _reload_certificate(context: ssl.SSLContext, address: Address) -> None:
+def _reload_certificate(context: ssl.SSLContext, address: MqttAddress) -> None:
     """Load a certificate that was renewed since the last connection."""
     try:
         tls.reload(context, address)
@@ -365,7 +365,7 @@ def _make_expiry(packet: int, seconds: int) -> Properties:
     return properties
 
 
-def _explain(address: Address, error: Exception, timeout: float) -> str:
+def _explain(address: MqttAddress, error: Exception, timeout: float) -> str:
     """Explain a failure to connect, with the remedy."""
     match error:
         case socket.gaierror():
@@ -399,7 +399,7 @@ def _explain(address: Address, error: Exception, timeout: float) -> str:
     return f"cannot connect to the broker at {address}{_resolve(address)}: {why}"
 
 
-def _resolve(address: Address) -> str:
+def _resolve(address: MqttAddress) -> str:
     """Return the IP addresses of a name as text."""
     try:
         found = sorted(

@@ -38,10 +38,10 @@ from edge_agent.access.enrolment import encode_key, sign_request
 from edge_agent.access.enrolment_files import load_credentials
 from federated.errors import ConfigError, LinkError, StoreError
 from federated.wire import envelope, messages, topics
-from federated.wire.address import parse_address
 from federated.wire.link import LINK_UP
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.mqtt import MqttLink
+from federated.wire.mqtt_address import parse_mqtt_address
 from tests.support.brokers import needs_mosquitto
 from tests.support.certificate_authority import member, shipped
 from tests.support.links import connect
@@ -215,7 +215,7 @@ def test_tls_needs_only_the_flag_and_a_token(tmp_path: Path) -> None:
         assert name == "pi-kitchen"
         open_link(str(broker), "r-pi-kitchen").close()
         assert not renew_if_due(load_credentials()[0])
-        assert parse_address(gate.address).cert == str(tmp_path / "pki" / "coordinator.pem")
+        assert parse_mqtt_address(gate.address).cert == str(tmp_path / "pki" / "coordinator.pem")
         listing = json.loads(run(tmp_path, "authority", "--format", "json"))
         assert [(agent["name"], agent["state"]) for agent in listing["agents"]] == [
             ("pi-kitchen", "good")
@@ -231,7 +231,7 @@ def test_a_broker_certificate_with_a_new_name_is_used_without_a_restart(
     before = signal.signal(signal.SIGHUP, hangup)  # the broker inherits it
     request.addfinalizer(lambda: signal.signal(signal.SIGHUP, before))
     with opened(tmp_path) as (gate, _):
-        address = parse_address(gate.address)
+        address = parse_mqtt_address(gate.address)
 
         def names() -> str:
             context = ssl.create_default_context(cafile=address.ca)
@@ -336,7 +336,7 @@ def test_commands_use_the_coordinators_certificate_for_a_broker_with_tls(
     monkeypatch.setenv("ESPALIER_BROKER__PKI", str(tmp_path / "pki"))
     assert add_certificate("mqtts://h") == "mqtts://h"  # no authority here
     Authority(tmp_path / "pki").close()
-    assert parse_address(add_certificate("mqtts://h")).cert == str(
+    assert parse_mqtt_address(add_certificate("mqtts://h")).cert == str(
         tmp_path / "pki" / "coordinator.pem"
     )
     for other in ("h", "mqtts://me:x@h", "mqtts://h?cert=mine.pem"):

@@ -23,8 +23,8 @@ from coordinator.broker.local_broker import find_mosquitto
 from coordinator.settings.service_tables import Broker
 from federated.errors import LinkError
 from federated.wire import tls
-from federated.wire.address import parse_address
 from federated.wire.links.mqtt import MqttLink
+from federated.wire.mqtt_address import parse_mqtt_address
 
 DAY = 86400.0
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
@@ -114,7 +114,7 @@ def test_a_broker_with_an_expired_list_tells_clients_so(
     monkeypatch.setattr(authorities, "LIST_LIFE", timedelta(seconds=4))
     wanted = Broker(port=0, tls=True, enrol=0, pki=str(tmp_path / "pki"))
     with open_broker_access(wanted, tmp_path, lambda text: None) as gate:
-        address = parse_address(gate.address)
+        address = parse_mqtt_address(gate.address)
         until = time.monotonic() + 60
         while not (why := tls.find_refusal(address)) and time.monotonic() < until:
             time.sleep(0.2)

@@ -16,8 +16,8 @@ from edge_agent.access import broker_credentials, enrolment
 from edge_agent.access.broker_credentials import read_token, renew_if_due, resolve_broker
 from edge_agent.access.enrolment_files import Credentials, load_credentials, locate_enrolment
 from federated.errors import ConfigError, LinkError, UsageError
-from federated.wire.address import parse_address
 from federated.wire.enrolment_token import Token
+from federated.wire.mqtt_address import parse_mqtt_address
 
 
 def test_an_enrolled_device_needs_only_the_brokers_address(token: Token, device: Path) -> None:
@@ -28,7 +28,7 @@ def test_an_enrolled_device_needs_only_the_brokers_address(token: Token, device:
     assert resolve_broker("localhost", None) == ("localhost", None)
     assert resolve_broker("mqtts://me:x@localhost", None) == ("mqtts://me:x@localhost:8883", "me")
     assert first is not None
-    assert parse_address(first).cert == str(load_credentials()[0].pem)
+    assert parse_mqtt_address(first).cert == str(load_credentials()[0].pem)
     load_credentials()[0].pem.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod go="):
         resolve_broker("mqtts://localhost", None)

@@ -17,15 +17,15 @@ from edge_agent.access import enrolment
 from edge_agent.access.broker_credentials import resolve_broker
 from edge_agent.access.enrolment_files import load_credentials, locate_enrolment
 from federated.errors import LinkError, UsageError
-from federated.wire.address import Address
 from federated.wire.enrolment_token import Token
+from federated.wire.mqtt_address import MqttAddress
 
 
 def test_enrolling_saves_a_certificate_with_a_local_key_readable_by_its_owner_only(
     token: Token, authority: Authority, device: Path
 ) -> None:
     made = enrolment.enrol(token, locate_enrolment(token))
-    assert made.broker_address == Address(
+    assert made.broker_address == MqttAddress(
         "localhost", 8883, tls=True, ca=str(made.ca), cert=str(made.pem)
     )
     assert made.ca.read_bytes() == authority.ca.read_bytes()
@@ -137,7 +137,7 @@ def test_an_agents_certificate_is_not_accepted_from_a_server(
     try:
         with pytest.raises(LinkError, match="its certificate is not trusted"):
             enrolment.post(
-                Address("localhost", false.port, tls=True, ca=str(made.ca)),
+                MqttAddress("localhost", false.port, tls=True, ca=str(made.ca)),
                 "/enrol",
                 offices.Ask("00" * 16, "x"),
             )

@@ -11,9 +11,9 @@ from coordinator.access.certificate_authority import Authority
 from coordinator.broker import local_broker as brokers
 from edge_agent.doctor.check_result import format_check
 from federated.wire import envelope, messages
-from federated.wire.address import format_url
 from federated.wire.link import CHUNK, OVERHEAD
 from federated.wire.links.catalogue import open_link
+from federated.wire.mqtt_address import format_url
 from tests.support.brokers import needs_mosquitto
 from tests.support.certificate_authority import member, shipped
 from tests.support.certificates import certificate

@@ -90,7 +90,7 @@ def test_the_brokers_certificate_is_checked(
     ca = pem if trusted else certificate(["other"], (-1, 30), tmp_path, "other")
     with speaking_tls(pem) as port:
         check = connection_checks.check_tls(
-            connection_checks.parse_address(f"mqtts://127.0.0.1:{port}?ca={ca}")
+            connection_checks.parse_mqtt_address(f"mqtts://127.0.0.1:{port}?ca={ca}")
         )
     assert check.state == state, format_check(check)
     assert words in format_check(check)

@@ -14,8 +14,8 @@ from edge_agent.cli.main import main
 from edge_agent.infer.infer_command import load_client_token
 from federated.errors import ConfigError
 from federated.runtime import logs
-from federated.wire.address import parse_address
 from federated.wire.enrolment_token import FINGERPRINT, SECRET, Token, parse_token
+from federated.wire.mqtt_address import parse_mqtt_address
 
 log = logging.getLogger("coordinator.test")
 
@@ -179,7 +179,7 @@ def test_passwords_and_tokens_are_secret_from_when_they_are_read(tmp_path: Path)
     (tmp_path / "token").write_text("a-token-to-ask-with")
     token = Token("pi", "host", 8884, bytes(range(SECRET)), bytes(FINGERPRINT))
     letters = str(token).split("-")[1]
-    parse_address("mqtt://anna:hunter%402@host")
+    parse_mqtt_address("mqtt://anna:hunter%402@host")
     parse_token(str(token))
     load_client_token(tmp_path / "token")
     logs.configure(form="json", file=tmp_path / "log")

@@ -18,7 +18,7 @@ from coordinator.access.certificate_authority import Authority
 from coordinator.access.certificates import Pair, make_name, read_pair, to_general_name, write_pair
 from federated.errors import ConfigError
 from federated.wire import tls
-from federated.wire.address import Address
+from federated.wire.mqtt_address import MqttAddress
 from tests.support.certificate_authority import member
 
 
@@ -102,7 +102,7 @@ def test_each_rejection_of_a_client_is_explained_under_both_versions(
 
         def answer(cert: Path | None, ca: Path = authority.ca) -> str:
             return tls.find_refusal(
-                Address(
+                MqttAddress(
                     "localhost",
                     port,
                     tls=True,
@@ -128,7 +128,7 @@ def test_a_wrong_host_name_is_explained_with_the_names_in_the_certificate(
         authority,
     ) as port:
         said = tls.find_refusal(
-            Address(
+            MqttAddress(
                 "127.0.0.1", port, tls=True, ca=str(authority.ca), cert=str(authority.coordinator)
             )
         )
@@ -149,7 +149,7 @@ def test_an_expired_or_future_certificate_is_explained_with_the_clock(
         server(authority, tmp_path, timedelta(days=begins), timedelta(days=ends)), authority
     ) as port:
         said = tls.find_refusal(
-            Address(
+            MqttAddress(
                 "localhost", port, tls=True, ca=str(authority.ca), cert=str(authority.coordinator)
             )
         )
@@ -160,12 +160,14 @@ def test_an_expired_or_future_certificate_is_explained_with_the_clock(
 
 def test_a_file_without_a_key_is_an_error(authority: Authority) -> None:
     with pytest.raises(ConfigError, match=r"expected a certificate and its key in .*ca.pem"):
-        tls.make_context(Address("b", 1, tls=True, ca=str(authority.ca), cert=str(authority.ca)))
+        tls.make_context(
+            MqttAddress("b", 1, tls=True, ca=str(authority.ca), cert=str(authority.ca))
+        )
 
 
 def test_a_client_id_depends_on_the_key_and_is_stable(authority: Authority, tmp_path: Path) -> None:
     one, two = (
-        Address("b", 1, tls=True, cert=str(member(authority, name, tmp_path)))
+        MqttAddress("b", 1, tls=True, cert=str(member(authority, name, tmp_path)))
         for name in ("one", "two")
     )
     assert (
@@ -173,4 +175,4 @@ def test_a_client_id_depends_on_the_key_and_is_stable(authority: Authority, tmp_
         == tls.make_private_name(one, "r-a")
         != tls.make_private_name(two, "r-a")
     )
-    assert tls.make_private_name(Address("b", 1), "r-a") == "r-a"
+    assert tls.make_private_name(MqttAddress("b", 1), "r-a") == "r-a"

@@ -5,32 +5,32 @@ from __future__ import annotations
 import pytest
 
 from federated.errors import UsageError
-from federated.wire.address import Address, add_credentials, format_url, parse_address
+from federated.wire.mqtt_address import MqttAddress, add_credentials, format_url, parse_mqtt_address
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("broker", Address("broker", 1883)),
-        ("broker:1884", Address("broker", 1884)),
-        ("10.0.0.1", Address("10.0.0.1", 1883)),
-        ("[::1]", Address("::1", 1883)),
-        ("[::1]:99", Address("::1", 99)),
-        ("mqtt://broker/", Address("broker", 1883)),
-        ("mqtt://me:p%40ss:w@broker:5", Address("broker", 5, user="me", password="p@ss:w")),
-        ("mqtts://broker", Address("broker", 8883, tls=True)),
+        ("broker", MqttAddress("broker", 1883)),
+        ("broker:1884", MqttAddress("broker", 1884)),
+        ("10.0.0.1", MqttAddress("10.0.0.1", 1883)),
+        ("[::1]", MqttAddress("::1", 1883)),
+        ("[::1]:99", MqttAddress("::1", 99)),
+        ("mqtt://broker/", MqttAddress("broker", 1883)),
+        ("mqtt://me:p%40ss:w@broker:5", MqttAddress("broker", 5, user="me", password="p@ss:w")),
+        ("mqtts://broker", MqttAddress("broker", 8883, tls=True)),
         (
             "mqtts://u@[fe80::1]:9?ca=/etc/ca.pem",
-            Address("fe80::1", 9, tls=True, user="u", ca="/etc/ca.pem"),
+            MqttAddress("fe80::1", 9, tls=True, user="u", ca="/etc/ca.pem"),
         ),
         (
             "mqtts://b?ca=a%20b.pem&cert=c.pem&key=k",
-            Address("b", 8883, tls=True, ca="a b.pem", cert="c.pem", key="k"),
+            MqttAddress("b", 8883, tls=True, ca="a b.pem", cert="c.pem", key="k"),
         ),
     ],
 )
-def test_an_address_is_parsed(text: str, expected: Address) -> None:
-    assert parse_address(text) == expected
+def test_an_address_is_parsed(text: str, expected: MqttAddress) -> None:
+    assert parse_mqtt_address(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,16 +53,16 @@ def test_an_address_is_parsed(text: str, expected: Address) -> None:
 )
 def test_an_invalid_address_is_a_usage_error_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        parse_address(text)
+        parse_mqtt_address(text)
 
 
 def test_a_password_is_shown_neither_in_an_address_nor_in_an_error() -> None:
-    address = parse_address("mqtt://me:secret@broker")
+    address = parse_mqtt_address("mqtt://me:secret@broker")
     assert "secret" not in f"{address} {address!r}"
     assert str(address) == "mqtt://broker:1883"
-    assert str(parse_address("mqtts://[::1]")) == "mqtts://[::1]:8883"
+    assert str(parse_mqtt_address("mqtts://[::1]")) == "mqtts://[::1]:8883"
     with pytest.raises(UsageError) as caught:
-        parse_address("mqtt://me:secret@broker:0")
+        parse_mqtt_address("mqtt://me:secret@broker:0")
     assert "secret" not in str(caught.value)
 
 
@@ -77,7 +77,7 @@ def test_a_password_is_shown_neither_in_an_address_nor_in_an_error() -> None:
 )
 def test_no_piece_of_an_unquoted_password_is_shown_in_an_error(text: str) -> None:
     with pytest.raises(UsageError) as error:
-        parse_address(text)
+        parse_mqtt_address(text)
     assert "secret" not in str(error.value)
 
 
@@ -86,10 +86,10 @@ def test_no_piece_of_an_unquoted_password_is_shown_in_an_error(text: str) -> Non
     ["mqtt://b:1883", "mqtts://[::1]:9", "mqtts://u:p%40%2F@b:8883?ca=a+b.pem&cert=c%26d.pem"],
 )
 def test_a_formatted_address_is_parsed_back(text: str) -> None:
-    assert parse_address(format_url(parse_address(text))) == parse_address(text)
+    assert parse_mqtt_address(format_url(parse_mqtt_address(text))) == parse_mqtt_address(text)
 
 
 def test_added_credentials_do_not_replace_those_of_the_address() -> None:
-    assert add_credentials(parse_address("mqtts://b?ca=mine"), "ca", "cert") == Address(
+    assert add_credentials(parse_mqtt_address("mqtts://b?ca=mine"), "ca", "cert") == MqttAddress(
         "b", 8883, tls=True, ca="mine", cert="cert"
     )

@@ -1,4 +1,4 @@
-"""Parse the address of a broker: `HOST`, `HOST:PORT`, `mqtt://[user:password@]host[:port]` or
+"""Parse the address of an MQTT broker: `HOST`, `HOST:PORT`, `mqtt://[user:password@]host[:port]` or
 `mqtts://...[?ca=FILE&cert=FILE&key=FILE]`.
 
 IPv6 addresses are in brackets. Special characters in file names are percent-encoded.
@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 from federated.errors import UsageError
 from federated.runtime.logs import conceal
 
-__all__ = ["PORTS", "Address", "add_credentials", "format_url", "get_scheme", "parse_address"]
+__all__ = ["PORTS", "MqttAddress", "add_credentials", "format_url", "parse_mqtt_address"]
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 FILES = ("ca", "cert", "key")
@@ -24,8 +24,8 @@ EXPECTED = (
 
 
 @dataclass(frozen=True)
-class Address:
-    """The address of a broker.
+class MqttAddress:
+    """The address of an MQTT broker.
 
     host, port: of the broker.
     tls: whether to use TLS.
@@ -49,13 +49,7 @@ class Address:
         return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
 
 
-def get_scheme(text: str) -> str:
-    """Return the scheme of a broker's address; `mqtt` by default."""
-    scheme, separator, _ = text.partition("://")
-    return scheme if separator else "mqtt"
-
-
-def parse_address(text: str) -> Address:
+def parse_mqtt_address(text: str) -> MqttAddress:
     """Parse the address of an MQTT broker. Raises UsageError."""
     if "://" not in text:
         text = f"mqtt://{text}"
@@ -87,19 +81,19 @@ def parse_address(text: str) -> Address:
         None if part is None else unquote(part) for part in (parts.username, parts.password)
     )
     conceal(password)
-    return Address(
+    return MqttAddress(
         host, PORTS[scheme] if port is None else port, scheme == "mqtts", user, password, **files
     )
 
 
-def add_credentials(address: Address, ca: str, cert: str) -> Address:
+def add_credentials(address: MqttAddress, ca: str, cert: str) -> MqttAddress:
     """Return the address with these files, except those that it already names."""
     return replace(address, ca=address.ca or ca, cert=address.cert or cert)
 
 
-def format_url(address: Address) -> str:
-    """Return the text that `parse_address` reads as this address. It contains the password, so do
-    not show it.
+def format_url(address: MqttAddress) -> str:
+    """Return the text that `parse_mqtt_address` reads as this address. It contains the password, so
+    do not show it.
     """
     user = (
         ""
