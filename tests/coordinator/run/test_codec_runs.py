@@ -20,7 +20,8 @@ from federated.wire.codecs.catalogue import find_codec
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.cost import cost
 from models.extension_lookup import NAMED
-from models.families.catalogue import full, network
+from models.named_network import network
+from models.submodel_building import full
 from tests.support.memory_federation import Member, digits, federate, make_config, run_members
 from tests.support.restarted_coordinator import Fuse, Killed
 
