@@ -8,7 +8,7 @@ import click
 
 from federated.runtime.console import LazyCommand, LazyGroup
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["main"]
 
 COMMANDS = {
     "aggregation": LazyCommand(

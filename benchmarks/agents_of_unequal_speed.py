@@ -31,7 +31,7 @@ from coordinator.store.run_store import Store
 from federated.errors import FleetError, StoreError
 from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 
-__all__ = ["Pacing", "Parts", "Turn", "command", "compare_agents", "measure", "summarise"]
+__all__ = ["Parts", "Turn", "command", "compare_agents", "measure", "summarise"]
 
 CPUS = {"a0": 1.0, "a1": 0.4, "a2": 0.2, "a3": 0.1}
 SLOWED, FACTOR = "a1", 3.0

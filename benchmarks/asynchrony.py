@@ -24,7 +24,7 @@ from coordinator.simulate.simulation import simulate
 from coordinator.store.run_store import Store
 from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 
-__all__ = ["Course", "Row", "command", "compare", "find_time", "run_mode"]
+__all__ = ["Course", "command", "compare", "find_time", "run_mode"]
 
 TIERS = (100, 200, 400)  # units per round, for each third of the devices
 DEVICES, BUFFER, ROUNDS = 12, 4, 20  # rounds of the synchronous run

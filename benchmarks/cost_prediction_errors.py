@@ -28,7 +28,7 @@ from models.named_network import network
 from models.submodel import Moments, Network, Submodel
 from models.submodel_building import full
 
-__all__ = ["FAMILIES", "Row", "Summary", "command", "draw_submodels", "measure", "summarise"]
+__all__ = ["Row", "command", "draw_submodels", "measure", "summarise"]
 
 FAMILIES = ("preresnet-18", "mobilenet-v2-cifar", "vit-tiny-32")
 PICTURE, CLASSES = (3, 32, 32), 10

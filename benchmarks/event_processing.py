@@ -33,7 +33,7 @@ from federated.runtime.console import FORMAT, print_result, report_errors, speak
 from federated.task import HEARTBEAT, Card, Profile, Recipe, Task
 from models.submodel import Network, Submodel
 
-__all__ = ["Row", "command", "measure"]
+__all__ = ["command", "measure"]
 
 AGENTS = 10, 100, 1000, 5000
 BEATS = 2000  # timed heartbeats, at least one per agent

@@ -34,7 +34,7 @@ from models.named_network import network
 from models.submodel import Moments, Submodel
 from models.submodel_building import build, full
 
-__all__ = ["Accuracy", "Goal", "Speed", "command", "measure_accuracy", "time_network"]
+__all__ = ["command"]
 
 TURNS, WARM_UP = 40, 5
 CALIBRATED = 8  # examples of noise; the ranges that they set do not affect time

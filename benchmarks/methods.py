@@ -24,7 +24,7 @@ from federated.methods.catalogue import METHODS, method
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 from models.submodel import Submodel
 
-__all__ = ["Result", "command", "compare", "format_table", "pin_devices"]
+__all__ = ["Result", "command", "compare"]
 
 EXPERIMENT = Path(__file__).parent / "experiments" / "methods.toml"
 SIZES = 5

@@ -24,7 +24,7 @@ from models.menu import menu
 from models.named_network import network
 from models.submodel import Submodel
 
-__all__ = ["Order", "Taken", "ask", "main"]
+__all__ = ["Taken", "ask", "main"]
 
 
 @dataclass(frozen=True)

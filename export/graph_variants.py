@@ -25,7 +25,7 @@ from federated.wire import tensors
 from models.cost import cost
 from models.submodel import Network, Submodel
 
-__all__ = ["TOLERANCE", "Examples", "split", "write_check", "write_entry", "write_graphs"]
+__all__ = ["Examples", "split", "write_check", "write_entry", "write_graphs"]
 
 # relative to the largest output (or 1), for float32 sums in another order; measured 1e-7 for a
 # PreResNet of 12 blocks

@@ -28,7 +28,7 @@ from models.shape_cache import ShapeCache
 from models.submodel import Objective, Submodel
 from models.submodel_building import rehearsal
 
-__all__ = ["LANES", "Work", "work"]
+__all__ = ["LANES", "work"]
 
 Shape = tuple[int, ...]
 

@@ -9,7 +9,7 @@ import importlib
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -250,6 +250,23 @@ def test_public_names_are_listed_and_sorted(path: Path) -> None:
     ) or list(listed) == sorted(listed)
     assert all(hasattr(module, name) for name in listed)
     assert module.__doc__
+
+
+def test_exported_names_are_used_in_another_file() -> None:
+    """A file that uses a name also names its module. `main` is exempt: the interpreter calls it."""
+    files = defaultdict[str, set[Path]](set)
+    docs = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/notebooks").glob("*.ipynb")]
+    for path in (*FILES, *(ROOT / "tests").rglob("*.py"), *docs, ROOT / "pyproject.toml"):
+        for word in set(re.findall(r"\w+", path.read_text())):
+            files[word].add(path)
+    unused = [
+        f"{name_of(path)}.{name}"
+        for path in FILES
+        if path.name not in ("__init__.py", "__main__.py")
+        for name in importlib.import_module(name_of(path)).__all__
+        if name != "main" and not (files[name] & files[path.stem]) - {path}
+    ]
+    assert not unused, f"drop from __all__, and from the code if unused there: {unused}"
 
 
 def test_only_one_file_each_uses_mqtt_topics_and_checkpoints() -> None:

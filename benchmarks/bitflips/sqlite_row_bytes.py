@@ -12,7 +12,7 @@ from pathlib import Path
 
 from federated.runtime.sqlite_wal_check import FRAME, HEADER
 
-__all__ = ["Span", "find_rows", "latest_pages"]
+__all__ = ["Span", "find_rows"]
 
 INTERIOR, LEAF = 0x05, 0x0D  # types of the pages of a table
 

@@ -25,7 +25,7 @@ from federated.device.agent_state import AgentState
 from federated.task import Key
 from federated.wire.codecs.raw import RAW
 
-__all__ = ["DEFECTS", "Defect"]
+__all__ = ["DEFECTS"]
 
 Patch = tuple[str, Any]
 

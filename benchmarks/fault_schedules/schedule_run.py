@@ -34,7 +34,7 @@ from coordinator.run.runner import run as run_coordinator
 from coordinator.settings.config import Config, load
 from federated.errors import LinkError, StoreError
 
-__all__ = ["REPLACED", "Outcome", "Tell", "run_schedule"]
+__all__ = ["REPLACED", "Outcome", "run_schedule"]
 
 WATCHED = "coordinator.fleet.round_event_loop.step"  # wrapped by the oracle
 REPLACED = *virtual_disks.REPLACED, "time.monotonic", WATCHED

@@ -26,7 +26,7 @@ from federated.runtime.console import FORMAT, print_result, report_errors, speak
 from models.named_network import network
 from models.submodel_building import full
 
-__all__ = ["Row", "Use", "command", "export_subject", "judge"]
+__all__ = ["Row", "Use", "command", "judge"]
 
 MODELS = ("mobilenet-v2-cifar", "preresnet")  # 9.1 MB and 0.05 MB
 RATIO = 1.5  # most seconds of a flooded round, relative to an undisturbed one

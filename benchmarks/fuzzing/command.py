@@ -30,7 +30,7 @@ from federated.runtime.console import FORMAT, print_result, report_errors, speak
 if TYPE_CHECKING:
     from benchmarks.fuzzing.decoders import Decoder
 
-__all__ = ["FuzzResult", "command", "divide_inputs", "fuzz"]
+__all__ = ["command", "divide_inputs", "fuzz"]
 
 LIMIT = 3600.0  # seconds per decoder
 

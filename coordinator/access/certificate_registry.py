@@ -21,7 +21,7 @@ from typing import Any
 
 from federated.errors import Refused, StoreError, explain_os_errors
 
-__all__ = ["Certificate", "Registry", "hash_secret"]
+__all__ = ["Certificate", "Registry"]
 
 BUSY = 10.0  # seconds to wait for another process
 SCHEMA = """

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from federated.errors import ConfigError, Unknown
 from federated.task import Profile
 
-__all__ = ["AMOUNTS", "WORDS", "Constraint", "parse"]
+__all__ = ["AMOUNTS", "WORDS", "parse"]
 
 Constraint: TypeAlias = Callable[[Profile], str]
 """Returns why an agent does not meet the condition; empty if it does."""

@@ -18,11 +18,7 @@ import msgspec
 from federated.task import Profile
 
 __all__ = [
-    "FIRST_WEIGHT",
-    "JUMP",
-    "PACE_WEIGHT",
     "PROOF",
-    "WEIGHT",
     "Observed",
     "Setback",
     "Standing",

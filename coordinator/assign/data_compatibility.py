@@ -15,7 +15,6 @@ from models.named_network import network as network_named
 from models.submodel import Moments, Network
 
 __all__ = [
-    "MAX_RATIO",
     "build_network",
     "describe_form",
     "explain_unit_mismatch",

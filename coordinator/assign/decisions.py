@@ -26,15 +26,7 @@ from federated.wire.codecs.raw import RAW
 from models.cost import cost
 from models.submodel import Submodel
 
-__all__ = [
-    "Candidate",
-    "Choice",
-    "Verdict",
-    "ask_method",
-    "decide",
-    "decide_absent",
-    "mark_undrawn",
-]
+__all__ = ["Candidate", "Verdict", "ask_method", "decide", "decide_absent", "mark_undrawn"]
 
 NOTABLE_ERROR = 0.2  # relative error of predicted step times that a reason mentions
 

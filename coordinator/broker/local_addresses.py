@@ -13,13 +13,7 @@ import socket
 from federated.errors import ConfigError, LinkError
 from federated.options import BROKER, PASSWORDS, PORT, TLS, Option
 
-__all__ = [
-    "OWN_PORTS",
-    "check_exposure",
-    "find_free_port",
-    "find_own_address",
-    "find_reachable_hosts",
-]
+__all__ = ["check_exposure", "find_free_port", "find_own_address", "find_reachable_hosts"]
 
 OWN_PORTS = range(20_000, 32_000)  # below the ports that Linux and BSD use for outgoing connections
 

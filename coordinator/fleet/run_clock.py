@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["LEAP", "RunClock"]
+__all__ = ["RunClock"]
 
 # seconds: the most that one reading adds, after the machine was suspended or the process stopped
 LEAP = 60.0

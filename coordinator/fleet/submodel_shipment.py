@@ -24,7 +24,7 @@ from federated.wire import tensors
 from models.slicing import Plan
 from models.submodel import Submodel
 
-__all__ = ["STATS", "Parcel", "Shipment", "select_statistics", "to_torch"]
+__all__ = ["STATS", "Shipment", "select_statistics", "to_torch"]
 
 STATS = "stats/"  # homes of calibrated batch norm statistics: stats/SUBMODEL/LAYER.running_mean
 # rounds before a slot is used again: a straggler may still request weights that were withdrawn

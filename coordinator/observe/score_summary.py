@@ -13,7 +13,6 @@ from models.submodel import Submodel
 
 __all__ = [
     "VIEWS",
-    "Found",
     "find_main_view",
     "format_metric",
     "is_target_reached",

@@ -16,16 +16,7 @@ from federated.errors import FleetError, Unknown, UsageError
 from federated.runtime.unit_formatting import format_count
 from federated.wire.release_messages import Serving
 
-__all__ = [
-    "LOSS",
-    "SLACK",
-    "SLOWER",
-    "Verdict",
-    "draw_agents",
-    "judge",
-    "select_reports",
-    "split_names",
-]
+__all__ = ["Verdict", "draw_agents", "judge", "select_reports", "split_names"]
 
 LOSS = 0.01  # accuracy that a version may lose
 SLOWER = 1.2  # allowed ratio of latencies (p90)

@@ -40,7 +40,7 @@ from federated.runtime.console import Say, show_progress
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 
-__all__ = ["CANARY_WAIT", "ReleaseRequest", "Rollout", "release_run"]
+__all__ = ["ReleaseRequest", "Rollout", "release_run"]
 
 CANARY_WAIT = 60.0  # seconds for the agents of a canary to report
 PROMOTION_WAIT = 15.0  # seconds for all agents to report after a promotion

@@ -30,7 +30,6 @@ from models.submodel_building import initial
 from models.user_networks.given_network import return_network
 
 __all__ = [
-    "PastRound",
     "StoredRun",
     "find_submodel",
     "give_again",

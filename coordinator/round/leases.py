@@ -22,7 +22,6 @@ __all__ = [
     "SLACK",
     "compute_lease",
     "count_wasted",
-    "estimate_seconds",
     "estimate_typical_seconds",
 ]
 

@@ -46,7 +46,6 @@ __all__ = [
     "load_tables",
     "parse_setting",
     "read_tables",
-    "suggest_place",
     "to_json",
 ]
 

@@ -34,7 +34,7 @@ from federated.task import Profile, Recipe
 from federated.training.training_inputs import Array, Diverged, Execution, TrainingSet
 from models.submodel import Submodel
 
-__all__ = ["Comparison", "Progress", "compare_run", "load_devices"]
+__all__ = ["Comparison", "compare_run"]
 
 Progress = Callable[[int], None]
 """A function that is called after each training step, with the number of planned steps."""

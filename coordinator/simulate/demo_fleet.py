@@ -39,7 +39,6 @@ __all__ = [
     "DEVICES",
     "PARTITION",
     "RUN",
-    "Device",
     "agent_command",
     "process",
     "process_environment",

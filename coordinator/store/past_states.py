@@ -16,7 +16,7 @@ from federated.engine.update_contributions import Weight
 from federated.errors import StoreError
 from federated.method import State
 
-__all__ = ["PastStates", "decode_touched", "encode_touched"]
+__all__ = ["PastStates", "encode_touched"]
 
 
 class PastStates:

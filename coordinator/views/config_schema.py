@@ -19,7 +19,7 @@ from federated.methods.catalogue import loaded_methods, method
 from federated.settings import Settings
 from federated.wire.codecs.catalogue import CODECS
 
-__all__ = ["DIALECT", "build_schema", "render_template"]
+__all__ = ["build_schema", "render_template"]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 WIDTH = 96  # columns of a template

@@ -20,7 +20,6 @@ from federated.runtime.logs import EVENTS
 from federated.safe_text import make_safe
 
 __all__ = [
-    "Only",
     "explain_missing",
     "follow_events",
     "format_event",

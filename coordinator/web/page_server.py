@@ -40,7 +40,7 @@ from coordinator.web.sign_in import COOKIE, LIFETIME, SignIn
 from federated.errors import EspalierError
 from federated.runtime.web_server import BodyReader, Limits, WebServer
 
-__all__ = ["LOCAL", "PageServer", "Site", "format_url", "make_application"]
+__all__ = ["LOCAL", "PageServer", "Site", "format_url"]
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")
 POLL = 1.0  # seconds between two looks at a run's folder, as often as its coordinator writes it

@@ -42,7 +42,7 @@ from federated.safe_text import make_safe
 from federated.task import Timing
 from models.submodel import Submodel
 
-__all__ = ["FAILED", "INTERRUPTED", "SUSTAINED", "ProbeTimings", "Request", "bench", "predict"]
+__all__ = ["FAILED", "INTERRUPTED", "Request", "bench", "predict"]
 
 
 SUSTAINED = 60.0  # seconds of inference, long enough to show thermal throttling

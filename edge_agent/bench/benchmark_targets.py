@@ -26,7 +26,6 @@ from models.submodel import Network, Submodel
 
 __all__ = [
     "INT8",
-    "RUNTIMES",
     "Target",
     "check_files",
     "check_provider",

@@ -32,7 +32,7 @@ from models.submodel import Submodel
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["STEP_SECONDS", "Plan", "main", "measure_row"]
+__all__ = ["STEP_SECONDS", "Plan", "main"]
 
 
 STEPS = 10  # minimum number of timed training steps

@@ -24,7 +24,6 @@ from federated.runtime.provenance import commit, versions
 from federated.task import Board
 
 __all__ = [
-    "Fingerprint",
     "Ratio",
     "Report",
     "Row",

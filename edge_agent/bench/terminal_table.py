@@ -16,7 +16,6 @@ from federated.install_command import NAME
 from federated.safe_terminal_table import SafeTable
 
 __all__ = [
-    "WIDTH",
     "format_count",
     "list_footnotes",
     "make_ratio_table",

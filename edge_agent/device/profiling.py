@@ -27,7 +27,6 @@ from models.submodel import Submodel
 
 __all__ = [
     "TimingSite",
-    "choose_threads",
     "describe_device",
     "make_timing_key",
     "measure_profile",

@@ -13,7 +13,7 @@ from edge_agent.device.heat_and_load import BUSY, Load, read_heat
 from edge_agent.device.sysfs import ROOT, Run, run_command
 from federated.errors import ConfigError, UsageError
 
-__all__ = ["CONDITIONS", "Conditions"]
+__all__ = ["Conditions"]
 
 CONDITIONS = ("charging", "idle", "temperature<DEGREES", "unmetered")
 WARMEST = 120.0  # highest accepted bound in degrees

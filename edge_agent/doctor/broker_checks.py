@@ -26,7 +26,6 @@ from federated.wire.mqtt_address import MqttAddress
 __all__ = [
     "TIMEOUT",
     "Client",
-    "Requester",
     "check_coordinator",
     "check_credentials",
     "check_isolation",

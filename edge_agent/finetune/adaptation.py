@@ -42,7 +42,7 @@ from federated.training.training_inputs import Diverged, Execution, TrainingSet
 from models import submodel_building
 from models.submodel import Network, Submodel
 
-__all__ = ["Adapted", "FinetuneRequest", "adapt", "has_improved", "load_submodel", "run_finetune"]
+__all__ = ["FinetuneRequest", "adapt", "has_improved", "load_submodel", "run_finetune"]
 
 Scores = dict[str, float]
 

@@ -28,7 +28,6 @@ from export.onnx_session import Session
 from federated.errors import DataError, ExportError
 
 __all__ = [
-    "PROVIDERS",
     "Choice",
     "choose",
     "format_trials",

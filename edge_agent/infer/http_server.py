@@ -30,7 +30,7 @@ from federated.errors import ConfigError, DataError, ExportError, UsageError, ex
 from federated.runtime.listen_address import ListenAddress
 from federated.runtime.web_server import BodyReader, Limits, WebServer
 
-__all__ = ["MAX_BYTES", "MAX_WAITING", "HttpServer", "make_application"]
+__all__ = ["MAX_BYTES", "MAX_WAITING", "HttpServer"]
 
 MAX_BYTES = 8 << 20  # maximum size of a request in bytes
 CONCURRENT = 4  # concurrent requests: ONNX Runtime releases other threads while it computes

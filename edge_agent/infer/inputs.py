@@ -23,8 +23,6 @@ from federated.data.image_folders import COLOUR, GREY
 from federated.errors import DataError, require_extra
 
 __all__ = [
-    "ARRAYS",
-    "IMAGE_SUFFIXES",
     "Numbers",
     "fit_shape",
     "list_inputs",

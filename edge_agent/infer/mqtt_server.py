@@ -17,7 +17,7 @@ from federated.errors import EspalierError, LinkError
 from federated.wire import topics
 from federated.wire.link import Delivery, Link
 
-__all__ = ["MAX_BYTES", "MAX_WAITING", "MqttServer"]
+__all__ = ["MAX_BYTES", "MqttServer"]
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,6 @@ from federated.errors import ExportError, StoreError, explain_os_errors
 from federated.runtime import atomic_files
 
 __all__ = [
-    "ReleasePlace",
-    "ReleaseState",
     "clear_trial",
     "guard_trial",
     "load_choice",

@@ -43,7 +43,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 
-__all__ = ["JoinRequest", "JoinResult", "find_run", "join", "say_nothing", "take_part"]
+__all__ = ["JoinRequest", "find_run", "join", "say_nothing", "take_part"]
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from federated.task import Profile
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 
-__all__ = ["FAMILIES", "ProfileRequest", "encode_sheet", "measure_sheet", "profile_device"]
+__all__ = ["FAMILIES", "ProfileRequest", "profile_device"]
 
 
 # the default: a network of plain convolutions, one of grouped convolutions, and one without any

@@ -16,7 +16,7 @@ from federated.wire import envelope, topics
 from federated.wire.link import Delivery, Link
 from federated.wire.release_messages import Release, Version
 
-__all__ = ["Arrival", "NotReleased", "ReleaseWatch", "Subscription", "Target", "find_target"]
+__all__ = ["Arrival", "NotReleased", "ReleaseWatch", "Subscription", "find_target"]
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
 from federated.wire.release_messages import Version
 from federated.wire.retained_blobs import Download, RetainedBlob
 
-__all__ = ["MAX_BYTES", "ReleaseDownload", "locate_version", "strip_folder"]
+__all__ = ["ReleaseDownload", "locate_version", "strip_folder"]
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from federated.wire.link import LINK_UP, Delivery, Link, Will
 from federated.wire.links.catalogue import open_link
 from federated.wire.release_messages import Release, Serving, label_submodel
 
-__all__ = ["Follower", "fetch", "fetch_from", "make_will", "open_follower_link"]
+__all__ = ["Follower", "fetch", "fetch_from", "open_follower_link"]
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from federated.errors import ConfigError, DataError
 from federated.runtime.extension_errors import find
 from models.extension_lookup import known_names
 
-__all__ = ["HELD", "data_root", "load", "load_central", "load_device", "take_part"]
+__all__ = ["data_root", "load", "load_central", "load_device", "take_part"]
 
 HELD = 0.2  # fraction held out if the data have no test part
 

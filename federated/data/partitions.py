@@ -27,17 +27,7 @@ from federated.data.dataset import Dataset, Indices, Labels
 from federated.data.held_out_splits import strata
 from federated.errors import DataError, Unknown, UsageError
 
-__all__ = [
-    "PARTITIONS",
-    "Partition",
-    "Shard",
-    "count_kinds",
-    "draw_shard",
-    "generator",
-    "parse",
-    "read",
-    "save",
-]
+__all__ = ["Shard", "count_kinds", "draw_shard", "generator", "parse", "read", "save"]
 
 Partition = Callable[[Dataset, int, np.random.Generator], list[Indices]]
 

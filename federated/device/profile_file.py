@@ -21,7 +21,6 @@ __all__ = [
     "RUNTIMES",
     "Calibration",
     "Circumstances",
-    "Runtime",
     "Sheet",
     "read",
     "select_profile",

@@ -23,7 +23,7 @@ from federated.task import Recipe
 from models.cost import cost
 from models.submodel import Submodel
 
-__all__ = ["Effort", "Pass", "Passes", "effort", "macs", "own_pass"]
+__all__ = ["Pass", "Passes", "effort", "macs", "own_pass"]
 
 
 @dataclass(frozen=True)

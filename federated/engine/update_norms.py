@@ -14,14 +14,7 @@ from federated.engine.update_contributions import Part
 from federated.method import State, Tensors
 from models.slicing import as_slices, read_home
 
-__all__ = [
-    "add_missing_homes",
-    "change_norm",
-    "clip_parts",
-    "count_once",
-    "subtract_old",
-    "sum_squares",
-]
+__all__ = ["add_missing_homes", "change_norm", "clip_parts", "count_once", "subtract_old"]
 
 BLOCK = 1 << 20  # entries squared at a time, so that no copy of a large tensor is made
 

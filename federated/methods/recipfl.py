@@ -59,7 +59,7 @@ from models.slicing import Plan, Row, corner
 from models.submodel import Submodel
 from models.submodel_building import shapes
 
-__all__ = ["Generate", "recipfl", "recipfl_with"]
+__all__ = ["recipfl", "recipfl_with"]
 
 PHI, THETA = "phi/", "theta/"
 

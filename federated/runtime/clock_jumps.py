@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["TOLERANCE", "JumpDetector", "read_offset"]
+__all__ = ["JumpDetector", "read_offset"]
 
 # seconds that do not count as a jump: gradual corrections of a clock stay far below
 TOLERANCE = 5.0

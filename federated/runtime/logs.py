@@ -28,7 +28,7 @@ from federated.errors import ConfigError, explain_os_errors
 from federated.runtime.console import report_errors
 from federated.safe_text import make_lines_safe, make_safe
 
-__all__ = ["EVENTS", "Form", "conceal", "configure", "log_options", "record_log", "redact"]
+__all__ = ["EVENTS", "Form", "conceal", "configure", "log_options", "record_log"]
 
 EVENTS = "log.jsonl"  # events of a run, in its folder
 LARGEST, KEPT = 8 << 20, 3  # bytes of a log file, and number of older ones to keep

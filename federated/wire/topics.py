@@ -26,7 +26,6 @@ from federated.errors import UsageError
 
 __all__ = [
     "AGENT",
-    "ALL",
     "FILE",
     "NAME",
     "ROOT",

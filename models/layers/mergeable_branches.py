@@ -32,7 +32,6 @@ from torch.nn.utils import parametrize
 
 __all__ = [
     "Branch",
-    "Init",
     "Linears",
     "available_branches",
     "is_spatial",

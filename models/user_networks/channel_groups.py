@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from models.submodel import scale_count
 
-__all__ = ["Axis", "Groups", "Label", "Labels", "Span", "length", "spans"]
+__all__ = ["Axis", "Groups", "Label", "Labels", "length", "spans"]
 
 Label = tuple[int, int]
 """Number of a group, and positions per channel."""

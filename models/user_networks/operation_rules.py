@@ -21,7 +21,6 @@ __all__ = [
     "SEVERAL",
     "Field",
     "Shape",
-    "Size",
     "Value",
     "elementwise",
     "operation_rule",

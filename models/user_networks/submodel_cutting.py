@@ -19,7 +19,7 @@ from models.user_networks.channel_groups import Axis, Groups, length, spans
 from models.user_networks.operation_rules import Value
 from models.user_networks.tracing import Call, label_tensors, named_tensors, trace
 
-__all__ = ["Structure", "add_scalers", "cut", "find_sections", "find_structure", "first_line"]
+__all__ = ["Structure", "add_scalers", "cut", "find_structure", "first_line"]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from coordinator.observe.now_json import FILE, STATES, TASKS, FleetLoad, Member,
 from coordinator.round.round_state import Agent
 from coordinator.round.task_state import TaskState
 
-__all__ = ["NowWriter", "classify_agent", "classify_task", "measure_load", "write_now"]
+__all__ = ["measure_load", "write_now"]
 
 EVERY = 1.0  # seconds between two writes
 MAX_MEMBERS = 1000  # agents that are listed one by one

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Family = TypeVar("Family", "CounterMetricFamily", "GaugeMetricFamily")
 
-__all__ = ["REFUSALS", "STAGES", "MetricsServer", "RunMeter", "count_metrics"]
+__all__ = ["REFUSALS", "MetricsServer", "RunMeter", "count_metrics"]
 
 STAGES = ("fold", "snapshot", "finish", "evaluate", "save")
 REFUSALS = ("joining", "protocol", "malformed", "message", "unasked", "size", "update", "flood")

@@ -27,8 +27,6 @@ from models.slicing import Where, as_slices, blocks, read_home
 
 __all__ = [
     "Array",
-    "Centre",
-    "Weigh",
     "groups",
     "least_for_krum",
     "majority",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from federated.engine.robust.arithmetic import Array, majority, per_coordinate
 from federated.engine.robust.rule import Rule
 
-__all__ = ["TRIMMED", "trimmed_mean"]
+__all__ = ["TRIMMED"]
 
 
 def trimmed_mean(ordered: Array, counts: NDArray[np.int64], f: int) -> NDArray[np.float64]:

@@ -29,15 +29,7 @@ from federated.methods.hypernetwork.decoder import (
 from federated.methods.hypernetwork.operation_graph import OPERATIONS, Graph, Slot, read_graph
 from models.submodel import Submodel
 
-__all__ = [
-    "Hypernetwork",
-    "Layout",
-    "generate",
-    "head_key",
-    "make_layout",
-    "read_class_shares",
-    "read_layout",
-]
+__all__ = ["Hypernetwork", "generate", "make_layout", "read_class_shares", "read_layout"]
 
 # lengths of axes with an embedding, up to 16384; others use the nearest
 SIZES = torch.tensor(sorted({0, *(round(2 ** (k / 4)) for k in range(57))}))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from federated.wire.link import OVERHEAD
 
-__all__ = ["RESTARTS", "RESTARTS_WITHIN", "SHORT", "SHORTS", "STRIKES", "ConnectionHistory"]
+__all__ = ["RESTARTS", "RESTARTS_WITHIN", "SHORTS", "STRIKES", "ConnectionHistory"]
 
 # number of consecutive connections, each lost with messages in flight and none acknowledged, after
 # which the link fails

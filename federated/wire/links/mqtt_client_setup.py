@@ -28,7 +28,7 @@ from federated.wire import tls
 from federated.wire.link import Probe, Will
 from federated.wire.mqtt_address import MqttAddress
 
-__all__ = ["MAX_PACKET", "ClientSetup", "Greeting", "Handlers", "connect", "disconnect", "measure"]
+__all__ = ["MAX_PACKET", "ClientSetup", "Handlers", "connect", "disconnect", "measure"]
 
 log = logging.getLogger(__name__)
 
