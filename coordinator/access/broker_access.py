@@ -117,25 +117,30 @@ class AuthorityWatcher:
         self._checked = clock()
         if broker is None and authority.renewed:
             log.warning("%s", HAND_OVER)
-        access.barred = authority.registry.list_barred()
-        self._applied = access.barred, self._read_file_times()  # what the broker has
+        registry = authority.registry
+        access.barred = registry.list_barred()
+        # what the broker has
+        self._applied = access.barred, registry.list_revocations(), self._read_file_times()
         if broker is not None and access.barred:
             broker.reload(access.barred)
 
     def poll(self) -> None:
-        """Restart a crashed broker, load new files, and disconnect newly revoked agents.
+        """Restart a crashed broker, load new files, and disconnect newly suspended agents and all
+        agents with a newly revoked certificate, also if they have enrolled again since.
 
         What fails is tried again at the next poll. Raises EspalierError, OSError.
         """
-        barred, stamp = self._authority.registry.list_barred(), self._read_file_times()
+        stamp, revoked = self._read_file_times(), self._authority.registry.list_revocations()
+        barred = self._authority.registry.list_barred()
         self._access.barred = barred  # the coordinator ignores an agent before the broker does
         # an external broker has its own files, which this process cannot change for ten minutes
         names = barred | (self._access.list_suspended() if self._broker else frozenset())
         if self._broker is not None:
             self._broker.restart_if_dead()
-        if (names, stamp) != self._applied:
-            self._apply(names, names - self._applied[0])
-            self._applied = names, stamp
+        if (current := (names, revoked, stamp)) != self._applied:
+            known, before, _ = self._applied
+            self._apply(names, (names - known) | {name for _, name in revoked - before})
+            self._applied = current
         # abs: the system clock may be set back
         if abs((now := self._clock()) - self._checked) > RENEWAL_CHECK:
             # the next poll loads what is renewed here

@@ -193,6 +193,12 @@ class Registry:
             )
         )
 
+    def list_revocations(self) -> frozenset[tuple[str, str]]:
+        """Return the serial number and the name of each certificate that was revoked."""
+        return frozenset(
+            self._read("select serial, name from certificates where revoked is not null")
+        )
+
     def _select(self, where: str, *values: object) -> list[Certificate]:
         return [
             Certificate(*row)

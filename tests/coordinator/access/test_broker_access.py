@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from coordinator.access.broker_access import (
     open_broker_access,
 )
 from coordinator.access.certificate_authority import Authority
+from coordinator.broker import local_broker as brokers
 from coordinator.broker.client_disconnection import find_plugin
 from coordinator.broker.mosquitto import find_mosquitto
 from coordinator.cli.main import main
@@ -45,6 +47,7 @@ from federated.wire.mqtt_address import parse_mqtt_address
 from tests.support.brokers import needs_mosquitto
 from tests.support.certificate_authority import member, shipped
 from tests.support.links import connect
+from tests.support.strangers import wait_for_failure
 from tests.support.waiting import eventually
 
 
@@ -133,6 +136,32 @@ def test_an_agent_revoked_during_a_run_is_disconnected(
         links["good"].publish(topics.say("r", "good"), b"still here")
         for one in (*links.values(), link):
             one.close()
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_a_revoked_device_is_disconnected_even_if_another_enrols_under_its_name_at_once(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path / "pki")
+    with brokers.start(
+        port=0, directory=tmp_path / "broker", clients=authority.tls_files
+    ) as broker:
+        access = BrokerAccess(broker.url)
+        watcher = AuthorityWatcher(authority, access, broker)
+        address = replace(parse_mqtt_address(broker.url), host="localhost")
+        stolen = replace(address, cert=str(member(authority, "a", tmp_path)))
+        thief = MqttLink(stolen, "r-thief", timeout=5)
+        authority.revoke("a")
+        own = replace(address, cert=str(member(authority, "a", tmp_path)))
+        watcher.poll()
+        assert not access.barred
+        assert "certificate was revoked" in wait_for_failure(thief)
+        with pytest.raises(LinkError, match="certificate was revoked"):
+            MqttLink(stolen, "r-thief", timeout=5)
+        MqttLink(own, "r-a", timeout=5).close()
+        thief.close()
+    authority.close()
 
 
 @pytest.mark.broker
