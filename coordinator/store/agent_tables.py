@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import astuple
 
 import msgspec
@@ -35,8 +35,11 @@ class AgentTables:
     if it fails.
     """
 
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
+    def __init__(
+        self, database: sqlite3.Connection, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """check: called before each transaction; raises StoreError if writing is not allowed."""
+        self._database, self._check = database, check
         self._profiles: dict[str, Profile] = {}  # as last written: most never change
 
     def write_decisions(
@@ -51,7 +54,7 @@ class AgentTables:
             if self._profiles.get(agent) is not profile
         }
         rows = [(agent, msgspec.json.encode(profile).decode()) for agent, profile in new.items()]
-        with self._explain_errors(round), self._database:
+        with self._writing(round):
             self._database.executemany("INSERT OR REPLACE INTO profiles VALUES (?, ?)", rows)
             self._database.execute("DELETE FROM decisions WHERE round = ?", (round,))
             self._database.executemany(
@@ -64,16 +67,19 @@ class AgentTables:
 
     def mark_asked(self, round: int, agent: str, reason: str) -> None:
         """Record that an agent was asked after the round's decisions were written."""
-        with self._explain_errors(round), self._database:
+        with self._writing(round):
             self._database.execute(
                 "UPDATE decisions SET asked = 1, reason = ? WHERE round = ? AND agent = ?",
                 (reason, round, agent),
             )
             seal(self._database, "decisions", round)
 
-    def _explain_errors(self, round: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def _writing(self, round: int) -> Iterator[None]:
+        self._check()
         problem = f"cannot write the decisions of round {round}"
-        return explain_os_errors(StoreError, problem, sqlite3.Error)
+        with explain_os_errors(StoreError, problem, sqlite3.Error), self._database:
+            yield
 
     def write_standings(self, standings: Mapping[str, Standing]) -> None:
         """Write the standings of agents; within the caller's transaction."""

@@ -68,7 +68,7 @@ class Journal:
     """The journal in a run's folder. Every method raises StoreError if the disk fails."""
 
     def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
-        """check: called before each write; raises StoreError if this process may not write."""
+        """check: called before each change; raises StoreError if this process may not write."""
         self._folder, self._check = folder, check
         self._file: FileIO | None = None
         self._base: Base | None = None
@@ -155,6 +155,7 @@ class Journal:
 
     def sweep(self) -> None:
         """Remove all segments but the current one, and all totals but its own."""
+        self._check()
         present = {Path(self._file.name).name} if self._file is not None else set()
         if self._base is not None and self._base.total:
             present.add(self._base.total)

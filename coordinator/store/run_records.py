@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -23,9 +24,15 @@ __all__ = ["RunRecords", "open_records"]
 class RunRecords:
     """The open database of a run, for reading."""
 
-    def __init__(self, folder: Path, database: sqlite3.Connection) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        database: sqlite3.Connection,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """check: see `AgentTables`."""
         self.folder, self._database = folder, database
-        self.agents = AgentTables(database)
+        self.agents = AgentTables(database, check)
 
     def close(self) -> None:
         """Close the database."""

@@ -62,10 +62,10 @@ class Store(RunRecords):
     """One run's folder, held by one coordinator at a time: its records, checkpoints and journal."""
 
     def __init__(self, folder: Path, database: sqlite3.Connection, lock: int | None) -> None:
-        super().__init__(folder, database)
+        super().__init__(folder, database, self._check_lock)
         self._lock = lock
         self.spool = folder / "spool"
-        self.trust = norm_and_privacy_tables.TrustTables(database)
+        self.trust = norm_and_privacy_tables.TrustTables(database, self._check_lock)
         self.journal = Journal(folder, self._check_lock)
         self.kept = KEPT  # number of checkpoints to keep
 

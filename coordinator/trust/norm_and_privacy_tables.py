@@ -5,7 +5,8 @@ and the privacy cost of each released result.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 
 from coordinator.database_row_digests import seal
@@ -46,8 +47,11 @@ class TrustTables:
     fails.
     """
 
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
+    def __init__(
+        self, database: sqlite3.Connection, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """check: called before each transaction; raises StoreError if writing is not allowed."""
+        self._database, self._check = database, check
 
     def write_norms(self, norms: Iterable[ChangeNorm]) -> None:
         """Write norms, replacing those of the same update, and delete those that are too old for
@@ -56,8 +60,7 @@ class TrustTables:
         rows = [astuple(one) for one in norms]
         if not rows:
             return
-        problem = "cannot write the norms of updates"
-        with explain_os_errors(StoreError, problem, sqlite3.Error), self._database:
+        with self._writing("the norms of updates"):
             self._database.executemany("INSERT OR REPLACE INTO norms VALUES (?, ?, ?, ?, ?)", rows)
             oldest = max(row[0] for row in rows) - 2 * WINDOW
             self._database.execute("DELETE FROM norms WHERE round < ?", (oldest,))
@@ -76,8 +79,7 @@ class TrustTables:
         """Write the privacy cost of a result before anyone sees it. A round that ends twice costs
         twice. costs: by agent.
         """
-        problem = f"cannot write the privacy cost of round {round}"
-        with explain_os_errors(StoreError, problem, sqlite3.Error), self._database:
+        with self._writing(f"the privacy cost of round {round}"):
             (last,) = self._database.execute(
                 "SELECT COALESCE(MAX(release), 0) FROM releases"
             ).fetchone()
@@ -88,3 +90,10 @@ class TrustTables:
     def read_costs(self) -> dict[str, float]:
         """Read the sum of each agent's costs over all results so far."""
         return dict(self._database.execute("SELECT agent, SUM(cost) FROM releases GROUP BY agent"))
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Open a transaction that writes `what`. Raises StoreError if it fails."""
+        self._check()
+        with explain_os_errors(StoreError, f"cannot write {what}", sqlite3.Error), self._database:
+            yield

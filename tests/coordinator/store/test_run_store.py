@@ -20,6 +20,7 @@ from coordinator.store.database import Facts
 from coordinator.store.journal import Base
 from coordinator.store.run_folders import find_latest_run, list_runs
 from coordinator.store.run_store import Store
+from coordinator.trust.norm_and_privacy_tables import ChangeNorm
 from federated.engine.aggregate import Total
 from federated.errors import StoreError
 from federated.task import Card, Profile, Timing
@@ -237,6 +238,7 @@ def test_a_later_coordinator_has_a_higher_epoch_even_if_the_clock_went_back(tmp_
 def test_a_coordinator_that_lost_its_lock_writes_nothing(tmp_path: Path, replaced: bool) -> None:
     store = Store.create(tmp_path, "r")
     store.journal.begin(Base("", Round()))
+    (tmp_path / "r" / "total-0").touch()
     (tmp_path / "r" / "lock").unlink()
     if replaced:
         (tmp_path / "r" / "lock").touch()
@@ -247,6 +249,11 @@ def test_a_coordinator_that_lost_its_lock_writes_nothing(tmp_path: Path, replace
         lambda: store.journal.begin(Base("", Round())),
         lambda: store.journal.append(Ticked(0.0)),
         lambda: store.journal.write_total("total-1", Total()),
+        store.journal.sweep,
+        lambda: store.agents.write_decisions(1, {}, {}),
+        lambda: store.agents.mark_asked(1, "a", "selected as a replacement"),
+        lambda: store.trust.write_norms([ChangeNorm(1, "a", "w1", "weights", 1.0)]),
+        lambda: store.trust.write_costs(1, {"a": 1.0}),
     ]
     for write in writes:
         with pytest.raises(StoreError, match="lost the lock of run 'r'"):
