@@ -70,7 +70,7 @@ class AgentEventLoop:
         self._uploads = Uploads(link, run.run, name, equipment.spool)
         self._events: deque[on.AgentEvent] = deque()
         self._announcements = (topics.profile(run.run, name), topics.status(run.run, name))
-        self._epoch = 0  # the highest of the run's coordinators
+        self._epoch = equipment.spool.load_epoch()  # the highest of the run's coordinators
         tasks = tuple(OpenTask(task, stage="sending") for task in self._uploads.resume(run))
         now, paused, profile = equipment.clock(), equipment.pause(), equipment.measure(run)
         self.state = AgentState(run, name, session, profile, paused=paused, looked=now, tasks=tasks)
@@ -141,7 +141,9 @@ class AgentEventLoop:
                 f"its coordinator has the epoch {epoch}, and a later one, with the epoch "
                 f"{self._epoch}, leads the run"
             )
-        self._epoch = max(self._epoch, epoch)
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self.equipment.spool.note_epoch(epoch)
         match message:
             case messages.Manifest() | messages.Chunk() as message:
                 self._download(delivery.topic, message, now)

@@ -4,6 +4,7 @@
     TRANSFER.update      the update of a task
     TRANSFER.task        its task, and the chunks in which it was first offered; an update without
                          this file is incomplete
+    coordinator.epoch    the highest epoch of the run's coordinators, and the sha256 of its digits
     memory/              see `federated.training.state_between_rounds`
 
 A lasting spool outlives its process: the agent's next process resumes everything but incomplete
@@ -43,6 +44,7 @@ LIMIT = 2 << 30  # bytes of weights and updates, beyond which the oldest are rem
 AGE = 14 * 86400.0  # seconds after which an unused file is removed
 FOREVER = 10 * 365 * 86400.0  # a larger age means that the clock was wrong
 WEIGHTS, UPDATE, TASK = ".weights", ".update", ".task"
+EPOCH = "coordinator.epoch"
 WHOLE = re.compile(rf"[0-9a-f]{{64}}{re.escape(WEIGHTS)}")
 INCOMPLETE = re.compile(rf"[0-9a-f]{{64}}{re.escape(WEIGHTS)}({re.escape(PART)}|{re.escape(HAVE)})")
 
@@ -173,7 +175,7 @@ class Spool:
 
     def load_updates(self, run: messages.Run) -> Iterator[SpooledUpdate]:
         """Yield the finished updates of this run that an earlier process left, the oldest first.
-        Other files of that process are removed, except weights and the memory.
+        Other files of that process are removed, except weights, the epoch and the memory.
         """
         if not self.lasting:
             return
@@ -188,7 +190,7 @@ class Spool:
             own = path.suffix in (TASK, UPDATE) and path.stem in known
             if (
                 not own
-                and path.name != FOLDER
+                and path.name not in (FOLDER, EPOCH)
                 and not WHOLE.fullmatch(path.name)
                 and not INCOMPLETE.fullmatch(path.name)
             ):
@@ -200,6 +202,39 @@ class Spool:
         """
         for suffix in (TASK, UPDATE):
             _remove(self.folder / f"{transfer}{suffix}")
+
+    # ---- the epoch -------------------------------------------------------------------------------
+
+    def note_epoch(self, epoch: int) -> None:
+        """Record the highest epoch of the run's coordinators. If the disk is full, only a restart
+        forgets it.
+        """
+        if not self.lasting:
+            return
+        try:
+            atomic_files.write(self.folder / EPOCH, f"{epoch} {_digest(str(epoch))}".encode())
+        except OSError as error:
+            log.warning(
+                "a restart would forget which coordinator leads: cannot write to %s: %s",
+                self.folder,
+                error.strerror or error,
+            )
+
+    def load_epoch(self) -> int:
+        """Return the epoch that an earlier process recorded; 0 if there is none or it is
+        damaged.
+        """
+        path = self.folder / EPOCH
+        if not self.lasting or not path.exists():
+            return 0
+        try:
+            epoch, digest = path.read_text().split()
+            if digest != _digest(epoch):
+                raise ValueError("it is damaged: its digest differs")
+            return int(epoch)
+        except (OSError, ValueError) as error:
+            log.warning("ignored %s: %s", path, error)
+            return 0
 
     # ---- limits ----------------------------------------------------------------------------------
 
@@ -221,7 +256,7 @@ class Spool:
         process uses. now: seconds of the wall clock.
         """
         now = time.time() if now is None else now
-        _remove_old(self.folder, now)
+        _remove_old(self.folder, now, keep=EPOCH)
         for folder in others:
             if folder == self.folder or not folder.is_dir():
                 continue
@@ -289,15 +324,19 @@ def _lock(folder: Path) -> int:
     return handle
 
 
-def _remove_old(folder: Path, now: float) -> None:
-    """Remove files older than AGE. An impossible age means that the wall clock was wrong when the
-    file was written, and starts over.
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _remove_old(folder: Path, now: float, keep: str = "") -> None:
+    """Remove files older than AGE, except `keep`. An impossible age means that the wall clock was
+    wrong when the file was written, and starts over.
     """
     for path in list(folder.iterdir()) if folder.is_dir() else []:
         age = now - _modified(path)
         if not -60.0 <= age <= FOREVER:
             os.utime(path)
-        elif age > AGE and path.is_file():
+        elif age > AGE and path.is_file() and path.name != keep:
             log.info("removing %s: not used for %.0f days", path, age / 86400)
             _remove(path)
 

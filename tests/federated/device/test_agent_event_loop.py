@@ -425,3 +425,19 @@ def test_an_agent_follows_the_latest_coordinator_alone(tmp_path: Path) -> None:
     assert agent.participant.state.finished == 1
     agent.participant.leave()
     agent.spool.close()
+
+
+def test_a_restarted_agent_follows_the_latest_coordinator_alone(tmp_path: Path) -> None:
+    agent = Agent(tmp_path)
+    agent.clerk.epoch = 6
+    agent.clerk.tell(messages.Grant("unknown", b"", True))
+    agent.turn()
+    again = Agent(tmp_path, agent.stop(), session="s2")
+    again.clerk.epoch = 5
+    again.ask(task())
+    assert again.participant.state.tasks == ()
+    again.clerk.epoch = 6
+    again.ask(task())
+    assert [one.task for one in again.participant.state.tasks] == [task()]
+    again.participant.leave()
+    again.spool.close()

@@ -191,3 +191,29 @@ def test_a_file_with_an_impossible_age_is_kept(tmp_path: Path, written: float) -
     spool.tidy([])
     assert kept.path.exists()
     assert abs(kept.path.stat().st_mtime - time.time()) < 60
+
+
+def test_the_epoch_survives_restarts_and_idle_weeks(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    assert spool.load_epoch() == 0
+    spool.note_epoch(1_700_000_000_000)
+    spool.close()
+    spool = open_spool(tmp_path)
+    spool.tidy([], time.time() + AGE + 1)
+    assert list(spool.load_updates(CARD)) == []
+    assert spool.load_epoch() == 1_700_000_000_000
+    spool.clear()
+    assert spool.load_epoch() == 0
+    spool.close()
+
+
+def test_every_flipped_bit_of_the_epoch_is_found(tmp_path: Path) -> None:
+    (spool := open_spool(tmp_path)).note_epoch(1234)
+    (path,) = tmp_path.iterdir()
+    written = path.read_bytes()
+    for place in range(8 * len(written)):
+        damaged = bytearray(written)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        assert spool.load_epoch() == 0
+    spool.close()
