@@ -16,8 +16,8 @@ from benchmarks.aggregation.environments import PEERS
 from benchmarks.aggregation.interleaved_processes import hold
 from benchmarks.aggregation.updates import NETWORK, map_updates, write_updates
 from benchmarks.timing_comparison import Row, compare, print_rows
-from coordinator.fleet.round_event_loop import AT_HAND
 from coordinator.fleet.submodel_shipment import to_torch
+from coordinator.phases.training import AT_HAND
 from federated.engine.aggregate import Total, fold
 from federated.method import State, configure
 from federated.methods.catalogue import method

@@ -52,7 +52,6 @@ REPEATED = (  # events whose senders repeat them
     on.UpdateOffered,
     on.UpdateRefused,
 )
-AT_HAND = 8  # checked updates that stay mapped until they are folded; the others are read again
 
 
 class RoundEventLoop:
@@ -85,7 +84,7 @@ class RoundEventLoop:
         self.round, self._rules = Round(rules, clock()), rules
         self.checkpoint, self.stalled = "", False
         self._collectors: dict[Work, Collector] = {}
-        self._updates: dict[Key, Update] = {}  # checked and not folded yet, as views of their files
+        self._updates: dict[Key, Update] = {}  # checked just now, as views of their files
         self._events: deque[on.RoundEvent] = deque()
 
     @property
@@ -109,6 +108,9 @@ class RoundEventLoop:
         except BaseException:
             self._events.clear()
             raise
+        finally:
+            # one that waits may leave the memory and rot on the disk: it is read and checked again
+            self._updates.clear()
 
     def _step(self, event: on.RoundEvent) -> None:
         """Record the event before acting on it. An event that cannot be recorded is dropped if its
@@ -181,7 +183,6 @@ class RoundEventLoop:
                 written = self._snapshot()
                 self.handle(on.SnapshotTaken(self.clock(), keys if written else (), written))
             case do.Forget(key):
-                self._updates.pop(key, None)
                 self.inbox.remove(key)
             case do.Relieve(made):
                 self.inbox.retry(made)
@@ -256,8 +257,8 @@ class RoundEventLoop:
             raise StoreError(f"cannot read {what}: {error}; {REMEDY}") from error
 
     def check(self, task: Task, path: Path, elapsed: float) -> Update:
-        """Decode and check the update in a file, once each. elapsed: seconds since its task was
-        sent. Raises WireError.
+        """Decode and check the update in a file. If it is folded with the next event, it isn't read
+        again. elapsed: seconds since its task was sent. Raises WireError.
         """
         update = self.inbox.read(path, codec(task.codec))
         check_match(task, update)
@@ -265,8 +266,6 @@ class RoundEventLoop:
             return update  # it is not folded
         self._collectors[task.work].check(task, update, elapsed)
         self._updates[task.key] = update
-        while len(self._updates) > AT_HAND:  # a mapped file costs its pages and a descriptor
-            self._updates.pop(next(iter(self._updates)))
         return update
 
     # ---- phases ----------------------------------------------------------------------------------

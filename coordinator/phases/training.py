@@ -16,7 +16,6 @@ from msgspec import structs
 
 from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.selection import make_generator
-from coordinator.fleet.round_event_loop import AT_HAND
 from coordinator.fleet.submodel_shipment import Shipment, to_torch
 from coordinator.observe.events import UpdateFolded, time_stage
 from coordinator.observe.round_records import Entry, Folded, Score
@@ -48,10 +47,11 @@ from federated.task import Recipe, Task, Update
 from models.submodel import Submodel
 from models.submodel_building import shapes
 
-__all__ = ["Trained", "Training", "complete_recipe", "train"]
+__all__ = ["AT_HAND", "Trained", "Training", "complete_recipe", "train"]
 
 log = logging.getLogger(__name__)
 
+AT_HAND = 8  # updates of one step that are added up together
 MARGIN = 2**23  # bytes: twice the size to which SQLite's log may grow
 
 

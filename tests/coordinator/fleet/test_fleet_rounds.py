@@ -4,6 +4,7 @@ accepted updates stay.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from coordinator.access.broker_access import BrokerAccess
 from coordinator.fleet.message_loop import Fleet
-from federated.errors import Refused
+from federated.errors import Refused, StoreError
 from federated.task import Task
 from federated.wire import messages, topics
 from federated.wire.chunks import slices
@@ -19,6 +20,7 @@ from federated.wire.links.memory import MemoryBroker
 from tests.support.manual_clock import Clock
 from tests.support.scripted_agent import (
     PROFILE,
+    Folding,
     ScriptedAgent,
     collect,
     list_tasks,
@@ -119,6 +121,27 @@ def test_an_accepted_update_cannot_be_overwritten_by_another_transfer_of_its_nam
         for update in collect(fleet, [task("a"), task("b")])
     ]
     assert folded == [("a", 1.0), ("b", 2.0)]
+
+
+def test_an_update_that_rots_while_it_waits_is_not_folded(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
+    first, second = ScriptedAgent(memory, "a"), ScriptedAgent(memory, "b")
+    listen(fleet)
+    path = fleet.inbox.path(task("b").key)
+
+    def rot() -> None:
+        assert list_tasks(fleet)["b"].stage == "whole"
+        with path.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\x01")  # it was 0x3f, as in all weights of 1
+        first.send(task("a"), weights(1.0))
+
+    run_turns(fleet, [lambda: second.send(task("b"), weights(1.0)), rot])
+    collector = Folding()
+    with pytest.raises(StoreError, match=r"the accepted update of b in round 1.* is damaged"):
+        collect(fleet, [task("a"), task("b")], collector)
+    assert [update.agent for update in collector.updates] == ["a"]
 
 
 def test_an_update_that_never_matches_its_manifest_is_refused_and_not_awaited(
