@@ -18,6 +18,7 @@ from coordinator.settings import config_tables
 from coordinator.settings.service_tables import Broker
 from espalier.argument_checks import check_is, check_path, read_array
 from espalier.passed_object_names import name_data, name_method, name_model
+from federated.defaults import METHOD
 from federated.errors import ArgumentError, ConfigError, require_extra
 from models.given_objects import is_given
 
@@ -90,7 +91,7 @@ EXPORTED = "a run of espalier.load_run, or an existing .onnx file"
 
 
 def run(
-    method: Callable[[], Any] | str = "fedfa",
+    method: Callable[[], Any] | str = METHOD,
     model: nn.Module | Callable[[], nn.Module] | str | None = None,
     data: object = None,
     env: Simulation | Fleet = SIMULATION,

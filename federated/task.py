@@ -52,7 +52,8 @@ Work = Literal["train", "calibrate", "evaluate"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """The training of a device as data, for a PyTorch loop or an exported graph.
+    """The training of a device as data, for a PyTorch loop or an exported graph. The defaults
+    describe a training that every trainer supports; the settings of FedAvg read them.
 
     epochs: passes over the local training data.
     steps: maximum number of optimiser steps; 0: all steps of the epochs.

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from coordinator.cli.options import config_flag, print_errors, write_new
+from federated.defaults import METHOD
 
 __all__ = ["init_command"]
 
@@ -31,7 +32,6 @@ def init_command(method: str | None, out: Path | None) -> None:
     --config run.toml`.
     """
     with print_errors("init"):
-        from coordinator.settings.config import METHOD
         from coordinator.views.config_schema import render_template
 
         text = render_template(method or METHOD)

@@ -33,12 +33,12 @@ from coordinator.settings.config_tables import (
     Wire,
 )
 from coordinator.settings.service_tables import Broker, Log, Metrics
+from federated.defaults import METHOD
 from federated.errors import ConfigError, EspalierError, SettingError, Unknown, UsageError
 from federated.settings import Record, Seed, Settings, validate
 from federated.task import Recipe
 
 __all__ = [
-    "METHOD",
     "Config",
     "describe_key",
     "find_table",
@@ -50,7 +50,6 @@ __all__ = [
 ]
 
 PREFIX = "ESPALIER_"
-METHOD = "fedfa"  # if the configuration names none
 
 
 class Config(Record, frozen=True, dict=True):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from federated.data.defaults import DATA, PARTITION
+from federated.defaults import DATASET, HELD, MODEL, PARTITION
 from federated.device.trainers.catalogue import DEFAULT
 from federated.settings import Natural, Record, Seed
 
@@ -47,7 +47,7 @@ class Model(Record, frozen=True):
             description="A model family such as preresnet-18, one of an installed package, or "
             "module:function for your own."
         ),
-    ] = "preresnet"
+    ] = MODEL
     init: Annotated[
         str,
         Meta(
@@ -67,7 +67,7 @@ class Data(Record, frozen=True):
             description="A data set by name, one of an installed package, a file, module:function, "
             "or 'agents' if the coordinator has no data."
         ),
-    ] = DATA
+    ] = DATASET
     root: Annotated[
         str | None, Meta(description="Folder to which named data sets are downloaded.")
     ] = None
@@ -91,7 +91,7 @@ class Simulate(Record, frozen=True):
             lt=1,
             description="Fraction of its examples that a device holds out for validation.",
         ),
-    ] = 0.2
+    ] = HELD
     speeds: Annotated[
         tuple[Speed, ...],
         Meta(

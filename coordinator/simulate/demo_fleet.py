@@ -25,6 +25,7 @@ import numpy as np
 
 from coordinator.broker import local_broker as brokers
 from federated.data import loading as data
+from federated.defaults import PARTITION
 from federated.errors import (
     ConfigError,
     EspalierError,
@@ -37,7 +38,6 @@ from federated.runtime.unit_formatting import format_count
 
 __all__ = [
     "DEVICES",
-    "PARTITION",
     "RUN",
     "agent_command",
     "process",
@@ -69,7 +69,6 @@ DEVICES = (
     Device("pi", 0.18, "600MB"),
 )
 RUN = "demo"
-PARTITION = "dirichlet:1.0"
 ROUNDS = 13
 SILENCE = 100.0  # seconds without output after which a process counts as failed
 WITHOUT_TORCH = (

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from coordinator.observe.event_readers.catalogue import list_optional
-from coordinator.settings.config import METHOD, Config, find_table
+from coordinator.settings.config import Config, find_table
+from federated.defaults import METHOD
 from federated.engine.robust.catalogue import RULES
 from federated.method import Method
 from federated.methods.catalogue import loaded_methods, method

@@ -36,6 +36,7 @@ from edge_agent.bench.measurement_process_control import run_plans
 from edge_agent.bench.report import Report, Row, take_fingerprint, to_ms
 from edge_agent.device.process_limits import Limits
 from export.latency import SECONDS
+from federated.defaults import MODEL
 from federated.errors import ConfigError, UsageError, explain_os_errors
 from federated.runtime.console import Say, handle_sigterm
 from federated.safe_text import make_safe
@@ -76,7 +77,7 @@ class Request:
     """
 
     files: tuple[Path, ...] = ()
-    model: str = "preresnet"
+    model: str = MODEL
     inputs: tuple[int, ...] = (3, 32, 32)
     classes: int = 10
     widths: tuple[float, ...] = (0.25, 0.5, 1.0)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from edge_agent.cli.option_values import split_words
+from federated.defaults import MODEL
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT, report_errors, speaker
 
@@ -48,7 +49,7 @@ WORDS = parse_list(str, "words")
 @click.option(
     "--model",
     metavar="NAME",
-    help="network to measure, such as preresnet-18 or mobilenet  [default: preresnet]",
+    help=f"network to measure, such as preresnet-18 or mobilenet  [default: {MODEL}]",
 )
 @click.option(
     "--inputs", callback=INTEGERS, metavar="C,H,W", help="shape of an example  [default: 3,32,32]"

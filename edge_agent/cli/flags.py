@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from federated.data.defaults import PARTITION, SEED
+from federated.defaults import PARTITION, SEED
 from federated.runtime.console import report_errors
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import Any
 from edge_agent.access.agent_name import derive_name, reserve_name
 from edge_agent.device.process_limits import Limits, parse_size
 from edge_agent.join.training_process_control import Job
-from federated.data.defaults import DATA, PARTITION, SEED
+from federated.defaults import DATASET, PARTITION, SEED
 from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import UsageError
 from federated.task import LABELS
@@ -48,7 +48,7 @@ def make_job(name: str | None, options: dict[str, Any]) -> Job:
     memory = options["limit_memory"]
     return Job(
         name=reserve_name(derive_name()) if name is None else check_agent_name(name),
-        data=options["data"] or DATA,
+        data=options["data"] or DATASET,
         root=options["data_root"],
         shard=options["shard"] or "",
         partition=options["partition"] or PARTITION,

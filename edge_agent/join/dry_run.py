@@ -18,6 +18,7 @@ import msgspec
 from edge_agent.join.code_permission import find_method, load_own
 from edge_agent.join.participation import find_run
 from edge_agent.join.training_process_control import Job, Worker
+from federated.defaults import METHOD, MODEL
 from federated.task import Card, Task, Update, Work
 from federated.wire import messages, tensors
 from federated.wire.codecs.catalogue import codec
@@ -26,7 +27,6 @@ from federated.wire.links.catalogue import open_link
 
 __all__ = ["perform_dry_run"]
 
-METHOD = "fedfa"  # without a broker
 INTRODUCTION = (
     "Nothing was sent. The following is all that would leave this device. It contains no examples; "
     "information about labels, if any, is under survey, labels and tallies."
@@ -75,7 +75,7 @@ def _find_run(broker: str | None, name: str | None, card: Card, job: Job) -> mes
     from models.menu import probes
     from models.named_network import network
 
-    net = network(job.model or "preresnet", card.inputs, card.outputs, card, card.target)
+    net = network(job.model or MODEL, card.inputs, card.outputs, card, card.target)
     return messages.Run(
         "rehearsal", METHOD, net.family, net, probes(net, (2,)), 32, secrets.token_hex(8)
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from export import release_reader
 from federated.data.dataset import Dataset
-from federated.data.defaults import PARTITION, SEED
+from federated.defaults import PARTITION, SEED
 from federated.errors import UsageError
 
 __all__ = ["ReleaseRequest", "select_submodel"]

@@ -20,17 +20,15 @@ from federated.data.catalogue import DATASETS, POINT
 from federated.data.csv_tables import is_table, read_table
 from federated.data.custom_arrays import call, read_npz
 from federated.data.dataset import Dataset, Indices
-from federated.data.defaults import PARTITION, SEED
 from federated.data.held_out_splits import hold_out, hold_out_last, hold_out_users, strata
 from federated.data.image_folders import read_folder, read_zip
 from federated.data.partitions import Shard, draw_shard, generator
+from federated.defaults import HELD, PARTITION, SEED
 from federated.errors import ConfigError, DataError
 from federated.runtime.extension_errors import find
 from models.extension_lookup import known_names
 
 __all__ = ["data_root", "load", "load_central", "load_device", "take_part"]
-
-HELD = 0.2  # fraction held out if the data have no test part
 
 
 def data_root() -> Path:

@@ -182,8 +182,8 @@ class Shard:
 
     index: int
     of: int
-    partition: str = "iid"
-    seed: int = 0
+    partition: str
+    seed: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.of:
@@ -194,7 +194,7 @@ class Shard:
         parse(self.partition)
 
     @classmethod
-    def parse(cls, text: str, partition: str = "iid", seed: int = 0) -> Shard:
+    def parse(cls, text: str, partition: str, seed: int) -> Shard:
         """Return the shard `I/N`: part I (from 0) of N. UsageError: the text is malformed."""
         index, _, of = text.partition("/")
         if not (index.isdecimal() and of.isdecimal()):

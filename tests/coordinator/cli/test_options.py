@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from coordinator.cli.main import COMMANDS
 from coordinator.cli.options import ConfigOption, config_flag, list_given
-from coordinator.settings.config import METHOD, Config, describe_key
+from coordinator.settings.config import Config, describe_key
+from federated.defaults import METHOD
 
 
 def command_of(name: str) -> click.Command:

@@ -14,11 +14,12 @@ from coordinator.release.stored_run import load_stored_run
 from coordinator.run.config_sources import ConfigSources
 from coordinator.settings.config import Config
 from coordinator.simulate.comparison import Comparison, compare_run, count_steps, simplify
-from coordinator.simulate.demo_fleet import DEVICES, PARTITION, coordinator_command
+from coordinator.simulate.demo_fleet import DEVICES, coordinator_command
 from coordinator.simulate.simulation import simulate_run
 from coordinator.store.database import Facts
 from coordinator.store.run_store import Store
 from federated.data.loading import load_device
+from federated.defaults import PARTITION
 from federated.task import Recipe
 from tests.support.memory_federation import RUN, Member, federate
 

@@ -10,7 +10,7 @@ from edge_agent.cli.finetune import finetune
 from edge_agent.cli.infer import infer
 from edge_agent.cli.join import join
 from edge_agent.device.state_folder import SPOOL, locate_state
-from federated.data.defaults import PARTITION, SEED
+from federated.defaults import PARTITION, SEED
 
 
 def help_of(command: click.Command) -> str:

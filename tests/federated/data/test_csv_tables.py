@@ -125,7 +125,7 @@ def test_values_are_held_out_and_shared_out_alike(tmp_path: Path) -> None:
     whole = load_central(str(path))
     assert (len(whole.x), len(whole.x_held)) == (80, 20)
     assert np.bincount((whole.y_held[:, 0] // 5).astype(int)).tolist() == [2] * 10
-    agents = [load_device(str(path), name=f"a{i}", shard=Shard(i, 4)) for i in range(4)]
+    agents = [load_device(str(path), name=f"a{i}", shard=Shard(i, 4, "iid", 0)) for i in range(4)]
     assert sum(len(agent.x) + len(agent.x_held) for agent in agents) == 80
     card = agents[0].card()
     assert (card.target, card.outputs, card.inputs) == ("value", 1, (1,))

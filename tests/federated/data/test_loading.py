@@ -53,7 +53,7 @@ def test_no_device_has_the_coordinators_validation_examples() -> None:
     assert len(test) > 350
     for agent in (
         load_device("digits", name="pi"),
-        load_device("digits", name="pi", shard=Shard(2, 5)),
+        load_device("digits", name="pi", shard=Shard(2, 5, "iid", 0)),
     ):
         assert rows(agent.x, agent.x_held) <= rows(whole.x)
         assert not rows(agent.x, agent.x_held) & test
@@ -102,7 +102,7 @@ def test_a_device_keeps_all_of_its_own_file(own: Path) -> None:
 
 
 def test_an_agent_of_one_class_is_no_error(own: Path) -> None:
-    assert load_device(str(own), name="pi", shard=Shard(0, 2, "classes:1")).outputs == 2
+    assert load_device(str(own), name="pi", shard=Shard(0, 2, "classes:1", 0)).outputs == 2
 
 
 def test_a_test_part_of_a_file_is_the_held_out_part(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_file_may_hold_tokens_and_people(tmp_path: Path) -> None:
     data = load_central(str(path))
     assert (data.target, data.outputs, data.x.dtype) == ("token", 41, np.int64)
     assert (len(data.x_held), len(np.unique(data.users))) == (2, 4)  # a fifth of the people
-    assert len(load_device(str(path), name="pi", shard=Shard(0, 4, "users")).x) == 1
+    assert len(load_device(str(path), name="pi", shard=Shard(0, 4, "users", 0)).x) == 1
     np.savez(path, x=words, y=words + 1, target="tokens")
     with pytest.raises(
         DataError, match="expected a target among class, value, token, found 'tokens'"

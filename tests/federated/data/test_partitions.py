@@ -232,13 +232,13 @@ def test_shards_of_one_seed_are_the_parts_of_one_partition() -> None:
 @pytest.mark.parametrize("text", ["", "3", "1/", "-1/4", "a/b", "1/4/2", "1.0/4"])
 def test_the_error_of_a_misspelled_shard_has_an_example(text: str) -> None:
     with pytest.raises(UsageError, match="expected a form like '0/4'"):
-        Shard.parse(text)
+        Shard.parse(text, "iid", 0)
 
 
 @pytest.mark.parametrize("index", [-1, 4])
 def test_a_shard_outside_its_partition_is_refused(index: int) -> None:
     with pytest.raises(UsageError, match="expected an index from 0 to 3"):
-        Shard(index, 4)
+        Shard(index, 4, "iid", 0)
 
 
 def test_a_shard_drawn_from_a_name_is_a_quarter_and_skewed() -> None:

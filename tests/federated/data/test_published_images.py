@@ -58,7 +58,7 @@ def test_published_pictures_have_the_published_moments(
     card = whole.card()
     assert card.mean[0] / 255 == pytest.approx(mean, abs=1e-4)
     assert card.std[0] / 255 == pytest.approx(std, abs=1e-4)
-    agent = load_device(name, tmp_path, name="pi", shard=Shard(0, 100))
+    agent = load_device(name, tmp_path, name="pi", shard=Shard(0, 100, "iid", 0))
     assert (len(agent.x), len(agent.x_held)) == (480, 120)
 
 

@@ -55,7 +55,7 @@ def test_a_person_is_either_trained_on_or_held_out(tmp_path: Path) -> None:
     assert np.array_equal(whole.x_held, load_central("har", tmp_path).x_held)
 
 
-@pytest.mark.parametrize("shard", [None, Shard(2, 8, "users")])
+@pytest.mark.parametrize("shard", [None, Shard(2, 8, "users", 0)])
 def test_a_device_holds_one_person_and_holds_out_the_last_recording(
     tmp_path: Path, shard: Shard | None
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_device_holds_one_person_and_holds_out_the_last_recording(
 
 def test_a_device_of_several_people_holds_out_the_last_recording_of_each(tmp_path: Path) -> None:
     write(tmp_path)
-    mine = load_device("har", tmp_path, name="watch", shard=Shard(0, 2, "users"))
+    mine = load_device("har", tmp_path, name="watch", shard=Shard(0, 2, "users", 0))
     assert (len(np.unique(mine.x_held[:, 0, -1])), np.unique(mine.x_held[:, 0, 0]).tolist()) == (
         4,
         [3.0],

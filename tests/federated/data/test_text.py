@@ -66,5 +66,5 @@ def test_published_text_has_the_published_vocabulary() -> None:
         "token",
         (),
     )
-    agent = load_device("wikitext-2", PUBLISHED, name="pi", shard=Shard(3, 100))
+    agent = load_device("wikitext-2", PUBLISHED, name="pi", shard=Shard(3, 100, "iid", 0))
     assert (len(agent.x) + len(agent.x_held), agent.outputs) == (327, 33278)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 
 import msgspec
 import numpy as np
@@ -246,6 +247,13 @@ def test_the_recipe_is_made_of_settings():
 
 
 # ---- FedAvg --------------------------------------------------------------------------------------
+
+
+def test_the_settings_of_fedavg_have_the_defaults_of_a_recipe():
+    """Statistics of batch norm travel only if a method says so: not every trainer has them."""
+    settings, plain = method("fedavg").settings, asdict(Recipe())
+    different = {key for key in settings.keys() & plain if settings[key].default != plain[key]}
+    assert different == {"norm"}
 
 
 def test_tracked_statistics_travel_and_static_ones_do_not():
