@@ -27,6 +27,7 @@ __all__ = [
     "Board",
     "Card",
     "Key",
+    "Optimiser",
     "Profile",
     "Recipe",
     "Task",
@@ -48,6 +49,7 @@ MAX_CAPABILITIES = 128  # largest number of capabilities that a profile lists
 SHORTEST, LONGEST = 1e-12, 1e9
 
 Work = Literal["train", "calibrate", "evaluate"]
+Optimiser = Literal["sgd", "adam", "adamw"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Recipe:
     epochs: int = 1
     steps: int = 0
     batch: int = 32
-    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+    optimiser: Optimiser = "sgd"
     lr: float = 0.05
     momentum: float = 0.9
     decay: float = 0.0

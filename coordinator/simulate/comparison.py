@@ -244,10 +244,25 @@ class Baseline:
 
 
 def simplify(recipe: Recipe, steps: int) -> Recipe:
-    """Return the recipe of a plain training of this number of steps."""
-    kept = ("batch", "optimiser", "lr", "momentum", "decay", "clip", "norm", "hide", "seed")
-    values = {name: getattr(recipe, name) for name in kept}
-    return Recipe(epochs=steps, steps=steps, **values)
+    """Return the recipe of a plain training of this number of steps: without the terms of a method,
+    and without what only a coordinator reads.
+    """
+    return replace(
+        recipe,
+        epochs=steps,
+        steps=steps,
+        masked=False,
+        labels=False,
+        scores=False,
+        per_class=False,
+        pull=0.0,
+        variate="",
+        apart=False,
+        keep=(),
+        frozen=(),
+        hook="",
+        options={},
+    )
 
 
 def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:

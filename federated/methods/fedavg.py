@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from torch import Tensor
@@ -28,7 +28,7 @@ from federated.engine.aggregate import Total, mean
 from federated.engine.update_contributions import RowParts, Terms
 from federated.method import Method, Setting, Settings, State, Tensors, round_at
 from federated.methods.common.submodel_sizes import assign, propose_sizes
-from federated.task import Recipe, Update
+from federated.task import Optimiser, Recipe, Update
 from models.slicing import Plan, Row, corners, extract
 from models.submodel import Submodel
 from models.submodel_building import full, shapes, statistics
@@ -76,7 +76,7 @@ SETTINGS: Mapping[str, Setting] = {
     "optimiser": Setting(
         Recipe.optimiser,
         "optimiser on the device, without state from earlier rounds",
-        ("sgd", "adam", "adamw"),
+        get_args(Optimiser),
     ),
     "lr": Setting(Recipe.lr, "learning rate", above=0),
     "lr_decay": Setting(1.0, "factor by which the learning rate changes after each round", above=0),

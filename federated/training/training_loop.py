@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from federated.errors import DataError
-from federated.task import Recipe
+from federated.task import Optimiser, Recipe
 from federated.training import objective
 from federated.training.hooks import Hooks, Session
 from federated.training.step_corrections import Correction
@@ -40,7 +40,11 @@ __all__ = [
 
 torch.backends.cudnn.deterministic = True  # otherwise some GPU convolutions add in any order
 
-OPTIMISERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+OPTIMISERS: Mapping[Optimiser, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
 
 
 def open_session(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
-from federated.task import Recipe
+from federated.task import Optimiser, Recipe
 from federated.trainer_capabilities import CAPABILITIES, describe_missing, list_required, name_hook
+from federated.training.training_loop import OPTIMISERS
 from models.named_network import network
 from models.submodel_building import initial
 from tests.support.small_tasks import PYTORCH
@@ -28,6 +31,12 @@ from tests.support.small_tasks import PYTORCH
 )
 def test_a_recipe_requires_what_plain_sgd_does_not_do(recipe: Recipe, needed: set[str]) -> None:
     assert list_required(recipe) == needed
+
+
+def test_every_optimiser_but_sgd_is_a_capability_and_pytorch_has_them_all() -> None:
+    names = set(get_args(Optimiser))
+    assert names == {"sgd"} | (names & CAPABILITIES.keys())
+    assert names == OPTIMISERS.keys()
 
 
 def test_missing_capabilities_are_explained() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -113,6 +114,16 @@ def test_a_plain_recipe_has_no_terms_of_a_method() -> None:
         epochs=3, lr=0.2, batch=7, seed=4, pull=1.0, variate="scaffold", hook="moon", masked=True
     )
     assert simplify(recipe, 5) == Recipe(epochs=5, steps=5, lr=0.2, batch=7, seed=4)
+
+
+def test_a_plain_recipe_keeps_a_field_that_is_not_of_a_method() -> None:
+    @dataclass(frozen=True)
+    class Later(Recipe):
+        schedule: str = "constant"
+
+    found = simplify(Later(schedule="cosine"), 5)
+    assert isinstance(found, Later)
+    assert found.schedule == "cosine"
 
 
 def test_the_demo_states_how_its_agents_divide_the_data() -> None:
