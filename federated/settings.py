@@ -57,9 +57,6 @@ class Settings(Record, frozen=True):
     def __contains__(self, key: object, /) -> bool:
         return key in self.__struct_fields__
 
-    def get(self, key: str, default: Any = None, /) -> Any:
-        return getattr(self, key) if key in self else default
-
 
 def validate(
     kind: type[R],

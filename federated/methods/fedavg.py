@@ -42,6 +42,7 @@ __all__ = [
     "parts",
     "place",
     "recipe",
+    "separates_sizes",
     "start",
     "weight",
 ]
@@ -127,11 +128,16 @@ def place(state: State, submodel: Submodel) -> Plan:
     plan = corners(
         {home: tuple(value.shape) for home, value in state.tensors.items()}, submodel, local
     )
-    if state.settings.get("sharing") == "architecture":
+    if separates_sizes(state.settings):
         return replace(
             plan, rows=tuple(move_to_group(row, submodel.plain.name) for row in plan.rows)
         )
     return plan
+
+
+def separates_sizes(settings: Settings) -> bool:
+    """Return whether each size has its own mean; never in a method without the setting."""
+    return "sharing" in settings and settings["sharing"] == "architecture"
 
 
 def move_to_group(row: Row, group: str) -> Row:

@@ -20,10 +20,9 @@ data set; 0.01 for Adam and Yogi and 0.1 for Adagrad are starting points.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -39,7 +38,7 @@ from models.submodel import Submodel
 
 __all__ = ["fedadagrad", "fedadam", "fedavgm", "fedyogi"]
 
-Rule = Literal["adagrad", "adam", "sgd", "yogi"]
+MakeOptimizer = Callable[[Settings], ServerOptimizer]
 STEP = "the coordinator's optimiser takes a step towards the mean"
 BREAKS = {"alone": STEP, "fedavg": STEP}
 MOMENTUM = {"identity": "the coordinator's momentum continues"}
@@ -48,22 +47,29 @@ LR = "learning rate of the coordinator"
 BETA2 = Setting(0.99, "fraction of the mean square kept in each round", least=0, most=BELOW_1)
 
 
-def optimizer(rule: Rule, settings: Settings) -> ServerOptimizer:
-    """Return the optimiser of a rule."""
-    if rule == "sgd":
-        return ServerOptimizer("sgd", settings["server_lr"], beta1=settings["server_momentum"])
-    return ServerOptimizer(
-        rule,
-        settings["server_lr"],
-        settings["beta1"],
-        settings.get("beta2", 0.0),
-        settings["tau"],
-    )
+def make_sgd(settings: Settings) -> ServerOptimizer:
+    return ServerOptimizer("sgd", settings["server_lr"], beta1=settings["server_momentum"])
 
 
-def finish(state: State, total: Total, rng: np.random.Generator, *, rule: Rule) -> State:
+def make_adagrad(settings: Settings) -> ServerOptimizer:
+    """Return Adagrad, which keeps the whole mean square: it has no beta2."""
+    lr, beta1, tau = settings["server_lr"], settings["beta1"], settings["tau"]
+    return ServerOptimizer("adagrad", lr, beta1, tau=tau)
+
+
+def make_adam(settings: Settings) -> ServerOptimizer:
+    return replace(make_adagrad(settings), rule="adam", beta2=settings["beta2"])
+
+
+def make_yogi(settings: Settings) -> ServerOptimizer:
+    return replace(make_adam(settings), rule="yogi")
+
+
+def finish(
+    state: State, total: Total, rng: np.random.Generator, *, optimizer: MakeOptimizer
+) -> State:
     """Return FedAvg's state, with a step towards each mean instead of the mean itself."""
-    after, chosen = finish_mean(state, total, rng), optimizer(rule, state.settings)
+    after, chosen = finish_mean(state, total, rng), optimizer(state.settings)
     new: dict[str, Tensor] = {}
     for home, one in total.sums.items():
         if is_statistic(home):
@@ -84,7 +90,9 @@ def tau_too_large(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]
         )
 
 
-def make_adaptive(rule: Rule, lr: float, beta1: float, **more: Setting) -> Method:
+def make_adaptive(
+    rule: str, optimizer: MakeOptimizer, lr: float, beta1: float, **more: Setting
+) -> Method:
     """Return a method with a step size per weight. lr, beta1: defaults of the settings."""
     base = fedavg()
     settings = {
@@ -105,22 +113,22 @@ def make_adaptive(rule: Rule, lr: float, beta1: float, **more: Setting) -> Metho
         summary=f"FedAvg with {rule.capitalize()} on the coordinator, with a step size per weight",
         paper="Reddi et al., Adaptive Federated Optimization, ICLR 2021 (arXiv 2003.00295)",
         settings=vary(base.settings, **settings),
-        finish=partial(finish, rule=rule),
+        finish=partial(finish, optimizer=optimizer),
         inactive=tau_too_large,
         breaks=BREAKS | (MOMENTUM if beta1 else {}),
     )
 
 
 def fedadam() -> Method:
-    return make_adaptive("adam", 0.01, 0.9, beta2=BETA2)
+    return make_adaptive("adam", make_adam, 0.01, 0.9, beta2=BETA2)
 
 
 def fedyogi() -> Method:
-    return make_adaptive("yogi", 0.01, 0.9, beta2=BETA2)
+    return make_adaptive("yogi", make_yogi, 0.01, 0.9, beta2=BETA2)
 
 
 def fedadagrad() -> Method:
-    return make_adaptive("adagrad", 0.1, 0.0)
+    return make_adaptive("adagrad", make_adagrad, 0.1, 0.0)
 
 
 def without_momentum(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
@@ -145,7 +153,7 @@ def fedavgm() -> Method:
         paper="Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for "
         "Federated Visual Classification (arXiv 1909.06335)",
         settings=vary(base.settings, server_lr=Setting(1.0, LR, above=0), server_momentum=momentum),
-        finish=partial(finish, rule="sgd"),
+        finish=partial(finish, optimizer=make_sgd),
         inactive=without_momentum,
         breaks=BREAKS | MOMENTUM,
     )

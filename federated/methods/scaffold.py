@@ -83,7 +83,7 @@ def recipe(state: State, submodel: Submodel) -> Recipe:
     return replace(
         base.recipe(state, submodel),
         variate="scaffold",
-        apart=state.settings.get("sharing") == "architecture",
+        apart=base.separates_sizes(state.settings),
     )
 
 
