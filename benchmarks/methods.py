@@ -20,7 +20,7 @@ from coordinator.settings.config import load, parse_setting
 from coordinator.simulate.simulation import simulate
 from federated.data import loading
 from federated.errors import EspalierError
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 from models.submodel import Submodel
 
@@ -92,7 +92,7 @@ def run(
 
 def propose_menu(name: str, settings: Sequence[tuple[str, Any]]) -> tuple[Submodel, ...]:
     """Return a method's menu in this experiment."""
-    config, chosen = load(EXPERIMENT, os.environ, settings), method(name)
+    config, chosen = load(EXPERIMENT, os.environ, settings), find_method(name)
     network = build_network(
         config, [loading.load_central(config.data.name, config.data.root).card()]
     )
@@ -137,7 +137,7 @@ def command(only: str | None, settings: tuple[str, ...], form: str) -> None:
     ):
         names = sorted(METHODS) if only is None else only.split(",")
         for name in names:
-            method(name)
+            find_method(name)
         given = [*map(parse_setting, settings)]
         load(EXPERIMENT, os.environ, given)  # reports invalid settings once, not for each method
         say, found = speaker(form), list[Result]()

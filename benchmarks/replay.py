@@ -27,7 +27,7 @@ from federated.engine.aggregate import Total, fold
 from federated.engine.late_updates import Base, Touched, find_touched, make_buffered
 from federated.errors import StoreError
 from federated.method import Method, State
-from federated.methods.catalogue import method as method_named
+from federated.methods.catalogue import find_method
 from federated.task import Task, Update
 from models.submodel import Submodel
 
@@ -68,7 +68,7 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
         if last is None or facts.network is None:
             raise StoreError(f"run '{name}' finished no round")
         config = load(None, {}, [], facts.config)
-        method = method_named(config.method_name)
+        method = find_method(config.method_name)
         state = method.start(
             make_weights(config, facts.network, method), facts.menu, config.settings
         )

@@ -166,7 +166,7 @@ def merge(
     with require_extra("espalier.merge", "coordinator"):
         from coordinator.release.stored_run import StoredRun
         from federated.manual_round import begin_round, fold_by_hand
-        from federated.methods.catalogue import method as find_method
+        from federated.methods.catalogue import find_method
 
     check_is("source", source, (Network, StoredRun), SOURCES)
     known = read_updates(updates)

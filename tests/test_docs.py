@@ -17,7 +17,7 @@ from coordinator.views.config_schema import build_schema
 from federated.engine.robust.catalogue import RULES
 from federated.errors import ConfigError
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.wire.codecs.catalogue import CODECS
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +42,7 @@ def test_every_disagreement_states_its_default_and_valid_alternatives(
 ) -> None:
     names, *_, default_cell, alternatives = row
     for name in re.findall(r"`([\w-]+)`", names):
-        chosen = method(name)
+        chosen = find_method(name)
         for text in SETTING.findall(default_cell):
             ((key, value),) = tomllib.loads(text).items()
             default = chosen.settings[key].default

@@ -18,7 +18,7 @@ from coordinator.store.run_store import Store
 from federated.data import loading
 from federated.errors import ConfigError
 from federated.method import configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from models.named_network import network
 from models.submodel import Submodel
 from tests.support.memory_federation import RUN, Member, federate
@@ -51,7 +51,7 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 def menu(name: str, given: dict[str, Any]) -> tuple[str, tuple[Submodel, ...]]:
     """Return a model, and the submodels that a method proposes for it."""
-    chosen, card = method(name), loading.load_central("digits").card()
+    chosen, card = find_method(name), loading.load_central("digits").card()
     for model in FEW_TENSORS.get(name, MODELS):
         try:
             made = network(model, card.inputs, card.outputs, card)

@@ -26,7 +26,7 @@ from edge_agent.join.training_process_control import Job
 from federated.data import loading as data
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import ConfigError, DataError, Refused, Unknown
-from federated.methods.catalogue import hooks, loaded_method, method
+from federated.methods.catalogue import find_loaded_hooks, find_loaded_method, find_method
 from federated.wire.messages import Run
 from models.extension_lookup import ExtensionPoint
 from models.menu import menu
@@ -217,23 +217,23 @@ def test_an_agent_has_the_hooks_of_its_owner_and_of_installed_packages(
     if ":" in name:
         load_own(job(method=name))
     check_run(job(), msgspec.to_builtins(replace(CARD, method=name)))
-    assert hooks("toy").loss is doubled_loss
+    assert find_loaded_hooks("toy").loss is doubled_loss
     assert "hook:toy" in open_trainer("pytorch").capabilities
-    assert loaded_method(name).name == name
+    assert find_loaded_method(name).name == name
 
 
 def test_a_method_has_the_name_that_selects_it(names: dict[str, str]) -> None:
     name = names["espalier.methods"]
-    assert method(name).name == describe_method(name)["name"] == name
+    assert find_method(name).name == describe_method(name)["name"] == name
     assert name in {one["name"] for one in list_methods()}
     assert "fedavg" in {one["name"] for one in list_methods()}
 
 
 def test_a_function_that_makes_no_method_is_an_error() -> None:
     with pytest.raises(ConfigError, match="method 'os:getcwd' returned a str; expected a Method"):
-        method("os:getcwd")
+        find_method("os:getcwd")
     with pytest.raises(ConfigError, match=r"method 'math:sqrt' .*TypeError"):
-        method("math:sqrt")
+        find_method("math:sqrt")
 
 
 def test_a_family_has_presets_and_submodels(names: dict[str, str]) -> None:

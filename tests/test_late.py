@@ -32,7 +32,7 @@ from federated.engine.aggregate import Total, fold
 from federated.engine.late_updates import Base, Touched, find_touched, make_buffered
 from federated.errors import ConfigError
 from federated.method import State
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.task import Update
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.memory_federation import RUN, Member, digits, federate, make_config, run_members
@@ -88,7 +88,7 @@ def folded_again(folder: Path, config: Config, sent: Sent) -> State:
     store = Store.open(folder / "runs", RUN, read_only=True)
     facts = store.read_facts()
     store.close()
-    plain = method(config.method_name)
+    plain = find_method(config.method_name)
     assert facts.network is not None
     states = [plain.start(make_weights(config, facts.network, plain), facts.menu, config.settings)]
     since: list[Touched] = []

@@ -20,7 +20,7 @@ from coordinator.settings.config import load
 from edge_agent.cli.main import main as edge_agent
 from federated.engine.aggregate import Total, fold
 from federated.method import configure
-from federated.methods.catalogue import method as method_named
+from federated.methods.catalogue import find_method
 from federated.task import Update
 from models.named_network import network as network_named
 from models.submodel_building import initial
@@ -106,7 +106,7 @@ def test_the_method_in_the_tutorial_runs_and_weights_updates_equally(
 ) -> None:
     (tmp_path / "equal_weights.py").write_text(find_python("own_method.md"))
     monkeypatch.syspath_prepend(tmp_path)
-    chosen = method_named("equal_weights:equal_weights")
+    chosen = find_method("equal_weights:equal_weights")
     network = network_named("mlp-small", (1, 2, 2), 2)
     settings = configure(chosen, {"widths": [1.0]})
     menu = chosen.menu(network, settings)

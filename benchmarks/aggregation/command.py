@@ -20,7 +20,7 @@ from coordinator.fleet.submodel_shipment import to_torch
 from coordinator.phases.training import AT_HAND
 from federated.engine.aggregate import Total, fold
 from federated.method import State, configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.runtime.console import FORMAT, report_errors
 from federated.task import Update
 from models.slicing import Plan, as_slices
@@ -76,7 +76,7 @@ def measure_methods() -> list[Row]:
 def begin(task: Mapping[str, Any]) -> tuple[State, list[Update], Callable[[Submodel], Plan]]:
     """Return the state, the updates and the plan of each submodel, as a round has them."""
     torch.set_num_threads(1)
-    chosen = method(task["method"])
+    chosen = find_method(task["method"])
     settings = configure(chosen, {})
     state = chosen.start(initial(NETWORK, 0), chosen.menu(NETWORK, settings), settings)
     place = lru_cache(lambda submodel: chosen.place(state, submodel))
@@ -86,7 +86,7 @@ def begin(task: Mapping[str, Any]) -> tuple[State, list[Update], Callable[[Submo
 def ours(task: Mapping[str, Any]) -> Callable[[], object]:
     """Fold and finish as the coordinator does."""
     state, updates, place = begin(task)
-    chosen = method(task["method"])
+    chosen = find_method(task["method"])
 
     def run() -> object:
         total = Total(most=task["most"])

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.task import Update
 from federated.wire.codecs.codec import decode_update, encode_update
 from federated.wire.codecs.raw import RAW
@@ -30,7 +30,7 @@ MEMORY = Path("/dev/shm")  # noqa: S108
 def write_updates(name: str, count: int) -> Iterator[str]:
     """Write updates to a round of a method, whose submodels take turns. Yield their folder."""
     with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        chosen, rng = method(name), np.random.default_rng(0)
+        chosen, rng = find_method(name), np.random.default_rng(0)
         settings = configure(chosen, {})
         menu = chosen.menu(NETWORK, settings)
         state = chosen.start(initial(NETWORK, 0), menu, settings)

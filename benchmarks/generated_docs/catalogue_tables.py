@@ -11,7 +11,7 @@ from benchmarks.generated_docs.markdown_table import render_table
 from coordinator.observe.event_readers.catalogue import READERS, list_optional
 from federated.data.catalogue import DATASETS
 from federated.engine.robust.catalogue import RULES
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.wire.codecs.catalogue import CODECS
 from models.families.catalogue import FAMILIES
 from models.family import Family
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def list_methods() -> Iterator[str]:
-    made = [method(name) for name in METHODS]
+    made = [find_method(name) for name in METHODS]
     rows = ((f"`{one.name}`", one.summary, one.paper) for one in made)
     return render_table(("`--method`", "summary", "paper"), rows)
 

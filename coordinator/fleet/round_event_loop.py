@@ -29,7 +29,7 @@ from coordinator.trust.message_checks import check_match
 from federated.errors import Malformed, Refused, StoreError, WireError
 from federated.task import Key, Task, Update, Work
 from federated.wire import messages
-from federated.wire.codecs.catalogue import codec
+from federated.wire.codecs.catalogue import find_loaded_codec
 from federated.wire.messages import JOINING
 
 __all__ = ["RoundEventLoop"]
@@ -251,7 +251,7 @@ class RoundEventLoop:
         try:
             if problem := find_problem(path, self.round.tasks[key].digest):
                 raise Malformed(f"{path} {problem}")
-            return self.inbox.read(path, codec(self.round.tasks[key].task.codec))
+            return self.inbox.read(path, find_loaded_codec(self.round.tasks[key].task.codec))
         except (OSError, ValueError, WireError) as error:
             what = f"the accepted update of {key.agent} in round {key.round}"
             raise StoreError(f"cannot read {what}: {error}; {REMEDY}") from error
@@ -260,7 +260,7 @@ class RoundEventLoop:
         """Decode and check the update in a file. If it is folded with the next event, it isn't read
         again. elapsed: seconds since its task was sent. Raises WireError.
         """
-        update = self.inbox.read(path, codec(task.codec))
+        update = self.inbox.read(path, find_loaded_codec(task.codec))
         check_match(task, update)
         if self.round.tasks[task.key].outlasting:
             return update  # it is not folded

@@ -22,7 +22,7 @@ from coordinator.observe.round_records import Entry
 from coordinator.round.task_state import TaskState
 from federated.task import Profile, Update
 from federated.training.time_prediction import step_seconds
-from federated.wire.codecs.catalogue import codec
+from federated.wire.codecs.catalogue import find_loaded_codec
 from models.cost import cost
 
 __all__ = ["describe_fold", "describe_miss", "learn_from_miss", "learn_from_update"]
@@ -74,7 +74,7 @@ def learn_from_update(
             step_seconds(profile.timings, submodel, batch),
             what.memory,
             state.seconds,
-            count_traffic(what, codec(state.task.codec)),
+            count_traffic(what, find_loaded_codec(state.task.codec)),
             update.steps,
             read_number(update.notes, "step"),
             read_number(update.notes, "seconds"),

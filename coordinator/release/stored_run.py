@@ -23,7 +23,7 @@ from export.onnx_export import predict
 from export.onnx_session import Array, Output
 from federated.errors import ConfigError, DataError, StoreError, Unknown
 from federated.method import Method, State
-from federated.methods.catalogue import method as method_named
+from federated.methods.catalogue import find_method
 from models.given_objects import is_given
 from models.submodel import Network, Submodel
 from models.submodel_building import initial
@@ -127,7 +127,7 @@ def read_run(store: Store, model: nn.Module | None = None) -> StoredRun:
     config = read_tables(facts.config)
     if last is None or facts.network is None:
         raise StoreError(f"run '{name}' has no finished round: resume it until a round is finished")
-    network, method = facts.network, method_named(config.method_name)
+    network, method = facts.network, find_method(config.method_name)
     if model is not None:
         give_again(name, network.family, model)
     try:

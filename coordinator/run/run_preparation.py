@@ -26,8 +26,7 @@ from federated.data import loading as data
 from federated.data.dataset import Dataset
 from federated.errors import ConfigError, read_setting
 from federated.method import Method, Settings
-from federated.methods.catalogue import METHODS
-from federated.methods.catalogue import method as method_named
+from federated.methods.catalogue import METHODS, find_method
 from federated.options import DATA
 from federated.wire import topics
 from federated.wire.codecs.catalogue import find_codec
@@ -105,7 +104,7 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
     with read_setting():
         topics.run(config.name)  # raises for a name that is no topic level
     check_broker(config.broker)
-    method = add_defences(method_named(config.method_name), config)
+    method = add_defences(find_method(config.method_name), config)
     if config.fleet.mode == "buffered" and (why := method.forbids.get("buffered")):
         able = sorted(name for name, made in METHODS.items() if "buffered" in made().allows)
         raise ConfigError(

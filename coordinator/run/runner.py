@@ -31,7 +31,7 @@ from coordinator.trust.configured_defences import Defences, check_leaks
 from federated.engine.late_updates import make_buffered
 from federated.errors import ConfigError, EspalierError, LinkError, StoreError, Superseded
 from federated.method import Method, Settings
-from federated.methods.catalogue import loaded_hooks
+from federated.methods.catalogue import list_loaded_hooks
 from federated.methods.common.inactive_mechanisms import inactive
 from federated.task import Recipe
 from federated.trainer_capabilities import list_required
@@ -205,7 +205,7 @@ def check_hooks(method: Method, recipes: Collection[Recipe]) -> None:
             f"{repr(own.name) if own else 'none'}: set the field `hooks` of the method to them, or "
             "correct `hook` in the recipe"
         )
-    if own and loaded_hooks().get(own.name, own) != own:
+    if own and list_loaded_hooks().get(own.name, own) != own:
         raise ConfigError(
             f"method {method.name}: other hooks have the name '{own.name}' already: choose another "
             "name for `Hooks`, and for `hook` in the recipe"

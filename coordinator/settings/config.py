@@ -96,9 +96,9 @@ class Config(Record, frozen=True, dict=True):
         # not at the top: these load PyTorch, which reading a stored run does not need
         from federated.engine.differential_privacy import uniform_settings
         from federated.method import configure
-        from federated.methods.catalogue import METHODS, method
+        from federated.methods.catalogue import METHODS, find_method
 
-        chosen = method(self.method_name)
+        chosen = find_method(self.method_name)
         if self.private.noise:
             chosen = replace(chosen, settings=uniform_settings(chosen.settings))
         given = self.train | {key: value for key, value in self.method.items() if key != "name"}

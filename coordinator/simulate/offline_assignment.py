@@ -26,7 +26,7 @@ from federated.device import profile_file
 from federated.device.profile_file import Sheet
 from federated.errors import ConfigError
 from federated.method import Method
-from federated.methods.catalogue import method as method_named
+from federated.methods.catalogue import find_method
 from federated.runtime.unit_formatting import human_seconds, megabytes
 from federated.safe_terminal_table import make_table, render_table
 from federated.safe_text import make_lines_safe
@@ -62,7 +62,7 @@ def assign_offline(
         if has_data
         else [derive_card(sheet, config.model.name) for sheet in sheets]
     )
-    method = method_named(config.method_name)
+    method = find_method(config.method_name)
     network = build_network(config, cards)
     profiles = load_profiles(sheets, network, examples)
     return {

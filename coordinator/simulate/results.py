@@ -33,7 +33,7 @@ from federated.data import partitions
 from federated.engine.training_cost import effort, macs
 from federated.install_command import NAME, pip_command
 from federated.method import State
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.runtime.console import Say
 from federated.runtime.provenance import commit, versions
 from federated.wire.release_messages import UNTRAINED
@@ -171,7 +171,7 @@ def compute_effort(config: Config, store: Store) -> dict[str, Any]:
     result is empty if no device trained, or if the recipe limits the steps of a round, so that
     devices train only on a part of their data.
     """
-    facts, chosen = store.read_facts(), method(config.method_name)
+    facts, chosen = store.read_facts(), find_method(config.method_name)
     if config.settings["steps"] or facts.network is None:
         return {}
     state: State = chosen.start(

@@ -31,7 +31,7 @@ from coordinator.simulate.device_data import DataSource
 from federated.device.task_execution import carry_out
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import ConfigError, EspalierError
-from federated.methods.catalogue import method as find_method
+from federated.methods.catalogue import find_method
 from federated.runtime.lazy_compiler_import import defer_compiler
 from federated.task import Task
 from federated.training.training_inputs import Execution

@@ -26,7 +26,7 @@ from coordinator.trust.norm_bounds import Bound, check_change, compute_bounds, m
 from federated.engine.aggregate import Key, Total, fold
 from federated.engine.differential_privacy import make_private
 from federated.engine.part_store import PartStore
-from federated.engine.robust.catalogue import rule
+from federated.engine.robust.catalogue import find_rule
 from federated.engine.robust.rule import Rule, combine, make_robust
 from federated.engine.update_contributions import Part
 from federated.engine.update_norms import clip_parts
@@ -48,7 +48,7 @@ def add_defences(method: Method, config: Config) -> Method:
     Raises Unknown for an unknown rule, ConfigError for conflicting settings, MissingExtra without
     the accountant of private runs.
     """
-    wanted, guard, chosen = config.robust, config.private, rule(config.robust.rule)
+    wanted, guard, chosen = config.robust, config.private, find_rule(config.robust.rule)
     for mode, asked in (("robust", chosen is not None), ("private", bool(guard.noise))):
         if asked and mode in method.forbids:
             able = ", ".join(
@@ -99,7 +99,7 @@ def check_buffer_size(config: Config, most: int, what: str) -> None:
     """Raise ConfigError if a round can never have the updates that the rule requires, so that
     nothing would be learned. most: updates of a round.
     """
-    wanted, chosen = config.robust, rule(config.robust.rule)
+    wanted, chosen = config.robust, find_rule(config.robust.rule)
     if chosen and most < (least := chosen.needed(wanted.byzantine)):
         raise ConfigError(
             f"robust.rule = '{wanted.rule}' requires {least} updates of each {chosen.compares} to "
@@ -203,7 +203,7 @@ class Defences:
 
     @cached_property
     def rule(self) -> Rule | None:
-        return rule(self.config.robust.rule)
+        return find_rule(self.config.robust.rule)
 
     def begin(self, round: int, submodels: Iterable[Submodel]) -> PartStore | None:
         """Begin a round. Return where to keep its updates if the rule needs them all together, or

@@ -16,7 +16,7 @@ from coordinator.settings.config import Config, find_table
 from federated.defaults import METHOD
 from federated.engine.robust.catalogue import RULES
 from federated.method import Method
-from federated.methods.catalogue import loaded_methods, method
+from federated.methods.catalogue import find_method, list_loaded_methods
 from federated.settings import Settings
 from federated.wire.codecs.catalogue import CODECS
 
@@ -33,7 +33,7 @@ def build_schema() -> Schema:
     It accepts any settings of a `module:function` method. `load` checks those, and rules about
     several values, such as a setting that is given both in `method` and in `train`.
     """
-    methods = loaded_methods()
+    methods = list_loaded_methods()
     records = [method.record for method in methods.values()]
     _, parts = msgspec.json.schema_components((Config, *records), ref_template="#/$defs/{name}")
     root = parts.pop("Config")
@@ -98,7 +98,7 @@ def render_template(name: str = METHOD) -> str:
     """Return a TOML file that starts a run of this method with all defaults. Raises Unknown for an
     unknown method.
     """
-    chosen, whole = method(name), build_schema()
+    chosen, whole = find_method(name), build_schema()
     parts: dict[str, Schema] = whole["$defs"]
     lines = [
         *render_comment(f"A run of {chosen.name}: {chosen.summary}."),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from federated.method import LAWS, MODES, SCHEDULE, Setting
-from federated.methods.catalogue import METHODS, loaded_methods, method
+from federated.methods.catalogue import METHODS, find_method, list_loaded_methods
 
 __all__ = ["describe_method", "list_methods", "render_list", "render_method"]
 
@@ -20,13 +20,13 @@ def list_methods() -> list[dict[str, str]]:
     """Return name, summary and paper of every method, including those of installed packages."""
     return [
         {"name": name, "summary": made.summary, "paper": made.paper}
-        for name, made in sorted(loaded_methods().items())
+        for name, made in sorted(list_loaded_methods().items())
     ]
 
 
 def describe_method(name: str) -> dict[str, Any]:
     """Return one method as plain values. name: as for `--method`. Raises Unknown, ConfigError."""
-    made = method(name)
+    made = find_method(name)
     return {
         "name": made.name,
         "summary": made.summary,

@@ -15,7 +15,7 @@ from federated.wire.codecs.catalogue import find_codec
 if TYPE_CHECKING:
     from federated.method import Method
 
-__all__ = ["check_allowed", "check_family", "check_run", "find_method", "load_own"]
+__all__ = ["check_allowed", "check_family", "check_run", "find_allowed_method", "load_own"]
 
 
 def load_own(job: Job) -> None:
@@ -23,9 +23,9 @@ def load_own(job: Job) -> None:
     Raises ConfigError if one cannot be imported.
     """
     if job.method:
-        from federated.methods.catalogue import method
+        from federated.methods.catalogue import find_method
 
-        method(job.method)
+        find_method(job.method)
     if job.codec:
         find_codec(job.codec)
 
@@ -50,15 +50,15 @@ def check_run(job: Job, card: Mapping[str, Any]) -> None:
     if network is not None:
         check_installed(network["family"])
     if menu:  # the method surveys this device
-        find_method(card["method"])
+        find_allowed_method(card["method"])
 
 
-def find_method(name: str) -> Method:
+def find_allowed_method(name: str) -> Method:
     """Return the method that a run's card names. Raises Refused, with the remedy."""
-    from federated.methods.catalogue import loaded_method
+    from federated.methods.catalogue import find_loaded_method
 
     try:
-        return loaded_method(name)
+        return find_loaded_method(name)
     except Unknown as error:
         raise Refused(f"{error}: {suggest_remedy('method', name)}") from error
 

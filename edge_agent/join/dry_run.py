@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
-from edge_agent.join.code_permission import find_method, load_own
+from edge_agent.join.code_permission import find_allowed_method, load_own
 from edge_agent.join.participation import find_run
 from edge_agent.join.training_process_control import Job, Worker
 from federated.defaults import METHOD, MODEL
 from federated.task import Card, Task, Update, Work
 from federated.wire import messages, tensors
-from federated.wire.codecs.catalogue import codec
+from federated.wire.codecs.catalogue import find_loaded_codec
 from federated.wire.codecs.codec import decode_update
 from federated.wire.links.catalogue import open_link
 
@@ -89,7 +89,7 @@ def _make_updates(worker: Worker, job: Job, run: messages.Run) -> dict[str, dict
     from models.submodel_building import initial, statistics
 
     assert run.network is not None, "checked when the run was found"
-    method = find_method(run.method)
+    method = find_allowed_method(run.method)
     settings = validate(
         method.record, run.settings or {"rounds": 1}, f"card of run '{run.run}': {method.name}"
     )
@@ -133,7 +133,7 @@ def _perform(
     source, result = folder / "weights", folder / f"{task.work}.update"
     source.write_bytes(tensors.encode({}, weights))
     worker.rehearse(task, source, result)
-    return decode_update(result.read_bytes(), codec(task.codec)), result.stat().st_size
+    return decode_update(result.read_bytes(), find_loaded_codec(task.codec)), result.stat().st_size
 
 
 def _format(sent: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from federated.training.score_sums import Tallies
 from federated.training.state_between_rounds import variate_name
 from federated.training.training_inputs import UNWATCHED, Array, Examples, Execution, TrainingSet
 from federated.wire import tensors as blobs
-from federated.wire.codecs.catalogue import codec
+from federated.wire.codecs.catalogue import find_loaded_codec
 from federated.wire.codecs.codec import encode_update
 
 __all__ = ["carry_out", "perform"]
@@ -46,7 +46,7 @@ def carry_out(
         state_between_rounds.write(kept, task.round, memory, since=task.since)
     if task.work == "train":
         update = replace(update, notes={**update.notes, **execution.effort()})
-    result.write_bytes(encode_update(update, codec(task.codec)))
+    result.write_bytes(encode_update(update, find_loaded_codec(task.codec)))
     return float(update.notes.get("loss", math.nan))
 
 

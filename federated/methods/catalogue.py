@@ -32,7 +32,14 @@ from federated.runtime.extension_errors import find, report_failure
 from federated.training.hooks import Hooks
 from models.extension_lookup import ExtensionPoint, load_all
 
-__all__ = ["METHODS", "hooks", "loaded_hooks", "loaded_method", "loaded_methods", "method"]
+__all__ = [
+    "METHODS",
+    "find_loaded_hooks",
+    "find_loaded_method",
+    "find_method",
+    "list_loaded_hooks",
+    "list_loaded_methods",
+]
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +81,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 }
 
 
-def method(name: str) -> Method:
+def find_method(name: str) -> Method:
     """Return the method of a name that the owner of this machine wrote: a built-in one, in upper or
     lower case; one of an installed package (`espalier.methods`); or `module:function`. The method's
     `name` is the given one.
@@ -86,9 +93,9 @@ def method(name: str) -> Method:
     return make(chosen, find(POINT, chosen, METHODS))
 
 
-def loaded_methods() -> dict[str, Method]:
+def list_loaded_methods() -> dict[str, Method]:
     """Return all methods that a message may name: built in, of installed packages, or looked up by
-    `method` before. Import nothing for a message. Ignore methods that cannot be made, with a
+    `find_method` before. Import nothing for a message. Ignore methods that cannot be made, with a
     warning.
     """
     made = {}
@@ -100,23 +107,25 @@ def loaded_methods() -> dict[str, Method]:
     return made
 
 
-def loaded_method(name: str) -> Method:
-    """Return the method that a message names; see `loaded_methods`. Unknown: no such method."""
-    known = loaded_methods()
+def find_loaded_method(name: str) -> Method:
+    """Return the method that a message names; see `list_loaded_methods`. Unknown: no such
+    method.
+    """
+    known = list_loaded_methods()
     if name not in known:
         raise Unknown(POINT.noun, name, known)
     return known[name]
 
 
-def loaded_hooks() -> dict[str, Hooks]:
-    """Return the hooks of all `loaded_methods` by name. Built-in methods take precedence."""
-    methods = sorted(loaded_methods().items(), key=lambda item: item[0] in METHODS)
+def list_loaded_hooks() -> dict[str, Hooks]:
+    """Return the hooks of all `list_loaded_methods` by name. Built-in methods take precedence."""
+    methods = sorted(list_loaded_methods().items(), key=lambda item: item[0] in METHODS)
     return {made.hooks.name: made.hooks for _, made in methods if made.hooks is not None}
 
 
-def hooks(name: str) -> Hooks:
-    """Return the hooks that a message names; see `loaded_methods`. Unknown: no such hooks."""
-    known = loaded_hooks()
+def find_loaded_hooks(name: str) -> Hooks:
+    """Return the hooks that a message names; see `list_loaded_methods`. Unknown: no such hooks."""
+    known = list_loaded_hooks()
     if name not in known:
         raise Unknown(f"hooks of a {POINT.noun}", name, known)
     return known[name]

@@ -13,7 +13,7 @@ import espalier
 from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError, DataError, Unknown, UsageError
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.task import Update
 from models.optional_torchvision import import_torchvision
 from models.submodel_building import initial
@@ -34,7 +34,7 @@ def test_a_slice_of_a_module_has_the_leading_part_of_its_weights(tiny: nn.Module
 
 def test_a_slice_is_what_a_device_would_receive() -> None:
     net = espalier.network("preresnet", (1, 8, 8), 10)
-    chosen = method("fedavg")
+    chosen = find_method("fedavg")
     settings = configure(chosen, {"widths": (0.5, 1.0)})
     state = chosen.start(initial(net, 0), chosen.menu(net, settings), settings)
     submodel = state.menu[0]
@@ -90,7 +90,7 @@ def test_merge_averages_each_weight_over_the_updates_that_hold_it(tiny: nn.Modul
     "name", ["fedfa", "heterofl", "fedrolex", "fedavgm", "fednova", "scaffold"]
 )
 def test_merge_is_the_fold_of_the_method(name: str) -> None:
-    net, chosen = espalier.network("preresnet", (1, 8, 8), 10), method(name)
+    net, chosen = espalier.network("preresnet", (1, 8, 8), 10), find_method(name)
     settings = configure(chosen, {})
     state = chosen.start(initial(net, 0, chosen.features), chosen.menu(net, settings), settings)
     total, updates = Total(), []

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from federated.engine.aggregate import Total, fold, merge
 from federated.errors import ConfigError
 from federated.method import LAWS, configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.task import Card, Profile, Update
 from federated.training.state_between_rounds import PREFIX
 from models.menu import menu
@@ -51,7 +51,7 @@ def families(name):
     able = []
     for family in FEW_TENSORS.get(name, NETS):
         try:
-            method(name).menu(NETS[family](), configure(method(name), {}))
+            find_method(name).menu(NETS[family](), configure(find_method(name), {}))
         except ConfigError:
             continue
         able.append(family)
@@ -70,7 +70,7 @@ class Trial:
     """
 
     def __init__(self, name, index, **changed):
-        self.method, net = method(name), NETS[families(name)[index]]()
+        self.method, net = find_method(name), NETS[families(name)[index]]()
         chosen = NO_JUMP.get(name, {}) | {
             key: value for key, value in changed.items() if key in self.method.settings
         }
@@ -245,15 +245,18 @@ def under(name, index, law):
 
 
 KEPT = [
-    (name, index, law) for name, index in EACH for law in LAWS if law not in method(name).breaks
+    (name, index, law)
+    for name, index in EACH
+    for law in LAWS
+    if law not in find_method(name).breaks
 ]
-BROKEN = [(name, law) for name in TRIED for law in method(name).breaks]
+BROKEN = [(name, law) for name in TRIED for law in find_method(name).breaks]
 
 
 def test_there_is_a_check_of_every_law():
     assert CHECKS.keys() == LAWS.keys()
     assert all(
-        law in LAWS and reason for name in TRIED for law, reason in method(name).breaks.items()
+        law in LAWS and reason for name in TRIED for law, reason in find_method(name).breaks.items()
     )
 
 

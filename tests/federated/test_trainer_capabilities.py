@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from federated.method import configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.task import Optimiser, Recipe
 from federated.trainer_capabilities import CAPABILITIES, describe_missing, list_required, name_hook
 from federated.training.training_loop import OPTIMISERS
@@ -47,7 +47,7 @@ def test_missing_capabilities_are_explained() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_pytorch_can_follow_the_recipes_of_every_method(name: str) -> None:
-    chosen, net = method(name), network("preresnet", (1, 8, 8), 4)
+    chosen, net = find_method(name), network("preresnet", (1, 8, 8), 4)
     settings = configure(chosen, {})
     menu = chosen.menu(net, settings)
     state = chosen.start(initial(net, 0, chosen.features), menu, settings)

@@ -6,7 +6,7 @@ import numpy as np
 
 from federated.engine.aggregate import Total, fold
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.task import Update
 from models.named_network import network
 from models.submodel_building import initial
@@ -17,7 +17,7 @@ NET = network("preresnet", (1, 8, 8), 10)
 
 
 def start(name, **given):
-    chosen = method(name)
+    chosen = find_method(name)
     settings_ = configure(chosen, given)
     return chosen, chosen.start(
         initial(NET, 0, chosen.features), chosen.menu(NET, settings_), settings_

@@ -32,7 +32,7 @@ from federated.device.trainers.trainer import Trainer
 from federated.task import Profile, Task, Timing, Update
 from federated.training.training_inputs import Execution
 from federated.wire import envelope, messages, topics
-from federated.wire.codecs.catalogue import CODECS, codec
+from federated.wire.codecs.catalogue import CODECS, find_loaded_codec
 from federated.wire.codecs.codec import decode_update, encode_update
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
@@ -62,8 +62,8 @@ class Here:
         try:
             execution = Execution(stop=self.stop)
             loss = carry_out(self.trainer, task, weights, result, self.data, execution)
-            update = self.change(decode_update(result.read_bytes(), codec(task.codec)))
-            result.write_bytes(encode_update(update, codec(task.codec)))
+            update = self.change(decode_update(result.read_bytes(), find_loaded_codec(task.codec)))
+            result.write_bytes(encode_update(update, find_loaded_codec(task.codec)))
         except Exception as error:  # any error in training is a failure of the task
             logging.getLogger(__name__).info("failed", exc_info=error)
             self.outcome = Outcome(task, None, str(error))

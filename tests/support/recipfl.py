@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.task import Task
 from models.named_network import network
 from tests.support.small_tasks import perform
 
 __all__ = ["METHOD", "NET", "begin_method", "examples", "sent", "train_round"]
 
-METHOD = method("recipfl")
+METHOD = find_method("recipfl")
 NET = network("mlp", (6,), 3)
 
 

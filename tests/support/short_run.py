@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from models.named_network import network
 from tests.support.memory_federation import Member, digits, federate
 
@@ -14,7 +14,7 @@ NET = network("resnet-small", (1, 8, 8), 10)
 
 def train_briefly(folder, name, rounds, **given):
     """Return the network after two agents with the largest submodels trained it."""
-    chosen = method(name)
+    chosen = find_method(name)
     largest = chosen.menu(NET, configure(chosen, given))[-1].name
     settings = {
         "method.name": name,

@@ -12,7 +12,7 @@ from coordinator.settings.config import load
 from coordinator.trust import norm_and_privacy_tables
 from coordinator.trust.configured_defences import Defences
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.task import Update
 from models.named_network import network
 from models.submodel_building import initial
@@ -20,7 +20,7 @@ from models.submodel_building import initial
 __all__ = ["MENU", "PLAIN", "STATE", "check_update", "config", "database", "defences", "update"]
 
 NET = network("mlp", (4,), 3)
-PLAIN = method("fedavg")
+PLAIN = find_method("fedavg")
 SETTINGS = configure(PLAIN, {"norm": "static"})
 MENU = PLAIN.menu(NET, SETTINGS)
 STATE = PLAIN.start(initial(NET, 0), MENU, SETTINGS)

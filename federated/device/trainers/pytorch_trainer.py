@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from federated.device.trainers.trainer import Shapes, Start, TrainingResult
 from federated.errors import ConfigError
-from federated.methods.catalogue import hooks, loaded_hooks, loaded_method
+from federated.methods.catalogue import find_loaded_hooks, find_loaded_method, list_loaded_hooks
 from federated.settings import validate
 from federated.task import Recipe
 from federated.trainer_capabilities import CAPABILITIES, name_hook
@@ -63,7 +63,7 @@ class PyTorchTrainer:
 
     @property  # not cached, since the owner's methods may be loaded later
     def capabilities(self) -> frozenset[str]:
-        able = (name for name, known in loaded_hooks().items() if known.train)
+        able = (name for name, known in list_loaded_hooks().items() if known.train)
         return frozenset(CAPABILITIES) | frozenset(map(name_hook, able))
 
     def use_threads(self, threads: int) -> None:
@@ -84,7 +84,7 @@ class PyTorchTrainer:
     def survey(self, run: Run, data: Examples, memory: int) -> dict[str, Any]:
         if run.network is None or not run.menu:
             return {}
-        chosen = loaded_method(run.method)
+        chosen = find_loaded_method(run.method)
         if chosen.hooks is None or chosen.hooks.survey is None:
             return {}
         settings = validate(chosen.record, run.settings, f"card of run '{run.run}': {chosen.name}")
@@ -132,7 +132,7 @@ class PyTorchNetwork:
         session.memory = to_tensors(start.memory, self.device)
         loss = descend(
             session,
-            hooks(recipe.hook) if recipe.hook else None,
+            find_loaded_hooks(recipe.hook) if recipe.hook else None,
             on_step=execution.on_step,
             stop=execution.stop,
         )

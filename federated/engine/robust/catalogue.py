@@ -10,7 +10,7 @@ from federated.engine.robust.trimmed import TRIMMED
 from federated.runtime.extension_errors import find
 from models.extension_lookup import ExtensionPoint
 
-__all__ = ["RULES", "rule"]
+__all__ = ["RULES", "find_rule"]
 
 POINT = ExtensionPoint("robust rule", "espalier.rules", Rule)
 
@@ -23,7 +23,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-def rule(name: str) -> Rule | None:
+def find_rule(name: str) -> Rule | None:
     """Return the rule that a setting names: a built-in one, one of an installed package
     (`espalier.rules`), or `module:attribute`. Return None for "none", with which updates combine as
     the method defines.

@@ -10,7 +10,7 @@ from federated.wire.codecs.int8 import INT8
 from federated.wire.codecs.raw import RAW
 from models.extension_lookup import ExtensionPoint, load_all
 
-__all__ = ["CODECS", "codec", "codec_names", "find_codec"]
+__all__ = ["CODECS", "codec_names", "find_codec", "find_loaded_codec"]
 
 POINT = ExtensionPoint("codec", "espalier.codecs", Codec)
 
@@ -29,7 +29,7 @@ def find_codec(name: str) -> Codec:
     return find(POINT, name, CODECS)
 
 
-def codec(name: str) -> Codec:
+def find_loaded_codec(name: str) -> Codec:
     """Return the codec that a message names: a built-in one, one of an installed package, or one
     that `find_codec` returned before. Other names import nothing and raise Unknown.
     """
@@ -40,6 +40,8 @@ def codec(name: str) -> Codec:
 
 
 def codec_names() -> tuple[str, ...]:
-    """Return the names of the codecs that `codec` knows, the built-in and the owner's own first."""
+    """Return the names of the codecs that `find_loaded_codec` knows, the built-in and the owner's
+    own first.
+    """
     known = load_all(POINT, CODECS)
     return tuple(sorted(known, key=lambda name: (name not in CODECS, ":" not in name, name)))

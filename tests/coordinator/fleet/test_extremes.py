@@ -51,7 +51,7 @@ from federated.engine.aggregate import Total, dump, fold
 from federated.engine.aggregate import load as load_total
 from federated.errors import WireError
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.safe_text import MAX_TEXT
 from federated.task import LONGEST, Profile, Recipe, Task, Update
 from federated.training.score_sums import fields
@@ -245,7 +245,7 @@ def test_an_accepted_profile_is_assigned_stored_and_read_again(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["fedavg", "fedfa", "fednova", "heterofl"])
 def test_an_accepted_update_is_folded_stored_and_reported(name: str, tmp_path: Path) -> None:
     """Run with all readers; one agent's standing is carried from update to update."""
-    liar, store, chosen = ExtremeAgent(1), Store.create(tmp_path, "r"), method(name)
+    liar, store, chosen = ExtremeAgent(1), Store.create(tmp_path, "r"), find_method(name)
     settings = configure(
         chosen, {"widths": [0.5, 1.0], "label_split_head": True} if name == "fedfa" else {}
     )

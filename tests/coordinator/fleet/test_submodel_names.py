@@ -14,7 +14,7 @@ from coordinator.run.run_preparation import propose_menu
 from federated.device.spool import Spool
 from federated.device.transfers import Uploads
 from federated.errors import ConfigError
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.task import Recipe, Task
 from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
@@ -35,13 +35,15 @@ def skip_first_block(blocks: int, owner: str = "") -> Submodel:
 def test_the_longest_names_are_accepted_with_and_without_an_owner(owner: str) -> None:
     longest = skip_first_block(topics.UNOWNED - 4, owner)
     assert len(longest.unowned.name) == topics.UNOWNED == 128
-    made = replace(method("fedavg"), menu=lambda network, settings: (longest,))
+    made = replace(find_method("fedavg"), menu=lambda network, settings: (longest,))
     assert propose_menu(made, NETWORK, {}) == (longest,)
 
 
 def test_a_name_that_is_too_long_is_an_error_with_its_length_and_the_limit() -> None:
     long = skip_first_block(topics.UNOWNED - 3)
-    made = replace(method("fedavg"), menu=lambda network, settings: (skip_first_block(4), long))
+    made = replace(
+        find_method("fedavg"), menu=lambda network, settings: (skip_first_block(4), long)
+    )
     with pytest.raises(
         ConfigError,
         match="method fedavg: expected names of submodels of at most 128 characters, found 129: "

@@ -18,7 +18,7 @@ from federated.data.dataset import Dataset
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import Refused
 from federated.method import configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker
 from models.named_network import network
@@ -36,7 +36,7 @@ BODY = msgpack.unpackb(envelope.encode(PROFILE))["body"]
 
 def make_card(name: str, classes: int) -> messages.Run:
     """Return the card of a run with this method, which requests the largest survey that it can."""
-    made, net = method(name), network("preresnet-10", (1, 8, 8), classes)
+    made, net = find_method(name), network("preresnet-10", (1, 8, 8), classes)
     settings = configure(made, {"choice": "zico"} if "choice" in made.settings else {})
     return replace(CARD, method=name, network=net, settings=settings, menu=made.menu(net, settings))
 

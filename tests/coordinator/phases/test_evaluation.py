@@ -32,7 +32,7 @@ def test_each_exit_is_scored_centrally_and_on_devices(
     method = replace(
         fedavg(), features=("exits",), menu=partial(propose_sizes, features=("exits",))
     )
-    monkeypatch.setattr(run_preparation, "method_named", lambda name: method)
+    monkeypatch.setattr(run_preparation, "find_method", lambda name: method)
     settings = {
         "rounds": 1,
         "method.name": "fedavg",

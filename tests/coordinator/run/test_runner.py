@@ -14,7 +14,7 @@ from coordinator.run.runner import check_hooks
 from federated.engine.aggregate import Total
 from federated.errors import ConfigError
 from federated.method import State, configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.methods.fedavg import fedavg
 from federated.task import Recipe
 from federated.training.hooks import Hooks
@@ -25,11 +25,11 @@ HOOKS = Hooks("mine", open=print)
 MINE = replace(fedavg(), name="mine", hooks=HOOKS)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if method(name).hooks])
+@pytest.mark.parametrize("name", [name for name in METHODS if find_method(name).hooks])
 def test_the_hooks_of_every_method_match_its_recipes(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    chosen, net = method(name), network("preresnet", (1, 4, 4), 3)
+    chosen, net = find_method(name), network("preresnet", (1, 4, 4), 3)
     settings = configure(chosen, {}, rounds=10)
     menu = chosen.menu(net, settings)
     state = chosen.start(initial(net, 0, chosen.features), menu, settings)
@@ -46,7 +46,7 @@ def test_a_recipe_that_names_hooks_which_the_method_lacks_is_an_error() -> None:
 
 def test_hooks_with_the_name_of_others_are_an_error() -> None:
     """A device would run the built-in ones."""
-    moon = method("moon")
+    moon = find_method("moon")
     assert moon.hooks is not None
     check_hooks(moon, [Recipe(hook="moon")])
     mine = replace(moon, hooks=replace(moon.hooks, step=print))

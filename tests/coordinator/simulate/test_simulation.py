@@ -31,7 +31,7 @@ from coordinator.store.run_folders import list_runs
 from coordinator.store.run_store import Store
 from federated.errors import ConfigError, DataError, FleetError, StoreError, Unknown
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.wire.messages import Run
 from models.cost import cost
 from models.named_network import network
@@ -366,7 +366,7 @@ def test_devices_choose_a_submodel_by_their_data_within_a_budget(tmp_path: Path)
 def test_a_stopped_simulation_surveys_no_device(tmp_path: Path):
     config = load(experiment(tmp_path), {}, [("simulate.workers", 1)])
     source = DataSource.from_config(config)
-    chosen, card = method("fedfa"), source.device(0).card()
+    chosen, card = find_method("fedfa"), source.device(0).card()
     net = network("preresnet", card.inputs, card.outputs, card)
     settings = configure(chosen, {"choice": "zico"})
     asked = complete_card(Run("r", "fedfa", "preresnet", net, (), 8, "s"), chosen, settings)

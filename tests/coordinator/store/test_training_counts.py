@@ -26,7 +26,7 @@ from coordinator.views.run_status import describe_status
 from coordinator.views.run_status import render_status as status_text
 from export import release_reader
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.runtime.logs import EVENTS
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.named_network import network
@@ -121,7 +121,7 @@ def test_methods_report_which_submodels_an_update_trains(
     name: str, given: dict[str, Any], trained: dict[int, list[int]]
 ) -> None:
     """Positions in the menu of the trained submodels, by that of the device's submodel."""
-    chosen = method(name)
+    chosen = find_method(name)
     settings = configure(chosen, given)
     menu = chosen.menu(network("resnet-small", (1, 8, 8), 10), settings)
     for carried, expected in trained.items():
@@ -132,7 +132,7 @@ def test_methods_report_which_submodels_an_update_trains(
 
 
 def test_a_width_of_fjord_is_trained_by_its_own_blocks_only() -> None:
-    chosen = method("fjord")
+    chosen = find_method("fjord")
     settings = configure(chosen, {"widths": [0.5, 1.0], "depths": [1, 2]})
     menu = chosen.menu(network("resnet-small", (1, 8, 8), 10), settings)
     assert sorted(one.name for one in chosen.trains(settings, menu, menu[-1])) == [

@@ -11,7 +11,7 @@ import pytest
 from coordinator.run.launch import check_same
 from coordinator.trust.configured_defences import add_defences, check_leaks
 from federated.errors import ConfigError, Unknown
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from models.named_network import network
 from tests.support.small_run_defences import config
 
@@ -84,12 +84,12 @@ from tests.support.small_run_defences import config
 def test_conflicting_settings_are_refused_before_a_run(given, words):
     asked = config(**given)
     with pytest.raises(ConfigError, match=words):
-        add_defences(method(asked.method_name), asked)
+        add_defences(find_method(asked.method_name), asked)
 
 
 def test_an_unknown_rule_is_refused_before_a_run():
     with pytest.raises(Unknown, match="unknown robust rule 'kurm'; did you mean krum"):
-        add_defences(method("fedavg"), config(robust__rule="kurm"))
+        add_defences(find_method("fedavg"), config(robust__rule="kurm"))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_an_unknown_rule_is_refused_before_a_run():
 )
 def test_data_that_a_private_run_would_reveal_must_be_listed_as_uncovered(given, known, words):
     asked = config(method__name="fedavg", private__noise=1.0, private__clip=1.0, **given)
-    menu = method("fedavg").menu(network("preresnet", (1, 8, 8), 10), asked.settings)
+    menu = find_method("fedavg").menu(network("preresnet", (1, 8, 8), 10), asked.settings)
     with pytest.raises(ConfigError, match=words):
         check_leaks(asked, menu, known=known)
     named = config(

@@ -23,7 +23,7 @@ from coordinator.trust.message_checks import (
 )
 from federated.errors import Malformed, Refused
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.task import Recipe, Task, Update
 from federated.wire import tensors
 from federated.wire.codecs.raw import RAW
@@ -33,7 +33,7 @@ from models.submodel_building import initial, statistics
 
 NETWORK = network("preresnet", (1, 8, 8), 10)
 SMALL, LARGE = menu(NETWORK, (0.5, 1.0), (1,))
-FEDAVG = method("fedavg")
+FEDAVG = find_method("fedavg")
 SETTINGS = configure(FEDAVG, {"norm": "static"})
 STATE = FEDAVG.start(initial(NETWORK, 0), FEDAVG.menu(NETWORK, SETTINGS), SETTINGS)
 SHAPES = compute_shapes(FEDAVG.place(STATE, SMALL))

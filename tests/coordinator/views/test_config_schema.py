@@ -13,7 +13,7 @@ import pytest
 from coordinator.settings.config import load
 from coordinator.views.config_schema import build_schema
 from federated.errors import EspalierError
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 
 ROOT = Path(__file__).parents[3]
 EXPERIMENTS = sorted((ROOT / "benchmarks" / "experiments").glob("*.toml"))
@@ -64,7 +64,7 @@ def test_the_schema_rejects_what_load_rejects(tmp_path: Path, text: str, place: 
 def test_either_table_takes_the_settings_of_a_method(name: str) -> None:
     defaults = {
         key: list(known.default) if isinstance(known.default, tuple) else known.default
-        for key, known in method(name).settings.items()
+        for key, known in find_method(name).settings.items()
     }
     plain = json.loads(json.dumps(defaults))
     assert list_rejected({"method": {"name": name, **plain}}) == []

@@ -12,7 +12,7 @@ from msgspec import structs
 from coordinator.settings.config import Config, load
 from coordinator.views.config_schema import render_template
 from federated.errors import Unknown
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -41,7 +41,7 @@ def test_the_template_has_every_setting_once_with_a_comment_before_it(name: str)
     expected = [
         *values,
         "name",
-        *method(name).settings,
+        *find_method(name).settings,
         *(key for one in tables for key in getattr(one, "__struct_fields__", ())),
     ]
     assert sorted(key for _, key in written) == sorted(expected)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from coordinator.cli.main import main
 from coordinator.views.method_pages import describe_method, render_method
 from federated.method import LAWS, MODES, configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from tests.support.toy_extensions import MEMBERS
 
 PROMISED = [
@@ -69,15 +69,15 @@ def test_every_method_is_listed_with_its_paper() -> None:
 def test_a_method_is_explained_with_its_settings_and_laws(name: str) -> None:
     found = json.loads(run_methods(name, "--format", "json"))
     assert found == json.loads(json.dumps(describe_method(name)))
-    assert found["settings"].keys() == method(name).settings.keys()
+    assert found["settings"].keys() == find_method(name).settings.keys()
     assert all(known["help"] for known in found["settings"].values())
     assert found["laws"].keys() == LAWS.keys()
-    assert found["modes"].keys() == MODES.keys() >= method(name).forbids.keys()
+    assert found["modes"].keys() == MODES.keys() >= find_method(name).forbids.keys()
     assert all(
-        bool(why) == (mode not in method(name).allows) for mode, why in found["modes"].items()
+        bool(why) == (mode not in find_method(name).allows) for mode, why in found["modes"].items()
     )
     defaults = {key: known["default"] for key, known in found["settings"].items()}
-    assert {*configure(method(name), defaults).__struct_fields__} == {
+    assert {*configure(find_method(name), defaults).__struct_fields__} == {
         *defaults,
         "seed",
         "rounds",

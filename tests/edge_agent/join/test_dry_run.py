@@ -17,7 +17,7 @@ from edge_agent.join.dry_run import perform_dry_run
 from edge_agent.join.training_process_control import Job
 from federated.data import loading
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.wire import envelope, messages, topics
 from federated.wire.links.catalogue import open_link
 from models.named_network import network
@@ -33,7 +33,7 @@ def broker(tmp_path: Path) -> Iterator[str]:
 
 def show_dry_run(broker: str, name: str, codec: str = "raw", **given: Any) -> dict[str, Any]:
     """Announce a run with a method and a codec, and return what a device would send in it."""
-    chosen, card = method(name), loading.load_central("digits").card()
+    chosen, card = find_method(name), loading.load_central("digits").card()
     net = network("preresnet", card.inputs, card.outputs, card)
     settings = configure(chosen, {"steps": 1, **given}, rounds=2)
     run = complete_card(

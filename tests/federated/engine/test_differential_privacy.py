@@ -17,7 +17,7 @@ from federated.engine.update_contributions import Part
 from federated.engine.update_norms import change_norm
 from federated.errors import ConfigError
 from federated.method import configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.task import Update
 from models.named_network import network
 from models.submodel_building import initial
@@ -39,7 +39,7 @@ class Round:
     """A round of FedAvg with two widths, made private."""
 
     def __init__(self, name="fedavg", random=silent, clip=1.0, noise=1.0, **settings):
-        self.plain = method(name)
+        self.plain = find_method(name)
         self.method = make_private(self.plain, noise, clip, random)
         given = configure(self.method, {"widths": [0.5, 1.0], **settings})
         self.menu = self.method.menu(NET, given)
@@ -185,15 +185,19 @@ def test_variates_are_part_of_the_change():
     assert any(part.home.startswith("c/") for part in parts)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if "private" not in method(name).allows])
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if "private" not in find_method(name).allows]
+)
 def test_a_method_without_support_for_differential_privacy_gives_the_reason(name):
     with pytest.raises(ConfigError, match=f"{name} does not support differential privacy: "):
-        make_private(method(name), 1.0, 1.0)
+        make_private(find_method(name), 1.0, 1.0)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if "private" in method(name).allows])
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if "private" in find_method(name).allows]
+)
 def test_every_method_that_allows_it_makes_a_state_of_the_same_homes_and_types(name):
-    chosen = make_private(method(name), 0.1, 1.0, steady())
+    chosen = make_private(find_method(name), 0.1, 1.0, steady())
     net = network("resnet" if name == "scalefl" else "preresnet", (1, 16, 16), 3)
     given = configure(chosen, {}, rounds=10)
     menu = chosen.menu(net, given)

@@ -26,14 +26,14 @@ from federated.engine.late_updates import (
 from federated.engine.update_contributions import Part
 from federated.errors import ConfigError
 from federated.method import Method, Settings, State, configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.task import Update
 from models.named_network import network
 from models.slicing import Plan, Row, Where, as_slices, read_home
 from models.submodel import Submodel
 from models.submodel_building import initial
 
-ABLE = sorted(name for name in METHODS if "buffered" in method(name).allows)
+ABLE = sorted(name for name in METHODS if "buffered" in find_method(name).allows)
 UNABLE = sorted(METHODS.keys() - set(ABLE))
 FAMILIES = {"inclusivefl": "preresnet", "scalefl": "preresnet"}
 SMALL = Submodel(network("mlp", (6,), 3), 0.5, ())
@@ -171,7 +171,7 @@ class Past:
     """
 
     def __init__(self, name: str) -> None:
-        self.plain = method(name)
+        self.plain = find_method(name)
         self.net = network(
             FAMILIES.get(
                 name, "preresnet" if name.startswith(("nefl", "inco", "fedfa")) else "mlp"
@@ -324,7 +324,9 @@ def same(one: Part, other: Part) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in ABLE if "identity" not in method(name).breaks])
+@pytest.mark.parametrize(
+    "name", [name for name in ABLE if "identity" not in find_method(name).breaks]
+)
 def test_a_late_untrained_update_changes_nothing(name: str) -> None:
     """An untrained update leaves the state unchanged, although others moved it meanwhile."""
     past = Past(name)
@@ -358,7 +360,9 @@ def test_a_late_update_is_folded_into_the_window_of_its_round() -> None:
 @pytest.mark.parametrize("name", UNABLE)
 def test_a_method_without_support_for_late_updates_gives_the_reason(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} does not support late updates: "):
-        make_buffered(method(name), lambda number, now: Base(State(number, {}, Settings()), ()))
+        make_buffered(
+            find_method(name), lambda number, now: Base(State(number, {}, Settings()), ())
+        )
 
 
 def test_most_methods_support_late_updates() -> None:

@@ -14,7 +14,7 @@ import torch
 from federated.device.trainers.pytorch_trainer import to_tensors
 from federated.engine.training_cost import Pass, effort, macs
 from federated.method import configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session
 from models.cost import cost, count_flops
@@ -34,7 +34,7 @@ class Device:
     """
 
     def __init__(self, monkeypatch, name: str, *, index: int = -1, **given) -> None:
-        self.method, self.monkeypatch = method(name), monkeypatch
+        self.method, self.monkeypatch = find_method(name), monkeypatch
         sizes = LEVELS.get(
             name, {key: value for key, value in SIZES.items() if key in self.method.settings}
         )
@@ -81,7 +81,7 @@ class Device:
                 back += flops.get_total_flops() - before
 
             patch.setattr(torch.Tensor, "backward", counted)
-            descend(session, method(self.recipe.hook).hooks if self.recipe.hook else None)
+            descend(session, find_method(self.recipe.hook).hooks if self.recipe.hook else None)
         self.memory = session.memory
         return (flops.get_total_flops() - back) // 2, flops.get_total_flops() // 2
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from federated.engine.aggregate import Total, fold
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.fedavg import learning_rate
 from federated.methods.fednova import normaliser
 from federated.methods.moon import contrast
@@ -28,7 +28,7 @@ def check_fedprox(toy):
     is the file's.
     """
     g = golden("fedprox")
-    lr, chosen, there = g["lr"], method("fedprox"), floats(g["w_global"])
+    lr, chosen, there = g["lr"], find_method("fedprox"), floats(g["w_global"])
     whole = toy(lambda submodel: {"w": (2,)})
     settings = configure(
         chosen, {"mu": g["mu"], "lr": lr, "momentum": 0.0, "epochs": 2, "norm": "static"}
@@ -55,7 +55,7 @@ def check_scaffold(toy):
     engine.
     """
     g = golden("scaffold")
-    chosen = method("scaffold")
+    chosen = find_method("scaffold")
     whole = toy(lambda submodel: {"w": (1,)})
     given = {
         "lr": g["lr"],
@@ -107,7 +107,7 @@ def check_scaffold(toy):
 
 def check_fednova(toy):
     g = golden("fednova")
-    chosen = method("fednova")
+    chosen = find_method("fednova")
     whole = toy(lambda submodel: {"w": (2,)})
     for rho, key in ((0.0, "rho0"), (0.5, "rho0.5")):
         close([normaliser(tau, rho) for tau in g["tau"]], g[key]["a"])
@@ -148,12 +148,14 @@ def check_lr_schedules(toy):
     nefl = {"lr": g["nefl"]["lr0"], "rounds": g["nefl"]["T"]}
     for milestones in ((250, 375), (0.5, 0.75)):
         settings = configure(
-            method("fedavg"), {"lr": nefl["lr"], "milestones": milestones}, rounds=nefl["rounds"]
+            find_method("fedavg"),
+            {"lr": nefl["lr"], "milestones": milestones},
+            rounds=nefl["rounds"],
         )
         for number, expected in g["nefl"]["values"].items():
             close(learning_rate(settings, int(number)), expected)
     depthfl = configure(
-        method("fedavg"), {"lr": g["depthfl"]["lr0"], "lr_decay": g["depthfl"]["decay"]}
+        find_method("fedavg"), {"lr": g["depthfl"]["lr0"], "lr_decay": g["depthfl"]["decay"]}
     )
     close([learning_rate(depthfl, number) for number in (1, 2, 3)], [0.1, 0.0998, 0.0996004])
     for key, lr in (
@@ -162,7 +164,9 @@ def check_lr_schedules(toy):
     ):
         first, second = g[key]["milestones"]
         settings = configure(
-            method("heterofl"), {"lr": lr, "milestones": g[key]["milestones"]}, rounds=g[key]["T"]
+            find_method("heterofl"),
+            {"lr": lr, "milestones": g[key]["milestones"]},
+            rounds=g[key]["T"],
         )
         close(
             [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from models.submodel import Submodel, scale_count
 from tests.support.golden import close, golden, play_round
 
@@ -17,7 +17,7 @@ def check_allsmall_exclusivefl(toy):
     clients = [(kind, client) for kind, some in g["clients"].items() for client in some]
 
     def after(name):
-        chosen = method(name)
+        chosen = find_method(name)
         menu = chosen.menu(whole.network, configure(chosen, {"widths": list(widths.values())}))
         updates = []
         for kind, client in clients:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from federated.method import State, configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.depthfl import consistency
 from federated.task import Recipe
 from federated.training.training_inputs import TrainingSet
@@ -41,7 +41,7 @@ def compute_loss(name, logits, label, options):
         TrainingSet(np.zeros((1, 1)), np.array([label]), [label]),
         seed=0,
     )
-    return descend(session, method(name).hooks)
+    return descend(session, find_method(name).hooks)
 
 
 def check_depthfl(toy):
@@ -55,8 +55,8 @@ def check_depthfl(toy):
         (s, tensors, 1 + 7 * i, {})
         for i, (s, tensors) in enumerate(zip(by_owner(toy, before, locals_), locals_, strict=True))
     ]
-    plain = play_round(method("depthfl"), before, updates, solver="fedavg")
-    dynamic = play_round(method("depthfl"), before, updates, alpha=0.1)
+    plain = play_round(find_method("depthfl"), before, updates, solver="fedavg")
+    dynamic = play_round(find_method("depthfl"), before, updates, alpha=0.1)
     for i, (mean, corrected, h) in enumerate(
         zip(g["expected_plain"], g["expected_feddyn_alpha0.1_N2"], g["expected_h"], strict=True)
     ):
@@ -70,7 +70,7 @@ def check_depthfl(toy):
         ),
         case["expected_total"],
     )
-    chosen, schedule = method("depthfl"), g["consistency_weight_schedule"]
+    chosen, schedule = find_method("depthfl"), g["consistency_weight_schedule"]
     states = [
         State(0, {}, configure(chosen, given, rounds=rounds))
         for given, rounds in (({"ramp": 300}, 20), ({}, 1000))
@@ -104,7 +104,7 @@ def check_scalefl_aggregate(toy):
         for i, (s, tensors) in enumerate(zip(by_owner(toy, before, locals_), locals_, strict=True))
     ]
     for expected, given in (("expected_both", updates), ("expected_only_level0", updates[:1])):
-        after = play_round(method("scalefl"), before, given)
+        after = play_round(find_method("scalefl"), before, given)
         for name, value in g[expected].items():
             close(after[name], value)
 

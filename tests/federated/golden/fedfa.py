@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.common.trimmed_norm import central_norm
 from models.slicing import graft
 from models.submodel import Submodel
@@ -26,7 +26,7 @@ def check_fedfa_distribute(toy):
     client = Submodel(
         whole.network, 0.5, ((1,) * g["client_depth"] + (0,) * (2 - g["client_depth"]),)
     )
-    chosen = method("fedfa")
+    chosen = find_method("fedfa")
     state = chosen.start(before, [whole, client], configure(chosen, {}))
     found = chosen.dispatch(state, chosen.place(state, client))
     assert list(found) == ["sections.0.0.w"]
@@ -58,7 +58,7 @@ def check_fedfa_graft(toy):
         }
         updates.append((Submodel(whole.network, 1.0, mask), tensors, 5, {}))
     for name, key in (("fedfa", "expected_uniform_no_scaling"), ("fedavg", "NeFL_style_no_graft")):
-        after = play_round(method(name), before, updates, weighting="uniform")
+        after = play_round(find_method(name), before, updates, weighting="uniform")
         for i, blocks in enumerate(g[key]):
             close(torch.cat([after[f"sections.{i}.{b}.w"] for b in range(len(blocks))]), blocks)
     graft_of_another_shape(toy, g["shape_mismatch"])
@@ -75,7 +75,7 @@ def graft_of_another_shape(toy, g):
         }
 
     whole = toy(tensors, (2,))
-    chosen = method("fedfa")
+    chosen = find_method("fedfa")
     state = chosen.start(
         {name: torch.zeros(shape) for name, shape in shapes(whole).items()},
         [whole],
@@ -95,7 +95,8 @@ def check_fedfa_scaling(toy):
             close(central_norm(client["w"], scaling), norm)
         updates = [(s, c, n, {}) for s, c, n in zip(subs, clients, g["num_samples"], strict=True)]
         close(
-            play_round(method("fedfa"), before, updates, scaling=scaling)["w"], g[key]["expected"]
+            play_round(find_method("fedfa"), before, updates, scaling=scaling)["w"],
+            g[key]["expected"],
         )
     partly, clients = (
         g["width_uncovered"],
@@ -104,7 +105,7 @@ def check_fedfa_scaling(toy):
     subs = by_owner(toy, before, clients)
     close(
         play_round(
-            method("fedfa"),
+            find_method("fedfa"),
             before,
             [(s, c, 1, {}) for s, c in zip(subs, clients, strict=True)],
             scaling="l2",
@@ -116,7 +117,7 @@ def check_fedfa_scaling(toy):
     subs = by_owner(toy, before, clients)
     given = [(s, c, 1, {}) for s, c in zip(subs, clients, strict=True)]
     close(
-        play_round(method("fedfa"), before, given, scaling="l2", scale_1d=True)["w"],
+        play_round(find_method("fedfa"), before, given, scaling="l2", scale_1d=True)["w"],
         zero["expected"],
     )
     close(central_norm(floats(g["percentile_modes_on"]), "l2"), g["norm_abs"])
@@ -130,6 +131,6 @@ def check_fedfa_backdoor(toy):
     clients = [{"w": malicious}, {"w": floats(g["aggregate_N2_with_honest_update"])}]
     given = [(s, c, 1, {}) for s, c in zip(by_owner(toy, before, clients), clients, strict=True)]
     close(
-        play_round(method("fedavg"), before, given, weighting="uniform")["w"],
+        play_round(find_method("fedavg"), before, given, weighting="uniform")["w"],
         g["expected_global_uniform"],
     )

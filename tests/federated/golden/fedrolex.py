@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from models.submodel import Submodel, scale_count
 from tests.support.golden import close, golden
 
@@ -16,7 +16,7 @@ def check_fedrolex_index(toy):
     """Compare a narrow device's part of a vector that holds its own indices."""
     g = golden("fedrolex_index")
     whole = toy(lambda submodel: {"w": (scale_count(submodel.width, g["W"]),)})
-    chosen, narrow = method("fedrolex"), Submodel(whole.network, g["rate"], whole.mask)
+    chosen, narrow = find_method("fedrolex"), Submodel(whole.network, g["rate"], whole.mask)
     for direction, key in (("author", "author_indices"), ("paper", "paper_direction")):
         state = chosen.start(
             {"w": torch.arange(float(g["W"]))}, [whole], configure(chosen, {"direction": direction})

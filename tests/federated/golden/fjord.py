@@ -9,7 +9,7 @@ from torch import nn
 
 from federated.engine.aggregate import Total, fold
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.task import Update
 from models.families.catalogue import FAMILIES
 from models.submodel import Submodel, scale_count
@@ -33,7 +33,7 @@ def check_fjord_aggregate(toy):
         f"1.{part}": old_norm for part in ("weight", "bias", "running_mean", "running_var")
     }
     submodels = {p: Submodel(whole.network, p, whole.mask) for p in g["p_s"]}
-    chosen = method("fjord")
+    chosen = find_method("fjord")
     settings = configure(chosen, {"widths": g["p_s"], "norm": "tracked", "affine": "separate"})
     for case in (g["caseA"], g["caseB"]):
         state, total = chosen.start(before, list(submodels.values()), settings), Total()

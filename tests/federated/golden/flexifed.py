@@ -8,7 +8,7 @@ import torch
 
 from federated.engine.aggregate import Total, fold
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.task import Update
 from models.submodel import Submodel
 from tests.support.golden import close, floats, golden
@@ -35,7 +35,7 @@ def check_flexifed(toy):
 
 def personal(g, strategy, before, held):
     """Return each device's tensors after one round: received ones, and its own."""
-    chosen = method("flexifed")
+    chosen = find_method("flexifed")
     state = chosen.start(before, list(held.values()), configure(chosen, {"strategy": strategy}))
     state, total = (
         replace(state, fleet={s: list(held.values()).count(s) for s in held.values()}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import cross_entropy
 
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.training.objective import mask_logits
 from models.layers.basic import Scaler
 from models.submodel import Submodel, scale_count
@@ -36,7 +36,7 @@ def check_heterofl_aggregate(toy):
                 name: torch.full(shape, float(value)) for name, shape in tensors(submodel).items()
             }
             updates.append((submodel, local, 1 + 7 * client, {"labels": g["label_split"][client]}))
-        after = play_round(method("heterofl"), before, updates)
+        after = play_round(find_method("heterofl"), before, updates)
         for name, expected in case["expected"].items():
             close(after[name], expected)
 

@@ -9,7 +9,7 @@ import torch
 
 from federated.engine.aggregate import Total, fold
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.task import Update
 from tests.support.golden import close, floats, golden
 
@@ -34,7 +34,7 @@ def receive_sizes(whole, updates, **given):
     """Return the tensors that each size receives after a round from zeros; an update is (depth,
     layers' weights, head, samples).
     """
-    chosen = method("inclusivefl")
+    chosen = find_method("inclusivefl")
     sizes = [of_depth(whole, depth) for depth, *_ in updates]
     before = {
         name: torch.zeros(1)

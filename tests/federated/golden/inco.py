@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from tests.support.golden import by_owner, close, floats, golden, play_round
 
 KEYS = {
@@ -21,7 +21,7 @@ def measure_steps(toy, shallow, deep, g0, gk, variant):
     whole = toy(lambda submodel: {shallow: shape, deep: shape}, (2,))
     before = {shallow: torch.ones(shape), deep: -torch.ones(shape)}
     sent = {shallow: before[shallow] + g0, deep: before[deep] + gk}
-    after = play_round(method("inco-avg"), before, [(whole, sent, 5, {})], variant=variant)
+    after = play_round(find_method("inco-avg"), before, [(whole, sent, 5, {})], variant=variant)
     return after[shallow] - before[shallow], after[deep] - before[deep]
 
 
@@ -60,7 +60,7 @@ def check_inco_heteroavg(toy):
     submodels = by_owner(toy, before, sent)
     for name in ("fedavg", "inco-avg"):
         after = play_round(
-            method(name),
+            find_method(name),
             before,
             [(s, t, 1 + 8 * i, {}) for i, (s, t) in enumerate(zip(submodels, sent, strict=True))],
             weighting="uniform",
@@ -72,6 +72,6 @@ def check_inco_heteroavg(toy):
         {"norm.running_var": floats([1.0])},
     )
     after = play_round(
-        method("inco-avg"), before, [(whole, {"norm.running_var": floats([-2.0])}, 1, {})]
+        find_method("inco-avg"), before, [(whole, {"norm.running_var": floats([-2.0])}, 1, {})]
     )
     close(after["norm.running_var"], [g["running_var_clamped_at_zero"]])

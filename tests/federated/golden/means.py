@@ -7,7 +7,7 @@ from torch import nn
 
 from federated.engine.aggregate import Total, fold, mean
 from federated.engine.update_contributions import Part
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from models.layers.batch_norm import calibrate
 from models.slicing import corner
 from models.submodel import scale_count
@@ -21,7 +21,7 @@ def check_fedavg(toy):
     subs = by_owner(toy, before, clients)
     for weighting, key in (("samples", "expected_weighted"), ("uniform", "expected_uniform")):
         after = play_round(
-            method("fedavg"),
+            find_method("fedavg"),
             before,
             [(s, c, n, {}) for s, c, n in zip(subs, clients, g["num_samples"], strict=True)],
             weighting=weighting,
@@ -44,7 +44,7 @@ def check_unified_coverage(toy):
     subs = by_owner(toy, before, updates)
     for weighting in ("samples", "uniform"):
         given = [(s, u, n, {}) for s, u, n in zip(subs, updates, g["weights_samples"], strict=True)]
-        after = play_round(method("fedavg"), before, given, weighting=weighting)
+        after = play_round(find_method("fedavg"), before, given, weighting=weighting)
         for name, expected in g[f"expected_{weighting}"].items():
             close(after[name], expected)
         assert torch.equal(after["b2"], before["b2"])

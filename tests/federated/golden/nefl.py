@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from federated.method import State, configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.task import Card, Profile
 from models.families.efficientnet import PRESETS, STYLE
 from models.layers.inverted_residual_network import Block, Place
@@ -59,7 +59,7 @@ def case(g, part, scaling="nefl-wd"):
     ]
     before = constant(WHOLE, g["global_value"], norm=g["bn_init"], step=g["step_init"])
     updates = [(subs[k], constant(subs[k], value), 1 + 5 * k, {}) for k, value in part["clients"]]
-    return play_round(method(scaling), before, updates), subs
+    return play_round(find_method(scaling), before, updates), subs
 
 
 def check_nefl_nefedavg(toy):
@@ -104,7 +104,7 @@ def steps_at_first(mask):
     submodel = replace(
         whole, mask=tuple(tuple(mask) if s == section else m for s, m in enumerate(whole.mask))
     )
-    chosen = method("nefl-do")
+    chosen = find_method("nefl-do")
     before = {name: torch.ones(1).expand(shape) for name, shape in shapes(whole).items()}
     state = chosen.start(before, [whole, submodel], configure(chosen, {"norm": "static"}))
     found = chosen.dispatch(state, chosen.place(state, submodel))
@@ -146,7 +146,7 @@ def check_nefl_step_forward(toy):
 
 def check_nefl_tiers(toy):
     g = golden("nefl_tiers")
-    chosen = method("nefl-w")
+    chosen = find_method("nefl-w")
     settings = configure(chosen, {"tiers": "index", "flex": g["flex"]})
     menu = chosen.menu(WHOLE.network, settings)
     assert len(menu) == g["num_submodels"]

@@ -14,7 +14,7 @@ from torch.nn.functional import softmax
 from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError, Unknown
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.depthfl import mutual_loss
 from federated.task import Recipe, Update
 from federated.training import state_between_rounds
@@ -37,7 +37,7 @@ def toy(monkeypatch):
 
 
 def menu(net=NET, **given):
-    chosen = method("depthfl")
+    chosen = find_method("depthfl")
     return chosen.menu(net, configure(chosen, given))
 
 
@@ -114,7 +114,7 @@ def test_devices_of_one_architecture_cannot_be_kept_apart():
 
 def test_exits_can_be_small_ones_on_the_same_network():
     """The network's own weights are those that were given; the exits are drawn, again the same."""
-    chosen, found = method("depthfl"), menu(exit="adapter")
+    chosen, found = find_method("depthfl"), menu(exit="adapter")
     settings, given = (
         configure(chosen, {"exit": "adapter", "norm": "static"}, seed=3),
         initial(NET, 7, chosen.features),
@@ -164,7 +164,7 @@ def test_each_exit_is_taught_by_the_mean_of_the_others_who_feel_nothing_of_it():
 
 
 def test_the_recipe_carries_the_weight_of_its_round_and_feddyn():
-    chosen = method("depthfl")
+    chosen = find_method("depthfl")
     settings = configure(chosen, {"ramp": 4})
     state = chosen.start(initial(NET, 0, chosen.features), menu(), settings)
     found = [chosen.recipe(replace(state, round=n), menu()[0]) for n in (0, 1, 3, 9)]
@@ -201,7 +201,7 @@ def test_h_accumulates_over_rounds_only_in_trained_coordinates(toy):
             else {"w": (1,), "bn.running_mean": (1,)}
         )
     )
-    part, chosen = make_owned(whole, "a"), method("depthfl")
+    part, chosen = make_owned(whole, "a"), find_method("depthfl")
     before = {"w": torch.tensor([10.0, 10.0]), "bn.running_mean": torch.tensor([1.0])}
     state = replace(
         chosen.start(before, [whole], configure(chosen, {"alpha": 0.5, "norm": "static"})),
@@ -225,7 +225,7 @@ def test_h_accumulates_over_rounds_only_in_trained_coordinates(toy):
 
 
 def test_without_distillation_each_exit_learns_by_itself():
-    chosen = method("depthfl")
+    chosen = find_method("depthfl")
     state = chosen.start(
         initial(NET, 0, chosen.features), menu(), configure(chosen, {"distillation": 0.0})
     )
@@ -243,7 +243,7 @@ def test_both_halves_find_the_least_sum_of_unequal_losses(toy, solver, reached):
     """Losses w^2 / 2 and 3 (w - 4)^2 / 2 are least together at 3; devices that go to their own ends
     meet at the mean of these, 2.
     """
-    whole, chosen = toy(lambda submodel: {"w": (1,)}), method("depthfl")
+    whole, chosen = toy(lambda submodel: {"w": (1,)}), find_method("depthfl")
     given = configure(
         chosen,
         {
@@ -425,7 +425,7 @@ def test_small_exits_without_distillation_end_with_finite_scores_of_values(tmp_p
 
 def test_the_network_of_a_depth_is_the_whole_ones_corner():
     """A device of depth 1 receives tensors of the whole network only."""
-    chosen = method("depthfl")
+    chosen = find_method("depthfl")
     state = chosen.start(
         initial(NET, 0, chosen.features), menu(), configure(chosen, {"norm": "static"})
     )

@@ -13,7 +13,7 @@ import pytest
 from coordinator.assign.affordable_submodels import make_offers
 from federated.errors import ConfigError
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.dynamicfl import SCORES, allot_branches
 from federated.task import Card, Profile, Task, Timing
 from federated.training.training_loop import descend, open_session
@@ -28,7 +28,7 @@ from tests.support.memory_federation import Member, digits, federate
 from tests.support.small_tasks import perform
 
 NET = network("preresnet", (1, 4, 4), 3, Moments((8.0,), (5.0,)))
-METHOD = method("dynamicfl")
+METHOD = find_method("dynamicfl")
 
 
 def examples(n=20):
@@ -257,9 +257,9 @@ def test_low_rank_branches_train_a_network_of_linear_layers():
 
 def test_one_branch_is_fedavg_bit_for_bit():
     menu, state = begin_method()
-    assert METHOD.recipe(state, menu[0]) == method("fedavg").recipe(state, menu[0])
+    assert METHOD.recipe(state, menu[0]) == find_method("fedavg").recipe(state, menu[0])
     ours, memory = train_round(state, menu[0])
-    theirs, _ = train_round(state, menu[0], method=method("fedavg"))
+    theirs, _ = train_round(state, menu[0], method=find_method("fedavg"))
     assert not memory
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 

@@ -11,7 +11,7 @@ import torch
 from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError, Unknown
 from federated.method import configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.task import Update
 from models.named_network import network
 from models.submodel_building import initial, shapes
@@ -22,7 +22,7 @@ SIZES = {"method.widths": [0.25, 1.0], "model.name": "resnet-small", "method.dep
 
 
 def start(name, **given):
-    chosen = method(name)
+    chosen = find_method(name)
     settings = configure(chosen, {"norm": "static", **given})
     menu = chosen.menu(NET, settings)
     return chosen, menu, chosen.start(initial(NET, 0), menu, settings)
@@ -88,7 +88,7 @@ def test_everyone_gets_the_smallest():
 
 
 def test_the_smallest_is_so_in_width_and_depth():
-    chosen = method("allsmall")
+    chosen = find_method("allsmall")
     menu = chosen.menu(NET, configure(chosen, {"widths": [0.5, 1.0], "depths": [1, 2]}))
     assert [submodel.name for submodel in menu] == ["w0.5-d1"]
 
@@ -96,15 +96,15 @@ def test_the_smallest_is_so_in_width_and_depth():
 @pytest.mark.parametrize("name", ["allsmall", "fedrolex", "fjord", "flexifed", "heterofl"])
 def test_a_method_with_fixed_sharing_has_no_setting_for_it(name):
     with pytest.raises(Unknown, match=f"unknown {name} setting 'sharing'"):
-        configure(method(name), {"sharing": "architecture"})
+        configure(find_method(name), {"sharing": "architecture"})
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in METHODS if {"sharing", "widths"} <= method(name).settings.keys()]
+    "name", [name for name in METHODS if {"sharing", "widths"} <= find_method(name).settings.keys()]
 )
 def test_where_it_can_be_set_sharing_within_an_architecture_keeps_sizes_apart(name):
     """With this setting, the updates of one size never change another size."""
-    chosen = method(name)
+    chosen = find_method(name)
     settings = configure(
         chosen, {"norm": "static", "sharing": "architecture", "widths": [0.5, 1.0]}, rounds=3
     )
@@ -124,9 +124,9 @@ def test_where_it_can_be_set_sharing_within_an_architecture_keeps_sizes_apart(na
 
 def test_sharing_is_coverage_or_architecture():
     with pytest.raises(ConfigError, match="expected one of coverage, architecture"):
-        configure(method("fedavg"), {"sharing": "everyone"})
+        configure(find_method("fedavg"), {"sharing": "everyone"})
     with pytest.raises(ConfigError, match="expected one of architecture, found 'coverage'"):
-        configure(method("exclusivefl"), {"sharing": "coverage"})
+        configure(find_method("exclusivefl"), {"sharing": "coverage"})
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.common.trimmed_norm import central_norm
 from federated.methods.fedfa import is_scaled, propose_depths
 from models.named_network import network
@@ -146,7 +146,7 @@ def test_biases_and_norms_of_several_axes_are_no_layers_to_scale():
     """
     for model in ("vit-micro", "densenet-small"):
         made = network(model, (3, 32, 32), 3)
-        chosen = method("fedfa")
+        chosen = find_method("fedfa")
         menu = chosen.menu(made, configure(chosen, {"depths": [1], "widths": [1.0]}))
         state = chosen.start(initial(made, 0), menu, configure(chosen, {}))
         tensors = {
@@ -188,6 +188,6 @@ def test_fedfa_proposes_two_blocks_all_and_halfway_whatever_the_network():
         ((2, 2, 2, 2), (3, 3, 4, 3), (3, 4, 6, 3)),
     ]
     for name in ("fedfa", "fedfa-d", "fedfa-w"):
-        assert method(name).menu(deep, configure(method(name), {}))[-1] == full(deep)
-    given = method("fedfa-d").menu(deep, configure(method("fedfa-d"), {"depths": [1]}))
+        assert find_method(name).menu(deep, configure(find_method(name), {}))[-1] == full(deep)
+    given = find_method("fedfa-d").menu(deep, configure(find_method("fedfa-d"), {"depths": [1]}))
     assert [s.mask for s in given] == [((1, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0, 0, 0), (1, 0, 0))]

@@ -8,7 +8,7 @@ import torch
 
 from federated.engine.aggregate import Total, fold
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.fednova import normaliser
 from federated.task import Update
 from models.named_network import network
@@ -25,7 +25,7 @@ def toy(monkeypatch):
 
 def begin_method(toy, **given):
     whole = toy(lambda submodel: {"w": (4 if submodel.width == 1 else 2,)})
-    chosen = method("fednova")
+    chosen = find_method("fednova")
     state = chosen.start(
         {"w": torch.ones(4)},
         [whole],
@@ -88,7 +88,7 @@ def test_sharing_can_be_limited_to_devices_of_one_architecture(toy):
 
 def test_the_mean_of_running_statistics_ignores_steps():
     net = network("mlp", (6,), 3)
-    chosen = method("fednova")
+    chosen = find_method("fednova")
     state = chosen.start(initial(net, 0), [full(net)], configure(chosen, {"norm": "tracked"}))
     received, total, plan = (
         chosen.dispatch(state, chosen.place(state, full(net))),

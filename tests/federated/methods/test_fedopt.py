@@ -15,7 +15,7 @@ from coordinator.store.run_store import Store
 from federated.engine.aggregate import Total, fold
 from federated.engine.update_contributions import Part
 from federated.method import State, configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.task import Update
 from models.named_network import network
 from models.submodel_building import initial
@@ -28,7 +28,7 @@ SIZES = {"widths": (0.5, 1.0), "depths": (1, 2)}
 
 
 def begin_method(name: str, tensors: dict[str, list[float]], **given: Any) -> State:
-    settings = configure(method(name), given)
+    settings = configure(find_method(name), given)
     return State(0, {home: torch.tensor(value) for home, value in tensors.items()}, settings)
 
 
@@ -40,7 +40,7 @@ def after(name: str, state: State, *sent: tuple[str, list[float], int]) -> State
         shape = tuple(state.tensors[home.partition("@")[0]].shape)
         shape = (len(values),) if "@" in home else shape
         fold(total, [Part(home, ((0, len(values)),), shape, value, weight)], (index,))
-    return method(name).finish(state, total, np.random.default_rng(0))
+    return find_method(name).finish(state, total, np.random.default_rng(0))
 
 
 def test_fedavgm_takes_along_the_last_step_of_what_a_small_device_holds() -> None:
@@ -88,7 +88,7 @@ def rounds(name: str, given: dict[str, Any]) -> tuple[State, dict[str, Tensor]]:
     """Return the state after three rounds of four sizes, one of which is missing in each; and what
     the largest device would receive then.
     """
-    chosen = method(name)
+    chosen = find_method(name)
     settings = configure(chosen, {**SIZES, **given})
     menu = chosen.menu(NET, settings)
     state = chosen.start(initial(NET, 0), menu, settings)

@@ -8,7 +8,7 @@ import torch
 
 from federated.errors import ConfigError
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import train
 from models.named_network import network
@@ -22,7 +22,7 @@ def train_steps(mu, epochs=20):
     """Train on ten random examples. Return the distance that the weights moved, and the running
     mean.
     """
-    chosen = method("fedprox")
+    chosen = find_method("fedprox")
     given = configure(chosen, {"mu": mu, "lr": 0.1, "momentum": 0.0, "epochs": epochs, "batch": 10})
     submodel = full(NET)
     state = chosen.start(initial(NET, 0), [submodel], given)
@@ -46,7 +46,7 @@ def test_running_statistics_are_not_pulled():
 
 
 def test_mu_is_the_recipes_pull():
-    chosen = method("fedprox")
+    chosen = find_method("fedprox")
     state = chosen.start(initial(NET, 0), [full(NET)], configure(chosen, {}))
     assert (chosen.recipe(state, full(NET)).pull, chosen.recipe(state, full(NET)).hook) == (
         0.01,
@@ -79,4 +79,4 @@ def test_unequal_devices_learn_digits(tmp_path):
 @pytest.mark.parametrize("mu", ["strong", True])
 def test_a_mu_that_is_no_number_is_refused(mu):
     with pytest.raises(ConfigError, match="method fedprox: mu: expected a number"):
-        configure(method("fedprox"), {"mu": mu})
+        configure(find_method("fedprox"), {"mu": mu})

@@ -11,7 +11,7 @@ import torch
 
 from federated.engine.aggregate import Total, fold
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.fedrolex import cut_window
 from federated.task import Update
 from models.menu import menu
@@ -26,7 +26,7 @@ FEATURES = ("scaler",)
 
 
 def start(net, round_, tensors=None, **given):
-    chosen = method("fedrolex")
+    chosen = find_method("fedrolex")
     settings = configure(chosen, {"norm": "tracked", **given})
     state = chosen.start(tensors or initial(net, 0, FEATURES), chosen.menu(net, settings), settings)
     return chosen, replace(state, round=round_)

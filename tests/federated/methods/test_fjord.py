@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.fjord import distillation_loss, list_narrower, loss, open_widths
 from federated.task import Task
 from federated.training.training_inputs import TrainingSet
@@ -27,7 +27,7 @@ NET = small("resnet")
 
 
 def start(net=NET, **given):
-    chosen = method("fjord")
+    chosen = find_method("fjord")
     settings = configure(chosen, {"widths": WIDTHS, **given})
     menu = chosen.menu(net, settings)
     return chosen, menu, chosen.start(initial(net, 0), menu, settings)

@@ -13,7 +13,7 @@ import torch
 from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.flexifed import layer_digests
 from federated.task import Update
 from federated.training import state_between_rounds
@@ -28,7 +28,7 @@ FIRST = {"stem.weight", "norm.weight", "norm.bias"}
 
 def start(net=NET, fleet=True, **given):
     """Return the state of a fleet with one device of each size of the menu, or of none."""
-    chosen = method("flexifed")
+    chosen = find_method("flexifed")
     settings = configure(chosen, {"norm": "static", **given})
     menu = chosen.menu(net, settings)
     state = chosen.start(initial(net, 0), menu, settings)
@@ -75,12 +75,12 @@ def constants(tensors):
     ],
 )
 def test_the_menu_has_quarters_of_every_section(model, inputs, names):
-    chosen = method("flexifed")
+    chosen = find_method("flexifed")
     assert [s.name for s in chosen.menu(network(model, inputs, 10), configure(chosen, {}))] == names
 
 
 def test_depths_that_are_given_are_taken():
-    chosen = method("flexifed")
+    chosen = find_method("flexifed")
     assert [s.name for s in chosen.menu(NET, configure(chosen, {"depths": [[2, 1, 1]]}))] == [
         "w1-d2.1.1"
     ]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from federated.method import configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.methods.common.inactive_mechanisms import inactive
 from models.named_network import network
 from tests.support.short_run import train_briefly
@@ -154,7 +154,7 @@ CASES = [
 
 
 def reasons(name, rounds=20, **given):
-    chosen = method(name)
+    chosen = find_method(name)
     settings = configure(chosen, given, rounds=rounds)
     return inactive(chosen, chosen.menu(NET, settings), settings)
 

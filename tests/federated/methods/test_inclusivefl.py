@@ -13,7 +13,7 @@ import torch
 from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.inclusivefl import find_own_tensors
 from federated.task import Update
 from models.menu import menu
@@ -47,7 +47,7 @@ def stacks(monkeypatch):
 
 def begin_method(sizes, **given):
     """Return a state of zeros."""
-    chosen = method("inclusivefl")
+    chosen = find_method("inclusivefl")
     before = {name: torch.zeros(shape) for name, shape in shapes(sizes[-1]).items()}
     return chosen, chosen.start(
         before, sizes, configure(chosen, {"norm": "static", "depths": [1, 2, 3], **given})
@@ -93,7 +93,7 @@ def receive_size(chosen, state, size):
     ],
 )
 def test_sizes_keep_a_third_two_thirds_and_all_of_each_section(model, inputs, target, depths):
-    chosen = method("inclusivefl")
+    chosen = find_method("inclusivefl")
     assert [
         s.name.removeprefix("w1-")
         for s in chosen.menu(network(model, inputs, 12, target=target), configure(chosen, {}))
@@ -101,7 +101,7 @@ def test_sizes_keep_a_third_two_thirds_and_all_of_each_section(model, inputs, ta
 
 
 def test_a_network_without_layers_to_leave_out_is_refused():
-    chosen = method("inclusivefl")
+    chosen = find_method("inclusivefl")
     with pytest.raises(
         ConfigError, match=r"model 'lenet' has no layers to leave out: .* resnet or vit"
     ):
@@ -129,7 +129,7 @@ def test_the_top_layer_of_each_shallower_section_and_the_head_are_a_sizes_own():
 def test_nothing_is_the_whole_networks_own():
     (whole,) = menu(NET, (1,), (2,))
     assert find_own_tensors(whole) == set()
-    chosen = method("inclusivefl")
+    chosen = find_method("inclusivefl")
     state = chosen.start(initial(NET, 0), [whole], configure(chosen, {}))
     assert all(row.home == row.local for row in chosen.place(state, whole).rows)
 
@@ -265,7 +265,7 @@ def test_of_other_layers_only_tensors_of_the_same_shape_teach():
     """A section's first block reads 16 channels and its second 32: conv1 learns from the larger
     size's first block alone, conv2 from both. Running statistics learn nothing.
     """
-    chosen = method("inclusivefl")
+    chosen = find_method("inclusivefl")
     sizes = chosen.menu(NET, configure(chosen, {}))
     state = chosen.start(initial(NET, 0), sizes, configure(chosen, {"beta": 0.5}))
     before = chosen.dispatch(state, chosen.place(state, sizes[0]))
@@ -324,7 +324,7 @@ def test_adamw_steps_each_size_by_its_own_state(stacks):
 
 
 def test_adamw_leaves_running_statistics_to_the_mean():
-    chosen = method("inclusivefl")
+    chosen = find_method("inclusivefl")
     sizes = chosen.menu(NET, configure(chosen, {}))
     state = chosen.start(initial(NET, 0), sizes, configure(chosen, {"server": "adamw"}))
     after = one_round(chosen, state, (sizes[-1], 2.0, 1))
@@ -339,7 +339,7 @@ def test_adamw_leaves_running_statistics_to_the_mean():
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "server"), [("preresnet", "average"), ("resnet-small", "adamw")])
 def test_two_rounds_of_unequal_sizes_end_with_finite_scores(tmp_path, model, server):
-    chosen = method("inclusivefl")
+    chosen = find_method("inclusivefl")
     names = [
         size.name for size in chosen.menu(network(model, (1, 8, 8), 10), configure(chosen, {}))
     ]

@@ -13,7 +13,7 @@ import torch
 from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.inco import cross_step, find_references
 from federated.task import Update
 from models.named_network import network
@@ -28,7 +28,7 @@ def play_round(name, moves, *, width=(1.0,), **given):
     """Return the states before and after a round in which the device of each size i adds moves[i]
     to all that it received.
     """
-    chosen = method(name)
+    chosen = find_method(name)
     settings = configure(chosen, {"widths": width, "depths": (1, 2), "momentum": 0.0, **given})
     submodels = chosen.menu(NET, settings)
     state = chosen.start(initial(NET, 0, chosen.features), submodels, settings)
@@ -85,7 +85,7 @@ def test_a_weight_refers_to_the_same_name_and_shape_in_the_shallowest_block():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_network_without_such_layers_is_refused(name):
-    chosen = method(name)
+    chosen = find_method(name)
     with pytest.raises(
         ConfigError,
         match=r"'lenet' has no two layers of equal shape .* preresnet, resnet or vit",
@@ -213,7 +213,7 @@ def test_untrained_deep_layers_do_not_change():
 
 
 def test_the_defaults_are_the_authors():
-    settings = {name: configure(method(name), {}) for name in NAMES}
+    settings = {name: configure(find_method(name), {}) for name in NAMES}
     for found in settings.values():
         wanted = {
             "optimiser": "adam",
@@ -238,7 +238,7 @@ def test_the_defaults_are_the_authors():
 )
 def test_the_sizes_go_from_one_block_per_section_to_the_whole_network(model, sizes):
     """For ResNet26 they are the paper's: ResNet10, 14, 18, 22 and 26."""
-    chosen = method("inco-avg")
+    chosen = find_method("inco-avg")
     assert [
         s.name for s in chosen.menu(network(model, (3, 32, 32), 10), configure(chosen, {}))
     ] == [f"w1-{size}" for size in sizes]

@@ -12,7 +12,7 @@ import torch
 
 from federated.errors import ConfigError, Unknown
 from federated.method import configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.methods.common.submodel_sizes import assign, propose_sizes
 from federated.methods.heterofl import own_rows
 from federated.settings import validate
@@ -28,7 +28,7 @@ from tests.support.handmade_rounds import NET, play_round, start
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_carries_its_name_and_paper(name):
-    chosen = method(name.upper())
+    chosen = find_method(name.upper())
     assert chosen.name == name
     assert "arXiv" in chosen.paper
     assert chosen.summary
@@ -36,7 +36,7 @@ def test_a_method_carries_its_name_and_paper(name):
 
 def test_an_unknown_method_suggests_the_nearest():
     with pytest.raises(Unknown, match="unknown method 'fedav'; did you mean fedavg"):
-        method("fedav")
+        find_method("fedav")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_number_out_of_range_is_refused_before_anyone_trains(name, key, value,
     with pytest.raises(
         ConfigError, match=f"method {name}: {key}: expected {wanted}, found {value}$"
     ):
-        configure(method(name), {key: value})
+        configure(find_method(name), {key: value})
 
 
 @pytest.mark.parametrize(
@@ -136,19 +136,19 @@ def test_a_number_out_of_range_is_refused_before_anyone_trains(name, key, value,
 )
 def test_an_invalid_value_of_a_setting_is_refused(name, given, where, wanted):
     with pytest.raises(ConfigError, match=re.escape(f"method {name}: {where}: expected {wanted}")):
-        configure(method(name), given)
+        configure(find_method(name), given)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_defaults_are_within_their_own_ranges(name):
-    chosen = method(name)
+    chosen = find_method(name)
     assert configure(
         chosen, {key: known.default for key, known in chosen.settings.items()}
     ) == configure(chosen, {})
 
 
 def test_settings_replace_defaults():
-    chosen = method("fedfa")
+    chosen = find_method("fedfa")
     found = configure(chosen, {"lr": 1, "depths": [2]})
     assert (found["lr"], found["depths"]) == (1.0, (2,))
     assert {*found.__struct_fields__} == {*chosen.settings, "seed", "rounds"}
@@ -156,32 +156,32 @@ def test_settings_replace_defaults():
 
 def test_an_unknown_setting_is_named():
     with pytest.raises(Unknown, match="unknown fedfa setting 'scalin'; did you mean scaling"):
-        configure(method("fedfa"), {"scalin": "rms"})
+        configure(find_method("fedfa"), {"scalin": "rms"})
 
 
 @pytest.mark.parametrize("key", ["seed", "rounds"])
 def test_settings_of_the_run_are_not_settings_of_a_method(key):
     with pytest.raises(Unknown, match=f"unknown fedfa setting '{key}'"):
-        configure(method("fedfa"), {key: 3})
+        configure(find_method("fedfa"), {key: 3})
 
 
 def test_an_agent_reads_the_settings_of_a_card_by_the_same_record():
     """Settings from `configure` survive the wire, with the run's seed and rounds; another method's
     do not.
     """
-    made = configure(method("fedfa"), {"widths": [0.5, 1.0], "lr": 1}, seed=3, rounds=7)
+    made = configure(find_method("fedfa"), {"widths": [0.5, 1.0], "lr": 1}, seed=3, rounds=7)
     plain = msgspec.msgpack.decode(msgspec.msgpack.encode(msgspec.to_builtins(made)))
-    read = validate(method("fedfa").record, plain, "card of run 'r': fedfa")
+    read = validate(find_method("fedfa").record, plain, "card of run 'r': fedfa")
     assert read == made
     assert (read["seed"], read["rounds"], read["widths"]) == (3, 7, (0.5, 1.0))
     with pytest.raises(ConfigError, match=r"card of run 'r': fedavg: unknown key '.*'; "):
-        validate(method("fedavg").record, plain, "card of run 'r': fedavg")
+        validate(find_method("fedavg").record, plain, "card of run 'r': fedavg")
     with pytest.raises(ConfigError, match=r"fedfa: seed: expected a whole number .* found -1"):
-        validate(method("fedfa").record, {**plain, "seed": -1}, "fedfa")
+        validate(find_method("fedfa").record, {**plain, "seed": -1}, "fedfa")
 
 
 def test_settings_are_read_by_name_and_cannot_be_changed():
-    found = configure(method("heterofl"), {})
+    found = configure(find_method("heterofl"), {})
     assert (found["batch"], "sharing" in found, found.get("sharing")) == (10, False, None)
     with pytest.raises(KeyError, match="sharing"):
         found["sharing"]
@@ -191,7 +191,7 @@ def test_settings_are_read_by_name_and_cannot_be_changed():
 
 def test_a_menu_that_cannot_be_is_refused():
     with pytest.raises(ConfigError, match="expected widths above 0"):
-        method("fedfa").menu(NET, configure(method("fedfa"), {"depths": [[1, 2]]}))
+        find_method("fedfa").menu(NET, configure(find_method("fedfa"), {"depths": [[1, 2]]}))
 
 
 # ---- menus, assignment, recipes ------------------------------------------------------------------
@@ -208,15 +208,15 @@ def test_a_menu_that_cannot_be_is_refused():
     ],
 )
 def test_the_menu_of_a_method(name, first, last, count):
-    chosen = method(name)
+    chosen = find_method(name)
     found = chosen.menu(NET, configure(chosen, {}))
     assert (found[0].name, found[-1].name, len(found)) == (first, last, count)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if method(name).assign is assign])
+@pytest.mark.parametrize("name", [name for name in METHODS if find_method(name).assign is assign])
 def test_a_device_gets_the_largest_it_can_afford(name):
     """The choice is from FedAvg's menu, or from the method's own."""
-    chosen, net = method(name), network("resnet-small", (1, 8, 8), 10)
+    chosen, net = find_method(name), network("resnet-small", (1, 8, 8), 10)
     given = configure(
         chosen, {"widths": (0.5, 1.0), "depths": (1, 2)} if chosen.menu is propose_sizes else {}
     )
@@ -251,7 +251,7 @@ def test_the_recipe_is_made_of_settings():
 
 def test_the_settings_of_fedavg_have_the_defaults_of_a_recipe():
     """Statistics of batch norm travel only if a method says so: not every trainer has them."""
-    settings, plain = method("fedavg").settings, asdict(Recipe())
+    settings, plain = find_method("fedavg").settings, asdict(Recipe())
     different = {key for key in settings.keys() & plain if settings[key].default != plain[key]}
     assert different == {"norm"}
 
@@ -341,7 +341,9 @@ def test_devices_count_and_not_their_examples():
 
 def serves(name, net):
     try:
-        return bool(method(name).menu(net, configure(method(name), UNDISTILLED.get(name, {}))))
+        return bool(
+            find_method(name).menu(net, configure(find_method(name), UNDISTILLED.get(name, {})))
+        )
     except ConfigError:
         return False
 
@@ -356,7 +358,7 @@ def test_values_are_neither_masked_nor_trained_without_bound(name):
     """With masking, a network of values would always answer 0, since it has no classes. The
     method's own gradient bound stays.
     """
-    chosen, net, given = method(name), VALUES, UNDISTILLED.get(name, {})
+    chosen, net, given = find_method(name), VALUES, UNDISTILLED.get(name, {})
     settings_ = configure(chosen, given)
     menu = chosen.menu(net, settings_)
     recipe = chosen.recipe(chosen.start(initial(net, 0, chosen.features), menu, settings_), menu[0])

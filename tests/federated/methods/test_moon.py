@@ -10,7 +10,7 @@ import torch
 
 from federated.errors import ConfigError
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.moon import contrast, contrast_loss, run_with_projection
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import descend, open_session, plain_loss
@@ -26,7 +26,7 @@ X, Y = np.random.default_rng(0).normal(size=(12, 6)).astype(np.float32), np.aran
 
 
 def session_of(submodel=WHOLE, memory=None, **given):
-    chosen = method("moon")
+    chosen = find_method("moon")
     settings = configure(chosen, {"lr": 0.05, "batch": 12, **given})
     state = chosen.start(initial(NET, 0, chosen.features), [WHOLE], settings)
     net = build(submodel)
@@ -40,7 +40,7 @@ def session_of(submodel=WHOLE, memory=None, **given):
 
 def train_session(**given):
     session = session_of(**given)
-    loss = descend(session, method("moon").hooks)
+    loss = descend(session, find_method("moon").hooks)
     return session, loss
 
 
@@ -95,7 +95,7 @@ def test_from_the_second_round_on_the_loss_is_the_plain_one_and_mu_times_the_con
     first, _ = train_session(norm=norm, epochs=3)
     session = session_of(memory=first.memory, norm=norm, mu=2.5, temperature=0.25)
     losses = []
-    descend(session, method("moon").hooks, on_step=lambda step, of, loss: losses.append(loss))
+    descend(session, find_method("moon").hooks, on_step=lambda step, of, loss: losses.append(loss))
     x, y = torch.from_numpy(X), torch.from_numpy(Y)
     fresh = session_of(norm=norm).net.train()
     before = first.net.train(norm == "static")
@@ -126,7 +126,7 @@ def test_only_the_network_in_training_moves():
                 for key, value in kept.setdefault(name, state).items()
             )
 
-    descend(session, method("moon").hooks, on_step=watch)
+    descend(session, find_method("moon").hooks, on_step=watch)
     received = session_of().net.state_dict()
     assert all(torch.equal(value, received[key]) for key, value in kept["received"].items())
     assert not torch.equal(session.net.stem.weight, received["stem.weight"])
@@ -139,7 +139,7 @@ def test_a_device_keeps_its_last_network_and_uses_it_only_for_the_same_submodel(
     assert torch.equal(first.memory[f"previous/{WHOLE.name}/stem.weight"], first.net.stem.weight)
     half = menu(NET, (0.5,), (2,), ("projection",))[0]
     second = session_of(submodel=half, memory=first.memory)
-    descend(second, method("moon").hooks)
+    descend(second, find_method("moon").hooks)
     assert second.own is None
     assert {name.split("/", 2)[1] for name in second.memory} == {half.name}
 
@@ -147,7 +147,7 @@ def test_a_device_keeps_its_last_network_and_uses_it_only_for_the_same_submodel(
 def test_a_batch_of_one_example_has_no_contrast():
     first, _ = train_session()
     session = session_of(memory=first.memory)
-    method("moon").hooks.open(session)
+    find_method("moon").hooks.open(session)
     session.net.eval()  # one example has no spread
     x, y = torch.from_numpy(X[:1]), torch.from_numpy(Y[:1])
     assert torch.equal(contrast_loss(session, x, y), plain_loss(session, x, y))
@@ -158,7 +158,7 @@ def test_a_batch_of_one_example_has_no_contrast():
 
 
 def test_a_network_without_a_last_linear_is_refused():
-    chosen = method("moon")
+    chosen = find_method("moon")
     made = network("transformer-small", (8,), 12, target="token")
     with pytest.raises(ConfigError, match=r"has no projection; models that have: .*resnet"):
         chosen.menu(made, configure(chosen, {}))
@@ -166,7 +166,7 @@ def test_a_network_without_a_last_linear_is_refused():
 
 def test_a_temperature_of_zero_is_refused():
     with pytest.raises(ConfigError, match=r"moon: temperature: expected a number above 0, found 0"):
-        configure(method("moon"), {"temperature": 0})
+        configure(find_method("moon"), {"temperature": 0})
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import torch
 from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.common.nefl_submodels import GAMMAS
 from federated.task import Card, Profile, Update
 from federated.training.training_loop import train
@@ -37,7 +37,7 @@ KEYS = {"D_code": "d", "D": "d", "WD_code": "wd", "WD": "wd", "W": "w"}
 
 
 def begun(name, net=DIGITS, seed=0, **given):
-    chosen = method(name)
+    chosen = find_method(name)
     settings = configure(chosen, given, seed=seed)
     menu = chosen.menu(net, settings)
     return chosen, chosen.start(initial(net, 0, chosen.features), menu, settings), menu
@@ -87,7 +87,7 @@ def test_menus_of_the_papers_networks_are_the_published_ones(model):
     for key in (
         key for key in notes if key.startswith(f"{model}/") and key.partition("/")[2] in KEYS
     ):
-        chosen = method(f"nefl-{KEYS[key.partition('/')[2]]}")
+        chosen = find_method(f"nefl-{KEYS[key.partition('/')[2]]}")
         menu = chosen.menu(network(MODELS[model], (3, 32, 32), 10), configure(chosen, {}))
         assert [parameters(submodel) for submodel in menu] == [
             row["params_active"] for row in notes[key]
@@ -103,7 +103,7 @@ def test_other_networks_get_submodels_near_the_gammas(family):
     """
     net = small(family)
     for name in ("nefl-w", "nefl-wd", "nefl-d"):
-        chosen = method(name)
+        chosen = find_method(name)
         menu = chosen.menu(net, configure(chosen, {}))
         assert menu[-1] == full(net, ("steps",))
         shares = [parameters(submodel) / parameters(menu[-1]) for submodel in menu]
@@ -124,7 +124,7 @@ def test_the_rule_drops_the_last_block_that_brings_the_share_nearest():
     """Parameters of 174,976 in the last blocks: 4,673 (section 0), 18,561 and 73,985 (section 2);
     0.55 of all is 78,739 fewer.
     """
-    chosen = method("nefl-d")
+    chosen = find_method("nefl-d")
     menu = chosen.menu(DIGITS, configure(chosen, {"gammas": (0.55, 0.9, 1.0)}))
     assert parameters(menu[-1]) == 174_976
     assert [parameters(menu[-1]) - parameters(s) for s in menu] == [4_673 + 73_985, 18_561, 0]
@@ -136,13 +136,13 @@ def test_the_rule_drops_the_last_block_that_brings_the_share_nearest():
 
 
 def test_a_share_below_the_smallest_leaves_one_block():
-    chosen = method("nefl-d")
+    chosen = find_method("nefl-d")
     (tiny,) = chosen.menu(network("mlp", (784,), 10), configure(chosen, {"gammas": (0.01,)}))
     assert tiny.mask == ((1, 0),)
 
 
 def test_widths_and_depths_may_be_named_instead():
-    chosen = method("nefl-w")
+    chosen = find_method("nefl-w")
     menu = chosen.menu(DIGITS, configure(chosen, {"widths": (0.5, 1.0), "depths": (1, 2)}))
     assert {submodel.name for submodel in menu} == {
         "w0.5-d1.1.1-steps",
@@ -154,7 +154,7 @@ def test_widths_and_depths_may_be_named_instead():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_error_for_a_network_without_steps_lists_those_that_have_them(name):
-    chosen = method(name)
+    chosen = find_method(name)
     with pytest.raises(
         ConfigError, match=r"model 'vgg' has no steps; models that have: .*resnet.*vit"
     ):
@@ -179,7 +179,7 @@ def test_the_error_for_a_network_without_steps_lists_those_that_have_them(name):
     ],
 )
 def test_settings_that_make_no_sense_are_refused(given, message):
-    chosen = method("nefl-do")
+    chosen = find_method("nefl-do")
     with pytest.raises(ConfigError, match=message):
         chosen.menu(DIGITS, configure(chosen, given))
 

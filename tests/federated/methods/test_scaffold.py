@@ -12,7 +12,7 @@ import torch
 
 from federated.engine.aggregate import Total, fold
 from federated.method import configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.methods.scaffold import make_disjoint, scaffold
 from federated.task import Update
 from federated.training import state_between_rounds
@@ -42,7 +42,7 @@ def begin_method(toy, **given):
     """
     whole = toy(lambda submodel: {"w": (4 if submodel.width == 1 else 2,)})
     half = Submodel(whole.network, 0.5, whole.mask)
-    chosen = method("scaffold")
+    chosen = find_method("scaffold")
     settings = configure(chosen, {"norm": "static", "weighting": "uniform", "epochs": 1, **given})
     return chosen, chosen.start({"w": torch.ones(4)}, [half, whole], settings), whole, half
 
@@ -136,7 +136,7 @@ def test_sharing_can_be_limited_to_devices_of_one_architecture(toy):
 
 def test_running_statistics_have_no_variate():
     net = network("mlp", (6,), 3)
-    chosen = method("scaffold")
+    chosen = find_method("scaffold")
     state = chosen.start(initial(net, 0), [full(net)], configure(chosen, {"norm": "tracked"}))
     sent = chosen.dispatch(state, chosen.place(state, full(net)))
     assert {name for name in sent if name.startswith("c/")} == {
@@ -290,7 +290,7 @@ def check_mean(folder, done, submodels):
     }
     sizes = {
         submodel.name: submodel
-        for submodel in method("scaffold").menu(
+        for submodel in find_method("scaffold").menu(
             network("mlp", (1, 8, 8), 10), {"widths": [0.5, 1.0], "depths": [1, 2]}
         )
     }

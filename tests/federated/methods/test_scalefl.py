@@ -13,7 +13,7 @@ from export.onnx_export import export, predict
 from export.onnx_session import load
 from federated.errors import ConfigError
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.methods.scalefl import weighted_loss
 from federated.task import Recipe
 from federated.training.hooks import Hooks
@@ -31,7 +31,7 @@ NET = network("resnet-small", (1, 8, 8), 10)
 
 
 def menu(net=NET, **given):
-    chosen = method("scalefl")
+    chosen = find_method("scalefl")
     return chosen.menu(net, configure(chosen, given))
 
 
@@ -138,7 +138,7 @@ def test_the_clean_variant_teaches_per_example_and_does_not_change_the_teacher()
 
 
 def test_distillation_begins_after_a_quarter_of_the_rounds():
-    chosen = method("scalefl")
+    chosen = find_method("scalefl")
     settings = configure(chosen, {}, rounds=8)
     state = chosen.start(initial(NET, 0, chosen.features), menu(), settings)
     found = [chosen.recipe(replace(state, round=n), menu()[0]).options for n in (0, 2, 3, 7)]
@@ -151,7 +151,7 @@ def test_every_tensor_of_a_level_is_trained(gamma):
     """Every tensor of a level has a gradient, so the mean over the devices that hold a tensor
     equals the authors' mean over the devices that trained it.
     """
-    data, chosen = digits(0, 100), method("scalefl")
+    data, chosen = digits(0, 100), find_method("scalefl")
     settings = configure(chosen, {"gamma": gamma, "epochs": 1, "steps": 1})
     for level in menu():
         state = replace(chosen.start(initial(NET, 0, chosen.features), menu(), settings), round=1)
@@ -177,7 +177,7 @@ def test_an_exported_level_divides_as_it_did_in_training(tmp_path):
     """Activations are made as small as the norms' eps, where a scaler tells: the graph says what
     the network says, and not what it says without.
     """
-    chosen, level = method("scalefl"), menu()[0]
+    chosen, level = find_method("scalefl"), menu()[0]
     state = chosen.start(initial(NET, 0, chosen.features), menu(), configure(chosen, {}))
     nets = []
     for features in (level.features, ("exits-conv",)):

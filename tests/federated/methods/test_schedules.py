@@ -11,7 +11,7 @@ import torch
 
 from coordinator.views.method_pages import describe_method, render_method
 from federated.method import SCHEDULE, configure, round_at
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.methods.fedavg import learning_rate
 from models.named_network import network
 from models.submodel_building import initial
@@ -22,7 +22,7 @@ NET = network("resnet-small", (1, 8, 8), 10)
 
 def recipes(name, rounds, **given):
     """Return the recipe of the largest submodel in each round of a run."""
-    chosen = method(name)
+    chosen = find_method(name)
     settings = configure(chosen, given, rounds=rounds)
     menu = chosen.menu(NET, settings)
     state = chosen.start(initial(NET, 0, chosen.features), menu, settings)
@@ -52,7 +52,7 @@ def test_the_convention_is_shown_with_each_schedule(name, key):
 
 def test_no_default_is_a_number_of_rounds():
     for name in METHODS:
-        for key, known in method(name).settings.items():
+        for key, known in find_method(name).settings.items():
             values = known.default if isinstance(known.default, tuple) else (known.default,)
             assert not known.schedule or all(value < 1 for value in values), f"{name}: {key}"
 
@@ -72,7 +72,7 @@ def test_no_default_is_a_number_of_rounds():
 def test_scalefl_lowers_its_rate_at_each_third_of_the_run_or_at_the_rounds_given(
     rounds, given, first, second
 ):
-    settings = configure(method("scalefl"), given, rounds=rounds)
+    settings = configure(find_method("scalefl"), given, rounds=rounds)
     found = [
         learning_rate(settings, number)
         for number in (1, first - 1, first, second - 1, second, rounds)
@@ -84,7 +84,7 @@ def test_scalefl_lowers_its_rate_at_each_third_of_the_run_or_at_the_rounds_given
     ("rounds", "found"), [(1, [0.1]), (2, [0.1, 0.01]), (3, [0.1, 0.01, 0.001])]
 )
 def test_every_rate_lasts_a_round_in_a_short_run(rounds, found):
-    settings = configure(method("nefl-w"), {}, rounds=rounds)
+    settings = configure(find_method("nefl-w"), {}, rounds=rounds)
     assert [learning_rate(settings, number) for number in range(1, rounds + 1)] == pytest.approx(
         found
     )

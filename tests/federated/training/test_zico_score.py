@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from federated.method import State, configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from federated.task import Card, Profile
 from federated.trainer_capabilities import list_required
 from federated.training.hooks import Survey
@@ -26,7 +26,7 @@ ZICO = {"choice": "zico", "widths": (0.25, 0.5), "depths": (2,)}
 
 
 def make_survey(data, memory=10**9, **given):
-    chosen = method("fedfa")
+    chosen = find_method("fedfa")
     settings = configure(chosen, {**ZICO, **given}, seed=3)
     return Survey(
         NET,
@@ -58,7 +58,7 @@ def profile(scores, runtime="torch"):
 
 
 def begin_method(**given):
-    chosen = method("fedfa")
+    chosen = find_method("fedfa")
     settings = configure(chosen, {**ZICO, "widths": (0.25, 0.5, 1.0), **given})
     return chosen, State(0, {}, settings), chosen.menu(NET, settings)
 

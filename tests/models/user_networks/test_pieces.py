@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated.errors import ConfigError
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import find_method
 from models.slicing import corners, extract
 from models.submodel import Submodel
 from models.submodel_building import build, initial, pieces, shapes, statistics
@@ -113,7 +113,7 @@ def test_plan_and_device_cut_the_same_entries(named: Named, function: object) ->
 
 @pytest.mark.parametrize("name", ["fedrolex", "fjord"])
 def test_methods_that_roll_or_nest_corners_refuse_pieces(named: Named, name: str) -> None:
-    chosen = method(name)
+    chosen = find_method(name)
     settings = configure(chosen, {"widths": (0.5, 1.0)})
     menu = chosen.menu(named(Concatenated), settings)
     with pytest.raises(ConfigError, match="concatenated"):

@@ -20,7 +20,7 @@ from federated.device.trainers.catalogue import TRAINERS, open_trainer
 from federated.errors import ConfigError, MissingExtra, Unknown
 from federated.task import Recipe, Task
 from federated.wire import tensors
-from federated.wire.codecs.catalogue import codec
+from federated.wire.codecs.catalogue import find_loaded_codec
 from federated.wire.codecs.codec import decode_update
 from federated.wire.messages import Run
 from models.named_network import network
@@ -163,7 +163,7 @@ def test_an_agent_without_pytorch_measures_itself_and_trains(tmp_path: Path) -> 
         worker.rehearse(msgspec.to_builtins(task), tmp_path / "weights", result)
     finally:
         worker.close()
-    update = decode_update(result.read_bytes(), codec("raw"))
+    update = decode_update(result.read_bytes(), find_loaded_codec("raw"))
     assert update.steps == 2
     assert update.tensors.keys() == shapes(WHOLE).keys()
     assert not update.tensors.keys() & statistics(WHOLE).keys()

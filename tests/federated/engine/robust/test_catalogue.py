@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from federated.engine.aggregate import mean
 from federated.engine.robust.arithmetic import least_for_krum, per_submodel
-from federated.engine.robust.catalogue import RULES, rule
+from federated.engine.robust.catalogue import RULES, find_rule
 from federated.engine.robust.rule import Rule, combine
 from federated.engine.update_norms import change_norm
 from federated.errors import ConfigError, Unknown
@@ -27,7 +27,7 @@ from tests.support.plugins import install
 from tests.support.stored_updates import part, store_parts
 
 Squares: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
-TRIED = {name: found for name in list_tried("rule", RULES) if (found := rule(name))}
+TRIED = {name: found for name in list_tried("rule", RULES) if (found := find_rule(name))}
 SHAPES = {"w": (3, 4), "b": (3,)}
 CORNERS = [{"w": (1, 2), "b": (1,)}, {"w": (2, 3), "b": (2,)}, {"w": (3, 4), "b": (3,)}]
 ALONE = {"w": (3, 3), "b": (3,)}  # of a single device
@@ -156,13 +156,13 @@ def holds(value: np.ndarray, place: tuple[int, ...]) -> bool:
 
 def test_each_rule_has_the_name_that_it_is_found_by() -> None:
     assert {name: known.name for name, known in RULES.items()} == {name: name for name in RULES}
-    assert rule("none") is None
-    assert rule("krum") is RULES["krum"]
+    assert find_rule("none") is None
+    assert find_rule("krum") is RULES["krum"]
 
 
 def test_an_unknown_rule_suggests_the_nearest() -> None:
     with pytest.raises(Unknown, match=r"unknown robust rule 'kurm'; did you mean krum"):
-        rule("kurm")
+        find_rule("kurm")
 
 
 TOY = """
@@ -178,6 +178,6 @@ def test_a_rule_of_a_module_and_of_an_installed_package(
     (tmp_path / "toy_twice.py").write_text(TOY)
     install(tmp_path, "toy-twice", {"espalier.rules": {"twice": "toy_twice:TWICE"}})
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert rule("toy_twice:TWICE") is rule("twice")
+    assert find_rule("toy_twice:TWICE") is find_rule("twice")
     with pytest.raises(ConfigError, match=r"robust rule 'math:pi' is .*float; expected a Rule"):
-        rule("math:pi")
+        find_rule("math:pi")

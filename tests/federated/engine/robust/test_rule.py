@@ -16,7 +16,7 @@ from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
 from federated.engine.update_norms import add_missing_homes
 from federated.method import configure
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import METHODS, find_method
 from federated.task import Update
 from models.named_network import network
 from models.submodel_building import initial
@@ -37,7 +37,7 @@ def test_two_liars_of_sixteen_do_not_move_nested_submodels_away_from_the_honest_
     """Two widths, two devices of the smaller one lie, one of them of its examples too: the mean
     follows them, every rule stays with the others.
     """
-    fedavg = method("fedavg")
+    fedavg = find_method("fedavg")
     given = configure(fedavg, {"widths": [0.5, 1.0], "weighting": "uniform", "norm": "static"})
     menu = fedavg.menu(NET, given)
     state = fedavg.start(initial(NET, 0), menu, given)
@@ -79,12 +79,12 @@ def test_two_liars_of_sixteen_do_not_move_nested_submodels_away_from_the_honest_
     assert off(combine(RULES[rule], kept, state.tensors, 2)) < 0.2
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if "robust" in method(name).allows])
+@pytest.mark.parametrize("name", [name for name in METHODS if "robust" in find_method(name).allows])
 def test_every_method_that_supports_robust_rules_finishes_their_result(tmp_path, name):
     """Five devices with the largest submodel agree: every rule gives what they sent, and a home of
     a group is written in its own dtype.
     """
-    chosen = method(name)
+    chosen = find_method(name)
     net = network("resnet-tiny", (1, 16, 16), 3) if name == "scalefl" else NET
     given = configure(chosen, {}, rounds=10)
     menu = chosen.menu(net, given)

@@ -18,7 +18,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from federated.errors import Malformed, Refused, Unknown
 from federated.task import Update
 from federated.wire import tensors
-from federated.wire.codecs.catalogue import CODECS, codec, codec_names, find_codec
+from federated.wire.codecs.catalogue import CODECS, codec_names, find_codec, find_loaded_codec
 from federated.wire.codecs.codec import Codec, decode_update, encode_update
 from models.named_network import network
 from models.submodel_building import full
@@ -175,7 +175,7 @@ def test_an_installed_package_adds_a_codec_and_a_broken_one_is_left_out(
     points = {"negated": "toy_negated:NEGATED", "broken": "no_such_module:CODEC"}
     install(tmp_path, "toy-codecs", {"espalier.codecs": points})
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert codec("negated").encode({"w": np.ones(1)})["w"].tolist() == [-1.0]
+    assert find_loaded_codec("negated").encode({"w": np.ones(1)})["w"].tolist() == [-1.0]
     assert set(codec_names()) == {*CODECS, "negated"}
     assert "codec 'broken' of the package toy-codecs" in caplog.text
 
@@ -187,7 +187,7 @@ def test_a_name_from_a_message_imports_nothing(
     (tmp_path / "foreign_codec.py").write_text(TOY)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(Unknown, match="unknown codec 'foreign_codec:NEGATED'; known: "):
-        codec("foreign_codec:NEGATED")
+        find_loaded_codec("foreign_codec:NEGATED")
     assert "foreign_codec" not in sys.modules
     find_codec("foreign_codec:NEGATED")  # the owner of this machine names it
-    assert codec("foreign_codec:NEGATED").name == "negated"
+    assert find_loaded_codec("foreign_codec:NEGATED").name == "negated"
