@@ -51,7 +51,7 @@ def list_rules() -> Iterator[str]:
             rule.help,
             rule.compares,
             ", ".join(str(rule.needed(f)) for f in (1, 2, 3)),
-            "those of the first round" if rule.clips_on_arrival else "all",
+            "those of the first round" if rule.limits_norm else "all",
         )
         for name, rule in RULES.items()
     )

@@ -63,7 +63,7 @@ def add_defences(method: Method, config: Config) -> Method:
                 f"{key}: not supported by method {method.name}: {method.forbids[mode]}; "
                 f"supported methods: {able}"
             )
-    if wanted.clip and not (chosen and chosen.clips_on_arrival):
+    if wanted.clip and not (chosen and chosen.limits_norm):
         raise ConfigError(
             f"robust.clip = {wanted.clip:g} has no effect with robust.rule = '{wanted.rule}': "
             "choose a rule that clips, such as 'clip'"
@@ -213,9 +213,7 @@ class Defences:
         """
         self.round = round
         if self.rule is None or (
-            self.rule.clips_on_arrival
-            and self.common_limit
-            and all(map(self.limit, set(submodels)))
+            self.rule.limits_norm and self.common_limit and all(map(self.limit, set(submodels)))
         ):
             return None
         return PartStore(self.folder)
@@ -252,7 +250,7 @@ class Defences:
             problem = f"cannot keep the update of {key[0]} in {self.folder}"
             with explain_os_errors(StoreError, problem):
                 return total.fold(parts, key)
-        if self.rule and self.rule.clips_on_arrival:
+        if self.rule and self.rule.limits_norm:
             limit = self.limit(submodel) or self.common_limit
             parts = clip_parts(parts, state.tensors, limit)
         return fold(total, parts, key)

@@ -43,5 +43,5 @@ CLIP = Rule(
     needed=lambda f: 1,
     promises="near",
     combine=combine_clipped,
-    clips_on_arrival=True,
+    limits_norm=True,
 )

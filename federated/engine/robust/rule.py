@@ -52,10 +52,9 @@ class Rule:
         that compare a coordinate, `per_submodel` for rules that weigh whole updates by their
         distances, and `groups` for rules that change the updates of a submodel, as
         `federated.engine.robust.clip` does. Values as large as 1e30 must not spoil the result.
-    clips_on_arrival: True for the rule `clip` alone, or one that replaces it: as soon as a norm is
-        known (`robust.clip`, or that of earlier rounds), each update is shortened to it and summed
-        when it arrives, without `combine`. Other rules refuse `robust.clip`, and keep all updates
-        of a round on disk until the round is over.
+    limits_norm: updates are shortened to `robust.clip`, or to the norm of earlier rounds, as they
+        arrive; `combine` runs only while no norm is known. False: the updates of a round are kept
+        on disk until it is over, and `robust.clip` is an error.
     """
 
     name: str
@@ -64,7 +63,7 @@ class Rule:
     needed: Callable[[int], int]
     promises: Literal["between", "near"]
     combine: Callable[[PartStore, Tensors, int], Total]
-    clips_on_arrival: bool = False
+    limits_norm: bool = False
 
 
 def combine(rule: Rule, kept: PartStore, tensors: Tensors, f: int) -> Total:

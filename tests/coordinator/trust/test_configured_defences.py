@@ -89,9 +89,7 @@ def test_a_failing_database_is_a_store_error(tmp_path):
         one.tables.write_costs(1, {"a": 1.0})
 
 
-@pytest.mark.parametrize(
-    "rule", [name for name, known in RULES.items() if not known.clips_on_arrival]
-)
+@pytest.mark.parametrize("rule", [name for name, known in RULES.items() if not known.limits_norm])
 def test_rules_that_compare_updates_keep_them(tmp_path, rule):
     assert isinstance(defences(tmp_path, robust__rule=rule).begin(1, MENU), PartStore)
 
