@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from federated.task import Recipe
 
-__all__ = ["CAPABILITIES", "describe_missing", "list_required", "name_hook"]
+__all__ = ["CAPABILITIES", "describe_missing", "list_required_capabilities", "name_hook"]
 
 CAPABILITIES: Mapping[str, str] = {
     "adam": "the optimiser Adam",
@@ -33,7 +33,7 @@ def name_hook(name: str) -> str:
     return f"hook:{name}"
 
 
-def list_required(recipe: Recipe) -> frozenset[str]:
+def list_required_capabilities(recipe: Recipe) -> frozenset[str]:
     """Return the capabilities that a recipe requires of a trainer."""
     conditions = {
         recipe.optimiser: recipe.optimiser != "sgd",

@@ -32,7 +32,7 @@ __all__ = [
     "ExtensionPoint",
     "import_member",
     "known_names",
-    "list_required",
+    "list_required_parameters",
     "load_all",
     "locate_failure",
     "lookup",
@@ -199,7 +199,7 @@ def locate_failure(error: Exception) -> str:
     return f"at {Path(place.filename).name}, line {place.lineno}: {text}"
 
 
-def list_required(function: Callable[..., object]) -> list[str]:
+def list_required_parameters(function: Callable[..., object]) -> list[str]:
     """Return the names of a function's parameters that have no default."""
     return [
         one.name

@@ -34,7 +34,7 @@ from federated.method import Method, Settings
 from federated.methods.catalogue import list_loaded_hooks
 from federated.methods.common.inactive_mechanisms import inactive
 from federated.task import Recipe
-from federated.trainer_capabilities import list_required
+from federated.trainer_capabilities import list_required_capabilities
 from federated.wire import messages
 from federated.wire.link import Link
 from models.menu import probes
@@ -172,7 +172,7 @@ def _conduct(prepared: Prepared, fleet: Fleet, oversight: Oversight, options: Ru
     first = method.start(make_weights(config, network, method), menu, settings)
     recipes = [method.recipe(first, one) for one in menu]
     check_hooks(method, recipes)
-    needed = frozenset[str]().union(*map(list_required, recipes))
+    needed = frozenset[str]().union(*map(list_required_capabilities, recipes))
     fleet.admit(Eligibility(config, network, needed))
     past = (
         PastStates(store, first, config.fleet.staleness) if fleet.round.rules.stale >= 0 else None

@@ -153,7 +153,9 @@ def make_timing_key(submodel: Submodel) -> dict[str, Any]:
     return asdict(replace(submodel, network=network, owner=""))
 
 
-def choose_threads(submodel: Submodel, batch: int, data: Any, most: int, trainer: Trainer) -> int:
+def _find_faster_threads(
+    submodel: Submodel, batch: int, data: Any, most: int, trainer: Trainer
+) -> int:
     """Return 1 or `most`, whichever is faster: sharing little work among threads, or processors
     with other agents, costs more than it gains.
     """
@@ -195,7 +197,7 @@ def _choose_threads(
     most = site.limits.threads
     if most == 1:
         return 1
-    trial = partial(choose_threads, submodel, batch, data, most, site.trainer)
+    trial = partial(_find_faster_threads, submodel, batch, data, most, site.trainer)
     try:
         return int(
             _measure(submodel, batch, site, {**about, "work": "threads", "most": most}, trial)

@@ -23,7 +23,7 @@ import numpy as np
 
 from federated.data.dataset import Array, Dataset, Labels, Values
 from federated.errors import DataError, describe_value
-from models.extension_lookup import list_required, locate_failure
+from models.extension_lookup import list_required_parameters, locate_failure
 from models.given_objects import describe_name
 
 __all__ = ["UNREADABLE", "call", "dataset", "read_npz"]
@@ -64,7 +64,7 @@ def call(spec: str, function: Callable[..., Any], root: Path) -> Dataset:
     something else.
     """
     try:
-        found = function(root) if list_required(function) else function()
+        found = function(root) if list_required_parameters(function) else function()
     except Exception as error:  # a custom function can raise anything
         raise DataError(f"data '{describe_name(spec)}' failed {locate_failure(error)}") from error
     if isinstance(found, Dataset):

@@ -13,7 +13,7 @@ from pathlib import Path
 from federated.device.trainers.trainer import LoadedNetwork, Shapes, Start, TensorShapes, Trainer
 from federated.errors import Refused
 from federated.task import Task, Update
-from federated.trainer_capabilities import describe_missing, list_required
+from federated.trainer_capabilities import describe_missing, list_required_capabilities
 from federated.training import state_between_rounds
 from federated.training.score_sums import Tallies
 from federated.training.state_between_rounds import variate_name
@@ -143,7 +143,7 @@ def _name_tally(when: str, tallies: Tallies) -> Tallies:
 
 def _check_recipe(trainer: Trainer, task: Task) -> None:
     """Raise Refused for a training that the trainer does not support."""
-    lacking = describe_missing(list_required(task.recipe), trainer.capabilities)
+    lacking = describe_missing(list_required_capabilities(task.recipe), trainer.capabilities)
     if task.work == "train" and lacking:
         raise Refused(
             f"round {task.round}: the recipe requires {lacking}, which {trainer.runtime} lacks"
@@ -162,7 +162,7 @@ def _list_variates(task: Task, trainer: Trainer) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _list_required(task: Task, shapes: Shapes) -> TensorShapes:
+def _list_required_tensors(task: Task, shapes: Shapes) -> TensorShapes:
     """Return the shapes of the tensors that a task must come with: parameters, and running
     statistics if they are part of the weights or are needed to evaluate.
     """
@@ -182,7 +182,7 @@ def _choose_weights(
     """
     recipe, allowed = task.recipe, {**shapes.parameters, **shapes.statistics}
     own = {name: value for name, value in tensors.items() if "/" not in name}
-    wanted = _list_required(task, shapes).keys() - set(recipe.keep)
+    wanted = _list_required_tensors(task, shapes).keys() - set(recipe.keep)
     foreign = {
         name for name in tensors.keys() - own.keys() if not recipe.hook and not recipe.variate
     }

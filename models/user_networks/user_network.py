@@ -43,7 +43,7 @@ import torch
 from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from models.extension_lookup import import_member, list_required, locate_failure
+from models.extension_lookup import import_member, list_required_parameters, locate_failure
 from models.family import Address, Family, Pieces, TypicalData, check_mask, parse_address
 from models.layers.basic import Standardise
 from models.random_state import isolate_random_state
@@ -115,7 +115,7 @@ def call_function(submodel: Submodel) -> nn.Module:
     """
     name = submodel.network.title
     function = function_of(submodel.network)
-    inputs = list_required(function)
+    inputs = list_required_parameters(function)
     if len(inputs) > 1:
         raise ValueError(
             f"model '{name}' requires the arguments {', '.join(inputs)}; expected a function of "

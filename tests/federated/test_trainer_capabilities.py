@@ -9,7 +9,12 @@ import pytest
 from federated.method import configure
 from federated.methods.catalogue import METHODS, find_method
 from federated.task import Optimiser, Recipe
-from federated.trainer_capabilities import CAPABILITIES, describe_missing, list_required, name_hook
+from federated.trainer_capabilities import (
+    CAPABILITIES,
+    describe_missing,
+    list_required_capabilities,
+    name_hook,
+)
 from federated.training.training_loop import OPTIMISERS
 from models.named_network import network
 from models.submodel_building import initial
@@ -30,7 +35,7 @@ from tests.support.small_tasks import PYTORCH
     ],
 )
 def test_a_recipe_requires_what_plain_sgd_does_not_do(recipe: Recipe, needed: set[str]) -> None:
-    assert list_required(recipe) == needed
+    assert list_required_capabilities(recipe) == needed
 
 
 def test_every_optimiser_but_sgd_is_a_capability_and_pytorch_has_them_all() -> None:
@@ -53,5 +58,5 @@ def test_pytorch_can_follow_the_recipes_of_every_method(name: str) -> None:
     state = chosen.start(initial(net, 0, chosen.features), menu, settings)
     for submodel in menu:
         recipe = chosen.recipe(state, submodel)
-        assert not describe_missing(list_required(recipe), PYTORCH.capabilities)
-        assert not recipe.hook or name_hook(recipe.hook) in list_required(recipe)
+        assert not describe_missing(list_required_capabilities(recipe), PYTORCH.capabilities)
+        assert not recipe.hook or name_hook(recipe.hook) in list_required_capabilities(recipe)

@@ -12,7 +12,7 @@ import torch
 from federated.method import State, configure
 from federated.methods.catalogue import find_method
 from federated.task import Card, Profile
-from federated.trainer_capabilities import list_required
+from federated.trainer_capabilities import list_required_capabilities
 from federated.training.hooks import Survey
 from federated.training.zico_score import layers, score, survey, zico
 from models.cost import cost
@@ -197,7 +197,8 @@ def test_a_method_that_only_surveys_requires_no_hook_of_a_trainer():
     chosen, state, menu = begin_method(choice="zico")
     assert chosen.hooks.survey is not None
     assert not any(
-        word.startswith("hook:") for word in list_required(chosen.recipe(state, menu[0]))
+        word.startswith("hook:")
+        for word in list_required_capabilities(chosen.recipe(state, menu[0]))
     )
 
 
