@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,20 +22,24 @@ PACKAGE = HERE / "example_plugin" / "pyproject.toml"
 PROGRAM = """
 import json, sys
 import espalier
-from federated.device.trainers.catalogue import open_trainer
+from models.families.catalogue import full, initial, shapes
 
+method, model, train = json.loads(sys.argv[2])
 run = espalier.run(
-    "toy", "toy-large", "toy", espalier.Fleet(broker=sys.argv[1], min_agents=3, wait=90),
-    name="plugin", rounds=2, train={"widths": (0.5, 1.0), "steps": 3}, wire={"codec": "toy"},
+    method, model, "toy", espalier.Fleet(broker=sys.argv[1], min_agents=3, wait=90),
+    name="plugin", rounds=2, train=train, wire={"codec": "toy"},
     robust={"rule": "toy", "byzantine": 1}, observe={"readers": ["toy"]},
 )
 done = run.result()
+begun, names = initial(done.network, 0), shapes(full(done.network))
+moved = [(done.weights[name] - begun[name]).aminmax() for name in names]
 print(json.dumps({
     "family": done.network.family,
     "preset": done.network.preset,
     "outcomes": [entry.outcome for past in done.history for entry in past.entries],
     "events": json.loads((done.folder / "counts.json").read_text()),
-    "runtime": open_trainer("toy").runtime,
+    "least": min(float(one.min) for one in moved),
+    "most": max(float(one.max) for one in moved),
 }))
 """
 
@@ -67,19 +72,44 @@ def installed(tmp_path: Path) -> Path:
 def test_a_fleet_trains_with_an_installed_package(
     installed: Path, start: Start, broker: str
 ) -> None:
+    train = {"widths": (0.5, 1.0), "steps": 3}
+    found = train_fleet(installed, start, broker, "pytorch", ("toy", "toy-large", train))
+    assert (found["family"], found["preset"]) == ("toy", "large")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.broker
+def test_a_fleet_trains_with_the_trainer_of_an_installed_package(
+    installed: Path, start: Start, broker: str
+) -> None:
+    """It runs no hooks, so the method has none. One step of 0.25 in each round moves every weight
+    by a half.
+    """
+    train = {"norm": "static", "steps": 1, "lr": 0.25}
+    found = train_fleet(installed, start, broker, "toy", ("fedavg", "mlp", train))
+    assert [found["least"], found["most"]] == pytest.approx([0.5, 0.5], abs=1e-5)
+
+
+def train_fleet(
+    installed: Path, start: Start, broker: str, trainer: str, given: tuple[str, str, Any]
+) -> dict[str, Any]:
+    """Train for two rounds with three agents, and return what the coordinator's program prints.
+
+    given: method, model and table `train` of the run
+    """
     path = ["env", f"PYTHONPATH={HERE.parent}:{installed}"]
-    coordinator = start(*path, sys.executable, "-c", PROGRAM, broker)
+    coordinator = start(*path, sys.executable, "-c", PROGRAM, broker, json.dumps(given))
     agents = [
         start(
             *(*path, *AGENT, "join", "--broker", broker, "--name", f"a{i}", "--format", "json"),
-            *("--data", "toy", "--shard", f"{i}/3", "--partition", "iid"),
+            *("--data", "toy", "--shard", f"{i}/3", "--partition", "iid", "--trainer", trainer),
         )
         for i in range(3)
     ]
     assert [result(agent)["updates"] for agent in agents] == [2, 2, 2]
     out, _ = coordinator.communicate(timeout=120)
-    found = json.loads(out.splitlines()[-1])
-    assert (found["family"], found["preset"]) == ("toy", "large")
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
     assert found["outcomes"] == ["folded"] * 6
     assert found["events"]["RoundEnded"] == 2
-    assert found["runtime"] == "adding 1.0"
+    return found

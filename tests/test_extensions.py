@@ -94,8 +94,12 @@ def job(**given: str) -> Job:
     return replace(Job("a", "digits", None, "", "iid", 0, "cpu", "", Limits()), **given)
 
 
-def test_a_run_has_a_member_of_each_extension_point(names: dict[str, str], tmp_path: Path) -> None:
-    """Agents get the method over a toy link, and train with its hooks."""
+def test_a_run_has_a_member_of_each_extension_point_but_trainers(
+    names: dict[str, str], tmp_path: Path
+) -> None:
+    """Agents get the method over a toy link, and train with its hooks, which the toy trainer cannot
+    run: `test_example_plugin` trains with it.
+    """
     shards = [
         data.load_device(names["espalier.data"], name=f"a{i}", shard=f"{i}/3", partition="iid")
         for i in range(3)
