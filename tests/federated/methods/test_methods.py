@@ -182,7 +182,7 @@ def test_an_agent_reads_the_settings_of_a_card_by_the_same_record():
 
 def test_settings_are_read_by_name_and_cannot_be_changed():
     found = configure(find_method("heterofl"), {})
-    assert (found["batch"], "sharing" in found, found.get("sharing")) == (10, False, None)
+    assert (found["batch"], "sharing" in found) == (10, False)
     with pytest.raises(KeyError, match="sharing"):
         found["sharing"]
     with pytest.raises(AttributeError):
