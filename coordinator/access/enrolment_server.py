@@ -6,8 +6,8 @@ GET  /authority   returns the authority's certificate, which a device compares w
 POST /enrol       exchanges a token's secret and a signing request for a certificate
 POST /renew       issues a new certificate to a client that shows a valid one, for the same name
 
-A connection carries one request and is closed after some seconds, so that slow clients cannot keep
-others out.
+A connection carries one request and is closed after some seconds. When the server is full, a new
+one replaces the oldest of the address with the most, so that slow clients cannot keep others out.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import math
 import resource
 import socket
 import ssl
@@ -43,13 +44,16 @@ class Limits:
     """Limits of a server. Rates allow bursts of twice the number per second.
 
     connections: open at a time, and at most a quarter of the descriptors of this process. A new
-        connection beyond that replaces the oldest idle one of the address with the most.
+        connection beyond that replaces the oldest idle one of the address with the most. If none is
+        idle, it replaces the oldest request of the address with the most connections, if that
+        address would still have as many as its own.
     farewell: seconds that open requests have to finish when the server closes.
     idle: seconds in which a request must begin, else the connection is closed; None: unlimited.
     lifetime: seconds of a connection, TLS handshake included; None: unlimited.
     per_address: connections open at a time from one address; None: `connections`. A new one beyond
         that replaces the address's oldest idle one.
     rate: connections per address and second that send something; further ones are closed.
+    rate_in_all: the same for all addresses together.
     requests: requests per client and second; further ones are answered with 429. A client is a
         certificate, or an address without one.
     """
@@ -60,6 +64,7 @@ class Limits:
     lifetime: float | None = None
     per_address: int | None = None
     rate: float = 200.0
+    rate_in_all: float = math.inf
     requests: float = 1000.0
 
 
@@ -133,7 +138,10 @@ class Acceptor:
         self._most = min(limits.connections, max(8, get_descriptor_limit() // SHARE))
         self._open: dict[Connection, None] = {}  # by the time since which they are idle
         self._crowds = Counter[str]()  # open connections of each address
-        self._rates = RateLimiter(limits.rate)
+        self._rates, self._rate_in_all = (
+            RateLimiter(limits.rate),
+            RateLimiter(limits.rate_in_all),
+        )
         self._loop = asyncio.get_running_loop()
         self._tasks = set[asyncio.Task[None]]()
         self._refused, self._reported = 0, self._loop.time()
@@ -196,7 +204,11 @@ class Acceptor:
         own = self._limits.per_address or self._most
         if sent is False or not (
             (self._crowds[connection.address] < own or self._make_room(connection.address))
-            and (len(self._open) < self._most or self._make_room())
+            and (
+                len(self._open) < self._most
+                or self._make_room()
+                or self._make_room_in_crowd(connection.address)
+            )
         ):
             self._refused += sent is not False
             connection.socket.close()
@@ -216,8 +228,9 @@ class Acceptor:
             self._drop(connection)
 
     def _start(self, connection: Connection) -> None:
-        """Start TLS or HTTP, unless the address opens too many connections."""
-        if self._rates.wait(connection.address, self._loop.time()):
+        """Start TLS or HTTP, unless the address, or all together, open too many connections."""
+        now = self._loop.time()
+        if self._rates.wait(connection.address, now) or self._rate_in_all.wait("", now):
             self._refused += 1
             self._drop(connection)
             return
@@ -249,6 +262,18 @@ class Acceptor:
         idle = [one for one in idle if one.address == crowd]
         self._refused += 1
         self._evict(next((one for one in idle if not one.begun), idle[0]))
+        return True
+
+    def _make_room_in_crowd(self, address: str) -> bool:
+        """Close the oldest request of the address with the most connections, so that a few
+        addresses cannot keep all others out by sending slowly. Return False if that address would
+        then have fewer than the newcomer's.
+        """
+        crowd = max(self._crowds, key=self._crowds.__getitem__)
+        if self._crowds[crowd] <= self._crowds[address] + 1:
+            return False
+        self._refused += 1
+        self._evict(next(one for one in self._open if one.address == crowd))
         return True
 
     def _evict(self, connection: Connection) -> None:

@@ -46,6 +46,8 @@ SHORT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 LONG = (1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 10800.0)
 MAX_CONNECTIONS, MAX_PER_ADDRESS = 32, 16
 MAX_REQUESTS = 10.0  # requests per second of a client: each takes time from the run
+# connections per second, of an address and in all: a TLS handshake takes some milliseconds from it
+MAX_RATE, MAX_RATE_IN_ALL = 5.0, 20.0
 CLIENT_TIMEOUT = 10.0  # seconds in which a request must begin
 CLOSE_TIMEOUT = 2.0  # seconds that requests in progress have when the server closes
 
@@ -229,6 +231,8 @@ class MetricsServer:
             CLOSE_TIMEOUT,
             idle=CLIENT_TIMEOUT,
             per_address=MAX_PER_ADDRESS,
+            rate=MAX_RATE,
+            rate_in_all=MAX_RATE_IN_ALL,
             requests=MAX_REQUESTS,
         )
         app, problem = make_asgi_app(self.registry), f"metrics cannot be served at {wanted.listen}"

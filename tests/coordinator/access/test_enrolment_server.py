@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -82,6 +83,28 @@ def test_slow_clients_are_disconnected_and_block_no_others(
             one.close()
     finally:
         enrolment.close()
+
+
+def test_slow_requests_of_two_addresses_keep_no_device_out(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All connections of the server carry a request whose body never ends."""
+    monkeypatch.setattr(enrolment_server, "CONNECTION_TIMEOUT", 60.0)
+    monkeypatch.setattr(enrolment_server, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(enrolment_server, "MAX_PER_ADDRESS", 4)
+    enrolment = EnrolmentServer(authority, ("127.0.0.1", 0), "8883")
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    with contextlib.closing(enrolment), contextlib.ExitStack() as stack:
+        start = time.monotonic()
+        for source in ("127.0.0.2", "127.0.0.3") * 4:
+            plain = socket.create_connection(("127.0.0.1", enrolment.port), 60, (source, 0))
+            slow = stack.enter_context(context.wrap_socket(plain, server_hostname="localhost"))
+            length = f"Content-Length: {LARGEST}\r\n\r\n{{"
+            slow.sendall(f"POST /enrol HTTP/1.1\r\nHost: localhost\r\n{length}".encode())
+        time.sleep(0.5)
+        wrong = b'{"secret": "' + b"00" * 16 + b'", "request": ""}'
+        assert ask(enrolment, authority, "POST", "/enrol", wrong)[0] == 403, "it was read"
+        assert time.monotonic() - start < 50
 
 
 def test_clients_that_never_start_tls_are_disconnected_and_block_no_others(

@@ -22,6 +22,8 @@ from federated.runtime.connection_limits import RateLimiter, find_client
 from federated.runtime.web_server import CERTIFICATE, BodyReader, Limits, WebServer
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+# a request whose body lacks a byte
+UNFINISHED = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{"
 Start = Callable[[Limits], WebServer]
 
 
@@ -84,14 +86,14 @@ def test_a_connection_is_closed_when_no_request_begins(start: Start) -> None:
 
 def test_a_connection_lasts_while_its_request_is_read(start: Start) -> None:
     with connect(start(Limits(8, 5.0, idle=0.2))) as connection:
-        connection.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{")
+        connection.sendall(UNFINISHED)
         time.sleep(0.7)  # three times as long as a connection may be idle
         assert reply(connection, b"}").endswith(b"2 None")
 
 
 def test_a_lifetime_ends_a_request_that_is_still_read(start: Start) -> None:
     with connect(start(Limits(8, 5.0, lifetime=0.3))) as connection:
-        connection.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{")
+        connection.sendall(UNFINISHED)
         assert is_closed(connection)
 
 
@@ -120,7 +122,7 @@ def test_a_silent_connection_is_replaced_before_one_that_sent_something(start: S
 def test_a_connection_whose_request_is_read_is_not_replaced(start: Start) -> None:
     server = start(Limits(1, 5.0, idle=60.0))
     with connect(server) as busy:
-        busy.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{")
+        busy.sendall(UNFINISHED)
         time.sleep(0.2)
         with connect(server) as second:
             assert is_closed(second)
@@ -147,6 +149,32 @@ def test_a_full_server_replaces_connections_of_the_address_with_the_most(start: 
         assert is_closed(first)
         assert b"200" in reply(late)
         assert b"200" in reply(honest)
+
+
+def test_slow_requests_of_a_few_addresses_keep_no_other_address_out(start: Start) -> None:
+    """Two addresses fill the server with requests that never end."""
+    server = start(Limits(4, 5.0, idle=60.0, per_address=2))
+    with contextlib.ExitStack() as stack:
+        slow = []
+        for source in ("127.0.0.2", "127.0.0.3") * 2:
+            slow.append(stack.enter_context(connect(server, source)))
+            slow[-1].sendall(UNFINISHED)
+            time.sleep(0.1)
+        honest = stack.enter_context(connect(server))
+        assert b"200" in reply(honest)
+        assert is_closed(slow[0]), "the oldest request of the largest crowd"
+        honest.sendall(UNFINISHED)
+        time.sleep(0.2)
+        assert is_closed(stack.enter_context(connect(server, "127.0.0.2"))), "it has its share"
+        assert reply(honest, b"}").endswith(b"2 None")
+
+
+def test_connections_beyond_the_rate_in_all_are_closed(start: Start) -> None:
+    server = start(Limits(8, 5.0, idle=60.0, rate_in_all=1.0))
+    for last, expected in ((1, False), (2, False), (3, True)):
+        with connect(server, f"127.0.0.{last}") as connection:
+            connection.sendall(REQUEST)
+            assert is_closed(connection) is expected
 
 
 def test_connections_beyond_the_rate_of_an_address_are_closed(start: Start) -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from coordinator.access.certificate_authority import Authority
 from coordinator.cli.main import main
+from coordinator.observe.event_readers import prometheus_metrics
 from coordinator.observe.event_readers.prometheus_metrics import REFUSALS, MetricsServer, RunMeter
 from coordinator.observe.event_readers.reader import ReaderContext
 from coordinator.observe.events import AgentRefused, Rejected
@@ -117,6 +118,33 @@ def test_rejected_messages_are_counted_by_known_kinds(
     assert {kind: float(count) for kind, count in counted.items()} == dict.fromkeys(
         REFUSALS, 0.0
     ) | {"size": 1, "update": 2, "joining": 1}
+
+
+@pytest.mark.parametrize(
+    ("limit", "source"), [("MAX_RATE", "127.0.0.1"), ("MAX_RATE_IN_ALL", "127.0.0.2")]
+)
+def test_tls_handshakes_of_strangers_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, source: str
+) -> None:
+    """They take time from the run, whose process this is."""
+    monkeypatch.setattr(prometheus_metrics, limit, 0.02)  # one in 50 seconds
+    made = Authority(tmp_path / "pki")
+    made.close()
+    wanted = Metrics(
+        listen="127.0.0.1:0", certificate=str(made.server), key=str(made.server), ca=str(made.ca)
+    )
+    context = ssl.create_default_context(cafile=str(made.ca))
+    with contextlib.closing(MetricsServer(wanted)) as server:
+        port = int(server.address.rpartition(":")[2].partition("/")[0])
+
+        def shake_hands(source: str) -> None:
+            plain = socket.create_connection(("127.0.0.1", port), 60, (source, 0))
+            with plain, context.wrap_socket(plain, server_hostname="localhost"):
+                pass
+
+        shake_hands("127.0.0.1")
+        with pytest.raises(OSError, match=r"EOF|reset"):
+            shake_hands(source)
 
 
 def test_a_silent_client_blocks_neither_other_clients_nor_shutdown(
