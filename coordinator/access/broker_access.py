@@ -23,7 +23,7 @@ from coordinator.access.configured_authority import find_default_folder, open_au
 from coordinator.access.enrolment_server_process import EnrolmentProcess
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import check_exposure
-from coordinator.broker.mosquitto import COORDINATOR
+from coordinator.broker.mosquitto import COORDINATOR, limit_packets
 from coordinator.settings.service_tables import Broker as Wanted
 from federated.errors import ConfigError, EspalierError
 from federated.runtime.console import Say
@@ -76,7 +76,10 @@ class BrokerAccess:
         for name in self.link.take_flooders() if self.link is not None else ():
             self.suspend(name)
         now = time.monotonic()
-        return frozenset(name for name, until in list(self.suspended.items()) if now < until)
+        names = frozenset(name for name, until in list(self.suspended.items()) if now < until)
+        if self.link is not None:
+            self.link.block(names | self.barred)
+        return names
 
 
 class Poller:
@@ -186,12 +189,17 @@ def add_certificate(broker: str) -> str:
 
 
 @contextmanager
-def open_broker_access(wanted: Wanted, folder: Path, say: Say) -> Iterator[BrokerAccess]:
+def open_broker_access(
+    wanted: Wanted, folder: Path, say: Say, chunk: int = 0
+) -> Iterator[BrokerAccess]:
     """Use the configured broker, or start one for the lifetime of the context. With `tls`, also
     open the authority and serve enrolment.
+
+    chunk: `wire.chunk`, for the largest packet that the started broker accepts.
     """
+    most = limit_packets(chunk)
     if wanted.tls:
-        with _open_with_tls(wanted, folder, say) as access:
+        with _open_with_tls(wanted, folder, say, most) as access:
             yield access
         return
     if wanted.url:
@@ -201,7 +209,7 @@ def open_broker_access(wanted: Wanted, folder: Path, say: Say) -> Iterator[Broke
     port = PORTS["mqtt"] if wanted.port is None else wanted.port
     with ExitStack() as stack:
         broker = stack.enter_context(
-            brokers.start(wanted.listen, port, wanted.kind, folder / "broker", passwords)
+            brokers.start(wanted.listen, port, wanted.kind, folder / "broker", passwords, most)
         )
         stack.callback(Poller(broker.restart_if_dead).close)
         address = f"mqtt://USER:PASSWORD@{broker.address}" if passwords else broker.address
@@ -213,7 +221,8 @@ def open_broker_access(wanted: Wanted, folder: Path, say: Say) -> Iterator[Broke
 
 
 @contextmanager
-def _open_with_tls(wanted: Wanted, folder: Path, say: Say) -> Iterator[BrokerAccess]:
+def _open_with_tls(wanted: Wanted, folder: Path, say: Say, most: int) -> Iterator[BrokerAccess]:
+    """most: bytes of the largest packet."""
     if wanted.passwords:
         raise ConfigError(
             "broker.tls and broker.passwords cannot be combined: devices are identified by "
@@ -237,7 +246,7 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say) -> Iterator[BrokerAcc
             port = PORTS["mqtts"] if wanted.port is None else wanted.port
             broker = stack.enter_context(
                 brokers.start(
-                    wanted.listen, port, wanted.kind, folder / "broker", authority.tls_files
+                    wanted.listen, port, wanted.kind, folder / "broker", authority.tls_files, most
                 )
             )
             public, access = broker.address.rpartition(":")[2], BrokerAccess(broker.url)

@@ -20,6 +20,7 @@ __all__ = [
     "configure_tls",
     "find_mosquitto",
     "format_acl",
+    "limit_packets",
     "read_version",
 ]
 
@@ -27,6 +28,7 @@ __all__ = [
 COORDINATOR = "coordinator@espalier"
 PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # usual folders outside PATH
 MAX_PACKET = (16 << 20) + OVERHEAD  # bytes: the largest chunk that can be configured
+LARGEST_OTHER = 1 << 20  # bytes of the largest packet without a chunk
 # messages queued for a client that is offline or slow: twice the chunks of 2.6 GB; by default
 # mosquitto silently drops messages beyond 1000
 QUEUE = 20_000
@@ -53,6 +55,11 @@ class TlsFiles:
     server: Path
     crl: Path
     coordinator: Path
+
+
+def limit_packets(chunk: int) -> int:
+    """Return the largest packet of a run in bytes. chunk: `wire.chunk`; 0 for the default."""
+    return max(LARGEST_OTHER, chunk + OVERHEAD)
 
 
 def find_mosquitto() -> str | None:

@@ -35,7 +35,7 @@ from coordinator.round.round_state import (
 from coordinator.round.task_state import TaskState
 from coordinator.store.control_requests import Control
 from coordinator.store.journal import Journal
-from coordinator.trust.message_checks import check_profile
+from coordinator.trust.message_checks import check_place, check_profile
 from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
 from federated.task import Key, Profile, Work
 from federated.wire import envelope, messages, topics
@@ -261,12 +261,12 @@ class Fleet:
         if where is None or not where.agent or not delivery.payload or self._is_barred(where.agent):
             return
         name, now = where.agent, self.clock()
-        if not self._is_admitted(where, name, now):
-            self._count_dropped(name)
+        size = len(delivery.payload)
+        if not self._is_admitted(where, name, size, now):
+            self._count_dropped(name, size)
             return
         message = envelope.decode(delivery.payload)
-        if (claimed := getattr(message, "agent", name)) != name:
-            raise Refused(f"a message of '{claimed}' arrived on a topic of '{name}'")
+        check_place(message, where)
         match message:
             case messages.Echo():  # a device tests its connection (edge-agent doctor)
                 self.endpoint.tell(name, replace(message, time=time.time()))
@@ -281,13 +281,16 @@ class Fleet:
             case messages.Heartbeat() as beat:
                 self._take_heartbeat(name, beat, now)
             case messages.Offer() as offer:
-                if self._find_task(name, offer) is None:
-                    self._count_useless(name, delivery.topic, "unrequested offers")
+                key = find_key(name, offer)
+                if self._is_open(key, offer.attempt) and not self.inbox.knows(key):
+                    self._guard.refund(name, size, now)
                 self.driver.handle(on.UpdateOffered(now, name, offer))
             case messages.Chunk() as chunk:
                 self._store(name, chunk)
             case messages.Failure() as failure if failure.run == self.run.run:
-                key = Key(name, failure.submodel, failure.round, failure.work)
+                key = find_key(name, failure)
+                if self._is_open(key, failure.attempt):
+                    self._guard.refund(name, size, now)
                 self.driver.handle(
                     on.TaskFailed(now, key, failure.attempt, failure.reason, failure.paused)
                 )
@@ -302,32 +305,43 @@ class Fleet:
         if up:
             self._leadership.restore_link()
 
-    def _is_admitted(self, where: topics.Place, name: str, now: float) -> bool:
+    def _is_admitted(self, where: topics.Place, name: str, size: int, now: float) -> bool:
         """Return whether to decode a message of an agent."""
         match where.kind:
             case "chunk":
-                return self.inbox.find_key(name, where.transfer or "") is not None
+                new = self.inbox.lacks(name, where.transfer, where.index)
+                if new is None:
+                    return False
+                # invalid ones among the new chunks must not go on
+                return self._guard.admits(name, now) if new else self._guard.admit_beat(name, now)
             case "hb":
                 return self._guard.admit_beat(name, now)
             case _:
-                return self._guard.admit(name, now)
+                return self._charge(name, size, now)
 
-    def _count_dropped(self, name: str) -> None:
+    def _charge(self, name: str, size: int, now: float) -> bool:
+        """Return whether an agent may send another message, and take the tokens for it. Tell when
+        further ones will be dropped.
+        """
+        if not self._guard.admits(name, now):
+            return False
+        self._guard.charge(name, size, now)
+        if not self._guard.admits(name, now):
+            reason = f"too many messages: dropping further ones of '{name}'"
+            self.publish(Rejected("flood", name, reason, name))
+        return True
+
+    def _count_dropped(self, name: str, size: int) -> None:
         """Count a dropped message, and suspend an agent whose messages are too many."""
-        if not self._is_barred(name) and self._guard.count_dropped(name, self.clock()):
+        if not self._is_barred(name) and self._guard.count_dropped(name, size, self.clock()):
             self._gate.suspend(name)
             reason = f"dropped thousands of messages of '{name}': stop it, or revoke it"
             self.publish(Rejected("flood", name, reason, name))
 
-    def _count_useless(self, name: str, topic: str, what: str) -> None:
-        """Count a message that is invalid or unrequested, and tell when too many came."""
-        if self._guard.count_useless(name, self.clock()):
-            reason = f"too many {what}: dropping further messages of '{name}'"
-            self.publish(Rejected("flood", topic, reason, name, topic=topic))
-
-    def _find_task(self, name: str, offer: messages.Offer) -> TaskState | None:
-        key = Key(name, offer.submodel, offer.round, offer.work)
-        return find_task(self.round, key, offer.attempt)
+    def _is_open(self, key: Key, attempt: int) -> bool:
+        """Return True if the update of a task is still expected."""
+        state = find_task(self.round, key, attempt)
+        return state is not None and state.open
 
     def _take_heartbeat(self, name: str, beat: messages.Heartbeat, now: float) -> None:
         self._request_announcement(name, beat.session, now)
@@ -365,17 +379,16 @@ class Fleet:
 
     def _store(self, name: str, chunk: messages.Chunk) -> None:
         """Store a chunk of an update, and check the update once it is complete."""
-        key = self.inbox.find_key(name, chunk.transfer)
+        known = self.inbox.find_key(name, chunk.transfer)
+        new = self.inbox.lacks(name, chunk.transfer, chunk.index)
         finished = self.inbox.take(name, chunk, self.clock())
         if finished is None:
-            if key is not None:
-                self.driver.handle(on.ChunkCame(self.clock(), key))
+            if known is not None and new:
+                self.driver.handle(on.ChunkCame(self.clock(), known))
             return
         offer, path = finished
-        key, state = (
-            Key(name, offer.submodel, offer.round, offer.work),
-            self._find_task(name, offer),
-        )
+        key = find_key(name, offer)
+        state = find_task(self.round, key, offer.attempt)
         if state is None or not state.open:
             if path is not None:
                 path.unlink(missing_ok=True)
@@ -418,7 +431,13 @@ class Fleet:
         name = where.agent if where is not None else None
         kind = {ProtocolMismatch: "protocol", Malformed: "malformed"}.get(type(error), "message")
         self.publish(Rejected(kind, topic, str(error), name, topic=topic))
-        if name:
-            self._count_useless(name, topic, "invalid messages")
+        if where is not None and name:
+            if where.kind in ("chunk", "hb"):  # the others paid when they came
+                self._charge(name, 0, self.clock())
             if self._guard.admit_refusal(name, self.clock()):
                 self.endpoint.tell(name, messages.Refusal(str(error), topic))
+
+
+def find_key(agent: str, answer: messages.Offer | messages.Failure) -> Key:
+    """Return the key of the task that a message answers."""
+    return Key(agent, answer.submodel, answer.round, answer.work)

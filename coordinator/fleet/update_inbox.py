@@ -211,6 +211,15 @@ class Inbox:
             None,
         )
 
+    def knows(self, key: Key) -> bool:
+        """Return True if an update was offered before."""
+        return key in self._flowing or key in self._parked or key in self._waiting
+
+    def lacks(self, agent: str, transfer: str, index: int) -> bool | None:
+        """Return whether a chunk has not arrived yet; None if its update is not expected."""
+        key = self.find_key(agent, transfer)
+        return None if key is None else self._transfer(key).partial.lacks(index)
+
     def _transfer(self, key: Key) -> Transfer:
         return self._flowing.get(key) or self._parked[key]
 

@@ -123,7 +123,7 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View) -> Result:
     will = topics.run(config.name), b""  # removes the card, so that no agent joins a dead run
     with (
         ServiceManager() as manager,  # before the broker, which must not inherit it
-        open_broker_access(config.broker, folder, view.say) as gate,
+        open_broker_access(config.broker, folder, view.say, config.wire.chunk) as gate,
         closing(open_link(gate.address, f"coordinator-{config.name}", will)) as link,
         open_view(config, fleets, view) as read,
     ):

@@ -149,6 +149,10 @@ class Receiver:
         """Indices of the chunks that are missing."""
         return [int(index) for index in np.flatnonzero(~self._have)]
 
+    def lacks(self, index: int) -> bool:
+        """Return True if there is such a chunk and it is missing."""
+        return index < self.manifest.total and not self._have[index]
+
     def take(self, chunk: Chunk, now: float) -> bool:
         """Store a chunk, and return whether it is new. Raises Refused for a chunk that is damaged
         or belongs to another transfer.

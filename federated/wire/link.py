@@ -30,8 +30,10 @@ __all__ = [
 
 LINK_UP = "$link/up"
 LINK_DOWN = "$link/down"
-# rejected deliveries of one sender that make it a flooder
-FLOODED = 5000
+# rejected deliveries of one sender that make it a flooder; a very large one counts as several
+FLOODED = 1000
+# bytes of data per chunk: fast, and small enough for slow links and brokers with low limits
+CHUNK = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class DeliveryQueue:
     deliveries: largest number of deliveries.
     size: largest number of bytes of their payloads.
     share: largest number of deliveries of one sender. Further ones are rejected at once, so that a
-        flood of one sender neither fills the queue nor holds up others.
+        flood of one sender neither fills the queue nor holds up others. An agent sends at most 32
+        chunks ahead, and heartbeats.
+    size_share: the same in bytes. A single delivery may be larger.
     find_sender: returns the sender of a topic; empty if it has no limit of its own.
     """
 
@@ -62,12 +66,15 @@ class DeliveryQueue:
         *,
         deliveries: float = 10_000,
         size: float = 64 << 20,
-        share: int = 2000,
+        share: int = 500,
+        size_share: int = 16 << 20,
         find_sender: Callable[[str], str] = lambda topic: "",
     ) -> None:
         self._queue: deque[Delivery] = deque()
-        self._share, self._find_sender = share, find_sender
+        self._share, self._size_share, self._find_sender = share, size_share, find_sender
+        self._blocked = frozenset[str]()
         self._waiting = Counter[str]()  # number of deliveries in the queue, by sender
+        self._sizes = Counter[str]()  # bytes of them, by sender
         self._rejected = Counter[str]()  # since its queue was empty, by sender
         self._changed = threading.Condition()
         self._deliveries, self._size = deliveries, size
@@ -84,16 +91,18 @@ class DeliveryQueue:
         """
         sender = self._find_sender(delivery.topic)
         with self._changed:
-            if sender and self._waiting[sender] >= self._share and not force:
-                self._rejected[sender] += 1
+            size = len(delivery.payload)
+            if sender and not force and self._is_over_share(sender, size):
+                self._rejected[sender] += max(1, size // CHUNK)
                 return False
             room = force or self._changed.wait_for(
-                lambda: self._closed or self._has_room(len(delivery.payload)), timeout
+                lambda: self._closed or self._has_room(size), timeout
             )
             if not room or self._closed:
                 return False
             if sender:
                 self._waiting[sender] += 1
+                self._sizes[sender] += size
             self._append(delivery)
             return True
 
@@ -108,8 +117,9 @@ class DeliveryQueue:
             delivery = self._queue.popleft()
             if sender := self._find_sender(delivery.topic):
                 self._waiting[sender] -= 1
+                self._sizes[sender] -= len(delivery.payload)
                 if not self._waiting[sender]:
-                    del self._waiting[sender], self._rejected[sender]
+                    del self._waiting[sender], self._sizes[sender], self._rejected[sender]
             self._held -= len(delivery.payload)
             self._changed.notify_all()
             return delivery
@@ -121,6 +131,20 @@ class DeliveryQueue:
             for name in found:
                 del self._rejected[name]
         return found
+
+    def block(self, senders: frozenset[str]) -> None:
+        """See `Link.block`."""
+        self._blocked = senders
+
+    def blocks(self, topic: str) -> bool:
+        """Return True if a topic belongs to a blocked sender, whose deliveries are dropped."""
+        return bool(self._blocked) and self._find_sender(topic) in self._blocked
+
+    def _is_over_share(self, sender: str, size: int) -> bool:
+        waiting = self._waiting[sender]
+        return waiting >= self._share or (
+            waiting > 0 and self._sizes[sender] + size > self._size_share
+        )
 
     def _append(self, delivery: Delivery) -> None:
         self._queue.append(delivery)
@@ -140,8 +164,6 @@ class DeliveryQueue:
         )
 
 
-# bytes of data per chunk: fast, and small enough for slow links and brokers with low limits
-CHUNK = 256 << 10
 OVERHEAD = 4 << 10  # bytes of a packet beyond a chunk's data: topic, envelope, MQTT header
 # payload sizes to probe: the default, one for brokers with a limit of 128 KB, a last resort
 PROBES = (CHUNK + OVERHEAD, 96 << 10, 32 << 10)
@@ -155,7 +177,8 @@ class Link(Protocol):
     """A connection that reconnects by itself. Thread-safe, without callbacks: `receive` returns
     everything. `DeliveryQueue` is a queue for it: make it with
     `find_sender=federated.wire.topics.find_sender`, so that no sender can fill it alone, add
-    LINK_DOWN and LINK_UP with `force`, and drop a message for which there is no room in time.
+    LINK_DOWN and LINK_UP with `force`, and drop a message for which there is no room in time, or
+    whose topic the queue `blocks`.
     `federated.wire.topics.matches` compares topics with patterns.
 
     When the connection is lost, `receive` returns a delivery LINK_DOWN, and LINK_UP after the link
@@ -178,6 +201,12 @@ class Link(Protocol):
     def take_flooders(self) -> frozenset[str]:
         """Return the senders that fill their share of the queue and go on, once each time. Any
         thread may ask, also while another one waits in `publish`.
+        """
+
+    def block(self, senders: frozenset[str]) -> None:
+        """Drop further messages of these senders, and no longer those of others. The broker may
+        still hold thousands of a flooder, which delay all others. Any thread may call. A link
+        that gives senders no shares may ignore it.
         """
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:

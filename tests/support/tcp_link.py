@@ -145,6 +145,9 @@ class TcpLink:
     def take_flooders(self) -> frozenset[str]:
         return self._deliveries.take_flooders()
 
+    def block(self, senders: frozenset[str]) -> None:
+        self._deliveries.block(senders)
+
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         if len(payload) > self.max_payload:
             raise LinkError(f"{topic}: the hub accepts {self.max_payload} bytes: lower wire.chunk")

@@ -192,6 +192,9 @@ class MemoryLink:
     def take_flooders(self) -> frozenset[str]:
         return self._deliveries.take_flooders()
 
+    def block(self, senders: frozenset[str]) -> None:
+        self._deliveries.block(senders)
+
     def receive(self, timeout: float) -> Delivery | None:
         delivery = self._deliveries.get(timeout)
         if delivery is None:

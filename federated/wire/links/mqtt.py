@@ -178,6 +178,9 @@ class MqttLink:
     def take_flooders(self) -> frozenset[str]:
         return self._deliveries.take_flooders()
 
+    def block(self, senders: frozenset[str]) -> None:
+        self._deliveries.block(senders)
+
     def receive(self, timeout: float) -> Delivery | None:
         delivery = self._deliveries.get(timeout)
         if delivery is None:
@@ -320,9 +323,11 @@ class MqttLink:
     def _on_message(self, message: mqtt.MQTTMessage) -> None:
         topic = message.topic  # decoded at each access
         self.received_bytes += len(topic) + len(message.payload)
-        if self._is_subscribed(topic) and not self._deliveries.put(
-            Delivery(topic, bytes(message.payload), message.retain), 0.0 if self._blocked else HOLD
-        ):
+        # checked first: it is fast, and a flooder's messages may be thousands
+        if self._deliveries.blocks(topic) or not self._is_subscribed(topic):
+            return
+        delivery = Delivery(topic, bytes(message.payload), message.retain)
+        if not self._deliveries.put(delivery, 0.0 if self._blocked else HOLD):
             self._count_dropped(topic)
 
     def _count_dropped(self, topic: str) -> None:

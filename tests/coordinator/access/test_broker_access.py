@@ -11,7 +11,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -40,7 +40,7 @@ from edge_agent.access.enrolment import encode_key, sign_request
 from edge_agent.access.enrolment_files import load_credentials
 from federated.errors import ConfigError, LinkError, StoreError
 from federated.wire import envelope, messages, topics
-from federated.wire.link import LINK_UP
+from federated.wire.link import LINK_UP, OVERHEAD
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.mqtt import MqttLink
 from federated.wire.mqtt_address import parse_mqtt_address
@@ -370,6 +370,20 @@ def test_commands_use_the_coordinators_certificate_for_a_broker_with_tls(
     )
     for other in ("h", "mqtts://me:x@h", "mqtts://h?cert=mine.pem"):
         assert add_certificate(other) == other
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(("chunk", "largest"), [(0, 1 << 20), (2 << 20, (2 << 20) + OVERHEAD)])
+def test_a_started_broker_accepts_only_packets_that_a_run_needs(
+    tmp_path: Path, chunk: int, largest: int
+) -> None:
+    """Packets of 16 MB filled the coordinator's queue."""
+    wanted = Broker(port=0)
+    with (
+        open_broker_access(wanted, tmp_path, lambda text: None, chunk) as gate,
+        closing(MqttLink(gate.address, "a")) as link,
+    ):
+        assert link.max_payload == largest - OVERHEAD
 
 
 def test_a_suspended_agent_loses_its_rights_for_a_while(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +12,17 @@ import pytest
 
 from coordinator.access.broker_access import BrokerAccess
 from coordinator.fleet import round_event_loop
-from coordinator.fleet.flood_guard import REFUSALS_AT_ONCE
+from coordinator.fleet.flood_guard import (
+    BEATS_AT_ONCE,
+    MESSAGES_AT_ONCE,
+    REFUSALS_AT_ONCE,
+    SIZE,
+)
 from coordinator.fleet.message_loop import SUSPENDED, Fleet, Intake
 from coordinator.observe.events import Event, Rejected
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.link import FLOODED, Delivery, DeliveryQueue
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.manual_clock import Clock
@@ -27,7 +35,7 @@ from tests.support.scripted_agent import (
     listen,
     task,
 )
-from tests.support.scripted_coordinator import CARD
+from tests.support.scripted_coordinator import CARD, SMALL
 
 
 @pytest.mark.parametrize("flood", [False, True])
@@ -126,6 +134,155 @@ def test_an_agent_that_sends_too_many_invalid_messages_is_ignored_for_a_while(
     assert fleet.agents["a"].paused == "on battery"
 
 
+UPLOAD = topics.upload("r", "a", "t")
+CHUNKS = 900  # of an update that an agent may send
+MANIFEST = messages.Manifest("t", CHUNKS << 10, 1 << 10, "0" * 64)
+OPEN = messages.Offer(MANIFEST, "r", 1, 1, "train", SMALL.name)
+Flood = Callable[[int], tuple[messages.Message, str]]
+# valid messages of an agent with one open task: the number of a message -> message, topic
+VALID: dict[str, Flood] = {
+    "echoes": lambda n: (messages.Echo("a", float(n)), topics.say("r", "a")),
+    "processes": lambda n: (messages.Status("a", f"s{n}", True), topics.status("r", "a")),
+    "profiles": lambda n: (
+        replace(PROFILE, agent="a", cpus=n / 10 + 0.1),
+        topics.profile("r", "a"),
+    ),
+    "repeated offers": lambda n: (OPEN, topics.say("r", "a")),
+    "other offers of a task": lambda n: (
+        replace(OPEN, manifest=replace(OPEN.manifest, transfer=f"t{n}")),
+        topics.say("r", "a"),
+    ),
+    "failures of unknown tasks": lambda n: (
+        messages.Failure("r", n + 2, 1, "train", "w1", "no"),
+        topics.say("r", "a"),
+    ),
+    "repeated chunks": lambda n: (make_chunk(0), topics.chunk(UPLOAD, 0)),
+    "chunks on another topic": lambda n: (make_chunk(n % CHUNKS), topics.say("r", "a")),
+    "statuses on the topic of a chunk": lambda n: (
+        messages.Status("a", f"s{n}", True),
+        topics.chunk(UPLOAD, n % (CHUNKS - 1) + 1),
+    ),
+    "statuses on the topic of heartbeats": lambda n: (
+        messages.Status("a", f"s{n}", True),
+        topics.heartbeat("r", "a"),
+    ),
+}
+
+
+def make_chunk(index: int) -> messages.Chunk:
+    data = bytes(1 << 10)
+    return messages.Chunk("t", index, CHUNKS, CHUNKS << 10, zlib.crc32(data), data)
+
+
+@pytest.mark.parametrize("kind", list(VALID))
+def test_valid_messages_have_a_limit_too(
+    memory: MemoryBroker,
+    tmp_path: Path,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
+    fleet.endpoint.announce()
+    peers = {name: ScriptedAgent(memory, name) for name in "ab"}
+    listen(fleet)
+    fleet.driver.begin(begin_phase(fleet, [task("a"), task("b")]), Folding())
+    peers["a"].say(OPEN)
+    peers["a"].say(make_chunk(0), topics.chunk(UPLOAD, 0))
+    listen(fleet)
+    decoded, decode = Counter[bytes](), envelope.decode
+
+    def count(payload: bytes) -> object:
+        decoded["messages"] += 1
+        return decode(payload)
+
+    monkeypatch.setattr("federated.wire.envelope.decode", count)
+    for number in range(1000):
+        peers["a"].say(*VALID[kind](number))
+        fleet.turn(0)
+    assert 100 < decoded["messages"] <= MESSAGES_AT_ONCE + BEATS_AT_ONCE
+    peers["b"].say(messages.Status("b", "s1", True, "on battery"), topics.status("r", "b"))
+    listen(fleet)
+    assert fleet.agents["b"].paused == "on battery"
+
+
+def test_large_messages_cost_more(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
+    sizes, decode = list[int](), envelope.decode
+
+    def count(payload: bytes) -> object:
+        sizes.append(len(payload))
+        return decode(payload)
+
+    monkeypatch.setattr("federated.wire.envelope.decode", count)
+    link = MemoryLink(memory, "a")
+    for _ in range(100):
+        link.publish(topics.say("r", "a"), bytes(1 << 20))
+        fleet.turn(0)
+    assert sum(sizes) <= 2 * MESSAGES_AT_ONCE * SIZE
+
+
+def test_no_message_of_an_agent_whose_link_fails_again_and_again_is_dropped(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock
+) -> None:
+    """For ten minutes the link fails every two seconds, with three finished updates to offer."""
+    found: list[Event] = []
+    fleet = Fleet(
+        MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, publish=found.append
+    )
+    fleet.endpoint.announce()
+    peer = ScriptedAgent(memory, "a")
+    listen(fleet)
+    fleet.driver.begin(begin_phase(fleet, [task("a")]), Folding())
+    for _ in range(300):
+        clock.now += 2.0
+        peer.say(messages.Status("a", "s1", False), topics.status("r", "a"))
+        peer.say(replace(PROFILE, agent="a"), topics.profile("r", "a"))
+        peer.say(messages.Status("a", "s1", True), topics.status("r", "a"))
+        for attempt in (1, 2, 3):
+            peer.say(replace(OPEN, attempt=attempt))
+        peer.beat("send")
+        for _ in range(8):
+            fleet.turn(0)
+    assert not [event for event in found if isinstance(event, Rejected) and event.kind == "flood"]
+
+
+def test_answers_to_tasks_have_no_limit(memory: MemoryBroker, tmp_path: Path, clock: Clock) -> None:
+    """Simulated agents answer hundreds of tasks while no time passes."""
+    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
+    fleet.endpoint.announce()
+    peer = ScriptedAgent(memory, "a")
+    listen(fleet)
+    for number in range(1, int(MESSAGES_AT_ONCE) + 100):
+        asked = replace(task("a"), round=number)
+        fleet.driver.begin(begin_phase(fleet, [asked], round=number), Folding())
+        peer.say(replace(OPEN, round=number))
+        peer.say(messages.Failure("r", number, 1, "train", SMALL.name, "no"))
+        fleet.turn(0)
+        fleet.turn(0)
+        assert list_tasks(fleet)["a"].outcome == "failed: no"
+        clock.now += 1e-3
+        fleet.finish_phase()
+
+
+def test_a_repeated_chunk_is_no_progress(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock
+) -> None:
+    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
+    fleet.endpoint.announce()
+    peer = ScriptedAgent(memory, "a")
+    listen(fleet)
+    fleet.driver.begin(begin_phase(fleet, [task("a")]), Folding())
+    peer.say(OPEN)
+    for index, expected in ((0, 1.0), (0, 1.0), (1, 3.0)):
+        clock.now += 1.0
+        peer.say(make_chunk(index), topics.chunk(UPLOAD, index))
+        listen(fleet)
+        assert list_tasks(fleet)["a"].sent == expected
+
+
 def test_chunks_that_nobody_asked_for_are_not_decoded(
     memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +306,7 @@ def test_an_agent_that_floods_is_suspended(
     fleet.endpoint.announce()
     peers = {name: ScriptedAgent(memory, name) for name in "ab"}
     listen(fleet)
-    for number in range(6000):
+    for number in range(3000):
         peers["a"].link.publish(topics.chunk(topics.upload("r", "a", f"t{number}"), 0), b"noise")
         fleet.turn(0)
     assert gate.list_suspended() == {"a"}
@@ -181,6 +338,8 @@ def test_an_agent_that_floods_is_suspended_while_the_fleet_waits_for_the_broker(
     for _ in range(FLOODED + 10):
         link._deliveries.put(Delivery(topics.say("r", "a"), b"noise"))
     assert gate.list_suspended() == {"a"}, "as the thread asks that watches the broker"
+    assert link._deliveries.blocks(topics.say("r", "a")), "the broker may hold thousands more"
+    assert not link._deliveries.blocks(topics.say("r", "b"))
     listen(fleet)
     assert [agent.name for agent in fleet.list_ready()] == ["b"]
 

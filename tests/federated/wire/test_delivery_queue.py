@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from federated.wire.link import FLOODED, LINK_UP, Delivery, DeliveryQueue
+from federated.wire.link import CHUNK, FLOODED, LINK_UP, Delivery, DeliveryQueue
 from federated.wire.topics import find_sender, run, status
 
 
@@ -59,6 +59,35 @@ def test_a_flood_of_one_sender_leaves_room_for_others() -> None:
     assert queue.put(Delivery(run("r"), b""))
     queue.get(0)
     assert queue.put(Delivery(flood, b"")), "its share is free again"
+
+
+def test_large_messages_of_one_sender_leave_room_for_others() -> None:
+    """Four packets of 16 MB filled the queue, and each further one held it for all."""
+    queue = DeliveryQueue(find_sender=find_sender)
+    flood = Delivery(status("r", "flood"), bytes(16 << 20))
+    start = time.monotonic()
+    assert [queue.put(flood, 60.0) for _ in range(5)] == [True] + [False] * 4
+    assert queue.put(Delivery(status("r", "honest"), bytes(CHUNK)))
+    assert time.monotonic() - start < 30
+    assert queue.get(0) == flood
+    assert queue.put(flood), "its share is free again"
+
+
+def test_few_large_messages_beyond_its_share_make_a_sender_a_flooder() -> None:
+    queue = DeliveryQueue(size_share=1, find_sender=find_sender)
+    flood = Delivery(status("r", "flood"), bytes(100 * CHUNK))
+    for _ in range(1 + FLOODED // 100):
+        assert queue.take_flooders() == frozenset()
+        queue.put(flood)
+    assert queue.take_flooders() == {"flood"}
+
+
+def test_topics_of_blocked_senders_are_told() -> None:
+    queue = DeliveryQueue(find_sender=find_sender)
+    queue.block(frozenset({"flood"}))
+    assert queue.blocks(status("r", "flood"))
+    assert not queue.blocks(status("r", "honest"))
+    assert not queue.blocks(run("r"))
 
 
 def test_a_sender_that_goes_on_after_its_share_is_full_is_a_flooder() -> None:

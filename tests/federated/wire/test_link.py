@@ -48,6 +48,18 @@ def test_messages_and_retained_messages_arrive(broker: Broker) -> None:
         assert b.received_bytes >= len("x/1one") + len("x/2two") + len("ykept")
 
 
+def test_messages_of_blocked_senders_are_dropped(broker: Broker) -> None:
+    with open_links(broker.address, "a", "b") as (a, b):
+        listen(b, "fl/v1/r/agent/+/say")
+        b.block(frozenset({"flood"}))
+        for name in ("flood", "honest"):
+            a.publish(topics.say("r", name), b"x")
+        assert b.receive(60.0) == Delivery(topics.say("r", "honest"), b"x")
+        b.block(frozenset())
+        a.publish(topics.say("r", "flood"), b"y")
+        assert b.receive(60.0) == Delivery(topics.say("r", "flood"), b"y")
+
+
 def test_the_newest_protocol_of_the_broker_is_used(broker: Broker) -> None:
     with open_links(broker.address, "a") as (link,):
         assert link.protocol == (5 if broker.kind == "mosquitto" else V311)
