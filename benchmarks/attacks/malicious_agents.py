@@ -19,8 +19,9 @@ from benchmarks.raw_agents.raw_agent import Alter, Falsify, RawAgent
 from benchmarks.raw_agents.updates import Array
 from federated.task import Profile, Timing, Update
 from federated.wire import envelope, messages, topics
+from federated.wire.link import OVERHEAD
 
-__all__ = ["ATTACKERS", "LIAR", "make_beat", "make_chunk", "make_noise", "make_offer"]
+__all__ = ["ATTACKERS", "LIAR", "MESSAGES"]
 
 LIAR = "z0"
 ROUNDS = 10  # the attack of an agent lasts for all of them
@@ -31,6 +32,7 @@ EPOCH: Mapping[str, object] = MappingProxyType({"train.steps": 0, "train.epochs"
 DRIP = 1.0  # seconds between two chunks of an agent that drips
 RESTART = 2.0  # seconds between two processes of an agent that comes and goes
 BURST = 50  # messages of a flood per turn
+LARGE = (1 << 20) - OVERHEAD  # bytes of a large message: what the broker accepts
 PATIENCE = 30.0  # seconds: limit of a round during a flood, whose agents answer unless suspended
 
 Scenario = Callable[[Trial], None]
@@ -217,8 +219,9 @@ def flood(make: Callable[[RawAgent, int], tuple[str, bytes]]) -> Scenario:
                 return
             for _ in range(BURST):
                 count += 1
-                topic, payload = make(one.agent, count)
-                one.client.publish(topic, payload, qos=0)
+                one.client.publish(*make(one.agent, count), qos=0)
+                if one.client.want_write():  # large messages fill the socket
+                    break
 
         trial.after_begin.append(wait)
         trial.each_turn.append(publish)
@@ -246,6 +249,63 @@ def make_chunk(agent: RawAgent, count: int) -> tuple[str, bytes]:
     return topics.chunk(topics.upload(RUN, LIAR, f"t{count}"), 0), envelope.encode(chunk)
 
 
+def make_echo(agent: RawAgent, count: int) -> tuple[str, bytes]:
+    return topics.say(RUN, LIAR), envelope.encode(messages.Echo(LIAR, float(count)))
+
+
+def make_status(agent: RawAgent, count: int) -> tuple[str, bytes]:
+    """Return the status of another process each time."""
+    status = messages.Status(LIAR, f"{agent.session}-{count}", True)
+    return topics.status(RUN, LIAR), envelope.encode(status)
+
+
+def make_profile(agent: RawAgent, count: int) -> tuple[str, bytes]:
+    if agent.card is None:
+        return make_echo(agent, count)
+    profile = replace(agent.make_profile(), cpus=1.0 + count)
+    return topics.profile(RUN, LIAR), envelope.encode(profile)
+
+
+def make_repeated_offer(agent: RawAgent, count: int) -> tuple[str, bytes]:
+    """Return an offer for the agent's open task: the answer lists each of its many chunks."""
+    if (task := agent.task) is None:
+        return make_offer(agent, count)
+    manifest = messages.Manifest(task.transfer, task.size, 1 << 10, "0" * 64)
+    offer = messages.Offer(manifest, RUN, task.round, task.attempt, task.work, task.submodel.name)
+    return topics.say(RUN, LIAR), envelope.encode(offer)
+
+
+def make_failure(agent: RawAgent, count: int) -> tuple[str, bytes]:
+    """Return the failure of a task that nobody asked for."""
+    failure = messages.Failure(RUN, count, 1, "train", "w1-d1.1.1", "no")
+    return topics.say(RUN, LIAR), envelope.encode(failure)
+
+
+def make_misplaced_chunk(agent: RawAgent, count: int) -> tuple[str, bytes]:
+    return topics.say(RUN, LIAR), make_chunk(agent, count)[1]
+
+
+def make_large(agent: RawAgent, count: int) -> tuple[str, bytes]:
+    return topics.say(RUN, LIAR), bytes(LARGE)
+
+
+MESSAGES: Mapping[str, Callable[[RawAgent, int], tuple[str, bytes]]] = MappingProxyType(
+    {
+        "heartbeats": make_beat,
+        "noise": make_noise,
+        "offers": make_offer,
+        "chunks": make_chunk,
+        "echoes": make_echo,
+        "statuses": make_status,
+        "profiles": make_profile,
+        "repeated offers": make_repeated_offer,
+        "failures": make_failure,
+        "misplaced chunks": make_misplaced_chunk,
+        "large messages": make_large,
+    }
+)
+"""Messages of which an enrolled agent can send too many: functions that make one."""
+
 ATTACKERS: Mapping[str, Scenario] = MappingProxyType(
     {
         "claims 2^39 examples": claim_many_examples,
@@ -265,9 +325,6 @@ ATTACKERS: Mapping[str, Scenario] = MappingProxyType(
         "mute after a first update": deliver_once,
         "drips": drip,
         "comes and goes": come_and_go,
-        "flood of heartbeats": flood(make_beat),
-        "flood of noise": flood(make_noise),
-        "flood of offers": flood(make_offer),
-        "flood of chunks": flood(make_chunk),
+        **{f"flood of {name}": flood(make) for name, make in MESSAGES.items()},
     }
 )

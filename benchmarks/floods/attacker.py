@@ -23,7 +23,7 @@ from types import MappingProxyType
 import msgspec
 
 from benchmarks.attacks.connection_flood import STRANGER, THREADS, connect
-from benchmarks.attacks.malicious_agents import LIAR, make_beat, make_chunk, make_noise, make_offer
+from benchmarks.attacks.malicious_agents import LIAR, MESSAGES
 from benchmarks.faults.trial import RUN
 from benchmarks.raw_agents.raw_agent import Raw, RawAgent
 from benchmarks.raw_agents.raw_fleet import RawFleet
@@ -132,12 +132,7 @@ STRANGER_FLOODS: Mapping[str, tuple[str, Callable[[Order], None]]] = MappingProx
 """Floods of strangers: the door that each attacks, and a function that attacks it once."""
 
 AGENT_FLOODS: Mapping[str, Callable[[RawAgent, int], tuple[str, bytes]]] = MappingProxyType(
-    {
-        "agent: heartbeats": make_beat,
-        "agent: useless messages": make_noise,
-        "agent: offers": make_offer,
-        "agent: unrequested chunks": make_chunk,
-    }
+    {f"agent: {name}": make for name, make in MESSAGES.items()}
 )
 """Floods of an enrolled agent that also trains: functions that make one message."""
 
@@ -168,6 +163,8 @@ def join(order: Order, switch: Switch) -> None:
             for _ in range(BURST):
                 switch.count += 1
                 one.client.publish(*make(one.agent, switch.count), qos=0)
+                if one.client.want_write():  # large messages fill the socket
+                    break
 
 
 def main(arguments: list[str]) -> None:

@@ -153,11 +153,22 @@ class RawAgent:
     def introduce(self) -> None:
         """Publish profile and status."""
         assert self.card is not None
-        run, timings = (
-            self.card.run,
-            tuple(Timing(submodel, self.card.batch, 0.001) for submodel in self.card.calibration),
+        run = self.card.run
+        self._say(topics.profile(run, self.name), envelope.encode(self.make_profile()), True, 1)
+        self._say(
+            topics.status(run, self.name),
+            envelope.encode(messages.Status(self.name, self.session, True)),
+            True,
+            1,
         )
-        profile = Profile(
+
+    def make_profile(self) -> Profile:
+        """Return a profile for the run's card."""
+        assert self.card is not None
+        timings = tuple(
+            Timing(submodel, self.card.batch, 0.001) for submodel in self.card.calibration
+        )
+        return Profile(
             self.name,
             "raw",
             "raw",
@@ -169,13 +180,6 @@ class RawAgent:
             CARD,
             timings,
             capabilities=tuple(CAPABILITIES),
-        )
-        self._say(topics.profile(run, self.name), envelope.encode(profile), True, 1)
-        self._say(
-            topics.status(run, self.name),
-            envelope.encode(messages.Status(self.name, self.session, True)),
-            True,
-            1,
         )
 
     def handle_task(self, task: Task, now: float) -> None:
