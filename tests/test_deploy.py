@@ -1,8 +1,9 @@
-"""Tests that mosquitto accepts the shipped configuration."""
+"""Tests that other programs accept the shipped configuration."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,13 @@ def test_mosquitto_accepts_the_shipped_configuration_and_a_chunk(tmp_path: Path)
     finally:
         broker.terminate()
         broker.wait()
+
+
+def test_the_file_for_continuous_integration_is_valid() -> None:
+    check = Path(sys.executable).with_name("check-jsonschema")
+    workflow = Path(__file__).parents[1] / ".github/workflows/tests.yml"
+    subprocess.run(
+        [check, "--builtin-schema", "vendor.github-workflows", workflow],
+        check=True,
+        capture_output=True,
+    )

@@ -36,6 +36,7 @@ MAY_IMPORT = {
 ROOMS = {
     "models": ("layers", "user_networks", "families"),
     "federated": (
+        "system",
         "runtime",
         "wire",
         "wire.codecs",
@@ -110,6 +111,7 @@ TORCH_FREE = (  # packages, rooms and modules that a device without torch, onnx 
     "federated.data",
     "federated.device",
     "federated.runtime",
+    "federated.system",
     "federated.task",
     "federated.wire",
     "models.submodel",

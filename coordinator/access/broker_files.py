@@ -12,6 +12,7 @@ from coordinator.access.certificate_authority import Authority
 from coordinator.broker.local_broker import ACL_FILE
 from coordinator.broker.mosquitto import COORDINATOR, format_acl
 from federated.errors import ConfigError, explain_os_errors
+from federated.system.users import is_root
 
 __all__ = ["write_broker_files"]
 
@@ -37,6 +38,6 @@ def write_broker_files(authority: Authority, target: Path) -> None:
             ) as file:
                 file.write(data)
                 os.fsync(file.fileno())
-            if os.geteuid() == 0:
+            if is_root():
                 shutil.chown(part, owner.st_uid, owner.st_gid)
             part.replace(target / name)

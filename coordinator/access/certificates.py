@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import os
 import re
 import socket
 import stat
@@ -26,6 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from federated.errors import ConfigError, Refused
 from federated.runtime import atomic_files
+from federated.system.users import find_user
 from federated.wire import topics
 
 __all__ = [
@@ -114,7 +114,7 @@ def read_server_names(path: Path) -> tuple[str, ...]:
 def check_private(path: Path) -> None:
     """Raise ConfigError if others than this user may open the path."""
     found = path.stat()
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    if found.st_uid != find_user() or stat.S_IMODE(found.st_mode) & 0o077:
         raise ConfigError(
             f"{path}: expected a {'folder' if path.is_dir() else 'file'} that only this "
             f"user may open, found mode {stat.S_IMODE(found.st_mode):04o} "

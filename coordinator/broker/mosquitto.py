@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from federated.system.users import is_root
 from federated.wire import topics
 from federated.wire.link import OVERHEAD
 
@@ -98,7 +99,7 @@ def configure_limits(folder: Path, max_packet: int) -> list[str]:
         "log_type notice",
         "connection_messages false",
         # as root it would switch to another user, which may not write here, and store nothing
-        *(["user root"] if os.geteuid() == 0 else []),
+        *(["user root"] if is_root() else []),
     ]
 
 

@@ -6,7 +6,6 @@ those of its files; the history holds its own.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ from coordinator.release.history import FORMAT, HISTORY, History, compute_digest
 from export import modelcard, release_reader
 from federated.errors import StoreError, explain_os_errors
 from federated.runtime import atomic_files
+from federated.system.file_locks import lock_file
 from federated.wire.topics import VERSION
 
 __all__ = ["Archive"]
@@ -111,7 +111,7 @@ class Archive:
     def lock(self) -> Iterator[None]:
         """Lock the history for this process, waiting for others."""
         with (self.folder / "lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_file(file.fileno(), wait=True)
             yield
 
     def prune(self, history: History) -> None:

@@ -34,11 +34,11 @@ from coordinator.store.run_folders import find_latest_run, list_runs
 from coordinator.store.run_records import open_records
 from federated.errors import ConfigError, UsageError
 from federated.runtime import logs
-from federated.runtime.connection_limits import raise_descriptor_limit
 from federated.runtime.console import Say
 from federated.runtime.service_manager import ServiceManager
 from federated.runtime.unit_formatting import format_count, human_bytes
 from federated.safe_terminal_table import render_table
+from federated.system.process_limits import raise_descriptor_limit
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from models.cost import cost

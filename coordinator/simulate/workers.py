@@ -33,6 +33,7 @@ from federated.device.trainers.catalogue import open_trainer
 from federated.errors import ConfigError, EspalierError
 from federated.methods.catalogue import find_method
 from federated.runtime.lazy_compiler_import import defer_compiler
+from federated.system.processors import list_processors
 from federated.task import Task
 from federated.training.training_inputs import Execution
 from federated.wire.codecs.catalogue import find_codec
@@ -126,7 +127,7 @@ class ProcessPool:
     """
 
     def __init__(self, source: DataSource, config: Config) -> None:
-        processors, device = len(os.sched_getaffinity(0)), config.simulate.device
+        processors, device = len(list_processors()), config.simulate.device
         default = min(MAX_GPU_WORKERS, processors) if device == "cuda" else processors
         context = make_process_context()
         # without a lock, which a killed worker could hold forever

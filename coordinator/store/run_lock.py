@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from pathlib import Path
 
 from federated.errors import StoreError
+from federated.system.file_locks import lock_file
 
 __all__ = ["acquire", "check", "is_held"]
 
@@ -22,7 +22,7 @@ def acquire(folder: Path) -> int:
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     for left in reversed(range(ATTEMPTS)):
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(handle, wait=False)
             break
         except OSError as error:
             if not left:
@@ -57,7 +57,7 @@ def is_held(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock_file(handle, wait=False, shared=True)
     except BlockingIOError:
         return True
     finally:

@@ -4,7 +4,6 @@ several agents share the host.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import os
@@ -13,6 +12,9 @@ import socket
 import tempfile
 import uuid
 from pathlib import Path
+
+from federated.system.file_locks import lock_file
+from federated.system.users import find_user
 
 __all__ = ["derive_name", "reserve_name"]
 
@@ -37,10 +39,10 @@ def reserve_name(base: str) -> str:
     uses, until this process ends.
     """
     for name in itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2))):
-        path = Path(tempfile.gettempdir()) / f"espalier-agent-{os.getuid()}-{name}.lock"
+        path = Path(tempfile.gettempdir()) / f"espalier-agent-{find_user()}-{name}.lock"
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(handle, wait=False)
         except OSError:
             os.close(handle)
             continue

@@ -11,7 +11,6 @@ whenever it connects.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import msgspec
 
 from edge_agent.device import state_folder
 from federated.errors import ConfigError, EspalierError
+from federated.system.file_locks import lock_file
 from federated.wire.enrolment_token import Token
 from federated.wire.mqtt_address import MqttAddress, add_credentials, format_url, parse_mqtt_address
 
@@ -114,7 +114,7 @@ def hold_lock(folder: Path) -> Iterator[None]:
     """Hold the lock of an enrolment, so that one process at a time changes it."""
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        lock_file(handle, wait=True)
         yield
     finally:
         os.close(handle)

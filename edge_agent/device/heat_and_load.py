@@ -5,7 +5,6 @@ not import torch.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Collection
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from edge_agent.device.sysfs import ROOT, Run, list_entries, read_number, read_text, run_command
+from federated.system.processors import list_processors
 
 __all__ = ["BUSY", "Heat", "Load", "has_throttled", "measure_load", "read_heat"]
 
@@ -51,7 +51,7 @@ def read_heat(
 
     cpus: processors to read; by default those that this process may use
     """
-    allowed = os.sched_getaffinity(0) if cpus is None else cpus
+    allowed = list_processors() if cpus is None else cpus
     word, events = _read_firmware_word(root, run), _count_events(root)
     capped = _is_slowed(root)
     now = None if word is None and capped is None else bool(capped) or bool((word or 0) & NOW)
@@ -166,7 +166,7 @@ class Load:
         """
         before, self._last = self._last, self._look()
         (start, used, own), (end, used_now, own_now) = before, self._last
-        spent = (end - start) * len(os.sched_getaffinity(0))
+        spent = (end - start) * len(list_processors())
         others = (used_now - used) - max(0.0, own_now - own)
         return min(1.0, max(0.0, others / spent)) if spent > 0 else 0.0
 
@@ -175,7 +175,7 @@ class Load:
         process and its children.
         """
         try:
-            used = _sum_busy_seconds(os.sched_getaffinity(0))
+            used = _sum_busy_seconds(list_processors())
         except OSError:
             self.known = False
             return time.monotonic(), 0.0, 0.0

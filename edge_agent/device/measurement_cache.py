@@ -29,6 +29,7 @@ from edge_agent.device.sysfs import ROOT, read_number
 from federated.device.profile_file import Circumstances
 from federated.install_command import NAME
 from federated.runtime import atomic_files, provenance
+from federated.system.processors import list_processors
 
 __all__ = ["PACKAGES", "MeasurementCache", "describe_surroundings", "locate_cache", "read_versions"]
 
@@ -59,7 +60,7 @@ def describe_surroundings(limits: Limits, trainer: str, root: Path = ROOT) -> di
 
     trainer: runtime of the trainer
     """
-    allowed = os.sched_getaffinity(0)
+    allowed = list_processors()
     speeds = {
         read_number(root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq")
         for cpu in allowed

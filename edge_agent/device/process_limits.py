@@ -8,15 +8,11 @@ process's own data limit limits memory.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import math
-import os
 import re
-import resource
 import secrets
 import signal
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +21,9 @@ import psutil
 
 from edge_agent.device.sysfs import ROOT, list_entries, read_number, read_text
 from federated.errors import UsageError
+from federated.system.c_library import find_function
+from federated.system.process_limits import limit_data
+from federated.system.processors import limit_processors, list_processors
 
 __all__ = [
     "Limits",
@@ -83,7 +82,7 @@ class Limits:
     @property
     def threads(self) -> int:
         """Number of useful threads under this limit."""
-        here = len(os.sched_getaffinity(0))
+        here = len(list_processors())
         return here if self.cpus is None else min(here, max(1, math.ceil(self.cpus)))
 
 
@@ -101,7 +100,7 @@ def count_cpus(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
     """Return how many processors a process may use (0: this one), given its affinity, control
     groups and `limits`.
     """
-    allowed = [float(len(os.sched_getaffinity(pid))), limits.cpus or math.inf]
+    allowed = [float(len(list_processors(pid))), limits.cpus or math.inf]
     for folder in _list_own_groups("cpu", pid, root):
         with contextlib.suppress(OSError, ValueError):
             quota, period = (folder / "cpu.max").read_text().split()
@@ -151,8 +150,8 @@ def end_with_parent() -> None:
     """Kill this process when its parent ends for any reason. Otherwise a process that the governor
     has stopped would never continue.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if (control := find_function("prctl")) is not None:  # Linux
+        control(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _read_machine_memory(root: Path) -> int:
@@ -215,14 +214,16 @@ class ProcessLimiter:
         ):
             self.how.append(f"{cpus:g} cpus with a control group")
             return
-        processors = sorted(os.sched_getaffinity(0))
+        processors = sorted(list_processors())
         if cpus >= len(processors):
             self.how.append(f"all {len(processors)} cpus")
             return
         start = pid % len(processors)
         chosen = (processors + processors)[start : start + math.ceil(cpus)]
-        os.sched_setaffinity(pid, chosen)
-        self.how.append(f"{len(chosen)} cpus with affinity")
+        if limit_processors(pid, chosen):
+            self.how.append(f"{len(chosen)} cpus with affinity")
+        else:
+            chosen = processors
         if cpus < len(chosen):
             self._governor = threading.Thread(
                 target=self._govern, args=(pid, cpus / len(chosen)), daemon=True, name="governor"
@@ -239,8 +240,11 @@ class ProcessLimiter:
         ):
             self.how.append(f"{memory // 10**6} MB with a control group")
             return
-        resource.prlimit(pid, resource.RLIMIT_DATA, (memory, memory))
-        self.how.append(f"{memory // 10**6} MB with a data limit")
+        self.how.append(
+            f"{memory // 10**6} MB with a data limit"
+            if limit_data(pid, memory)
+            else "memory not limited, because only Linux can limit another process"
+        )
 
     def _group(self, controller: str, pid: int, v2: dict[str, str], v1: dict[str, str]) -> bool:
         """Create a control group below the current one and move the process into it; return

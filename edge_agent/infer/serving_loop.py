@@ -25,10 +25,10 @@ from edge_agent.releases.assigned_release import Arrival, Subscription
 from edge_agent.releases.release_download import strip_folder
 from edge_agent.releases.release_follower import Follower, open_follower_link
 from federated.errors import EspalierError, ExportError, FleetError, LinkError
-from federated.runtime.connection_limits import raise_descriptor_limit
 from federated.runtime.console import Say
 from federated.runtime.listen_address import ListenAddress
 from federated.runtime.service_manager import ServiceManager
+from federated.system.process_limits import raise_descriptor_limit
 from federated.wire import topics
 from federated.wire.link import Delivery, Link
 from federated.wire.release_messages import Serving

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
 from federated.runtime import atomic_files
 from federated.runtime.lazy_compiler_import import defer_compiler
+from federated.system.process_limits import lower_priority
 from federated.task import Card, Profile, Task
 from federated.training.training_inputs import Execution, Stopped
 from federated.wire import messages
@@ -209,7 +209,7 @@ def main() -> None:
     )
     end_with_parent()
     defer_compiler()
-    os.nice(5)  # the agent's heartbeats and the device's own work have priority
+    lower_priority(5)  # the agent's heartbeats and the device's own work have priority
     serve(Channel(Connection(int(sys.argv[1]))))
 
 

@@ -14,7 +14,6 @@ updates.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import mmap
@@ -31,6 +30,7 @@ import msgspec
 
 from federated.errors import StoreError, WireError, explain_os_errors
 from federated.runtime import atomic_files
+from federated.system.file_locks import lock_file
 from federated.task import Task
 from federated.training.state_between_rounds import FOLDER
 from federated.wire import envelope, messages
@@ -314,7 +314,7 @@ def _lock(folder: Path) -> int:
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(handle, wait=False)
     except BlockingIOError:
         os.close(handle)
         raise InUse(

@@ -18,6 +18,8 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from federated.system.c_library import find_function
+
 __all__ = [
     "make_private",
     "move_files",
@@ -137,11 +139,11 @@ def sha256(path: Path) -> str:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Exchange two names in one step. Return False if the system cannot. Raises OSError."""
-    library = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(library, "renameat2"):  # not Linux
+    rename = find_function("renameat2")
+    if rename is None:  # not Linux
         return False
     here = ctypes.c_int(AT_FDCWD)
-    if not library.renameat2(here, os.fsencode(one), here, os.fsencode(other), RENAME_EXCHANGE):
+    if not rename(here, os.fsencode(one), here, os.fsencode(other), RENAME_EXCHANGE):
         return True
     if (code := ctypes.get_errno()) in (errno.ENOSYS, errno.EINVAL):  # some file systems
         return False

@@ -9,13 +9,14 @@ import contextlib
 import ipaddress
 import logging
 import math
-import resource
 import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from federated.system.process_limits import get_descriptor_limit
 
 __all__ = [
     "Acceptor",
@@ -24,14 +25,12 @@ __all__ = [
     "RateLimiter",
     "find_client",
     "listen",
-    "raise_descriptor_limit",
 ]
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 128  # connections that the kernel keeps until they are accepted
 BATCH = 32  # connections to accept before the event loop serves the open ones
-DESCRIPTORS = 65536  # soft limit of a process, if its hard limit allows that
 SHARE = 4  # a server may use 1/4 of the descriptors of its process; the rest is for other work
 PAUSE = 0.1  # seconds without accepting when the process has no descriptor left
 UNREAD = 30_000  # milliseconds after which the kernel ends a connection whose client reads nothing
@@ -333,17 +332,3 @@ def has_data(connection: socket.socket) -> bool | None:
         return None
     except OSError:
         return False
-
-
-def get_descriptor_limit() -> int:
-    """Return how many descriptors this process may open."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
-
-
-def raise_descriptor_limit() -> None:
-    """Raise the soft limit on descriptors to the hard one, up to `DESCRIPTORS`."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from federated.runtime.connection_limits import raise_descriptor_limit
+from federated.system.process_limits import lower_priority, raise_descriptor_limit
 
 __all__ = ["ServerProcess", "become_server"]
 
@@ -121,7 +121,7 @@ def become_server() -> threading.Event:
     or closes standard input.
     """
     raise_descriptor_limit()
-    os.nice(NICE)
+    lower_priority(NICE)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     ended = threading.Event()

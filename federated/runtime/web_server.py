@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import math
 import socket
@@ -17,7 +16,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import Any
 
 import anyio
 import uvicorn
@@ -35,6 +33,7 @@ from federated.runtime.connection_limits import (
     find_client,
     listen,
 )
+from federated.system.c_library import find_function
 
 __all__ = ["CERTIFICATE", "BodyReader", "Limits", "WebServer"]
 
@@ -273,7 +272,6 @@ def return_free_memory() -> None:
     """Make the C library return large blocks to the system at once (glibc; see mallopt(3)). By
     default, it would keep the memory of large bodies, once for each thread.
     """
-    library: Any = ctypes.CDLL(None)
-    with contextlib.suppress(AttributeError):
-        library.mallopt(M_MMAP_THRESHOLD, LARGE)
-        library.mallopt(M_TRIM_THRESHOLD, LARGE)
+    if (set_option := find_function("mallopt")) is not None:
+        set_option(M_MMAP_THRESHOLD, LARGE)
+        set_option(M_TRIM_THRESHOLD, LARGE)

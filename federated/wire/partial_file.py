@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 from pathlib import Path
 
 import msgspec
 
 from federated.errors import Refused
+from federated.system.disk_space import reserve_space
 from federated.wire.chunks import Receiver
 from federated.wire.messages import Manifest
 
@@ -109,7 +109,7 @@ def _allocate(path: Path, size: int) -> mmap.mmap:
     """
     try:
         with path.open("w+b") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
+            reserve_space(file.fileno(), size)
             return mmap.mmap(file.fileno(), size)
     except OSError:
         path.unlink(missing_ok=True)

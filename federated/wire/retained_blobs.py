@@ -11,7 +11,6 @@ that a later download requests only the missing ones.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from federated.errors import Refused
 from federated.runtime import atomic_files
+from federated.system.file_locks import lock_file
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import WINDOW, slices
 from federated.wire.link import Link
@@ -210,7 +210,7 @@ def _lock(path: Path) -> int:
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     with contextlib.suppress(OSError):  # the file system has no locks, so no process holds one
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(handle, wait=False)
         # The last holder may have removed the file meanwhile.
         if os.fstat(handle).st_ino == path.stat().st_ino:
             return handle

@@ -175,7 +175,7 @@ def test_a_port_in_use_is_an_error(authority: Authority) -> None:
 
 def test_the_limit_on_descriptors_is_raised_to_the_hard_one() -> None:
     code = (
-        "import resource; from federated.runtime.connection_limits import raise_descriptor_limit\n"
+        "import resource; from federated.system.process_limits import raise_descriptor_limit\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300)); raise_descriptor_limit()\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
