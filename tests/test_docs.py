@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,14 @@ from click.testing import CliRunner
 
 from benchmarks.generated_docs import command as docs
 from benchmarks.generated_docs.command import find_outdated, replace_table
-from coordinator.observe.event_readers.catalogue import ALWAYS, READERS
+from coordinator.observe.event_readers.catalogue import ALWAYS
 from coordinator.views.config_schema import build_schema
-from federated.engine.robust.catalogue import RULES
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import find_method
-from federated.wire.codecs.catalogue import CODECS
 
 ROOT = Path(__file__).parent.parent
+OF_EVERY_RUN = {*ALWAYS, "metrics"}  # event readers that no name adds; [metrics] adds the last
 SETTING = re.compile(r"`(\w+ = [^`]+)`")
 
 
@@ -104,20 +104,31 @@ def test_check_fails_and_writes_nothing_if_a_page_is_out_of_date(
     assert run(docs.command, ["--check"]).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("group", "setting", "names"),
-    [
-        ("wire", "codec", set(CODECS)),
-        ("observe", "readers", READERS.keys() - {*ALWAYS, "metrics"}),  # of [metrics] listen
-        ("robust", "rule", set(RULES)),
-    ],
-)
-def test_the_help_of_a_setting_and_its_page_name_every_built_in_member(
-    group: str, setting: str, names: set[str]
-) -> None:
-    known = build_schema()["$defs"][group.title()]["properties"][setting]["description"]
-    words = set(re.findall(r"[\w-]+", known))
-    page = "".join((ROOT / name).read_text() for name in ("docs/operations.md", "SECURITY.md"))
-    assert names <= words, f"{group}.{setting}: its description lacks {names - words}"
-    missing = {name for name in names if not re.search(rf"[`\"]{name}[`\"]", page)}
-    assert not missing, f"docs/operations.md and SECURITY.md lack {missing}"
+def list_extension_points() -> list[tuple[str, str]]:
+    """Return the setting and the catalogue of every row of the contributors' table."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    return re.findall(r"^\| [\w ]+ \| `([a-z]+\.\w+)`.*`(\S+)\.py` \|$", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("setting", "catalogue"), list_extension_points())
+def test_the_schema_and_a_page_name_every_built_in_member(setting: str, catalogue: str) -> None:
+    module = import_module(catalogue.replace("/", "."))
+    (members,) = (
+        one for key, one in vars(module).items() if isinstance(one, dict) and key.isupper()
+    )
+    names = members.keys() - OF_EVERY_RUN
+    table, _, key = setting.partition(".")
+    schema = build_schema()
+    part = schema["properties"]["method"] if table == "method" else schema["$defs"][table.title()]
+    words = set(re.findall(r"[\w-]+", json.dumps(part["properties"][key])))
+    assert names <= words, f"{setting}: its schema lacks {names - words}"
+    pages = "".join(path.read_text() for path in (ROOT / "SECURITY.md", *ROOT.glob("docs/*.md")))
+    pages = pages.replace((ROOT / "docs/settings.md").read_text(), "")  # it is made of the schema
+    missing = {name for name in names if not re.search(rf"\b{name}(`|\"|://)", pages)}
+    assert not missing, f"the documentation lacks {missing}"
+
+
+def test_every_catalogue_has_a_row_in_the_contributors_page() -> None:
+    found = {catalogue for _, catalogue in list_extension_points()}
+    paths = {path.relative_to(ROOT) for path in ROOT.glob("*/**/catalogue.py")}
+    assert found == {str(path.with_suffix("")) for path in paths if path.parts[0] != "tests"}

@@ -20,6 +20,7 @@ __all__ = [
     "list_codecs",
     "list_data",
     "list_families",
+    "list_layouts",
     "list_methods",
     "list_readers",
     "list_rules",
@@ -61,6 +62,11 @@ def list_rules() -> Iterator[str]:
 def list_codecs() -> Iterator[str]:
     rows = ((f"`{name}`", one.help, f"{one.size(10**6):,}") for name, one in CODECS.items())
     return render_table(("`wire.codec`", "encoding", "bytes per million weights"), rows)
+
+
+def list_layouts() -> Iterator[str]:
+    rows = ((f"`{name}`", one.layout) for name, one in CODECS.items())
+    return render_table(("`codec`", "tensors of a trained update"), rows)
 
 
 def list_families() -> Iterator[str]:

@@ -116,8 +116,8 @@ class Simulate(Record, frozen=True):
     trainer: Annotated[
         str,
         Meta(
-            description="Trainer of the simulated devices: pytorch, one of an installed package, "
-            "or module:function for your own."
+            description="Trainer of the simulated devices: a built-in one, one of an installed "
+            "package, or module:function for your own."
         ),
     ] = DEFAULT
     workers: Annotated[

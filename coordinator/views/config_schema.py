@@ -6,25 +6,40 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from coordinator.observe.event_readers.catalogue import list_optional
 from coordinator.settings.config import Config, find_table
+from federated.data.catalogue import DATASETS
 from federated.defaults import METHOD
+from federated.device.trainers.catalogue import TRAINERS
 from federated.engine.robust.catalogue import RULES
 from federated.method import Method
 from federated.methods.catalogue import find_method, list_loaded_methods
 from federated.settings import Settings
 from federated.wire.codecs.catalogue import CODECS
+from federated.wire.links.catalogue import LINKS
+from models.families.catalogue import FAMILIES
 
 __all__ = ["build_schema", "render_template"]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 WIDTH = 96  # columns of a template
 Schema = dict[str, Any]
+# setting -> names of the built-in members that it takes
+BUILT_IN: Mapping[str, Iterable[str]] = {
+    "broker.url": [f"{scheme}://" for scheme in LINKS],
+    "data.name": DATASETS,
+    "model.name": FAMILIES,
+    "observe.readers": list_optional(),
+    "robust.rule": ("none", *RULES),
+    "simulate.trainer": TRAINERS,
+    "wire.codec": CODECS,
+    "wire.slow_codec": CODECS,
+}
 
 
 def build_schema() -> Schema:
@@ -37,9 +52,9 @@ def build_schema() -> Schema:
     records = [method.record for method in methods.values()]
     _, parts = msgspec.json.schema_components((Config, *records), ref_template="#/$defs/{name}")
     root = parts.pop("Config")
-    add_names(parts["Observe"], "readers", list_optional())
-    add_names(parts["Robust"], "rule", ("none", *RULES))
-    add_names(parts["Wire"], "codec", CODECS)
+    for setting, names in BUILT_IN.items():
+        table, _, key = setting.partition(".")
+        add_names(parts[table.title()], key, names)
     for field in root["properties"].values():
         if "$ref" in field:
             del field["default"]  # each field of the table has its own

@@ -20,7 +20,7 @@ from edge_agent.cli.flags import (
     print_errors,
 )
 from edge_agent.device.state_folder import IN_HOME, SPOOL
-from federated.device.trainers.catalogue import DEFAULT
+from federated.device.trainers.catalogue import DEFAULT, TRAINERS
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT, speaker
 from federated.runtime.logs import log_options
@@ -74,7 +74,7 @@ __all__ = ["join"]
     metavar="NAME|module:function",
     default=DEFAULT,
     show_default=True,
-    help="trainer: pytorch, one of an installed package, or a function of your own",
+    help=f"trainer: {', '.join(TRAINERS)}, one of an installed package, or a function of your own",
 )
 @click.option(
     "--name",

@@ -108,7 +108,14 @@ def negate(tensors: Tensors) -> Tensors:
     return {name: -value for name, value in tensors.items()}
 
 
-TOY_CODEC = Codec("toy", "values with their sign changed", negate, negate, lambda count: 4 * count)
+TOY_CODEC = Codec(
+    name="toy",
+    help="values with their sign changed",
+    layout="each tensor as float32, negated",
+    encode=negate,
+    decode=negate,
+    size=lambda count: 4 * count,
+)
 
 
 # ---- a link: memory by another scheme ------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Send a run to an MLflow server: the configuration as parameters, the rounds as metrics.
+"""Send a run to an MLflow server: the configuration as parameters, the rounds as metrics; needs the
+extra `mlflow`.
 
 MLFLOW_TRACKING_URI names the server, MLFLOW_EXPERIMENT_NAME the experiment (default: `espalier`). A
 resumed run continues its MLflow run; the run's folder holds its id.

@@ -1,4 +1,5 @@
-"""Write finished rounds as scalars for TensorBoard to the folder `tensorboard` in the run's folder.
+"""Write finished rounds as scalars for TensorBoard to the folder `tensorboard` in the run's folder;
+needs the extra `tensorboard`.
 
 tensorboardX writes them; it needs neither TensorFlow nor TensorBoard.
 """

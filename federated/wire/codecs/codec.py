@@ -29,6 +29,7 @@ class Codec:
 
     name: the value of `wire.codec`.
     help: its effect and its loss, one line for the table in docs/operations.md.
+    layout: the arrays that `encode` returns, one line for the table in docs/protocol.md.
     encode: converts float32 tensors to arrays of any shape with a dtype of
         `federated.wire.tensors.DTYPES`; for another one, return a view as uint8. Raises Refused for
         values that it cannot represent; the task then fails with this reason.
@@ -41,6 +42,7 @@ class Codec:
 
     name: str
     help: str
+    layout: str
     encode: Callable[[Tensors], Tensors]
     decode: Callable[[Tensors], Tensors]
     size: Callable[[int], int]

@@ -41,6 +41,7 @@ FP16 = Codec(
     name="fp16",
     help="half precision: relative error of at most 2^-11 (below 2^-14: absolute error of at most "
     "2^-25); no values above 65504",
+    layout="each tensor as float16",
     encode=encode,
     decode=decode,
     size=lambda count: 2 * count,

@@ -79,6 +79,9 @@ INT8 = Codec(
     name="int8",
     help="8 bits per value, with a scale for each row of a tensor and random rounding: error of "
     "less than 1/127 of the row's largest value, 0 on average",
+    layout=f"a float32 array `{SCALES}`, then each tensor as int8: a value is its int8 times its "
+    "scale. A tensor of two or more axes whose rows along the first axis have at least "
+    f"{SHORTEST} values has one scale for each row, in order; every other tensor has one",
     encode=encode,
     decode=decode,
     size=lambda count: count + count // 64,

@@ -9,6 +9,7 @@ __all__ = ["RAW"]
 RAW = Codec(
     name="raw",
     help="unchanged values",
+    layout="each tensor as float32",
     encode=lambda tensors: tensors,
     decode=lambda tensors: tensors,
     size=lambda count: 4 * count,

@@ -149,20 +149,20 @@ def test_eight_bits_reject_what_they_cannot_decode(false: dict[str, np.ndarray],
 
 
 def test_an_error_in_a_codec_is_a_malformed_update() -> None:
-    broken = Codec("broken", "", lambda t: t, lambda t: {"w": t["absent"]}, lambda n: n)
+    broken = Codec("broken", "", "", lambda t: t, lambda t: {"w": t["absent"]}, lambda n: n)
     with pytest.raises(Malformed, match="codec broken: KeyError"):
         decode_update(encode_update(update(w=[1.0]), broken), broken)
 
 
 def test_a_codec_with_an_unsupported_dtype_is_named_in_the_error() -> None:
-    made = Codec("wide", "", lambda t: {"w": t["w"].astype(np.uint16)}, lambda t: t, lambda n: n)
+    made = replace(CODECS["raw"], name="wide", encode=lambda t: {"w": t["w"].astype(np.uint16)})
     with pytest.raises(Refused, match=r"codec wide: ValueError: tensor w: .*found uint16"):
         encode_update(update(w=[1.0]), made)
 
 
 TOY = """
 from federated.wire.codecs.codec import Codec
-NEGATED = Codec("negated", "minus", lambda t: {k: -v for k, v in t.items()},
+NEGATED = Codec("negated", "minus", "float32", lambda t: {k: -v for k, v in t.items()},
                 lambda t: {k: -v for k, v in t.items()}, lambda count: 4 * count)
 """
 
