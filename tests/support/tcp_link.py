@@ -14,16 +14,8 @@ from typing import Any
 import msgpack
 
 from federated.errors import LinkError
-from federated.wire.link import (
-    CHUNK,
-    LINK_DOWN,
-    LINK_UP,
-    Delivery,
-    DeliveryQueue,
-    Payload,
-    Probe,
-    Will,
-)
+from federated.wire.delivery_queue import DeliveryQueue
+from federated.wire.link import CHUNK, LINK_DOWN, LINK_UP, Delivery, Payload, Probe, Will
 from federated.wire.topics import matches
 
 __all__ = ["TcpHub", "TcpLink", "open_tcp_link"]

@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Callable, Iterable
 
 from federated.errors import LinkError, UsageError
+from federated.wire.delivery_queue import DeliveryQueue
 from federated.wire.link import (
     CHUNK,
     LINK_DOWN,
     LINK_UP,
     Delivery,
-    DeliveryQueue,
     Payload,
     Probe,
     Will,

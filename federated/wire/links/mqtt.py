@@ -17,13 +17,13 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from federated.errors import LinkError
 from federated.wire import tls, topics
+from federated.wire.delivery_queue import DeliveryQueue
 from federated.wire.link import (
     LINK_DOWN,
     LINK_UP,
     OVERHEAD,
     PROBES,
     Delivery,
-    DeliveryQueue,
     Payload,
     Probe,
     Will,

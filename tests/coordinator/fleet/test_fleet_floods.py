@@ -23,7 +23,8 @@ from coordinator.observe.events import Event, Rejected
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal
 from federated.wire import envelope, messages, topics
-from federated.wire.link import FLOODED, Delivery, DeliveryQueue
+from federated.wire.delivery_queue import FLOODED, DeliveryQueue
+from federated.wire.link import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.manual_clock import Clock
 from tests.support.scripted_agent import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from federated.wire.link import CHUNK, FLOODED, LINK_UP, Delivery, DeliveryQueue
+from federated.wire.delivery_queue import FLOODED, DeliveryQueue
+from federated.wire.link import CHUNK, LINK_UP, Delivery
 from federated.wire.topics import find_sender, run, status
 
 
