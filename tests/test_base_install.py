@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[1]
 
 EXTRAS = ["torch", "torchvision", "scipy", "safetensors", "cryptography", "starlette", "uvicorn"]
-EXTRAS += ["onnx", "onnxscript", "iotcore", "prometheus_client", "matplotlib", "PIL"]
+EXTRAS += ["anyio", "onnx", "onnxscript", "iotcore", "prometheus_client", "matplotlib", "PIL"]
 BASE = (
     f"import sys; sys.modules |= dict.fromkeys({EXTRAS!r}); from coordinator.cli.main import main; "
     "main(prog_name='coordinator')"

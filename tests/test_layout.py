@@ -9,9 +9,12 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter, defaultdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import packages_distributions
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -301,6 +304,33 @@ def test_no_module_unpickles() -> None:
     }
     assert [name for name, lines in loads.items() if lines] == ["models.pretrained"]
     assert all("weights_only=True" in line for line in loads["models.pretrained"])
+
+
+def test_imported_packages_are_declared() -> None:
+    """A package that only another one requires is missing as soon as that one drops it. Peers of
+    benchmarks have environments of their own.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lists = [project["dependencies"], *(extras[name] for name in extras.keys() - {"dev", "docs"})]
+    declared = {normalize(re.split(r"[\[<>=]", one)[0]) for one in chain(*lists)}
+    used = {
+        name.partition(".")[0]
+        for path in FILES
+        if not path.is_relative_to(ROOT / "benchmarks")
+        for name in imports(path)
+    }
+    known = {"mlflow": ["mlflow-skinny"], **packages_distributions()}  # it may not be installed
+    undeclared = {
+        name: known.get(name)
+        for name in used - sys.stdlib_module_names - set(PACKAGES)
+        if not declared & {normalize(one) for one in known.get(name, [name])}
+    }
+    assert not undeclared, f"declare in pyproject.toml: {undeclared}"
+
+
+def normalize(name: str) -> str:
+    return name.lower().replace("_", "-")
 
 
 IMPORT_ALL = """

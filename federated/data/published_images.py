@@ -162,7 +162,7 @@ def _lock_download(name: str, root: Path, place: Path, files: str) -> Iterator[N
 
     DataError: any failure.
     """
-    from filelock import FileLock  # a dependency of torch
+    from filelock import FileLock
 
     try:
         root.mkdir(parents=True, exist_ok=True)
