@@ -10,21 +10,32 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Cost", "cost_of", "is_quick"]
+__all__ = ["NOISE", "SLACK", "Cost", "compare_cost", "cost_of"]
 
 ROOT = Path(__file__).parents[2]
-CODE = """
+MEASURED = """
 import atexit, json, resource, sys
 
 def tell():
     used = resource.getrusage(resource.RUSAGE_SELF)
-    found = {"modules": sorted(sys.modules), "cpu": used.ru_utime + used.ru_stime}
+    with open("/proc/self/status") as lines:  # ru_maxrss would be that of the parent, if larger
+        peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    found = {
+        "modules": sorted(sys.modules),
+        "cpu": used.ru_utime + used.ru_stime,
+        "memory": peak / 1024,
+    }
     print(json.dumps(found), file=sys.stderr)
 
 atexit.register(tell)
+"""
+COMMAND = """
 from PACKAGE.cli.main import main
 main()
 """
+BARE = "import click, msgspec"  # what every command needs
+NOISE = 1.5  # factor by which a command may exceed its usual time, so that twice the time fails
+SLACK = 10.0  # MiB in addition to the usual memory: less than numpy takes
 
 
 @dataclass(frozen=True)
@@ -34,17 +45,24 @@ class Cost:
     out: its standard output.
     modules: all that it imported.
     cpu: seconds of processor time, user and system.
+    memory: peak in MiB.
     """
 
     out: str
     modules: frozenset[str]
     cpu: float
+    memory: float
 
 
 def cost_of(package: str, *arguments: str, folder: Path) -> Cost:
     """Run a command of `coordinator` or `edge_agent` in a folder, which also caches its bytecode,
     so that the second run takes as long as that of an installed package.
     """
+    return measure(COMMAND.replace("PACKAGE", package), *arguments, folder=folder)
+
+
+def measure(code: str, *arguments: str, folder: Path) -> Cost:
+    """Run Python code in its own process, with the arguments of a command."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -52,7 +70,7 @@ def cost_of(package: str, *arguments: str, folder: Path) -> Cost:
     }
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
-        [sys.executable, "-c", CODE.replace("PACKAGE", package), *arguments],
+        [sys.executable, "-c", MEASURED + code, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -61,17 +79,20 @@ def cost_of(package: str, *arguments: str, folder: Path) -> Cost:
     )
     assert done.returncode == 0, done.stderr
     told = msgspec.json.decode(done.stderr.splitlines()[-1])
-    return Cost(done.stdout, frozenset(told["modules"]), told["cpu"])
+    return Cost(done.stdout, frozenset(told["modules"]), told["cpu"], told["memory"])
 
 
-def is_quick(package: str, *arguments: str, folder: Path, most: float) -> bool:
-    """Check that the median of five runs (the first may also cache the bytecode) takes
-    less than `most` seconds of processor time. Three runs on one side of it decide.
+def compare_cost(package: str, *arguments: str, folder: Path) -> tuple[float, float]:
+    """Return a command's processor time as a multiple of that of `import click, msgspec`, and its
+    additional memory in MiB. Both run in turns, so that a slow machine slows both; the least of
+    five runs counts, since other processes only add to the time, and the first writes bytecode.
     """
-    quick = slow = 0
-    while max(quick, slow) < 3:
-        if cost_of(package, *arguments, folder=folder).cpu < most:
-            quick += 1
-        else:
-            slow += 1
-    return quick > slow
+    turns = [
+        (cost_of(package, *arguments, folder=folder), measure(BARE, folder=folder))
+        for _ in range(5)
+    ]
+    ours, bare = zip(*turns, strict=True)
+    return (
+        min(cost.cpu for cost in ours) / min(cost.cpu for cost in bare),
+        min(cost.memory for cost in ours) - min(cost.memory for cost in bare),
+    )
