@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median_low
 
+from coordinator.assign.claimed_counts import limit_counts
 from coordinator.settings.config import Config
 from federated.errors import ConfigError
 from federated.runtime.extension_errors import explain_lookup
@@ -22,8 +23,7 @@ __all__ = [
     "pool_moments",
 ]
 
-# times the median: limit of a card's moments, and of the examples with which it counts
-MAX_RATIO = 10.0
+MAX_SPREADS = 10.0  # times the median spread: limit of a card's moments
 MAX_DEVIATIONS = 100.0  # of the network, from its mean: data beyond are in other units
 MAX_CLASSES = 2  # times the median: limit of a card's classes
 
@@ -72,7 +72,7 @@ def find_outliers(moments: Mapping[str, tuple[Sequence[float], Sequence[float]]]
         found |= {
             agent
             for agent, (mean, std) in moments.items()
-            if max(abs(mean[i] - middle), std[i]) > MAX_RATIO * spread
+            if max(abs(mean[i] - middle), std[i]) > MAX_SPREADS * spread
         }
     return found
 
@@ -84,7 +84,7 @@ def build_network(config: Config, cards: Sequence[Card]) -> Network:
     """Return the largest network for data of these cards. It has as many classes as the card with
     most; mean and deviation are pooled, weighted by examples.
 
-    No card counts with more than `MAX_RATIO` times the median number of examples.
+    No card counts with more than ten times the median number of examples (see `limit_counts`).
     Raises ConfigError if the cards differ in shape or target, or if the model cannot take them;
     Unknown for an unknown model.
     """
@@ -95,7 +95,7 @@ def build_network(config: Config, cards: Sequence[Card]) -> Network:
         )
     if len(targets := {card.target for card in cards}) > 1:
         raise ConfigError(f"the agents' data have different targets: {', '.join(sorted(targets))}")
-    most = int(MAX_RATIO) * median_low(card.examples for card in cards)
+    most = limit_counts(card.examples for card in cards)
     mean, std = pool_moments([(c.mean, c.std, min(c.examples, most)) for c in cards])
     shift, scale = pool_moments([(c.shift, c.scale, min(c.examples, most)) for c in cards])
     with explain_lookup(POINT):

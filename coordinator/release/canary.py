@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from coordinator.assign.claimed_counts import limit_counts
 from export.release_reader import Bundle
 from federated.errors import FleetError, Unknown, UsageError
 from federated.runtime.unit_formatting import format_count
@@ -122,7 +123,9 @@ def judge(
 
     Reasons against it are: no report; a report of a refusal; accuracy lower by more than LOSS,
     pooled over the agents' own examples (without any: from the manifests); p90 more than SLOWER
-    times as long on the same submodel, as the median over agents.
+    times as long on the same submodel, as the median over agents. From three agents, those quarters
+    of them with the largest gains and losses of accuracy are left out, so that no single agent
+    decides.
     """
     heard = select_reports(agents, version, reports)
     refused = [
@@ -191,9 +194,15 @@ def _compare_accuracy(
     ]
     measured = [(n, old, new) for n, old, new in rows if n and old is not None and new is not None]
     if measured:
-        total = sum(n for n, _, _ in measured)
-        old, new = (sum(row[0] * row[which] for row in measured) / total for which in (1, 2))
-        agents = format_count(len(measured), "agent")
+        most, count = limit_counts(n for n, _, _ in measured), len(measured)
+        measured.sort(key=lambda row: row[2] - row[1])
+        out = (count + 1) // 4
+        kept = [(min(n, most), old, new) for n, old, new in measured[out : count - out]]
+        total = sum(n for n, _, _ in kept)
+        old, new = (sum(row[0] * row[which] for row in kept) / total for which in (1, 2))
+        agents = format_count(count, "agent")
+        if out:
+            agents = f"{len(kept)} of {agents}, without the largest gains and losses"
         what = f"accuracy on {format_count(total, 'example')} of {agents}"
     else:
         listed = [

@@ -39,5 +39,6 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Word = Annotated[str, Meta(max_length=128)]
 Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]  # excludes infinity and NaN
-Score = Annotated[float, Meta(ge=-sys.float_info.max, le=1)]
+# an accuracy from 0, or R2, which has no lower limit: with this one, sums over agents are finite
+Score = Annotated[float, Meta(ge=-1e100, le=1)]
 Crc = Annotated[int, Meta(ge=0, lt=1 << 32)]

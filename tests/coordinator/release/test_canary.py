@@ -151,6 +151,54 @@ def test_accuracy_is_pooled_over_examples() -> None:
     )
 
 
+@pytest.mark.parametrize("examples", [100, 1000, 2**62 - 1])
+@pytest.mark.parametrize("agents", [3, 4, 9])
+def test_a_single_agent_neither_forces_a_rollback_nor_hides_a_loss(
+    agents: int, examples: int
+) -> None:
+    """The others have 100 examples each, and lose nothing or three points."""
+    named = [f"d{i}" for i in range(agents)]
+    for loss, (old, new) in (
+        (0.0, (1.0, -1e100)),
+        (0.0, (1.0, 0.0)),
+        (0.03, (-1e100, 1.0)),
+        (0.03, (0.0, 1.0)),
+        (0.03, (0.9, 0.87)),
+    ):
+        before = [serving(name, OLD, accuracy=0.9, examples=100) for name in named]
+        after = [serving(name, NEW, accuracy=0.9 - loss, examples=100) for name in named]
+        before[0] = replace(before[0], accuracy=old, examples=examples)
+        after[0] = replace(after[0], accuracy=new, examples=examples)
+        verdict = judge_reports(after, before, agents=" ".join(named))
+        assert verdict.good is (loss == 0), verdict
+
+
+def test_of_five_agents_the_largest_gain_and_the_largest_loss_are_left_out() -> None:
+    """The other losses are 0, 0.01 and 0.05, of 100, 100 and 300 examples: 0.032 in the mean."""
+    rows = {"a": (100, 0.9), "b": (100, 0.89), "c": (300, 0.85), "d": (900, 0.1), "e": (900, 1.0)}
+    before = [serving(name, OLD, accuracy=0.9, examples=n) for name, (n, _) in rows.items()]
+    after = [serving(name, NEW, accuracy=new, examples=n) for name, (n, new) in rows.items()]
+    assert judge_reports(after, before, agents="a b c d e").reasons == (
+        "accuracy on 500 examples of 3 of 5 agents, without the largest gains and losses: 0.868, "
+        "stable version 0.900",
+    )
+
+
+def test_no_agent_counts_with_more_than_ten_times_the_median_of_the_examples() -> None:
+    """Two agents: 10 examples lose 30 points, and 10^6, which count as 100, lose none."""
+    before = [
+        serving("pi", OLD, accuracy=0.9, examples=10),
+        serving("tv", OLD, accuracy=0.9, examples=10**6),
+    ]
+    after = [
+        serving("pi", NEW, accuracy=0.6, examples=10),
+        serving("tv", NEW, accuracy=0.9, examples=10**6),
+    ]
+    assert judge_reports(after, before).reasons == (
+        "accuracy on 110 examples of 2 agents: 0.873, stable version 0.900",
+    )
+
+
 @pytest.mark.parametrize(("new", "good"), [(0.89, True), (0.889, False), (1.0, True)])
 def test_one_point_may_be_lost(new: float, good: bool) -> None:
     assert (

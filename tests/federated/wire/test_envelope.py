@@ -182,6 +182,7 @@ WRONG = [
     ("serving", "p90", math.nan),
     ("serving", "p90_before", -1.0),
     ("serving", "accuracy", math.inf),
+    ("serving", "accuracy_before", -1.7e308),
     ("serving", "accuracy", 1.5),
     ("serving", "examples", -1),
     ("serving", "reason", "x" * 1001),
