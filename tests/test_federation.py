@@ -14,11 +14,12 @@ import torch
 
 from coordinator.fleet.message_loop import Fleet
 from coordinator.observe.events import Event, RoundDelayed
+from coordinator.phases.run_context import ENDLESS, PATIENCE
 from coordinator.round import phase_progress
 from coordinator.store.run_store import Store
 from federated.errors import ConfigError, FleetError, StoreError
 from federated.method import Tensors
-from federated.task import Update
+from federated.task import Profile, Update
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Delivery, Link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
@@ -306,6 +307,43 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "split" / "runs", RUN, read_only=True)
     assert [number for number, *_ in store.read_history()] == [1, 2, 3, 4]
     store.close()
+
+
+def claim(examples: int) -> Member:
+    """Return an agent that claims this number of examples."""
+
+    def change(update: Update) -> Update:
+        return replace(update, samples=examples) if update.work == "train" else update
+
+    class Claimant(Member):
+        def measure(self, run: messages.Run) -> Profile:
+            profile = super().measure(run)
+            return replace(profile, data=replace(profile.data, examples=examples))
+
+    return Claimant("a2", digits(2, 3), change=change)
+
+
+def test_an_update_counts_with_at_most_ten_times_the_median_of_the_examples(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a simulation it counts with all of them."""
+    honest = members(3)[:2]
+    most = 10 * max(len(member.data.y) for member in honest)
+    found = [
+        federate(tmp_path / str(i), [*members(3)[:2], claim(n)], SMALL, patience=patience)
+        for i, (n, patience) in enumerate(
+            [(most, PATIENCE), (2**39, PATIENCE), (most, ENDLESS), (2**39, ENDLESS)]
+        )
+    ]
+    capped, liar, plain, trusted = (one.result.state.tensors for one in found)
+    assert all(torch.equal(capped[home], liar[home]) for home in capped)
+    assert all(torch.equal(capped[home], plain[home]) for home in capped)
+    assert not all(torch.equal(capped[home], trusted[home]) for home in capped)
+    warned = [one.message for one in caplog.records if "robust.examples" in one.message]
+    assert warned == [
+        f"a2 with {2**39} examples: more than 10 times the median of the agents' examples; each "
+        f"counts as {most} examples (robust.examples)"
+    ]
 
 
 def test_the_target_accuracy_ends_a_run(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
+from coordinator.assign.claimed_counts import limit_counts
 from coordinator.observe.round_records import Score
 from federated.training.score_sums import Tallies, Tally, add, metrics
 from models.submodel import Submodel
@@ -45,20 +46,30 @@ def make_score(submodel: Submodel, view: str, tally: Tally, agent: str = "") -> 
     )
 
 
-def score_devices(found: Found) -> list[Score]:
+def score_devices(found: Found, ratio: float = 0.0) -> list[Score]:
     """Return scores of the views `devices`, `labels` and `devices/exit...`, of all devices together
     and of each.
+
+    ratio: see `add_limited`.
     """
-    return score_views(found, {"all": "devices", "labels": "labels"}, exits="devices/")
+    return score_views(found, {"all": "devices", "labels": "labels"}, "devices/", ratio)
 
 
-def score_training(found: Found) -> list[Score]:
-    """Return scores of the views `before` and `after`, of all devices together and of each."""
-    return score_views(found, {"before": "before", "after": "after"}, exits="")
+def score_training(found: Found, ratio: float = 0.0) -> list[Score]:
+    """Return scores of the views `before` and `after`, of all devices together and of each.
+
+    ratio: see `add_limited`.
+    """
+    return score_views(found, {"before": "before", "after": "after"}, "", ratio)
 
 
-def score_views(found: Found, names: Mapping[str, str], exits: str) -> list[Score]:
-    """Return scores by submodel and view. names: tally -> view; exits: prefix of other views."""
+def score_views(found: Found, names: Mapping[str, str], exits: str, ratio: float) -> list[Score]:
+    """Return scores by submodel and view.
+
+    names: tally -> view.
+    exits: prefix of other views.
+    ratio: see `add_limited`.
+    """
     scores = []
     ordered = sorted(found, key=lambda one: (one[0].name, one[1]))
     for submodel, group in groupby(ordered, key=lambda one: one[0]):
@@ -66,10 +77,30 @@ def score_views(found: Found, names: Mapping[str, str], exits: str) -> list[Scor
         for view in dict.fromkeys(view for _, by_view in devices for view in by_view):
             name = names.get(view, exits + view)
             tallies = {agent: by_view[view] for agent, by_view in devices if view in by_view}
-            scores.append(make_score(submodel, name, add(tallies.values())))
+            whole = add_limited(list(tallies.values()), ratio)
+            scores.append(make_score(submodel, name, whole))
             if view in names:
                 scores += [make_score(submodel, name, tally, a) for a, tally in tallies.items()]
     return scores
+
+
+def add_limited(tallies: Sequence[Tally], ratio: float) -> Tally:
+    """Return the sum of tallies, in which none counts with more than `ratio` times the median of
+    their examples. 0: no limit.
+    """
+    if ratio:
+        most = limit_counts((int(one["count"][0]) for one in tallies), ratio)
+        tallies = [shorten(one, most) for one in tallies]
+    return add(tallies)
+
+
+def shorten(tally: Tally, most: int) -> Tally:
+    """Return a tally as of at most this many examples, with the same means."""
+    if (count := tally["count"][0]) <= most:
+        return tally
+    return {name: [v * most / count for v in sums] for name, sums in tally.items()} | {
+        "count": [most]
+    }
 
 
 def find_main_view(scores: Iterable[Score]) -> str:
@@ -84,14 +115,35 @@ def select_overall(scores: Sequence[Score]) -> list[Score]:
 
 
 def is_target_reached(scores: Sequence[Score], menu: Sequence[Submodel], target: float) -> bool:
-    """Return True if the largest evaluated submodel has the target accuracy in the main view. A
-    target of 0 is never reached.
+    """Return True if the largest evaluated submodel has the target accuracy in the main view: if
+    its data are of several devices, also without any one of these. A target of 0 is never reached.
     """
     if not target or not scores:
         return False
-    by_name = {s.submodel: s.accuracy for s in select_overall(scores)}
+    by_name = {s.submodel: s for s in select_overall(scores)}
     largest = [by_name[m.name] for m in list_networks(menu) if m.name in by_name]
-    return bool(largest) and largest[-1] >= target
+    return (
+        bool(largest)
+        and largest[-1].accuracy >= target
+        and all(accuracy >= target for accuracy in leave_one_out(scores, largest[-1]))
+    )
+
+
+def leave_one_out(scores: Sequence[Score], overall: Score) -> list[float]:
+    """Return the accuracies of all devices but one, each left out in turn; empty for fewer than
+    two. For R2, which is no mean over devices, they are approximate.
+    """
+    devices = [
+        s
+        for s in scores
+        if (s.submodel, s.view) == (overall.submodel, overall.view) and s.agent and s.examples
+    ]
+    if len(devices) < 2:
+        return []
+    most = limit_counts(s.examples for s in devices)
+    rows = [(n := min(s.examples, most), n * s.accuracy) for s in devices]
+    count, right = sum(n for n, _ in rows), sum(r for _, r in rows)
+    return [(right - r) / (count - n) for n, r in rows]
 
 
 def list_networks(menu: Sequence[Submodel]) -> list[Submodel]:

@@ -36,10 +36,11 @@ class Calibration(Collector):
 
     robust: takes the median of each entry over the devices instead of the mean, since a device
         could outweigh all others with the batches that it claims.
+    most: batches with which a device counts in the mean; 0: no limit.
     """
 
-    def __init__(self, robust: bool) -> None:
-        self._robust = robust
+    def __init__(self, robust: bool, most: int = 0) -> None:
+        self._robust, self._most = robust, most
         self._total = Total()
         self._values: dict[str, list[torch.Tensor]] = {}  # by home
 
@@ -47,7 +48,9 @@ class Calibration(Collector):
         check_statistics(update)
 
     def fold(self, state: TaskState, update: Update) -> None:
-        parts = make_statistics_parts(to_torch(update))
+        batches = update.notes["batches"]
+        weight = min(batches, self._most) if self._most else batches
+        parts = make_statistics_parts(to_torch(update), weight)
         if not self._robust:
             fold(self._total, parts, (update.agent, update.submodel.name))
             return
@@ -80,12 +83,11 @@ class Scoring(Collector):
         self.found.append((update.submodel, update.agent, update.notes["tallies"]))
 
 
-def make_statistics_parts(update: Update) -> list[Part]:
-    """Return an agent's statistics as parts, weighted by its number of batches."""
+def make_statistics_parts(update: Update, batches: int) -> list[Part]:
+    """Return an agent's statistics as parts, weighted by a number of batches."""
     prefix = f"{STATS}{update.submodel.name}/"
-    weight = float(update.notes["batches"])
     return [
-        Part(prefix + name, corner(value.shape), tuple(value.shape), value, weight)
+        Part(prefix + name, corner(value.shape), tuple(value.shape), value, float(batches))
         for name, value in update.tensors.items()
     ]
 

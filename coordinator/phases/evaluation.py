@@ -86,7 +86,11 @@ class Evaluator:
     device: str = "cpu"
 
     def evaluate(
-        self, state: State, worked: Mapping[str, Submodel], history: FleetHistory
+        self,
+        state: State,
+        worked: Mapping[str, Submodel],
+        history: FleetHistory,
+        most_examples: int,
     ) -> tuple[State, tuple[Score, ...]]:
         """Calibrate and score submodels after a round; return the state with statistics, and the
         scores.
@@ -94,6 +98,7 @@ class Evaluator:
         worked: agent -> the submodel that it had in the round.
         history: tells which agents have trained a submodel. If devices keep a part of it to
             themselves, only these agents can score it.
+        most_examples: with which the statistics of an agent count at most; 0: no limit.
         """
         config, fleet = self.run.config.evaluate, self.run.fleet
         submodels = self._select(worked, state.round)
@@ -101,7 +106,7 @@ class Evaluator:
             agents = [
                 a for a in fleet.list_free() if config.calibrate == "fleet" or a.name in worked
             ]
-            state = self._calibrate(state, submodels, agents, history)
+            state = self._calibrate(state, submodels, agents, history, most_examples)
         calibrated = [
             s
             for s in submodels
@@ -135,12 +140,15 @@ class Evaluator:
         submodels: Sequence[Submodel],
         agents: Sequence[Agent],
         history: FleetHistory,
+        most_examples: int,
     ) -> State:
         if self.run.config.evaluate.calibrate == "coordinator":
             return self._calibrate_centrally(state, submodels)
         shipment = Shipment(self.run.fleet, state, self.run.method, "calibrate")
         submodels = [s for s in submodels if statistics(s)]
-        calibration = Calibration(self.run.config.robust.rule != "none")
+        batch = self.run.method.recipe(state, self.run.menu[0]).batch
+        most = math.ceil(most_examples / batch)
+        calibration = Calibration(self.run.config.robust.rule != "none", most)
         tasks = self._plan_tasks(state, shipment, submodels, agents, history)
         self._run_phase(state, "calibrate", tasks, calibration)
         return replace_statistics(state, calibration.statistics())
@@ -174,7 +182,7 @@ class Evaluator:
         tasks = self._plan_tasks(state, shipment, submodels, able, history)
         scoring = Scoring()
         self._run_phase(state, "evaluate", tasks, scoring)
-        return score_devices(scoring.found)
+        return score_devices(scoring.found, self.run.count_ratio)
 
     def _score_centrally(self, state: State, submodels: Sequence[Submodel]) -> list[Score]:
         if self.data is None or not len(self.data.x_held):

@@ -73,6 +73,13 @@ class RunContext:
     patience: float
 
     @property
+    def count_ratio(self) -> float:
+        """The limit of the examples with which an agent counts, as a multiple of the median; 0: no
+        limit. The counts of simulated devices are facts.
+        """
+        return self.config.robust.examples if self.measures_time else 0.0
+
+    @property
     def measures_time(self) -> bool:
         """True if measured seconds say something about the devices. Simulated devices only claim
         their speeds.

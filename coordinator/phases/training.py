@@ -14,6 +14,7 @@ from functools import cache
 from immutables import Map
 from msgspec import structs
 
+from coordinator.assign.affordable_submodels import count_steps
 from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.selection import make_generator
 from coordinator.fleet.submodel_shipment import Shipment, to_torch
@@ -171,8 +172,9 @@ class Training(Collector):
     def fold(self, state: TaskState, update: Update) -> None:
         run, agent = self.run, update.agent
         with time_stage(run.publish, "fold"):
+            counted = limit_claims(update, self._recipe(update.submodel), self.plan.most_examples)
             parts = run.method.parts(
-                self.state, self.shipment.parcel(update.submodel).plan, to_torch(update)
+                self.state, self.shipment.parcel(update.submodel).plan, to_torch(counted)
             )
             run.defences.fold(self.total, self.state, update.submodel, parts, (agent, update.round))
         entry = describe_fold(state, update, len(self.folded))
@@ -261,7 +263,10 @@ def train(training: Training) -> Trained:
     return Trained(
         run.defences.combine(training.total, training.state),
         sorted(entries, key=lambda entry: entry.agent),
-        score_training([(one.submodel, one.entry.agent, one.tallies) for one in folded.values()]),
+        score_training(
+            [(one.submodel, one.entry.agent, one.tallies) for one in folded.values()],
+            run.count_ratio,
+        ),
         record_counts(history, entries),
     )
 
@@ -301,6 +306,15 @@ def learn_from_misses(
 
 
 # ---- inputs of a training ------------------------------------------------------------------------
+
+
+def limit_claims(update: Update, recipe: Recipe, most: int) -> Update:
+    """Return the update with at most this many examples, and with no more steps than they take. 0:
+    no limit.
+    """
+    if not most or update.samples <= most:
+        return update
+    return replace(update, samples=most, steps=min(update.steps, count_steps(recipe, most)))
 
 
 def complete_recipe(recipe: Recipe, config: Config) -> Recipe:

@@ -60,6 +60,7 @@ class RoundPlan:
     needed: number of updates that close it.
     wanted: number of agents to be at work at the same time.
     probed: the chosen agents that are suspects, so that the round does not wait for them.
+    most_examples: with which an update counts at most; 0: no limit.
     """
 
     round: int
@@ -73,6 +74,7 @@ class RoundPlan:
     needed: int
     wanted: int
     probed: frozenset[str] = frozenset()
+    most_examples: int = 0
 
 
 class Wasted(Struct, frozen=True):

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from coordinator.assign import decisions
 from coordinator.assign.agent_track_record import Standing, count_round, reset_timings
+from coordinator.assign.claimed_counts import limit_counts
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.decisions import Candidate, Verdict
 from coordinator.assign.selection import count_wanted, draw_names, make_generator
@@ -79,7 +80,28 @@ def plan_round(run: RunContext, state: State, history: FleetHistory) -> RoundPla
         needed,
         wanted,
         probed,
+        limit_examples(run, verdicts),
     )
+
+
+def limit_examples(run: RunContext, names: Collection[str]) -> int:
+    """Return the most examples with which an update of these agents counts; 0: no limit. Warn about
+    agents that have more.
+    """
+    agents = run.fleet.agents
+    counts = {name: profile.data.examples for name in names if (profile := agents[name].profile)}
+    if not run.count_ratio or not counts:
+        return 0
+    most = limit_counts(counts.values(), run.count_ratio)
+    if larger := sorted(name for name, count in counts.items() if count > most):
+        log.warning(
+            "%s: more than %g times the median of the agents' examples; each counts as %d "
+            "examples (robust.examples)",
+            ", ".join(f"{name} with {counts[name]} examples" for name in larger),
+            run.count_ratio,
+            most,
+        )
+    return most
 
 
 def list_trusted(run: RunContext, names: Collection[str]) -> frozenset[str]:

@@ -240,7 +240,7 @@ def evaluate_round(
         **{one.task.agent: one.task.submodel for one in run.fleet.round.settled},
     }
     with time_stage(run.publish, "evaluate"):
-        state, scores = evaluator.evaluate(state, worked, trained.history)
+        state, scores = evaluator.evaluate(state, worked, trained.history, plan.most_examples)
     return state, trained.history.counts.mark((*scores, *trained.scores))
 
 

@@ -237,6 +237,15 @@ class Robust(Record, frozen=True):
             "bound. Use a value far above 1, since updates grow when the data of a device change."
         ),
     ] = 100.0
+    examples: Annotated[
+        NotNegative,
+        Meta(
+            description="Number of examples with which an agent counts at most in the mean of "
+            "updates, of batch norm statistics and of the devices' scores, as a multiple of the "
+            "median over agents. A warning names agents with more. 0: no limit. Simulations have "
+            "none, since their agents' numbers are facts."
+        ),
+    ] = 10.0
     rule: Annotated[
         str,
         Meta(

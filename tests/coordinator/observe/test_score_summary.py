@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from coordinator.observe.round_records import Score
-from coordinator.observe.score_summary import summarize
+from coordinator.observe.score_summary import is_target_reached, score_devices, summarize
 from coordinator.simulate.results import encode_json
 from models.submodel import Network, Submodel
 
@@ -52,6 +52,39 @@ def test_worst_and_mean_are_over_submodels_and_global_is_the_largest():
     ]
     found = summarize(scores, (SMALL, LARGE), {})
     assert (found["global"], found["worst"], found["mean"], found["loss"]) == (0.6, 0.6, 0.7, 1.0)
+
+
+def report(agent: str, count: int, right: int) -> tuple[Submodel, str, dict]:
+    return LARGE, agent, {"all": {"count": [count], "loss": [2.0 * count], "right": [right]}}
+
+
+def test_no_device_counts_with_more_than_a_multiple_of_the_median_in_a_score() -> None:
+    """100, 100 and 2^47 examples, which count as 1000: (50 + 50 + 1000) / 1200 are right."""
+    found = [report("a", 100, 50), report("b", 100, 50), report("c", 2**47, 2**47)]
+    overall = {s.agent: s for s in score_devices(found, 10.0)}
+    assert (overall[""].examples, overall[""].loss) == (1200, 2.0)
+    assert round(overall[""].accuracy, 9) == round(1100 / 1200, 9)
+    assert (overall["c"].examples, overall["c"].accuracy) == (2**47, 1.0)
+    assert score_devices(found)[0].examples == 200 + 2**47
+
+
+def test_a_single_device_does_not_reach_the_target_for_all() -> None:
+    """With the others at 0.5, one that claims to be always right reaches 0.9 in the mean."""
+    found = [report("a", 100, 50), report("b", 100, 50), report("c", 2**47, 2**47)]
+    for ratio in (0.0, 10.0):
+        scores = score_devices(found, ratio)
+        assert scores[0].accuracy > 0.9
+        assert not is_target_reached(scores, (SMALL, LARGE), 0.9)
+        assert is_target_reached(scores, (SMALL, LARGE), 0.5)
+
+
+def test_the_target_counts_for_one_device_and_for_the_coordinators_own_data() -> None:
+    one = score_devices([report("a", 100, 90)])
+    assert is_target_reached(one, (LARGE,), 0.9)
+    assert not is_target_reached(one, (LARGE,), 0.91)
+    assert not is_target_reached(one, (LARGE,), 0.0)
+    own = Score(LARGE.name, "central", 0.95, 0.0, 10)
+    assert is_target_reached([own, *one], (LARGE,), 0.95)
 
 
 def test_a_loss_of_nan_is_null_in_json():

@@ -20,6 +20,7 @@ from federated.methods.fedavg import fedavg
 from federated.task import Update
 from models.menu import menu
 from models.named_network import network
+from models.submodel import Submodel
 from models.submodel_building import initial, statistics
 from tests.support.memory_federation import Member, digits, federate
 
@@ -53,28 +54,41 @@ def test_each_exit_is_scored_centrally_and_on_devices(
     assert found["devices"].accuracy == found["devices/exit2"].accuracy
 
 
+def make_statistics(submodel: Submodel, agent: str, value: float, batches: int) -> Update:
+    tensors = {
+        name: np.full(shape, value, np.float32) for name, shape in statistics(submodel).items()
+    }
+    return Update(
+        "r", 1, 1, agent, "calibrate", submodel, "r1", 2**30, 0, tensors, {"batches": batches}
+    )
+
+
+def test_statistics_count_with_a_limited_number_of_batches() -> None:
+    """3 batches of 1 and 10 of 2**30 batches of 14: (3 x 1 + 10 x 14) / 13 is 11."""
+    submodel = menu(network("preresnet", (1, 8, 8), 3), (0.25,), (1,))[0]
+    calibration = Calibration(False, 10)
+    for answer in (
+        make_statistics(submodel, "a", 1.0, 3),
+        make_statistics(submodel, "liar", 14.0, 2**30),
+    ):
+        calibration.fold(None, answer)  # type: ignore[arg-type]
+    assert all(((v - 11).abs() < 1e-5).all() for v in calibration.statistics().values())
+
+
 def test_under_a_robust_rule_a_large_batch_count_does_not_dominate() -> None:
     """Two honest agents send the means 1 and 2; a liar sends 9e9 from 2**30 batches. The median is
     2; weighted by batches, the liar decides alone.
     """
     submodel = menu(network("preresnet", (1, 8, 8), 3), (0.25,), (1,))[0]
 
-    def make_update(agent: str, value: float, batches: int) -> Update:
-        tensors = {
-            name: np.full(shape, value, np.float32) for name, shape in statistics(submodel).items()
-        }
-        return Update(
-            "r", 1, 1, agent, "calibrate", submodel, "r1", 2**30, 0, tensors, {"batches": batches}
-        )
-
     method = fedavg()
     state = method.start(initial(submodel.network, 0), (submodel,), configure(method, {}))
     for robust, low, high in ((True, 2.0, 2.0), (False, 8.9e9, 9.1e9)):
         calibration = Calibration(robust)
         for answer in (
-            make_update("a", 1.0, 3),
-            make_update("b", 2.0, 3),
-            make_update("liar", 9e9, 2**30),
+            make_statistics(submodel, "a", 1.0, 3),
+            make_statistics(submodel, "b", 2.0, 3),
+            make_statistics(submodel, "liar", 9e9, 2**30),
         ):
             calibration.fold(None, answer)  # type: ignore[arg-type]
         found = replace_statistics(state, calibration.statistics())
