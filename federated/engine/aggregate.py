@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.blockwise_sums import Blocks, Layout, Runs, find_layout, pack
+from federated.engine.blockwise_sums import Additions, Blocks, Layout, find_layout, pack
 from federated.engine.update_contributions import Part, RowParts, Weight
 from models.slicing import Row, Where, as_slices, corner
 
@@ -93,7 +93,7 @@ class Total:
         waiting, self._waiting = self._waiting, []
         if waiting:
             self._blocks.add(
-                [(one.runs, flat, one.factors(update)) for one, flat, update in waiting]
+                [(one.additions, flat, one.factors(update)) for one, flat, update in waiting]
             )
 
     def queue(self, update: RowParts) -> bool:
@@ -133,8 +133,8 @@ class Total:
         for row in rows.values():
             self._blocks.include(row.home, self._sums[row.home].value)
         by_row = {name for name, terms in update.own.items() if isinstance(terms.weight, Tensor)}
-        runs = self._blocks.compile(rows, layout, joined=not update.own, by_row=by_row)
-        return Compiled(update.rows, tuple(rows.values()), runs)
+        additions = self._blocks.compile(rows, layout, joined=not update.own, by_row=by_row)
+        return Compiled(update.rows, tuple(rows.values()), additions)
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,12 @@ class Compiled:
 
     plan: all rows of the plan
     rows: those whose tensors the updates hold
-    runs: the additions
+    additions: of its tensors, by block
     """
 
     plan: tuple[Row, ...]
     rows: tuple[Row, ...]
-    runs: Runs
+    additions: Additions
 
     def factors(self, update: RowParts) -> list[Weight]:
         """Return the factor of the values of each row of the plan."""

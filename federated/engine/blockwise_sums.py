@@ -1,10 +1,11 @@
 """Add updates that lie in flat buffers block by block, so that several updates read and write each
 sum in memory once.
 
-The rows of a plan are compiled once into runs: pieces of an update's buffer, each with the piece of
-a sum that it is added to. Neighbouring tensors become one run. A block is a group of pieces of the
-sums that fits the processor's cache. Every entry is added in the order of the updates, so the bits
-do not depend on how many updates are at hand, on the blocks, or on the number of threads.
+The rows of a plan are compiled once into additions: pieces of an update's buffer, each with the
+piece of a sum that it is added to. Neighbouring tensors become one addition. A block is a group of
+pieces of the sums that fits the processor's cache. Every entry is added in the order of the
+updates, so the bits do not depend on how many updates are at hand, on the blocks, or on the number
+of threads.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from federated.engine.update_contributions import Weight
 from models.slicing import Row, Where, as_slices, corner
 from models.slicing import blocks as cut
 
-__all__ = ["Blocks", "Layout", "Runs", "find_layout", "intersect", "pack"]
+__all__ = ["Additions", "Blocks", "Layout", "find_layout", "intersect", "pack"]
 
 BLOCK = 1 << 19  # entries of the sums in one block
 ALIGNMENT = 16  # entries, as in an encoded update
@@ -71,7 +72,7 @@ def pack(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Run:
+class Addition:
     """One addition.
 
     target: piece of a sum
@@ -97,7 +98,7 @@ class Run:
             self.target.add_(values, alpha=factor)
 
 
-Runs = Mapping[int, Sequence[Run]]
+Additions = Mapping[int, Sequence[Addition]]
 """The additions of an update, by index of the block."""
 
 
@@ -123,14 +124,14 @@ class Blocks:
 
     def compile(
         self, rows: Mapping[int, Row], layout: Layout, *, joined: bool, by_row: Collection[str]
-    ) -> Runs:
+    ) -> Additions:
         """Return the additions that a plan's rows cause, for updates with this layout.
 
         rows: by index in the plan
-        joined: True if all rows have the same factor, so that adjacent ones can be added as one run
+        joined: True if all rows have the same factor, so that adjacent ones become one addition
         by_row: names of local tensors of which each row has its own factor
         """
-        found: dict[int, list[Run]] = {}
+        found: dict[int, list[Addition]] = {}
         places = {name: (start, shape) for name, start, shape in layout}
         for index, row in rows.items():
             start, shape = places[row.local]
@@ -138,19 +139,23 @@ class Blocks:
                 both = intersect(row.there, where)
                 if both is None:
                     continue
-                run = make_run(self._values[row.home], (index, row), both, start, shape)
-                run = run if row.local in by_row else flatten(run)
-                runs = found.setdefault(block, [])
-                longer = join(runs[-1], run, rows[runs[-1].row]) if joined and runs else None
-                runs[-1:] = [longer] if longer else [*runs[-1:], run]
+                addition = make_addition(self._values[row.home], (index, row), both, start, shape)
+                addition = addition if row.local in by_row else flatten(addition)
+                additions = found.setdefault(block, [])
+                longer = (
+                    join(additions[-1], addition, rows[additions[-1].row])
+                    if joined and additions
+                    else None
+                )
+                additions[-1:] = [longer] if longer else [*additions[-1:], addition]
         return found
 
-    def add(self, updates: Sequence[tuple[Runs, Tensor, Sequence[Weight]]]) -> None:
-        """Add updates to the sums: the runs of each, its buffer, and the factor of each row."""
+    def add(self, updates: Sequence[tuple[Additions, Tensor, Sequence[Weight]]]) -> None:
+        """Add updates to the sums: of each, its additions, buffer and factor of each row."""
         for index in range(len(self._sizes)):
-            for runs, flat, factors in updates:
-                for run in runs.get(index, ()):
-                    run.add(flat, factors[run.row])
+            for additions, flat, factors in updates:
+                for addition in additions.get(index, ()):
+                    addition.add(flat, factors[addition.row])
 
 
 def intersect(one: Where, other: Where) -> Where | None:
@@ -161,10 +166,10 @@ def intersect(one: Where, other: Where) -> Where | None:
     return both if all(a < b for a, b in both) else None
 
 
-def make_run(
+def make_addition(
     value: Tensor, place: tuple[int, Row], both: Where, start: int, shape: tuple[int, ...]
-) -> Run:
-    """Return the run of a row and its index in one rectangle of its home.
+) -> Addition:
+    """Return the addition of a row and its index in one rectangle of its home.
 
     value: sum of the home
     start, shape: of the local tensor in the update's buffer
@@ -175,25 +180,26 @@ def make_run(
     offset = start + sum(map(math.prod, zip(inner, stride, strict=True)))
     span = slice(both[0][0] - row.there[0][0], both[0][1] - row.there[0][0]) if both else slice(0)
     size = tuple(b - a for a, b in both)
-    return Run(value[as_slices(both)], index, span, size, stride, offset)
+    return Addition(value[as_slices(both)], index, span, size, stride, offset)
 
 
-def flatten(run: Run) -> Run:
-    """Return the run with one axis, if its values lie side by side in the sum and in the update."""
-    dense = [math.prod(run.size[axis + 1 :]) for axis in range(len(run.size))]
-    axes = [axis for axis, n in enumerate(run.size) if n > 1]
-    if any(run.stride[a] != dense[a] or run.target.stride(a) != dense[a] for a in axes):
-        return run
-    size = (math.prod(run.size),)
-    target = torch.as_strided(run.target, size, (1,), run.target.storage_offset())
-    return replace(run, target=target, size=size, stride=(1,))
+def flatten(addition: Addition) -> Addition:
+    """Return the addition with one axis, if its values lie side by side in sum and update."""
+    dense = [math.prod(addition.size[axis + 1 :]) for axis in range(len(addition.size))]
+    axes = [axis for axis, n in enumerate(addition.size) if n > 1]
+    if any(addition.stride[a] != dense[a] or addition.target.stride(a) != dense[a] for a in axes):
+        return addition
+    size = (math.prod(addition.size),)
+    target = torch.as_strided(addition.target, size, (1,), addition.target.storage_offset())
+    return replace(addition, target=target, size=size, stride=(1,))
 
 
-def join(one: Run, other: Run, row: Row) -> Run | None:
-    """Return two flat runs as one if the second follows the first in the sum and in the update,
-    with an equal gap of less than the alignment; otherwise None. What lies in a gap is never read.
+def join(one: Addition, other: Addition, row: Row) -> Addition | None:
+    """Return two flat additions as one if the second follows the first in the sum and in the
+    update, with an equal gap of less than the alignment; otherwise None. What lies in a gap is
+    never read.
 
-    row: of the first run; unless it fills its home, what follows is no gap
+    row: of the first addition; unless it fills its home, what follows is no gap
     """
     gap = ALIGNMENT if row.there == corner(row.shape) else 1
     a, b, moved = one.target, other.target, other.offset - one.offset

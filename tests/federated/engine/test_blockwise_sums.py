@@ -74,11 +74,11 @@ def bits(total):
     return {home: value.tolist() for home, value in tensors.items()}, text
 
 
-def test_neighbours_become_one_run_that_waits_until_the_sums_are_read():
+def test_neighbours_become_one_addition_that_waits_until_the_sums_are_read():
     total = Total(most=3)
     fold(total, whole_update(0), ("a",))
     ((compiled, *_),) = total._waiting
-    assert [len(runs) for runs in compiled.runs.values()] == [1]
+    assert [len(additions) for additions in compiled.additions.values()] == [1]
     assert torch.equal(total.sums["a"].value, update(WHOLE, 0, flat=True)["a"])
     assert not total._waiting
 
