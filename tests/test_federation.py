@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import Event, RoundDelayed
 from coordinator.phases.run_context import ENDLESS, PATIENCE
 from coordinator.round import phase_progress
@@ -199,7 +199,7 @@ def test_foreign_messages_are_refused_and_the_round_continues(tmp_path: Path) ->
     forged = envelope.encode(messages.Status("a0", "x", False))
     later = envelope.encode(messages.Goodbye("x")).replace(b"\xa1v\x02", b"\xa1v\x07")
 
-    def watch(fleet: Fleet) -> None:
+    def watch(fleet: MessageLoop) -> None:
         for payload in (b"garbage", b"", forged, later, envelope.encode(messages.Goodbye("x"))):
             stranger.publish(topics.say(RUN, "stranger"), payload)
 
@@ -427,7 +427,7 @@ def test_two_agents_with_one_name_get_the_reason(tmp_path: Path) -> None:
     broker = MemoryBroker()
     second = MemoryLink(broker, "other client")
 
-    def watch(fleet: Fleet) -> None:
+    def watch(fleet: MessageLoop) -> None:
         if not second.sent_bytes and "a0" in fleet.agents and fleet.agents["a0"].ready:
             second.publish(
                 topics.status(RUN, "a0"), envelope.encode(messages.Status("a0", "s2", True))

@@ -18,7 +18,7 @@ import torch
 
 from coordinator.assign.selection import make_generator
 from coordinator.broker import local_broker as brokers
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.round_records import Entry
 from coordinator.phases.evaluation import Evaluator
 from coordinator.run import runner
@@ -228,7 +228,7 @@ def test_tasks_are_dropped_when_late_updates_no_longer_count(
         assert (update.agent, update.round) != ("a2", 1) or second.wait(60)
         return update
 
-    broker, fleets = MemoryBroker(), list[Fleet]()
+    broker, fleets = MemoryBroker(), list[MessageLoop]()
     members = [
         member(0, 3, {}, change=wait),
         member(1, 3, {}, 0.5, wait),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.broker import local_broker as brokers
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import Event, RoundStarted
 from coordinator.round.round_events import PhaseBegan, UpdateFolded
 from coordinator.round.round_state import Round
@@ -37,7 +37,7 @@ def test_a_journal_replays_into_the_value_that_the_coordinator_had(
     """The coordinator is killed in its second round after some folds, over a real broker. The
     replay reads nothing but the journal.
     """
-    fleets, seen = list[Fleet](), Counter[str]()
+    fleets, seen = list[MessageLoop](), Counter[str]()
 
     def die(event: Event) -> None:
         seen[type(event).__name__] += 1

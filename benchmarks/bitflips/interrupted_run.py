@@ -22,7 +22,7 @@ from benchmarks.fault_schedules.virtual_agent import RUN
 from benchmarks.fault_schedules.virtual_clock import Killed, Process
 from benchmarks.fault_schedules.virtual_training import learn
 from benchmarks.replay import ReplayResult, replay
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.views.run_check import check_run
 from federated.errors import StoreError
 
@@ -84,7 +84,7 @@ class Witness(Oracle):
 
     result: ReplayResult | None = None
 
-    def check_death(self, fleet: Fleet) -> None:
+    def check_death(self, fleet: MessageLoop) -> None:
         pass
 
     def check_kept(self, *, damaged: bool) -> None:

@@ -16,7 +16,7 @@ from msgspec import structs
 from benchmarks.fault_schedules.random_schedules import COORDINATOR
 from benchmarks.fault_schedules.virtual_training import learn
 from benchmarks.replay import ReplayResult, replay
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.round import round_events as on
 from coordinator.round import round_step as steps
 from coordinator.round.round_actions import Action, Answer, TurnAway
@@ -115,7 +115,7 @@ class Oracle:
 
     # ---- after a death ---------------------------------------------------------------------------
 
-    def check_death(self, fleet: Fleet) -> None:
+    def check_death(self, fleet: MessageLoop) -> None:
         """Check that the journal restores the value at a death, or that before its last event."""
         self.check_bounds(fleet)
         driver = fleet.driver
@@ -181,7 +181,7 @@ class Oracle:
                     "the spool nor in a snapshot"
                 )
 
-    def check_bounds(self, fleet: Fleet) -> None:
+    def check_bounds(self, fleet: MessageLoop) -> None:
         """Check that memory and journal stay within what the present tasks need."""
         folder, value = self.runs / self.run, fleet.round
         for agent in value.agents.values():

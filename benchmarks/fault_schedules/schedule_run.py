@@ -27,7 +27,7 @@ from benchmarks.fault_schedules.virtual_agent import RESTART, RUN, Device
 from benchmarks.fault_schedules.virtual_clock import Killed, Process, Stalled, World
 from benchmarks.fault_schedules.virtual_disks import Disks
 from benchmarks.fault_schedules.virtual_links import Cable, Network
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.run.run_preparation import prepare
 from coordinator.run.runner import RunOptions
 from coordinator.run.runner import run as run_coordinator
@@ -101,7 +101,7 @@ class Trial:
         self.coordinator = Process(COORDINATOR)
         self.devices: dict[str, Device] = {}
         self.namesakes: list[Device] = []
-        self.fleet: Fleet | None = None
+        self.fleet: MessageLoop | None = None
         self.oracle = Oracle(folder / "runs", RUN, self._fail)
         self._wait = RESTART
 
@@ -186,7 +186,7 @@ class Trial:
     def _config(self) -> Config:
         return load(None, {}, list({**BASE, **self.schedule.settings}.items()))
 
-    def _bind(self, fleet: Fleet) -> None:
+    def _bind(self, fleet: MessageLoop) -> None:
         self.fleet = fleet
 
     def _part(self) -> None:

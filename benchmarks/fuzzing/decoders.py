@@ -24,7 +24,7 @@ from coordinator.access.certificate_authority import Authority
 from coordinator.access.enrolment_server import build_application
 from coordinator.assign import agent_filter
 from coordinator.broker import passwords
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.update_inbox import Inbox
 from coordinator.round.round_events import PhaseBegan
 from coordinator.round.task_state import Planned, TaskState
@@ -172,7 +172,7 @@ class Listener:
             )
             self.participant.join()
         else:
-            self.fleet = Fleet(link, samples.CARD, folder)
+            self.fleet = MessageLoop(link, samples.CARD, folder)
             self.fleet.endpoint.announce()
             began = PhaseBegan(
                 self.fleet.clock(),

@@ -41,7 +41,7 @@ from federated.task import Key, Profile, Work
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
 
-__all__ = ["Fleet", "Intake"]
+__all__ = ["Intake", "MessageLoop"]
 
 POLL = 0.5  # seconds between ticks
 # seconds with heartbeats of an agent but without its profile or status until they are requested
@@ -70,7 +70,7 @@ class Intake:
     journal: Journal | None = None
 
 
-class Fleet:
+class MessageLoop:
     """The coordinator's half of the protocol, for one run."""
 
     def __init__(

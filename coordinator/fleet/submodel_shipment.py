@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.published_weights import PublishedWeights
 from coordinator.trust.message_checks import compute_shapes
 from federated.method import Method, State
@@ -103,7 +103,7 @@ class Shipment:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: MessageLoop,
         state: State,
         method: Method,
         work: Work = "train",

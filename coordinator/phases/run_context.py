@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import Publish
 from coordinator.round.leases import FIRST_LEASE, MEDIAN_CAP, SLACK
 from coordinator.round.task_state import MAX_LEASES
@@ -63,7 +63,7 @@ class RunContext:
     config: Config
     method: Method
     menu: tuple[Submodel, ...]
-    fleet: Fleet
+    fleet: MessageLoop
     store: Store
     publish: Publish
     control: Control

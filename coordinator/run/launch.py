@@ -13,7 +13,7 @@ import msgspec
 from rich.live import Live
 
 from coordinator.access.broker_access import open_broker_access
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.event_readers.terminal_output import (
     LinePrinter,
     Screen,
@@ -119,7 +119,7 @@ def start_run(
 
 def run_at_broker(prepared: Prepared, folder: Path, view: View) -> Result:
     """Execute the run over a broker, and show it."""
-    config, fleets = prepared.config, list[Fleet]()
+    config, fleets = prepared.config, list[MessageLoop]()
     will = topics.run(config.name), b""  # removes the card, so that no agent joins a dead run
     with (
         ServiceManager() as manager,  # before the broker, which must not inherit it
@@ -140,13 +140,13 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View) -> Result:
         )
 
 
-def bind(fleet: Fleet, fleets: list[Fleet], manager: ServiceManager) -> None:
+def bind(fleet: MessageLoop, fleets: list[MessageLoop], manager: ServiceManager) -> None:
     """Hand the fleet to the readers, and tell the service manager that the coordinator is ready."""
     fleets.append(fleet)
     manager.ready("waiting for agents")
 
 
-def make_manager_reader(manager: ServiceManager, fleets: Sequence[Fleet]) -> Publish:
+def make_manager_reader(manager: ServiceManager, fleets: Sequence[MessageLoop]) -> Publish:
     """Return a reader that sends the service manager signs of life and the state of the round."""
 
     def describe_round() -> str:
@@ -225,7 +225,7 @@ def spell_setting(table: Mapping[str, Any], key: str) -> str:
 
 
 @contextmanager
-def open_view(config: Config, fleets: Sequence[Fleet], view: View) -> Iterator[Publish]:
+def open_view(config: Config, fleets: Sequence[MessageLoop], view: View) -> Iterator[Publish]:
     """Open the reader that shows the run: a live table, or lines. fleets: holds the run's fleet
     once it exists.
     """

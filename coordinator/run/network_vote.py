@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from coordinator.assign.data_compatibility import build_network, describe_form, find_majority
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import AgentsAwaited, Publish
 from coordinator.run.waiting_for_agents import POLL, await_agents
 from coordinator.settings.config import Config
@@ -22,7 +22,7 @@ __all__ = ["await_network"]
 log = logging.getLogger(__name__)
 
 
-def await_network(fleet: Fleet, config: Config, publish: Publish) -> Network:
+def await_network(fleet: MessageLoop, config: Config, publish: Publish) -> Network:
     """Return the network for the data of the majority, once it has `fleet.min_agents` agents. The
     other agents are judged by this network like any latecomer.
 

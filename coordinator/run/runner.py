@@ -14,7 +14,7 @@ from coordinator.access.broker_access import BrokerAccess
 from coordinator.assign.affordable_submodels import match_pins
 from coordinator.assign.data_compatibility import build_network
 from coordinator.assign.eligibility import Eligibility
-from coordinator.fleet.message_loop import Fleet, Intake
+from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.fleet.run_clock import RunClock
 from coordinator.observe.event_readers.run_readers import Oversight, oversee
 from coordinator.observe.events import Publish
@@ -68,7 +68,7 @@ def run(
     prepared: Prepared,
     link: Link,
     read: Publish,
-    bind: Callable[[Fleet], None] = lambda fleet: None,
+    bind: Callable[[MessageLoop], None] = lambda fleet: None,
     options: RunOptions = RunOptions(),
 ) -> Result:
     """Execute a run over a link.
@@ -110,7 +110,7 @@ def read_rules(method: Method, config: Config, *, durable: bool, leases: bool) -
 
 def assemble_fleet(
     prepared: Prepared, link: Link, oversight: Oversight, rules: Rules, clock: RunClock
-) -> Fleet:
+) -> MessageLoop:
     """Return the fleet behind a link, with the run's card."""
     config, method, store = prepared.config, prepared.method, prepared.store
     network = store.read_facts().network or (
@@ -135,11 +135,11 @@ def assemble_fleet(
         rules,
         store.journal if rules.durable else None,
     )
-    return Fleet(link, card, store.spool, intake, publish=oversight.publish, clock=clock)
+    return MessageLoop(link, card, store.spool, intake, publish=oversight.publish, clock=clock)
 
 
 def _announce(
-    prepared: Prepared, fleet: Fleet, oversight: Oversight, options: RunOptions
+    prepared: Prepared, fleet: MessageLoop, oversight: Oversight, options: RunOptions
 ) -> Result:
     """Announce the run and conduct it. When it ends, tell agents whether to wait for a coordinator
     that resumes it.
@@ -159,7 +159,9 @@ def _announce(
         raise
 
 
-def _conduct(prepared: Prepared, fleet: Fleet, oversight: Oversight, options: RunOptions) -> Result:
+def _conduct(
+    prepared: Prepared, fleet: MessageLoop, oversight: Oversight, options: RunOptions
+) -> Result:
     """Make the values that all rounds share, and run the rounds."""
     config, method, store = prepared.config, prepared.method, prepared.store
     settings = config.settings
@@ -234,7 +236,7 @@ def list_reach(
 
 
 def learn_network(
-    prepared: Prepared, fleet: Fleet, publish: Publish, settings: Settings
+    prepared: Prepared, fleet: MessageLoop, publish: Publish, settings: Settings
 ) -> Network:
     """Return the largest network: from the run's card, or from the data of the first agents. In the
     latter case, add it to the card.

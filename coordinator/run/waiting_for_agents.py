@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import AgentsAwaited, Publish, RoundDelayed, RunPaused
 from coordinator.phases.run_context import RunContext
 from coordinator.round.round_state import Agent, RoundPlan
@@ -71,7 +71,7 @@ def await_able(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
         await_agents(fleet, run.config.fleet.min_agents, limit, run.publish)
 
 
-def await_agents(fleet: Fleet, wanted: int, limit: float, publish: Publish) -> list[Agent]:
+def await_agents(fleet: MessageLoop, wanted: int, limit: float, publish: Publish) -> list[Agent]:
     """Wait for `wanted` ready agents, and return all ready ones. Raises FleetError if they do not
     come within `limit` seconds (0: no limit).
     """
@@ -105,7 +105,7 @@ def count_empty(store: Store) -> int:
     return empty
 
 
-def describe_absence(fleet: Fleet) -> str:
+def describe_absence(fleet: MessageLoop) -> str:
     """Return the reasons why agents cannot be asked."""
     return "; ".join(
         f"{a.name} {'was ' if a.refused else ''}{a.absence}"

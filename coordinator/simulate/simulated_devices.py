@@ -22,7 +22,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.settings.config import Config
 from coordinator.simulate.device_data import SIMULATED, DataSource, name_devices
 from coordinator.simulate.workers import UNLIMITED, Workers, read_outcome
@@ -122,7 +122,7 @@ class Devices:
         self._present: dict[int, tuple[AgentEventLoop, MemoryLink]] = {}  # by index
         self._due = 0.0  # time of the next turn of idle devices
 
-    def begin(self, fleet: Fleet, folder: Path) -> None:
+    def begin(self, fleet: MessageLoop, folder: Path) -> None:
         """Join the fleet's run in a thread. An error in it also ends the coordinator's link."""
 
         def run() -> None:

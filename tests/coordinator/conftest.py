@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import Event
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.manual_clock import Clock
@@ -30,8 +30,10 @@ def published() -> list[Event]:
 
 
 @pytest.fixture
-def fleet(memory: MemoryBroker, tmp_path: Path, clock: Clock, published: list[Event]) -> Fleet:
-    made = Fleet(
+def fleet(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock, published: list[Event]
+) -> MessageLoop:
+    made = MessageLoop(
         MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, publish=published.append
     )
     made.endpoint.announce()

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from federated.wire import envelope, messages, topics
 from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import needs_mosquitto
@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.broker, needs_mosquitto]
 
 
 @pytest.fixture
-def fleet(door: Door, tmp_path: Path) -> Iterator[Fleet]:
+def fleet(door: Door, tmp_path: Path) -> Iterator[MessageLoop]:
     link = coordinator_link(door)
     card = messages.Run("r", "fedavg", "mlp", None, (), 1, "s")
-    fleet = Fleet(link, card, tmp_path / "spool")
+    fleet = MessageLoop(link, card, tmp_path / "spool")
     fleet.endpoint.announce()
     fleet.turn(0.2)
     yield fleet
@@ -31,7 +31,7 @@ def fleet(door: Door, tmp_path: Path) -> Iterator[Fleet]:
 
 
 def send_and_receive(
-    fleet: Fleet, link: MqttLink, topic: str, payload: bytes
+    fleet: MessageLoop, link: MqttLink, topic: str, payload: bytes
 ) -> list[messages.Message]:
     """Return the messages that an agent receives in answer."""
     link.subscribe(topics.command("r", "h"))
@@ -46,7 +46,9 @@ def send_and_receive(
     return []
 
 
-def test_an_offer_for_a_finished_round_is_refused(door: Door, fleet: Fleet, tmp_path: Path) -> None:
+def test_an_offer_for_a_finished_round_is_refused(
+    door: Door, fleet: MessageLoop, tmp_path: Path
+) -> None:
     link = MqttLink(door.address(member(door.authority, "h", tmp_path)), "r-h")
     offer = messages.Offer(
         messages.Manifest("1-1-h", 4096, 1024, "0" * 64), "r", 1, 1, "train", "w1-d2"
@@ -60,7 +62,7 @@ def test_an_offer_for_a_finished_round_is_refused(door: Door, fleet: Fleet, tmp_
 
 
 def test_another_version_of_the_protocol_is_refused_with_a_reason(
-    door: Door, fleet: Fleet, tmp_path: Path
+    door: Door, fleet: MessageLoop, tmp_path: Path
 ) -> None:
     link = MqttLink(door.address(member(door.authority, "h", tmp_path)), "r-h")
     other = msgpack.packb({"v": envelope.PROTOCOL + 1, "kind": "status", "body": {}})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from edge_agent.doctor import broker_checks, connection_checks
 from edge_agent.doctor.check_result import Check
 from federated.wire import messages
@@ -46,7 +46,7 @@ def coordinating(url: str | MqttAddress, folder: Path) -> Iterator[None]:
     """Run the coordinator's half of the protocol for a run without agents."""
     plugged = isinstance(url, str) and get_scheme(url) not in PORTS
     link = open_link(url, "coordinator") if plugged else connect(url, "coordinator")
-    fleet, over = Fleet(link, CARD, folder / "spool"), threading.Event()
+    fleet, over = MessageLoop(link, CARD, folder / "spool"), threading.Event()
     fleet.endpoint.announce()
 
     def turn() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.event_readers.terminal_output import LinePrinter
 from coordinator.observe.events import Publish, publish_to
 from coordinator.phases.run_context import PATIENCE
@@ -204,7 +204,7 @@ class Federation:
 
     result: Result
     lines: list[str]
-    fleet: Fleet
+    fleet: MessageLoop
     members: dict[str, Member] = field(default_factory=dict)
 
 
@@ -215,7 +215,7 @@ def federate(
     *,
     broker: MemoryBroker | str | None = None,
     resume: bool = False,
-    watch: Callable[[Fleet], None] = lambda fleet: None,
+    watch: Callable[[MessageLoop], None] = lambda fleet: None,
     patience: float = PATIENCE,
     read: Publish = lambda event: None,
 ) -> Federation:
@@ -225,7 +225,7 @@ def federate(
     """
     broker = broker or MemoryBroker()
     lines: list[str] = []
-    fleets: list[Fleet] = []
+    fleets: list[MessageLoop] = []
     prepared = prepare(make_config(settings or {}, len(members)), folder / "runs", resume=resume)
     link = (
         open_link(broker, "coordinator")

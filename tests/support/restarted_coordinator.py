@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import structs
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.event_readers.terminal_output import LinePrinter
 from coordinator.observe.events import Publish
 from coordinator.round.round_step import step
@@ -51,7 +51,7 @@ class Fuse:
         return fused
 
 
-def check_replay(folder: Path, died: Fleet) -> None:
+def check_replay(folder: Path, died: MessageLoop) -> None:
     """Check that a replay of the journal restores the value at the kill. This finds defects earlier
     than the result of a run does.
     """
@@ -81,7 +81,7 @@ def run_with_restarts(
     Return the result and the number of kills.
     """
     broker, deaths, config = MemoryBroker(), 0, make_config(settings, len(members))
-    fleets = list[Fleet]()
+    fleets = list[MessageLoop]()
     read = read or LinePrinter(lambda line: None).read
     with run_members(members, broker, folder):
         while True:

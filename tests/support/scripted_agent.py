@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.round.collector_interface import Snapshot
 from coordinator.round.round_events import CardChanged, PhaseBegan
 from coordinator.round.task_state import Planned, TaskState
@@ -90,12 +90,12 @@ class ScriptedAgent:
             self.say(chunk, topics.chunk(topics.upload("r", self.name, transfer), chunk.index))
 
 
-def listen(fleet: Fleet) -> None:
+def listen(fleet: MessageLoop) -> None:
     for _ in range(200):
         fleet.turn(0)
 
 
-def run_turns(fleet: Fleet, steps: list[Callable[[], None]]) -> None:
+def run_turns(fleet: MessageLoop, steps: list[Callable[[], None]]) -> None:
     """Run one function in each turn of the coordinator."""
     original = fleet.turn
 
@@ -146,7 +146,9 @@ class Folding:
         return None
 
 
-def begin_phase(fleet: Fleet, tasks: Sequence[Task | Planned], **settings: object) -> PhaseBegan:
+def begin_phase(
+    fleet: MessageLoop, tasks: Sequence[Task | Planned], **settings: object
+) -> PhaseBegan:
     """Begin a phase of ten minutes that waits for all of its tasks, unless the settings differ."""
     planned = tuple(one if isinstance(one, Planned) else Planned(one) for one in tasks)
     work, round = planned[0].task.work, max(one.task.round for one in planned)
@@ -155,7 +157,7 @@ def begin_phase(fleet: Fleet, tasks: Sequence[Task | Planned], **settings: objec
 
 
 def collect(
-    fleet: Fleet,
+    fleet: MessageLoop,
     tasks: Sequence[Task | Planned],
     collector: Folding | None = None,
     **settings: object,
@@ -166,12 +168,12 @@ def collect(
     return collector.updates
 
 
-def list_tasks(fleet: Fleet) -> dict[str, TaskState]:
+def list_tasks(fleet: MessageLoop) -> dict[str, TaskState]:
     """Return the present phase's tasks by agent."""
     return {state.task.agent: state for state in fleet.tasks}
 
 
-def forget_profile(fleet: Fleet) -> None:
+def forget_profile(fleet: MessageLoop) -> None:
     """Forget the profiles of all agents."""
     fleet.driver.handle(CardChanged(fleet.clock()))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe import events
 from coordinator.observe.event_readers.reader import ReaderContext
 from coordinator.observe.events import Publish
@@ -101,7 +101,7 @@ class NowWriter:
             part.write_bytes(msgspec.json.encode(self.describe(fleet)))
             part.replace(folder / FILE)
 
-    def describe(self, fleet: Fleet) -> Now:
+    def describe(self, fleet: MessageLoop) -> Now:
         """Return the state of the coordinator and its fleet."""
         entries = fleet.tasks
         phase = self.phase if self.phase != "train" or not entries else entries[0].task.work
@@ -134,7 +134,7 @@ class NowWriter:
         )
 
 
-def measure_load(fleet: Fleet) -> FleetLoad:
+def measure_load(fleet: MessageLoop) -> FleetLoad:
     """Return the present load of a fleet's coordinator."""
     (receiving, waiting), (files, size) = fleet.inbox.load, measure_spool(fleet.inbox.spool)
     return FleetLoad(

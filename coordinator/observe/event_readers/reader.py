@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import Publish
 from coordinator.observe.round_records import RoundRecord
 from coordinator.settings.config import Config
@@ -34,7 +34,7 @@ class ReaderContext:
     config: Config
     clock: Callable[[], float]
     registry: CollectorRegistry | None = None
-    fleet: Fleet | None = None
+    fleet: MessageLoop | None = None
     log_fields: dict[str, Any] = field(default_factory=dict)
 
 

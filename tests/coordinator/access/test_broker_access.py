@@ -32,7 +32,7 @@ from coordinator.broker import local_broker as brokers
 from coordinator.broker.client_disconnection import find_plugin
 from coordinator.broker.mosquitto import find_mosquitto
 from coordinator.cli.main import main
-from coordinator.fleet.message_loop import REVOKED, Fleet
+from coordinator.fleet.message_loop import REVOKED, MessageLoop
 from coordinator.settings.service_tables import Broker
 from edge_agent.access import enrolment
 from edge_agent.access.broker_credentials import renew_if_due, resolve_broker
@@ -83,7 +83,7 @@ def test_an_agent_revoked_during_a_run_is_disconnected(
         pytest.skip("mosquitto_dynamic_security.so is not installed")
     with opened(tmp_path) as (gate, _):
         link = open_link(gate.address, "coordinator-r")
-        fleet = Fleet(
+        fleet = MessageLoop(
             link, messages.Run("r", "fedavg", "mlp", None, (), 1, "s"), tmp_path / "spool"
         )
         fleet.follow(gate=gate)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.fleet.coordinator_takeover import CARD_PATIENCE, FENCE
-from coordinator.fleet.message_loop import Fleet, Intake
+from coordinator.fleet.message_loop import Intake, MessageLoop
 from federated.errors import Superseded
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_UP, Delivery
@@ -20,9 +20,9 @@ from tests.support.scripted_coordinator import CARD
 
 def coordinator(
     broker: MemoryBroker, folder: Path, clock: Clock, session: str, epoch: int
-) -> Fleet:
+) -> MessageLoop:
     """Return a coordinator of run 'r' that has announced itself."""
-    fleet = Fleet(
+    fleet = MessageLoop(
         MemoryLink(broker, f"coordinator-{session}"),
         replace(CARD, session=session),
         folder / session,
@@ -55,7 +55,7 @@ def read_batch(broker: MemoryBroker) -> int:
     return read_retained(broker)[0].batch
 
 
-def lead(fleet: Fleet, broker: MemoryBroker) -> None:
+def lead(fleet: MessageLoop, broker: MemoryBroker) -> None:
     """Make a coordinator ask an agent."""
     ScriptedAgent(broker, "a")
     listen(fleet)

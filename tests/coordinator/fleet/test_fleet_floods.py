@@ -18,7 +18,7 @@ from coordinator.fleet.flood_guard import (
     REFUSALS_AT_ONCE,
     SIZE,
 )
-from coordinator.fleet.message_loop import SUSPENDED, Fleet, Intake
+from coordinator.fleet.message_loop import SUSPENDED, Intake, MessageLoop
 from coordinator.observe.events import Event, Rejected
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal
@@ -44,7 +44,7 @@ def test_a_flood_of_messages_delays_no_lease(
     memory: MemoryBroker, tmp_path: Path, clock: Clock, flood: bool
 ) -> None:
     """The flooding agent always has fifty messages queued, and each turn takes 20 ms."""
-    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
+    fleet = MessageLoop(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
     fleet.endpoint.announce()
     peers = {name: ScriptedAgent(memory, name) for name in "abc"}
     listen(fleet)
@@ -70,7 +70,7 @@ def test_a_journal_that_grows_large_begins_a_new_segment(
 ) -> None:
     monkeypatch.setattr(round_event_loop, "LARGE", 20_000)
     journal = Journal(tmp_path)
-    fleet = Fleet(
+    fleet = MessageLoop(
         MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(journal=journal), clock=clock
     )
     journal.begin(Base("", fleet.round))
@@ -92,7 +92,7 @@ def test_unrequested_offers_and_failures_are_not_recorded(
     memory: MemoryBroker, tmp_path: Path, clock: Clock
 ) -> None:
     journal = Journal(tmp_path)
-    fleet = Fleet(
+    fleet = MessageLoop(
         MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(journal=journal), clock=clock
     )
     journal.begin(Base("", fleet.round))
@@ -113,7 +113,7 @@ def test_an_agent_that_sends_too_many_invalid_messages_is_ignored_for_a_while(
     memory: MemoryBroker, tmp_path: Path, clock: Clock
 ) -> None:
     found: list[Event] = []
-    fleet = Fleet(
+    fleet = MessageLoop(
         MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, publish=found.append
     )
     fleet.endpoint.announce()
@@ -183,7 +183,7 @@ def test_valid_messages_have_a_limit_too(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
+    fleet = MessageLoop(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
     fleet.endpoint.announce()
     peers = {name: ScriptedAgent(memory, name) for name in "ab"}
     listen(fleet)
@@ -210,7 +210,7 @@ def test_valid_messages_have_a_limit_too(
 def test_large_messages_cost_more(
     memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
+    fleet = MessageLoop(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
     sizes, decode = list[int](), envelope.decode
 
     def count(payload: bytes) -> object:
@@ -230,7 +230,7 @@ def test_no_message_of_an_agent_whose_link_fails_again_and_again_is_dropped(
 ) -> None:
     """For ten minutes the link fails every two seconds, with three finished updates to offer."""
     found: list[Event] = []
-    fleet = Fleet(
+    fleet = MessageLoop(
         MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, publish=found.append
     )
     fleet.endpoint.announce()
@@ -252,7 +252,7 @@ def test_no_message_of_an_agent_whose_link_fails_again_and_again_is_dropped(
 
 def test_answers_to_tasks_have_no_limit(memory: MemoryBroker, tmp_path: Path, clock: Clock) -> None:
     """Simulated agents answer hundreds of tasks while no time passes."""
-    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
+    fleet = MessageLoop(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
     fleet.endpoint.announce()
     peer = ScriptedAgent(memory, "a")
     listen(fleet)
@@ -271,7 +271,7 @@ def test_answers_to_tasks_have_no_limit(memory: MemoryBroker, tmp_path: Path, cl
 def test_a_repeated_chunk_is_no_progress(
     memory: MemoryBroker, tmp_path: Path, clock: Clock
 ) -> None:
-    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
+    fleet = MessageLoop(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
     fleet.endpoint.announce()
     peer = ScriptedAgent(memory, "a")
     listen(fleet)
@@ -287,7 +287,7 @@ def test_a_repeated_chunk_is_no_progress(
 def test_chunks_that_nobody_asked_for_are_not_decoded(
     memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
+    fleet = MessageLoop(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
     fleet.endpoint.announce()
     peer = ScriptedAgent(memory, "a")
     listen(fleet)
@@ -300,7 +300,7 @@ def test_an_agent_that_floods_is_suspended(
     memory: MemoryBroker, tmp_path: Path, clock: Clock
 ) -> None:
     fleet, gate = (
-        Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock),
+        MessageLoop(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock),
         BrokerAccess(""),
     )
     fleet.follow(gate=gate)
@@ -330,7 +330,7 @@ def test_an_agent_that_floods_is_suspended_while_the_fleet_waits_for_the_broker(
     """A message of the coordinator waits until the broker has delivered the flood before it."""
     link = MemoryLink(memory, "coordinator")
     link._deliveries = DeliveryQueue(share=10, find_sender=topics.find_sender)
-    fleet, gate = Fleet(link, CARD, tmp_path, clock=clock), BrokerAccess("")
+    fleet, gate = MessageLoop(link, CARD, tmp_path, clock=clock), BrokerAccess("")
     fleet.follow(gate=gate)
     fleet.endpoint.announce()
     for name in "ab":
@@ -345,7 +345,7 @@ def test_an_agent_that_floods_is_suspended_while_the_fleet_waits_for_the_broker(
     assert [agent.name for agent in fleet.list_ready()] == ["b"]
 
 
-def test_few_invalid_messages_are_answered(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_few_invalid_messages_are_answered(fleet: MessageLoop, memory: MemoryBroker) -> None:
     """An answer waits for the broker, which a flood keeps busy."""
     peer = ScriptedAgent(memory, "a")
     listen(fleet)

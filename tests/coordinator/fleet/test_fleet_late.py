@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.fleet.message_loop import Fleet, Intake
+from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.round.round_state import Rules
 from federated.task import Task
 from federated.wire import messages, topics
@@ -20,9 +20,9 @@ from tests.support.scripted_agent import (
 )
 
 
-def late_fleet(fleet: Fleet, memory: MemoryBroker) -> Fleet:
+def late_fleet(fleet: MessageLoop, memory: MemoryBroker) -> MessageLoop:
     """Return a fleet that accepts updates up to two rounds late."""
-    made = Fleet(
+    made = MessageLoop(
         fleet.link, fleet.run, fleet.inbox.spool, Intake(rules=Rules(stale=2)), clock=fleet.clock
     )
     made.endpoint.announce()
@@ -30,7 +30,7 @@ def late_fleet(fleet: Fleet, memory: MemoryBroker) -> Fleet:
 
 
 def test_a_task_of_an_earlier_round_is_sent_again_to_an_agent_that_returns(
-    fleet: Fleet, memory: MemoryBroker
+    fleet: MessageLoop, memory: MemoryBroker
 ) -> None:
     peers = {name: ScriptedAgent(memory, name) for name in "ab"}
     listen(fleet)

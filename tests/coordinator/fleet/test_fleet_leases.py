@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from coordinator.fleet.message_loop import Fleet, Intake
+from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.fleet.run_clock import RunClock
 from coordinator.round.task_state import Spare
 from federated.task import Task
@@ -30,7 +30,9 @@ from tests.support.scripted_coordinator import CARD, SMALL
 def test_an_update_that_waits_for_a_slot_may_exceed_its_lease(
     memory: MemoryBroker, tmp_path: Path, clock: Clock
 ) -> None:
-    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(slots=1), clock=clock)
+    fleet = MessageLoop(
+        MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(slots=1), clock=clock
+    )
     fleet.endpoint.announce()
     peers = [ScriptedAgent(memory, name) for name in "abc"]
     listen(fleet)
@@ -59,7 +61,9 @@ def test_an_update_that_waits_for_a_slot_may_exceed_its_lease(
     assert judged == {"a": True, "b": False, "c": True}, "a has a slot and sends nothing"
 
 
-def test_an_agent_that_leaves_is_replaced_by_a_spare(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_an_agent_that_leaves_is_replaced_by_a_spare(
+    fleet: MessageLoop, memory: MemoryBroker
+) -> None:
     peers = {name: ScriptedAgent(memory, name) for name in "abc"}
     listen(fleet)
     folding = Folding()
@@ -80,7 +84,7 @@ def test_an_agent_that_leaves_is_replaced_by_a_spare(fleet: Fleet, memory: Memor
 
 
 def test_an_agent_without_progress_past_its_lease_is_replaced_but_may_still_deliver(
-    fleet: Fleet, memory: MemoryBroker, clock: Clock
+    fleet: MessageLoop, memory: MemoryBroker, clock: Clock
 ) -> None:
     peers = {name: ScriptedAgent(memory, name) for name in "abc"}
     listen(fleet)
@@ -112,7 +116,7 @@ def test_an_agent_without_progress_past_its_lease_is_replaced_but_may_still_deli
 
 
 def test_two_replacements_selected_together_can_both_deliver(
-    fleet: Fleet, memory: MemoryBroker, clock: Clock
+    fleet: MessageLoop, memory: MemoryBroker, clock: Clock
 ) -> None:
     peers = {name: ScriptedAgent(memory, name) for name in "abcd"}
     listen(fleet)
@@ -133,7 +137,7 @@ def test_two_replacements_selected_together_can_both_deliver(
 
 
 def test_an_agent_that_is_silent_until_two_deadlines_sits_out_a_round(
-    fleet: Fleet, memory: MemoryBroker, clock: Clock
+    fleet: MessageLoop, memory: MemoryBroker, clock: Clock
 ) -> None:
     """Its lease may be longer than the configured deadline."""
     peers = {name: ScriptedAgent(memory, name) for name in "ab"}
@@ -160,7 +164,7 @@ def test_an_outage_of_the_broker_makes_no_agent_late(
 ) -> None:
     """However long it lasts, and although no heartbeat arrives meanwhile."""
     link = MemoryLink(memory, "coordinator")
-    fleet = Fleet(link, CARD, tmp_path, clock=RunClock(clock))
+    fleet = MessageLoop(link, CARD, tmp_path, clock=RunClock(clock))
     fleet.endpoint.announce()
     peers = {name: ScriptedAgent(memory, name) for name in "abc"}
     listen(fleet)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.fleet.message_loop import ANNOUNCEMENT_PATIENCE, Fleet
+from coordinator.fleet.message_loop import ANNOUNCEMENT_PATIENCE, MessageLoop
 from federated.task import Profile, Timing
 from federated.wire import messages, topics
 from federated.wire.links.memory import MemoryBroker
@@ -53,7 +53,7 @@ from tests.support.scripted_coordinator import CARD, DATA, NETWORK, SMALL
     ],
 )
 def test_a_profile_that_was_not_measured_with_the_card_is_refused(
-    fleet: Fleet, memory: MemoryBroker, profile: Profile
+    fleet: MessageLoop, memory: MemoryBroker, profile: Profile
 ) -> None:
     peer = ScriptedAgent(memory, "a")
     listen(fleet)
@@ -70,7 +70,7 @@ def test_a_profile_that_was_not_measured_with_the_card_is_refused(
     [((SMALL, LARGE), True), ((SMALL,), True), ((LARGE, SMALL), False), ((SMALL, SMALL), False)],
 )
 def test_a_device_times_the_submodels_that_fit_in_the_order_of_the_card(
-    fleet: Fleet, memory: MemoryBroker, timed: tuple[Submodel], ready: bool
+    fleet: MessageLoop, memory: MemoryBroker, timed: tuple[Submodel], ready: bool
 ) -> None:
     fleet.reannounce(replace(CARD, calibration=(SMALL, LARGE)))
     peer = ScriptedAgent(memory, "a")
@@ -85,7 +85,7 @@ def test_a_device_times_the_submodels_that_fit_in_the_order_of_the_card(
 
 
 def test_an_agent_whose_profile_did_not_arrive_is_asked_for_it(
-    fleet: Fleet, memory: MemoryBroker, clock: Clock
+    fleet: MessageLoop, memory: MemoryBroker, clock: Clock
 ) -> None:
     peer = ScriptedAgent(memory, "a")
     listen(fleet)

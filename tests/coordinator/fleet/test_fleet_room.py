@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.round.collector_interface import Snapshot
 from coordinator.round.phase_progress import RELIEF_PAUSE
 from coordinator.store.journal import Base, Journal
@@ -26,7 +26,7 @@ from tests.support.scripted_agent import (
 
 
 def test_an_update_without_room_does_not_block_the_fold_of_later_names(
-    fleet: Fleet, memory: MemoryBroker, clock: Clock, tmp_path: Path
+    fleet: MessageLoop, memory: MemoryBroker, clock: Clock, tmp_path: Path
 ) -> None:
     """The update of b would wait for that of a, and a for the room that b occupies."""
     fleet.driver.journal = Journal(tmp_path)
@@ -66,7 +66,7 @@ def test_an_update_without_room_does_not_block_the_fold_of_later_names(
 
 
 def test_an_agent_without_room_may_exceed_its_lease(
-    fleet: Fleet, memory: MemoryBroker, clock: Clock
+    fleet: MessageLoop, memory: MemoryBroker, clock: Clock
 ) -> None:
     a = ScriptedAgent(memory, "a")
     listen(fleet)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from coordinator.access.broker_access import BrokerAccess
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from federated.errors import Refused, StoreError
 from federated.task import Task
 from federated.wire import messages, topics
@@ -33,7 +33,7 @@ from tests.support.scripted_coordinator import SMALL
 
 
 def test_a_lost_task_is_sent_again_to_an_idle_agent(
-    fleet: Fleet, memory: MemoryBroker, clock: Clock
+    fleet: MessageLoop, memory: MemoryBroker, clock: Clock
 ) -> None:
     peer = ScriptedAgent(memory, "a")
     listen(fleet)
@@ -60,7 +60,7 @@ def test_a_lost_task_is_sent_again_to_an_idle_agent(
     assert len(collect(fleet, [task("a")])) == 1
 
 
-def test_an_empty_or_too_large_offer_is_refused(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_an_empty_or_too_large_offer_is_refused(fleet: MessageLoop, memory: MemoryBroker) -> None:
     peer = ScriptedAgent(memory, "a")
     listen(fleet)
     original, done = fleet.turn, []
@@ -96,7 +96,7 @@ def test_an_empty_or_too_large_offer_is_refused(fleet: Fleet, memory: MemoryBrok
 
 
 def test_an_accepted_update_cannot_be_overwritten_by_another_transfer_of_its_name(
-    fleet: Fleet, memory: MemoryBroker
+    fleet: MessageLoop, memory: MemoryBroker
 ) -> None:
     """Each transfer has its own file, so that the update that was checked is the one that is
     folded.
@@ -124,7 +124,7 @@ def test_an_accepted_update_cannot_be_overwritten_by_another_transfer_of_its_nam
 
 
 def test_an_update_that_rots_while_it_waits_is_not_folded(
-    fleet: Fleet, memory: MemoryBroker
+    fleet: MessageLoop, memory: MemoryBroker
 ) -> None:
     first, second = ScriptedAgent(memory, "a"), ScriptedAgent(memory, "b")
     listen(fleet)
@@ -145,7 +145,7 @@ def test_an_update_that_rots_while_it_waits_is_not_folded(
 
 
 def test_an_update_that_never_matches_its_manifest_is_refused_and_not_awaited(
-    fleet: Fleet, memory: MemoryBroker
+    fleet: MessageLoop, memory: MemoryBroker
 ) -> None:
     peer = ScriptedAgent(memory, "a")
     listen(fleet)
@@ -167,7 +167,7 @@ def test_an_update_that_never_matches_its_manifest_is_refused_and_not_awaited(
 
 
 def test_a_revoked_agent_is_ignored_not_asked_and_its_updates_are_not_folded(
-    fleet: Fleet, memory: MemoryBroker
+    fleet: MessageLoop, memory: MemoryBroker
 ) -> None:
     first, second = ScriptedAgent(memory, "a"), ScriptedAgent(memory, "b")
     listen(fleet)
@@ -201,7 +201,9 @@ def test_a_revoked_agent_is_ignored_not_asked_and_its_updates_are_not_folded(
     assert [a.name for a in fleet.list_ready()] == ["a", "b"]
 
 
-def test_an_interrupted_round_does_not_abort_its_tasks(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_an_interrupted_round_does_not_abort_its_tasks(
+    fleet: MessageLoop, memory: MemoryBroker
+) -> None:
     """A resumed round continues with the same tasks."""
     peer = ScriptedAgent(memory, "a")
     listen(fleet)

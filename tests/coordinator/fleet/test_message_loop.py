@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from coordinator.fleet.coordinator_takeover import FENCE
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.published_weights import WeightSlots
 from coordinator.observe.events import AgentJoined, AgentLeft, Event, Rejected
 from coordinator.round.agent_handlers import SILENCE
@@ -33,7 +33,7 @@ from tests.support.scripted_coordinator import CARD
 
 
 def test_an_agent_is_ready_once_it_is_online_and_measured(
-    fleet: Fleet, memory: MemoryBroker
+    fleet: MessageLoop, memory: MemoryBroker
 ) -> None:
     peer = ScriptedAgent(memory, "a")
     listen(fleet)
@@ -44,7 +44,7 @@ def test_an_agent_is_ready_once_it_is_online_and_measured(
 
 
 def test_a_busy_coordinator_handles_waiting_messages_before_it_calls_an_agent_silent(
-    fleet: Fleet, memory: MemoryBroker, clock: Clock
+    fleet: MessageLoop, memory: MemoryBroker, clock: Clock
 ) -> None:
     peers = [ScriptedAgent(memory, name) for name in "abc"]
     listen(fleet)
@@ -64,7 +64,7 @@ def test_a_busy_coordinator_handles_waiting_messages_before_it_calls_an_agent_si
 
 
 def test_weights_that_do_not_fit_the_disk_are_a_store_error_and_leave_no_file(
-    fleet: Fleet, memory: MemoryBroker
+    fleet: MessageLoop, memory: MemoryBroker
 ) -> None:
     before, part = dict(memory.retained), fleet.endpoint.slots.folder / "r0-w1.weights"
     part.symlink_to("/dev/full")
@@ -75,7 +75,7 @@ def test_weights_that_do_not_fit_the_disk_are_a_store_error_and_leave_no_file(
 
 
 def test_weights_are_published_again_to_a_broker_that_lost_them(
-    fleet: Fleet, memory: MemoryBroker, clock: Clock
+    fleet: MessageLoop, memory: MemoryBroker, clock: Clock
 ) -> None:
     fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
     known = dict(memory.retained)
@@ -96,7 +96,7 @@ def test_weights_are_published_again_to_a_broker_that_lost_them(
 
 
 def test_a_connection_test_is_answered_but_adds_no_agent(
-    fleet: Fleet, memory: MemoryBroker
+    fleet: MessageLoop, memory: MemoryBroker
 ) -> None:
     link = MemoryLink(memory, "doctor")
     link.subscribe(topics.command("r", "pi"))
@@ -112,7 +112,7 @@ def test_a_connection_test_is_answered_but_adds_no_agent(
 
 
 def test_rejected_messages_are_published_by_kind(
-    fleet: Fleet, memory: MemoryBroker, published: list[Event]
+    fleet: MessageLoop, memory: MemoryBroker, published: list[Event]
 ) -> None:
     peer = ScriptedAgent(memory, "a")
     peer.link.publish(topics.say("r", "a"), b"nothing that was ever packed")
@@ -129,7 +129,7 @@ def test_rejected_messages_are_published_by_kind(
 
 
 def test_agents_that_join_restart_and_fall_silent_are_published(
-    fleet: Fleet, memory: MemoryBroker, clock: Clock, published: list[Event]
+    fleet: MessageLoop, memory: MemoryBroker, clock: Clock, published: list[Event]
 ) -> None:
     peer = ScriptedAgent(memory, "a")
     listen(fleet)
@@ -145,7 +145,9 @@ def test_agents_that_join_restart_and_fall_silent_are_published(
     ]
 
 
-def test_a_slot_is_never_used_by_two_versions_at_once(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_a_slot_is_never_used_by_two_versions_at_once(
+    fleet: MessageLoop, memory: MemoryBroker
+) -> None:
     """A straggler's version may stay for many rounds, until it is its slot's turn again."""
     assert fleet.endpoint.slots.put("r0", "w1", memoryview(b"kept"), "r0").slot == "r0"
     assert fleet.endpoint.slots.put("r8", "w1", memoryview(b"weights"), "r0").slot == "r0.1"
@@ -178,7 +180,7 @@ class Away(MemoryLink):
 def test_a_run_ends_without_a_broker_and_its_goodbye_is_not_withdrawn(
     memory: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fleet = Fleet(Away(memory, "coordinator"), CARD, tmp_path)
+    fleet = MessageLoop(Away(memory, "coordinator"), CARD, tmp_path)
     fleet.endpoint.announce()
     fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
     fleet.dismiss("the run is over")
@@ -195,7 +197,7 @@ def test_a_stopped_coordinator_withdraws_its_card_and_weights_if_the_broker_answ
     memory: MemoryBroker, tmp_path: Path
 ) -> None:
     for link, left in ((MemoryLink(memory, "a"), 0), (Away(memory, "b"), 2)):
-        fleet = Fleet(link, CARD, tmp_path)
+        fleet = MessageLoop(link, CARD, tmp_path)
         fleet.endpoint.announce()
         fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
         fleet.endpoint.withdraw()
@@ -203,7 +205,7 @@ def test_a_stopped_coordinator_withdraws_its_card_and_weights_if_the_broker_answ
 
 
 def test_the_end_of_a_run_waits_until_its_agents_have_left(
-    fleet: Fleet, memory: MemoryBroker
+    fleet: MessageLoop, memory: MemoryBroker
 ) -> None:
     """Otherwise a broker that ends with the coordinator may end before it has delivered the
     goodbye.
@@ -223,7 +225,7 @@ def test_the_end_of_a_run_waits_until_its_agents_have_left(
 
 
 def test_a_long_reason_from_an_agent_is_truncated_everywhere(
-    fleet: Fleet, memory: MemoryBroker, published: list[Event]
+    fleet: MessageLoop, memory: MemoryBroker, published: list[Event]
 ) -> None:
     """One agent fails with a reason over the limit, which is refused as malformed. Another sends an
     update whose refusal would quote all of it.

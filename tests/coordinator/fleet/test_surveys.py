@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.trust.message_checks import check_profile
 from federated.data.dataset import Dataset
 from federated.device.trainers.catalogue import open_trainer
@@ -121,7 +121,7 @@ def test_a_survey_may_hold_only_finite_numbers_and_strings(value: Any) -> None:
     "survey", [{"histogram": [0.1] * 60_000}, {"a": nested(400)}], ids=["large", "deep"]
 )
 def test_the_coordinator_refuses_a_profile_with_such_a_survey_and_continues(
-    fleet: Fleet, memory: MemoryBroker, survey: dict[str, Any]
+    fleet: MessageLoop, memory: MemoryBroker, survey: dict[str, Any]
 ) -> None:
     peer = ScriptedAgent(memory, "a")
     listen(fleet)

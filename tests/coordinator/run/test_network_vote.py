@@ -15,7 +15,7 @@ from coordinator.assign.data_compatibility import (
     find_majority,
 )
 from coordinator.assign.eligibility import Eligibility
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import AgentsAwaited
 from coordinator.run.network_vote import await_network
 from coordinator.settings.config import load
@@ -171,7 +171,9 @@ def test_a_minority_moves_normalisation_and_size_only_within_bounds() -> None:
 # ---- at the start of a run -----------------------------------------------------------------------
 
 
-def script_arrivals(fleet: Fleet, steps: Sequence[Callable[[], object]]) -> list[AgentsAwaited]:
+def script_arrivals(
+    fleet: MessageLoop, steps: Sequence[Callable[[], object]]
+) -> list[AgentsAwaited]:
     """Take one step each time the run publishes that it waits. Return those events."""
     said, left = list[AgentsAwaited](), list(steps)
 
@@ -198,7 +200,7 @@ def join(memory: MemoryBroker) -> Callable[[str, Card], ScriptedAgent]:
 
 
 def test_the_network_is_not_chosen_before_enough_agents_agree(
-    fleet: Fleet, join: Callable[[str, Card], ScriptedAgent]
+    fleet: MessageLoop, join: Callable[[str, Card], ScriptedAgent]
 ) -> None:
     """A liar connects first, an honest agent second; the third one decides."""
     join("a", ODD["mean of most examples"])
@@ -211,7 +213,7 @@ def test_the_network_is_not_chosen_before_enough_agents_agree(
 
 
 def test_two_agents_that_disagree_wait_until_one_changes(
-    fleet: Fleet, join: Callable[[str, Card], ScriptedAgent], caplog: pytest.LogCaptureFixture
+    fleet: MessageLoop, join: Callable[[str, Card], ScriptedAgent], caplog: pytest.LogCaptureFixture
 ) -> None:
     odd = join("a", ODD["shape"])
     join("b", GOOD)
@@ -235,7 +237,7 @@ def test_two_agents_that_disagree_wait_until_one_changes(
 
 
 def test_without_a_majority_the_wait_ends_with_the_data_of_agents(
-    fleet: Fleet, join: Callable[[str, Card], ScriptedAgent]
+    fleet: MessageLoop, join: Callable[[str, Card], ScriptedAgent]
 ) -> None:
     join("a", ODD["shape"])
     join("b", GOOD)
@@ -249,7 +251,7 @@ def test_without_a_majority_the_wait_ends_with_the_data_of_agents(
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 def test_a_misfit_is_refused_with_a_reason_and_judged_again_after_a_change(
-    fleet: Fleet, join: Callable[[str, Card], ScriptedAgent], odd: Card
+    fleet: MessageLoop, join: Callable[[str, Card], ScriptedAgent], odd: Card
 ) -> None:
     liar = join("a", odd)
     join("b", GOOD)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import Event, RoundDelayed
 from coordinator.run import waiting_for_agents
 from coordinator.run.waiting_for_agents import MIN_DELAY, await_agents, count_empty
@@ -20,7 +20,7 @@ from tests.support.scripted_agent import ScriptedAgent
 
 
 def test_the_card_is_published_again_while_waiting_for_agents(
-    fleet: Fleet, memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+    fleet: MessageLoop, memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that lost its retained messages has no card for agents that connect later."""
     monkeypatch.setattr(waiting_for_agents, "REPUBLISH", 0.0)

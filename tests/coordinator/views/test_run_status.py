@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.cli.main import main
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.now_json import FILE
 from coordinator.round.round_events import RoundPlanned
 from coordinator.store.control_requests import Stopped, send_request
@@ -51,7 +51,7 @@ class Going:
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.runs, self.folder = folder / "runs", folder / "runs" / RUN
         self.found: Federation | BaseException | None = None
-        self.fleet: Fleet | None = None
+        self.fleet: MessageLoop | None = None
         self.busy: str = settings.pop("busy", "")
         self._thread = threading.Thread(
             target=self._go, args=(folder, settings.pop("resume", False), SMALL | settings)

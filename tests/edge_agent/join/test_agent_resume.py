@@ -16,7 +16,7 @@ import pytest
 
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_broker import Broker
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.phases.run_context import ENDLESS
 from coordinator.store.run_store import Store
 from federated.task import Update
@@ -98,7 +98,7 @@ class Stage:
 
     def __init__(self, folder: Path, address: str, start: Start) -> None:
         self.folder, self.address, self.start = folder, address, start
-        self.fleets: list[Fleet] = []
+        self.fleets: list[MessageLoop] = []
         self.done: Federation | None = None
         self.going = threading.Event()  # whether the round may end
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.round.round_events import AgentBeat, RoundEvent
 from coordinator.store.run_store import Store
 from edge_agent.device.process_limits import Limits
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timed]
 BEAT, SILENCE, BLOCKED = 0.3, 1.5, 4.0  # seconds
 
 
-def listen(fleet: Fleet, note: Callable[[AgentBeat], object]) -> None:
+def listen(fleet: MessageLoop, note: Callable[[AgentBeat], object]) -> None:
     """Call `note` with every heartbeat that the coordinator receives."""
     take = fleet.driver.handle
 
@@ -49,7 +49,7 @@ def test_an_agent_with_a_stopped_training_process_does_not_count_as_silent(
     def real(*given: object) -> Worker:
         return worker
 
-    def watch(fleet: Fleet) -> None:
+    def watch(fleet: MessageLoop) -> None:
         listen(fleet, lambda beat: beats.append(beat.state))
 
     def release() -> None:
@@ -95,7 +95,7 @@ def test_heartbeats_report_the_number_of_steps(
     worker.load()
     steps: list[int] = []
 
-    def watch(fleet: Fleet) -> None:
+    def watch(fleet: MessageLoop) -> None:
         listen(fleet, lambda beat: steps.append(beat.step) if beat.state == "train" else None)
 
     monkeypatch.setattr("tests.support.memory_federation.Here", lambda *given: worker)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.store.run_store import Store
 from federated.device.agent_state import activity
 from federated.device.transfers import Uploads
@@ -56,7 +56,7 @@ def test_a_paused_agent_is_not_asked_until_it_may_work_again(
     """
     monkeypatch.setattr("federated.device.agent_step.LOOK", 0.02)
     why, begun = {"now": ""}, threading.Event()
-    fleets: list[Fleet] = []
+    fleets: list[MessageLoop] = []
 
     class Second(Member):
         def measure(self, run: messages.Run) -> Profile:

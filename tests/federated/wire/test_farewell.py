@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_broker import Broker
-from coordinator.fleet.message_loop import Fleet
+from coordinator.fleet.message_loop import MessageLoop
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN
 from federated.wire.links import mqtt as links
@@ -77,7 +77,7 @@ def test_agents_learn_of_the_end_of_a_run_although_the_coordinators_link_was_dow
         proxy = stack.enter_context(closing(Proxy(read_port(broker))))
         agent = stack.enter_context(closing(MqttLink(broker.address, "agent")))
         coordinator = MqttLink(f"127.0.0.1:{proxy.port}", "coordinator")
-        fleet = Fleet(coordinator, CARD, tmp_path / "spool")
+        fleet = MessageLoop(coordinator, CARD, tmp_path / "spool")
         fleet.endpoint.announce()
         agent.subscribe(topics.run(CARD.run))
         assert isinstance(
