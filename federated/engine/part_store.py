@@ -5,14 +5,15 @@ A `PartStore` replaces `federated.engine.aggregate.Total` while a round collects
 keys, the same checks, each update once. It remembers only where the parts are, and reads them in
 pieces, so memory does not grow with the number of updates; the disk holds one copy of each. After a
 crash, the coordinator writes the files again from the updates, which stay in its spool until the
-round is over.
+round is over. Every piece that is read is compared with the checksums of what was written.
 
-    FOLDER/000000.parts     raw values of one update's parts, in order, each aligned to 64 bytes
+    FOLDER/000000.parts     raw values of one update's parts, in order
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,12 @@ from torch import Tensor
 from federated.engine.aggregate import Key, Sum, Total, add_columns, check
 from federated.engine.update_contributions import Part
 from federated.engine.update_norms import count_once
+from federated.errors import StoreError
 from models.slicing import Where, corner
 
 __all__ = ["PartStore", "Slot"]
 
-ALIGNMENT = 64
+PIECE = 1 << 14  # bytes per checksum
 SUFFIX = ".parts"
 DTYPES = (torch.float32, torch.float64)
 
@@ -42,6 +44,7 @@ class Slot:
     home, where, shape: as in `Part`
     dtype: numpy's name
     offset: bytes from the start of the file
+    checksums: CRC-32 of each PIECE bytes, four bytes each
     rows: True for each row (axis 0 of the rectangle) that counts; None: all rows
     """
 
@@ -50,6 +53,7 @@ class Slot:
     shape: tuple[int, ...]
     dtype: str
     offset: int
+    checksums: bytes
     rows: tuple[bool, ...] | None = None
 
     @property
@@ -149,24 +153,19 @@ class PartStore:
         start.
 
         Read everything between the first and the last value at once. Do not map the file: mapped
-        pages count as memory of this process. OSError, ValueError: the file lacks the values.
+        pages count as memory of this process. OSError: the file cannot be read. StoreError: it is
+        damaged.
         """
         inner = corner(slot.extent) if inner is None else inner
-        size, shape = np.dtype(slot.dtype).itemsize, tuple(b - a for a, b in inner)
+        shape = tuple(b - a for a, b in inner)
         if not math.prod(shape):
             return np.empty(shape, slot.dtype)
-        steps = [math.prod(slot.extent[axis + 1 :]) for axis in range(len(shape))]
+        size = np.dtype(slot.dtype).itemsize
+        steps = [size * math.prod(slot.extent[axis + 1 :]) for axis in range(len(shape))]
         first = sum(a * step for (a, _), step in zip(inner, steps, strict=True))
         last = sum((b - 1) * step for (_, b), step in zip(inner, steps, strict=True))
-        span = np.fromfile(
-            self._files[key].path, slot.dtype, last - first + 1, offset=slot.offset + first * size
-        )
-        if span.size <= last - first:
-            raise ValueError(
-                f"{self._files[key].path}: expected {last - first + 1} values at byte "
-                f"{slot.offset + first * size}, found {span.size}"
-            )
-        return np.lib.stride_tricks.as_strided(span, shape, [step * size for step in steps])
+        span = read_bytes(self._files[key].path, slot, first, last + size).view(slot.dtype)
+        return np.lib.stride_tricks.as_strided(span, shape, steps)
 
     def keep_newest(self) -> None:
         """Discard all but the last update of each agent. A late update may arrive in the round in
@@ -209,9 +208,32 @@ def weight_of(slot: Slot) -> float | Tensor:
 
 def write(file: BinaryIO, part: Part) -> Slot:
     """Append a part's values to a file, and return their place."""
-    file.write(bytes(-file.tell() % ALIGNMENT))
     value = part.value if part.value.dtype in DTYPES else part.value.double()
     offset, array = file.tell(), value.detach().contiguous().numpy()
     array.tofile(file)
     rows = None if not isinstance(part.weight, Tensor) else tuple(part.weight.bool().tolist())
-    return Slot(part.home, part.where, part.shape, array.dtype.name, offset, rows)
+    sums = compute_checksums(array.reshape(-1).view(np.uint8))
+    return Slot(part.home, part.where, part.shape, array.dtype.name, offset, sums, rows)
+
+
+def read_bytes(path: Path, slot: Slot, start: int, stop: int) -> NDArray[np.uint8]:
+    """Read bytes of a part, counted from its start, and compare the pieces that hold them with
+    their checksums. OSError. StoreError: they differ.
+    """
+    first, end = start // PIECE, -(-stop // PIECE)
+    size = min(end * PIECE, math.prod(slot.extent) * np.dtype(slot.dtype).itemsize)
+    found = np.fromfile(path, np.uint8, size - first * PIECE, offset=slot.offset + first * PIECE)
+    if compute_checksums(found) != slot.checksums[4 * first : 4 * end]:
+        raise StoreError(
+            f"{path} is damaged: its checksums differ; resume the run, which writes the file again "
+            "from the received update"
+        )
+    return found[start - first * PIECE : stop - first * PIECE]
+
+
+def compute_checksums(data: NDArray[np.uint8]) -> bytes:
+    """Return the CRC-32 of each PIECE bytes, four bytes each."""
+    return b"".join(
+        zlib.crc32(data.data[at : at + PIECE]).to_bytes(4, "little")
+        for at in range(0, len(data), PIECE)
+    )

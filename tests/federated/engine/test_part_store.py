@@ -7,6 +7,7 @@ import torch
 
 from federated.engine.part_store import PartStore
 from federated.engine.update_contributions import Part
+from federated.errors import StoreError
 
 
 def part(value, where=None, shape=None, weight=1.0, home="w", **rest):
@@ -95,3 +96,32 @@ def test_a_disk_that_is_full_leaves_no_half_update(tmp_path, monkeypatch):
         kept.fold([part([1.0])], ("a", 1))
     assert not list(tmp_path.iterdir())
     assert not kept.seen
+
+
+def test_every_flipped_bit_is_found_when_its_piece_is_read(tmp_path):
+    kept = PartStore(tmp_path)
+    value = torch.arange(10_000.0).reshape(100, 100)  # 40,000 bytes: pieces of 16,384
+    kept.fold([part([1.0], home="b"), part(value)], ("a", 1))
+    _, slot = kept.slots_of(("a", 1))
+    (path,) = tmp_path.iterdir()
+    written = path.read_bytes()
+    for place in range(slot.offset, len(written), 997):
+        damaged = bytearray(written)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        row = (place - slot.offset) // 400
+        with pytest.raises(StoreError, match=r"000000.parts is damaged.*resume the run"):
+            kept.read(("a", 1), slot, ((row, row + 1), (3, 7)))
+        with pytest.raises(StoreError, match="damaged"):
+            kept.read(("a", 1), slot)
+    path.write_bytes(written)
+    assert kept.read(("a", 1), slot, ((41, 60), (3, 7))).tolist() == value[41:60, 3:7].tolist()
+
+
+def test_a_file_that_was_cut_is_damaged(tmp_path):
+    kept = PartStore(tmp_path)
+    kept.fold([part(torch.ones(9000))], ("a", 1))
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(StoreError, match="damaged"):
+        list(kept.parts(("a", 1)))
