@@ -26,13 +26,16 @@ __all__ = ["command", "draw_flips", "has_failed", "summarise"]
 STOPS = 12  # instants at which runs are interrupted
 
 
-def draw_flips(count: int, seed: int, stops: Sequence[int]) -> list[Flip]:
-    """Return flips: four of five in what must be found."""
+def draw_flips(count: int, seed: int, stops: Sequence[int], ruled: Sequence[int]) -> list[Flip]:
+    """Return flips: five of six in what must be found. ruled: stops of the run with a robust
+    rule.
+    """
     rng = random.Random(seed)  # noqa: S311  # repeatable, not secret
     chosen = rng.sample(stops, min(STOPS, len(stops)))
+    kinds = [KINDS[number % len(KINDS)] for number in range(count)]
     return [
-        Flip(rng.randrange(2**32), KINDS[number % len(KINDS)], rng.choice(chosen))
-        for number in range(count)
+        Flip(rng.randrange(2**32), kind, rng.choice(ruled if kind == "kept" else chosen))
+        for kind in kinds
     ]
 
 
@@ -85,18 +88,22 @@ def run_job(job: tuple[Flip, str]) -> Outcome:
 def command(count: int, seed: int | None, workers: int, form: str) -> None:
     """Flip bits in the files of an interrupted run, and resume it.
 
-    Each trial flips one bit in a checkpoint, a snapshot, a received update or a row of the
-    database. Check that the damage is detected, and that no damaged weights are trained.
+    Each trial flips one bit in a checkpoint, a snapshot, a received update, a row of the database,
+    or an update that is kept for a robust rule. Check that the damage is detected, and that no
+    damaged weights are trained.
     """
     with report_errors("python -m benchmarks bitflips", "coordinator", "interrupted"):
         say = speaker(form)
         seed = secrets.randbelow(2**31) if seed is None else seed
-        flips = draw_flips(count, seed, find_stops())
+        flips = draw_flips(count, seed, find_stops(), find_stops(ruled=True))
         say(f"seed {seed}, {count} flips")
         with ProcessPoolExecutor(workers) as pool:
-            stops = sorted({flip.stop for flip in flips})
+            # the run with a rule is interrupted once, whatever the stop of the flip
+            stops = sorted({flip.stop for flip in flips if not flip.ruled})
             undamaged = dict(zip(stops, pool.map(run_undamaged, stops), strict=True))
-            outcomes = list(pool.map(run_job, [(flip, undamaged[flip.stop]) for flip in flips]))
+            ruled = pool.submit(run_undamaged, 0, ruled=True).result()
+            jobs = [(flip, ruled if flip.ruled else undamaged[flip.stop]) for flip in flips]
+            outcomes = list(pool.map(run_job, jobs))
         for one in outcomes:
             if one.verdict not in ("found", "equal") or (
                 one.verdict == "equal" and one.flip.kind in CORE

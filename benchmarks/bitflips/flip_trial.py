@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.bitflips.interrupted_run import (
     CHECKPOINTS,
+    PARTS,
     ROUNDS,
     SCHEDULE,
     Interrupted,
@@ -29,7 +30,7 @@ from federated.runtime.atomic_files import sha256
 
 __all__ = ["CORE", "KINDS", "Flip", "Outcome", "run_undamaged", "try_flip"]
 
-CORE = "checkpoint", "snapshot", "spool", "row"  # damage of these must be found
+CORE = "checkpoint", "snapshot", "spool", "row", "kept"  # damage of these must be found
 KINDS = *CORE, "other"
 DAMAGE = re.compile("damaged|discard|dropped the last|missing|cannot read|wrong digest|differ")
 
@@ -37,12 +38,17 @@ DAMAGE = re.compile("damaged|discard|dropped the last|missing|cannot read|wrong 
 @dataclass(frozen=True)
 class Flip:
     """A flip. seed: of the chosen bit; kind: one of KINDS; stop: action before which the
-    coordinator dies.
+    coordinator dies, or the bit flips in a file kept for a robust rule.
     """
 
     seed: int
     kind: str
     stop: int
+
+    @property
+    def ruled(self) -> bool:
+        """True if the run has a robust rule."""
+        return self.kind == "kept"
 
 
 @dataclass
@@ -55,7 +61,8 @@ class Outcome:
     refused: the run could not be resumed, also after a repair
     finished: all rounds are complete
     same: the last checkpoint equals that of the undamaged run
-    sound: the last checkpoint equals the honest updates, folded again, each of them once
+    sound: the last checkpoint equals the honest updates, folded again, each of them once; with a
+        robust rule, that of the undamaged run
     crashed: unexpected error
     """
 
@@ -102,6 +109,8 @@ def find_targets(folder: Path, kind: str, checked: Set[str]) -> list[Span]:
             chosen = spooled
         case "row":
             return find_rows(folder / "run.sqlite")
+        case "kept":
+            chosen = list(folder.glob(PARTS))
         case _:
             chosen = [path for path in files if path not in {*checkpoints, *snapshots, *spooled}]
     return [Span(path, 0, path.stat().st_size) for path in sorted(chosen)]
@@ -121,6 +130,8 @@ def flip_bit(outcome: Outcome, folder: Path) -> None:
     data[at] ^= 1 << bit
     span.path.write_bytes(data)
     outcome.file = f"{span.path.relative_to(folder)} byte {at} bit {bit}"
+    if outcome.flip.ruled:
+        return  # `check` does not know these files
     with copied(folder) as copy:
         damaged = check_run(RUN, copy, repair=False)["damaged"]
     outcome.checked = bool(damaged)
@@ -170,7 +181,7 @@ def try_flip(flip: Flip, reference: str = "") -> Outcome:
         listener.armed = True
 
     with listening(listener), scratch() as folder:
-        trial = Interrupted(folder, flip.stop, damage)
+        trial = Interrupted(folder, flip.stop, damage, ruled=flip.ruled)
         try:
             outcome.finished = trial.run().finished
         except Refusal as error:
@@ -183,8 +194,9 @@ def try_flip(flip: Flip, reference: str = "") -> Outcome:
             assert result is not None, "the run is finished"
             everyone = set(SCHEDULE.paces)
             folded = [set(result.folded[number]) for number in range(1, ROUNDS + 1)]
-            outcome.sound = result.equal and not result.doubled and folded == [everyone] * ROUNDS
             outcome.same = last_digest(trial) == reference
+            equal = outcome.same if flip.ruled else result.equal
+            outcome.sound = equal and not result.doubled and folded == [everyone] * ROUNDS
     return outcome
 
 
@@ -193,15 +205,16 @@ def last_digest(trial: Interrupted) -> str:
     return sha256(max((trial.runs / RUN).glob(CHECKPOINTS)))
 
 
-def run_undamaged(stop: int) -> str:
+def run_undamaged(stop: int, *, ruled: bool = False) -> str:
     """Return the sha256 of the last checkpoint of a run that is interrupted and resumed. It must
-    report no damage, so that what a damaged run reports comes from the damage.
+    report no damage, so that what a damaged run reports comes from the damage. ruled: use a robust
+    rule.
     """
     outcome = Outcome(Flip(0, "other", stop))
     listener = Listener(outcome)
     listener.armed = True
     with listening(listener), scratch() as folder:
-        trial = Interrupted(folder, stop, lambda folder: None)
+        trial = Interrupted(folder, stop, lambda folder: None, ruled=ruled)
         assert trial.run().finished, "an undamaged run finishes"
         assert not outcome.told, outcome.said
         return last_digest(trial)

@@ -1,5 +1,6 @@
 """Make the interrupted run whose files are damaged: a fleet in virtual time whose coordinator is
-killed twice, and leaves its files as a killed process does.
+killed twice, and leaves its files as a killed process does. Files that no restart reads, those of
+a robust rule, are damaged while the coordinator runs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from federated.errors import StoreError
 
 __all__ = [
     "CHECKPOINTS",
+    "PARTS",
     "ROUNDS",
     "SCHEDULE",
     "Interrupted",
@@ -48,8 +51,10 @@ SETTINGS: Mapping[str, Any] = {
     "fleet.min_agents": 5,
 }
 SCHEDULE = Schedule(0, {f"a{index}": 2.0 + index for index in range(5)}, SETTINGS)
+RULED = replace(SCHEDULE, settings={**SETTINGS, "robust.rule": "median"})
 EARLY = 520  # action before which the first coordinator dies, so that the second one resumes
 CHECKPOINTS = "round-*.safetensors"
+PARTS = "kept/*.parts"
 
 
 class Refusal(Exception):
@@ -96,7 +101,9 @@ class Witness(Oracle):
 
 
 class Interrupted(Trial):
-    """The schedule, with a coordinator that dies twice, and damage after its second death."""
+    """The schedule, with a coordinator that dies twice, and damage after its second death. With a
+    robust rule it dies once, and the damage comes later while it runs.
+    """
 
     def __init__(
         self,
@@ -104,22 +111,33 @@ class Interrupted(Trial):
         stop: int,
         damage: Callable[[Path], object],
         watch: Callable[[int], object] = lambda at: None,
+        *,
+        ruled: bool = False,
     ) -> None:
-        """damage: called with the run's folder before the coordinator restarts."""
+        """stop: action before which the coordinator dies, or, with a rule, before which the damage
+        comes. damage: called with the run's folder. ruled: use a robust rule.
+        """
         (folder / "trial").mkdir()
-        super().__init__(SCHEDULE, folder / "trial", self._hear)
+        super().__init__(RULED if ruled else SCHEDULE, folder / "trial", self._hear)
         self._copy, self._damage = folder / "copy", damage
+        self._stop, self._ruled, self._seen = stop, ruled, watch
         self.runs = self.folder / "runs"
         self.oracle = self.witness = Witness(self.runs, RUN, lambda why: None)
-        self.coordinator = Dying(self.runs, self._copy, watch)
+        self.coordinator = Dying(self.runs, self._copy, self._watch)
         self.coordinator.deaths = {EARLY: lambda: None}
-        if stop:
+        if stop and not ruled:
             self.coordinator.deaths[stop] = self._restore
         self.refused = ""
 
     def _hear(self, at: float, event: object) -> None:
         if isinstance(event, StoreError):
             self.refused = str(event)
+
+    def _watch(self, at: int) -> None:
+        self._seen(at)
+        if self._ruled and at == self._stop:
+            with self.world.turn_of(None):
+                self._damage(self.runs / RUN)
 
     def _restore(self) -> None:
         """Put back the files as they were at the death, and damage them."""
@@ -133,18 +151,23 @@ class Interrupted(Trial):
         if self.refused:
             found = check_run(RUN, self.runs, repair=True)
             left = [one for one in found["damaged"] if not one["repaired"]]
-            if before or left or not found["damaged"]:
+            if before or left or not (found["damaged"] or self._ruled):
                 raise Refusal(self.refused)
         return done
 
 
-def find_stops() -> list[int]:
-    """Return the actions of the coordinator at which all kinds of files lie in the run's folder."""
+def find_stops(*, ruled: bool = False) -> list[int]:
+    """Return the actions of the coordinator at which all kinds of files lie in the run's folder.
+    ruled: those after its death at which files of a robust rule lie there.
+    """
     found = list[int]()
 
     def watch(at: int) -> None:
         run = folder / "trial" / "runs" / RUN
-        if (
+        if ruled:
+            if at > EARLY and any(run.glob(PARTS)):
+                found.append(at)
+        elif (
             len(list(run.glob(CHECKPOINTS))) == 2
             and any(run.glob("total-*.safetensors"))
             and any(run.glob("spool/round-*/*.update"))
@@ -153,7 +176,7 @@ def find_stops() -> list[int]:
             found.append(at)
 
     with listening(logging.NullHandler()), scratch() as folder:
-        Interrupted(folder, 0, lambda folder: None, watch).run()
+        Interrupted(folder, 0, lambda folder: None, watch, ruled=ruled).run()
     return found
 
 

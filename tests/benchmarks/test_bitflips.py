@@ -13,10 +13,12 @@ from benchmarks.bitflips.sqlite_row_bytes import find_rows
 from coordinator.store.run_store import Store
 
 
-def test_four_of_five_flips_must_be_found() -> None:
-    flips = draw_flips(200, 1, range(100))
-    assert flips == draw_flips(200, 1, range(100)) != draw_flips(200, 2, range(100))
-    assert sum(flip.kind in CORE for flip in flips) == 160
+def test_five_of_six_flips_must_be_found() -> None:
+    stops = range(100), range(200, 300)
+    flips = draw_flips(240, 1, *stops)
+    assert flips == draw_flips(240, 1, *stops) != draw_flips(240, 2, *stops)
+    assert sum(flip.kind in CORE for flip in flips) == 200
+    assert all(flip.ruled == (flip.stop >= 200) for flip in flips)
 
 
 def test_rows_are_located_in_the_file_and_in_its_log(tmp_path: Path) -> None:
@@ -44,7 +46,15 @@ def stop() -> int:
     return stops[len(stops) // 2]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "kept"])
 def test_a_flipped_bit_is_not_trained_on(stop: int, kind: str) -> None:
     outcome = try_flip(Flip(3, kind, stop), run_undamaged(stop))
     assert not has_failed(summarise([outcome])), outcome
+
+
+def test_a_flipped_bit_of_an_update_kept_for_a_rule_is_not_trained_on() -> None:
+    stops = find_stops(ruled=True)
+    flip = Flip(3, "kept", stops[len(stops) // 2])
+    outcome = try_flip(flip, run_undamaged(0, ruled=True))
+    assert not has_failed(summarise([outcome])), outcome
+    assert (outcome.told, outcome.finished, outcome.same) == (True, True, True), outcome
