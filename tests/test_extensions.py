@@ -44,7 +44,7 @@ TOY = dict.fromkeys(MEMBERS, "toy")
 # entry-point group -> files of the catalogue's folder that define no member
 NO_MEMBERS = {
     "espalier.data": {
-        *("csv_tables", "custom_arrays", "defaults", "given_data", "held_out_splits"),
+        *("csv_tables", "custom_arrays", "given_data", "held_out_splits"),
         *("image_folders", "loading", "partition_algorithms", "partitions"),
     },
     "espalier.links": {"connection_diagnosis", "mqtt_client_setup"},
