@@ -5,8 +5,6 @@ asked for them.
 
 from __future__ import annotations
 
-from federated.wire.link import CHUNK
-
 __all__ = ["BEATS_AT_ONCE", "MESSAGES_AT_ONCE", "REFUSALS_AT_ONCE", "SIZE", "FloodGuard"]
 
 # heartbeats and repeated chunks per second and agent, and how many may come at once. Others follow
@@ -21,9 +19,10 @@ SIZE = 16 << 10
 # answers to invalid messages per second and agent, and how many may be sent at once: each waits for
 # the broker, which a flood keeps busy
 REFUSALS, REFUSALS_AT_ONCE = 1.0, 20.0
-# dropped messages per second and agent, and how many may come at once, until it is suspended. One
-# larger than a chunk counts as several. When a task is aborted, up to 32 chunks are dropped.
+# dropped messages per second and agent, and how many may come at once, until it is suspended; the
+# same for their bytes. When a task is aborted, up to 32 chunks of 256 KiB are dropped.
 DROPPED, DROPPED_AT_ONCE = 200.0, 2000.0
+DROPPED_BYTES, DROPPED_BYTES_AT_ONCE = 8e6, 128e6
 
 
 class Allowance:
@@ -58,6 +57,7 @@ class FloodGuard:
         self._messages = Allowance(MESSAGES, MESSAGES_AT_ONCE)
         self._refusals = Allowance(REFUSALS, REFUSALS_AT_ONCE)
         self._dropped = Allowance(DROPPED, DROPPED_AT_ONCE)
+        self._dropped_bytes = Allowance(DROPPED_BYTES, DROPPED_BYTES_AT_ONCE)
 
     def admit_beat(self, agent: str, now: float) -> bool:
         """Return whether to handle a heartbeat or a repeated chunk."""
@@ -80,10 +80,12 @@ class FloodGuard:
         self._messages.spend(agent, now, -(1 + size // SIZE))
 
     def count_dropped(self, agent: str, size: int, now: float) -> bool:
-        """Count a dropped message. Return True if there were too many, so that the broker should
-        stop them; the count then restarts.
+        """Count a dropped message. Return True if there were too many or too large ones, so that
+        the broker should stop them; the counts then restart.
         """
-        if self._dropped.spend(agent, now, max(1, size // CHUNK)) >= 0:
+        messages = self._dropped.spend(agent, now)
+        if self._dropped_bytes.spend(agent, now, size) >= 0 and messages >= 0:
             return False
         self._dropped.reset(agent)
+        self._dropped_bytes.reset(agent)
         return True

@@ -6,12 +6,12 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 
-from federated.wire.link import CHUNK, Delivery
+from federated.wire.link import Delivery
 
-__all__ = ["FLOODED", "DeliveryQueue"]
+__all__ = ["FLOODED", "LARGE", "DeliveryQueue"]
 
-# rejected deliveries of one sender that make it a flooder; a very large one counts as several
-FLOODED = 1000
+# rejected deliveries of one sender that make it a flooder; one counts again for each LARGE bytes
+FLOODED, LARGE = 1000, 64 << 10
 
 
 class DeliveryQueue:
@@ -58,7 +58,7 @@ class DeliveryQueue:
         with self._changed:
             size = len(delivery.payload)
             if sender and not force and self._is_over_share(sender, size):
-                self._rejected[sender] += max(1, size // CHUNK)
+                self._rejected[sender] += 1 + size // LARGE
                 return False
             room = force or self._changed.wait_for(
                 lambda: self._closed or self._has_room(size), timeout

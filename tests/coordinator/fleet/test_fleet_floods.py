@@ -22,9 +22,10 @@ from coordinator.fleet.message_loop import SUSPENDED, Intake, MessageLoop
 from coordinator.observe.events import Event, Rejected
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal
+from federated.device.transfers import AHEAD
 from federated.wire import envelope, messages, topics
 from federated.wire.delivery_queue import FLOODED, DeliveryQueue
-from federated.wire.link import Delivery
+from federated.wire.link import CHUNK, Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.manual_clock import Clock
 from tests.support.scripted_agent import (
@@ -322,6 +323,45 @@ def test_an_agent_that_floods_is_suspended(
     listen(fleet)
     assert fleet.agents["a"].online
     assert not fleet.agents["a"].refused
+
+
+@pytest.mark.parametrize("place", ["say", "up/t/c/0"])
+def test_an_agent_that_floods_with_large_messages_is_suspended_sooner(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock, place: str
+) -> None:
+    """Forty megabytes per second held up the other agents, in too few messages to be a flood."""
+    fleet, gate = (
+        Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock),
+        BrokerAccess(""),
+    )
+    fleet.follow(gate=gate)
+    fleet.endpoint.announce()
+    peer, payload = ScriptedAgent(memory, "a"), bytes(1 << 20)
+    listen(fleet)
+    for _ in range(40 * 10):
+        clock.now += 1 / 40
+        peer.link.publish(f"fl/v1/r/agent/a/{place}", payload)
+        fleet.turn(0)
+    assert gate.list_suspended() == {"a"}
+
+
+def test_an_agent_whose_uploads_are_aborted_every_second_is_not_suspended(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock
+) -> None:
+    fleet, gate = (
+        Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock),
+        BrokerAccess(""),
+    )
+    fleet.follow(gate=gate)
+    fleet.endpoint.announce()
+    peer, payload = ScriptedAgent(memory, "a"), bytes(CHUNK)
+    listen(fleet)
+    for _ in range(100):
+        clock.now += 1.05
+        for index in range(AHEAD):
+            peer.link.publish(topics.chunk(UPLOAD, index), payload)
+            fleet.turn(0)
+    assert gate.list_suspended() == frozenset()
 
 
 def test_an_agent_that_floods_is_suspended_while_the_fleet_waits_for_the_broker(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from federated.wire.delivery_queue import FLOODED, DeliveryQueue
+from federated.wire.delivery_queue import FLOODED, LARGE, DeliveryQueue
 from federated.wire.link import CHUNK, LINK_UP, Delivery
 from federated.wire.topics import find_sender, run, status
 
@@ -76,7 +76,7 @@ def test_large_messages_of_one_sender_leave_room_for_others() -> None:
 
 def test_few_large_messages_beyond_its_share_make_a_sender_a_flooder() -> None:
     queue = DeliveryQueue(size_share=1, find_sender=find_sender)
-    flood = Delivery(status("r", "flood"), bytes(100 * CHUNK))
+    flood = Delivery(status("r", "flood"), bytes(99 * LARGE))
     for _ in range(1 + FLOODED // 100):
         assert queue.take_flooders() == frozenset()
         queue.put(flood)
