@@ -150,8 +150,14 @@ def record_heartbeat(r: Round, e: on.AgentBeat, out: list[Action]) -> Round:
 
 def revoke(r: Round, e: on.AgentsBarred, out: list[Action]) -> Round:
     """Shut out the agents that are revoked or suspended, and drop their updates that are not folded
-    yet. Readmit others that were shut out for the same reason.
+    yet. Readmit others that were shut out for the same reason. The others that work get new leases:
+    a flood may have delayed their messages.
     """
+    known = [r.agents[name] for name in e.agents if name in r.agents]
+    if any(agent.refused != e.reason for agent in known):
+        for state in r.tasks.values():
+            if state.open and state.lost < 0 and state.key.agent not in e.agents:
+                r = put_due_task(r, state.excuse(r.now))
     for agent in list(r.agents.values()):
         if agent.name not in e.agents:
             if agent.refused == e.reason:

@@ -163,6 +163,13 @@ class TaskState(Struct, frozen=True):
             resumed=True,
         )
 
+    def excuse(self, now: float) -> TaskState:
+        """Return the same task with a new lease: something delayed its agent's messages, and the
+        clock cannot measure it.
+        """
+        waited = self.waited + self.elapsed(now)
+        return replace(self, waited=waited, moved=now, late=False, resumed=True)
+
     def come_back(self, now: float, *, restarted: bool = False) -> TaskState:
         """Return the same task after its agent came back. A new process starts the task over, so
         the first one counts as progress.

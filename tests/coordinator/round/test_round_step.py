@@ -674,3 +674,24 @@ def test_unfolded_updates_of_a_revoked_agent_are_dropped() -> None:
     assert (machine.order, machine.closing) == ("ab", "no agents left")
     machine.see(on.AgentsBarred(2.0, frozenset(), "revoked"))
     assert not machine.round.agents["a"].refused
+
+
+@pytest.mark.parametrize("seconds", [50.0, 70.0])
+def test_a_suspension_gives_the_other_agents_new_leases(seconds: float) -> None:
+    """The flood of the suspended agent delayed their messages, also beyond their leases."""
+    machine = Machine(agents="abc").begin("abc")
+    for name in "ab":
+        machine.beat(name)
+    machine.wait(1.0)
+    for _ in range(int(seconds) // 10):
+        machine.now += 10.0
+        machine.beat("a")
+        machine.beat("b")
+    machine.wait(0.0)
+    assert machine.of("a").late is (seconds > 60.0)
+    machine.see(on.AgentsBarred(machine.now, frozenset("c"), "flooded"))
+    machine.stay("a", 45.0)
+    assert machine.of("a").working
+    assert not machine.closing
+    machine.arrive("a")
+    assert machine.of("a").came
