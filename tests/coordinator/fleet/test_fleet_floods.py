@@ -331,7 +331,7 @@ def test_an_agent_that_floods_with_large_messages_is_suspended_sooner(
 ) -> None:
     """Forty megabytes per second held up the other agents, in too few messages to be a flood."""
     fleet, gate = (
-        Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock),
+        MessageLoop(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock),
         BrokerAccess(""),
     )
     fleet.follow(gate=gate)
@@ -349,7 +349,7 @@ def test_an_agent_whose_uploads_are_aborted_every_second_is_not_suspended(
     memory: MemoryBroker, tmp_path: Path, clock: Clock
 ) -> None:
     fleet, gate = (
-        Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock),
+        MessageLoop(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock),
         BrokerAccess(""),
     )
     fleet.follow(gate=gate)
