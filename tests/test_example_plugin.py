@@ -22,7 +22,7 @@ PACKAGE = HERE / "example_plugin" / "pyproject.toml"
 PROGRAM = """
 import json, sys
 import espalier
-from models.families.catalogue import full, initial, shapes
+from models.submodel_building import full, initial, shapes
 
 method, model, train = json.loads(sys.argv[2])
 run = espalier.run(
