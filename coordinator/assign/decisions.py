@@ -101,9 +101,9 @@ def decide(
         verdict = replace(verdict, codec=wire.codec)
         if wire.slow_codec in c.profile.codecs and c.pinned is None:
             offers = predict(c, wire.slow_codec, c.standing)
-            smaller = decide_one(index, c, offers, allowed, settings.memory, choose)
-            if trains_more(smaller, verdict):
-                verdict = encode_updates(smaller, wire.slow_codec)
+            encoded = decide_one(index, c, offers, allowed, settings.memory, choose)
+            if trains_more(encoded, verdict):
+                verdict = encode_updates(encoded, wire.slow_codec)
         found.append(verdict)
     return found
 

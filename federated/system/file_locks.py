@@ -18,8 +18,8 @@ def lock_file(handle: int, *, wait: bool, shared: bool = False) -> None:
     wait: wait for other processes; otherwise raises BlockingIOError if one holds it.
     shared: allow other shared locks.
 
-    Raises OSError if the file system has no locks. On a system without POSIX locks nothing is
-    locked: two processes can then use the same folder.
+    Raises OSError if the file system has no locks. Windows, which is not supported, locks nothing:
+    two processes can then use the same folder.
     """
     if fcntl is None:
         return
