@@ -31,7 +31,7 @@ from coordinator.settings.config import Config, read_tables, to_json
 from coordinator.settings.service_tables import Log
 from coordinator.store.control_requests import Stopped
 from coordinator.store.run_folders import find_latest_run, list_runs
-from coordinator.store.run_records import open_records
+from coordinator.store.run_store import Store
 from federated.errors import ConfigError, UsageError
 from federated.runtime import logs
 from federated.runtime.console import Say
@@ -194,9 +194,11 @@ def load_resumed(sources: ConfigSources, runs: Path) -> Config:
 
 
 def load_stored(runs: Path, name: str) -> Config:
-    """Return the configuration of a stored run. Raises StoreError."""
-    with closing(open_records(runs, name)) as records:
-        return read_tables(records.read_facts().config)
+    """Return the configuration of a stored run, after repairs that resuming needs. Raises
+    StoreError.
+    """
+    with closing(Store.open(runs, name)) as store:
+        return read_tables(store.read_facts().config)
 
 
 def check_same(before: Config, after: Config) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sqlite3
 from contextlib import ExitStack, closing
 from dataclasses import astuple, dataclass, field
@@ -24,16 +25,23 @@ from federated.runtime.sqlite_wal_check import find_log_damage
 from models.submodel import Network, Submodel
 
 __all__ = [
+    "COPY",
+    "DatabaseDamage",
     "Facts",
     "create_database",
     "describe_damage",
+    "find_copy_damage",
     "open_database",
+    "restore_copy",
+    "update_copy",
     "write_facts",
     "write_round",
 ]
 
 log = logging.getLogger(__name__)
 
+COPY = f"{DATABASE}.copy"
+BLOCK = 64 * 1024  # bytes of the copy that are compared and written at a time
 VERSION = 2  # of the schema; version 1 kept the round in progress in tables
 PRESENT = """
 SELECT checkpoint, fleet, metrics, task, standing, reason, norm, cost
@@ -53,6 +61,20 @@ CREATE TABLE scores (round INTEGER, submodel TEXT, view TEXT, agent TEXT, accura
                      loss REAL, examples INTEGER NOT NULL, metrics TEXT NOT NULL,
                      PRIMARY KEY (round, submodel, view, agent));
 """
+
+
+class DatabaseDamage(StoreError):
+    """The database of a run, or its write-ahead log, is damaged."""
+
+    def __init__(self, folder: Path, problem: str) -> None:
+        self.problem = problem
+        remedy = (
+            f"resume the run, or run coordinator check {folder.name} --repair, which takes {COPY}"
+            if not find_copy_damage(folder)
+            else "restore the run's folder from a backup, or start a new run from its last "
+            f"checkpoint (model.init = '{folder}/round-NNNNNN.safetensors')"
+        )
+        super().__init__(f"{problem}: {remedy}")
 
 
 @dataclass
@@ -109,9 +131,8 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
             found = database.execute("PRAGMA user_version").fetchone()[0]
             damage = database_row_digests.find_damage(database, ("facts",))
         except sqlite3.DatabaseError as error:
-            raise StoreError(
-                f"{folder / DATABASE} is not a run's database: {error}; restore the run's folder "
-                "from a backup"
+            raise DatabaseDamage(
+                folder, f"{folder / DATABASE} is not a run's database ({error})"
             ) from error
         if damage:
             raise describe_damage(folder, damage)
@@ -146,13 +167,59 @@ def check_log(folder: Path) -> None:
     )
 
 
-def describe_damage(folder: Path, damage: list[str]) -> StoreError:
+def describe_damage(folder: Path, damage: list[str]) -> DatabaseDamage:
     """Return the error for a database with damaged parts."""
-    return StoreError(
-        f"{folder / DATABASE} is damaged ({', '.join(damage[:5])}"
-        f"{' ...' if len(damage) > 5 else ''}): restore the run's folder from a backup, or start a "
-        f"new run from its last checkpoint (model.init = '{folder}/round-NNNNNN.safetensors')"
-    )
+    parts = f"{', '.join(damage[:5])}{' ...' if len(damage) > 5 else ''}"
+    return DatabaseDamage(folder, f"{folder / DATABASE} is damaged ({parts})")
+
+
+def update_copy(folder: Path, database: sqlite3.Connection) -> None:
+    """Write the present state of a run's database, its log included, to the copy. Only blocks that
+    changed are written, since a long run's database grows. A crash meanwhile damages the copy,
+    which the next call repairs. Raises OSError, sqlite3.Error.
+    """
+    if not hasattr(database, "serialize"):
+        return  # SQLite is older than 3.36
+    data, path = memoryview(database.serialize()), folder / COPY
+    new = not path.exists()
+    with path.open("w+b" if new else "r+b") as file:
+        for start in range(0, len(data), BLOCK):
+            block = data[start : start + BLOCK]
+            file.seek(start)
+            if file.read(len(block)) != block:
+                file.seek(start)
+                file.write(block)
+        file.truncate(len(data))
+        file.flush()
+        os.fsync(file.fileno())
+    if new:
+        sync(folder)
+
+
+def find_copy_damage(folder: Path) -> list[str]:
+    """Return the damage to the copy of a run's database, in words."""
+    if not (folder / COPY).exists():
+        return ["it is missing"]
+    with closing(sqlite3.connect(folder / COPY)) as database:
+        return database_row_digests.find_damage(database)
+
+
+def restore_copy(folder: Path) -> bool:
+    """Replace a damaged database by its copy, if that is intact. The damaged files get other names.
+    Raises OSError, sqlite3.Error.
+    """
+    if find_copy_damage(folder):
+        return False
+    for name in (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm"):
+        path, damaged = folder / name, folder / f"damaged-{name}"
+        if path.exists() and name == DATABASE:
+            damaged.unlink(missing_ok=True)
+            damaged.hardlink_to(path)  # so that the run has a database at any time
+        elif path.exists():
+            path.replace(damaged)
+    (folder / COPY).replace(folder / DATABASE)
+    sync(folder)
+    return True
 
 
 def write_facts(database: sqlite3.Connection, facts: Facts) -> None:

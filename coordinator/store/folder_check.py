@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 
 from coordinator.database_row_digests import find_damage, seal
-from coordinator.store.database import describe_damage
+from coordinator.store.database import DatabaseDamage, describe_damage
 from coordinator.store.run_files import find_problem
 from coordinator.store.run_folders import DATABASE
 from federated.errors import StoreError, explain_os_errors
@@ -39,10 +39,7 @@ def recover(folder: Path, database: sqlite3.Connection) -> None:
     if damage := find_damage(database):
         raise describe_damage(folder, damage)
     if problem := check_rows(folder, database):
-        raise StoreError(
-            f"run '{folder.name}': {problem}; restore the folder from a backup, or start a new run "
-            f"from the weights: model.init = '{folder}/round-NNNNNN.safetensors'"
-        )
+        raise DatabaseDamage(folder, f"run '{folder.name}': {problem}")
     for number, found in drop_damaged_rounds(folder, database).items():
         log.error("discarded round %d, which is trained again: %s", number, found)
 

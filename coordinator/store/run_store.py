@@ -1,6 +1,7 @@
 """Create or open the folder of a run, save its finished rounds, and read them to resume.
 
     runs/NAME/run.sqlite                 the run's description, and every finished round
+    runs/NAME/run.sqlite.copy            the same after the last round, in case the disk damages it
     runs/NAME/round-000012.safetensors   the state after 12 rounds
     runs/NAME/journal-000021.log         the events since the last checkpoint or snapshot
     runs/NAME/total-000013-000032....    a snapshot of the sum of the round in progress
@@ -14,6 +15,7 @@ journal those of the total and of the updates.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import sqlite3
@@ -29,9 +31,12 @@ from coordinator.observe.round_records import RoundRecord
 from coordinator.round.round_state import Round
 from coordinator.store import run_lock
 from coordinator.store.database import (
+    DatabaseDamage,
     Facts,
     create_database,
     open_database,
+    restore_copy,
+    update_copy,
     write_facts,
     write_round,
 )
@@ -56,6 +61,39 @@ __all__ = ["Store"]
 
 HOLDS = "single updates of devices"
 KEPT = 2  # checkpoints: the last, and the one before, in case a disk did not really write it
+
+
+log = logging.getLogger(__name__)
+
+
+def open_intact(folder: Path) -> sqlite3.Connection:
+    """Open a run's database to resume it, and check all files. If the database is damaged, its copy
+    replaces it. Raises StoreError.
+    """
+    try:
+        return open_checked(folder)
+    except DatabaseDamage as damage:
+        problem = f"cannot replace the damaged database in {folder}"
+        with explain_os_errors(StoreError, problem, sqlite3.Error):
+            if not restore_copy(folder):
+                raise
+        log.error(
+            "%s: replaced by its copy, which was written after the last finished round or the last "
+            "start; the damaged file is damaged-%s",
+            damage.problem,
+            DATABASE,
+        )
+    return open_checked(folder)
+
+
+def open_checked(folder: Path) -> sqlite3.Connection:
+    database = open_database(folder, read_only=False)
+    try:
+        recover(folder, database)
+    except BaseException:
+        database.close()
+        raise
+    return database
 
 
 class Store(RunRecords):
@@ -115,9 +153,7 @@ class Store(RunRecords):
                 # a process that was killed may have created files whose names are not on disk yet
                 for created_in in folder, root:
                     sync(created_in)
-            database = open_database(folder, read_only=False)
-            undo.callback(database.close)
-            recover(folder, database)
+            database = open_intact(folder)
             undo.pop_all()
         return cls(folder, database, lock)
 
@@ -162,6 +198,9 @@ class Store(RunRecords):
             value = max(least, int(row[0]) + 1 if row else 1)
             self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, str(value)))
             seal(self._database, "facts")
+        problem = f"run '{self.folder.name}': cannot copy its database in {self.folder}"
+        with explain_os_errors(StoreError, problem, sqlite3.Error):
+            update_copy(self.folder, self._database)
         return value
 
     def _check_lock(self) -> None:
@@ -195,6 +234,8 @@ class Store(RunRecords):
             with self._database:
                 write_round(self._database, done, checkpoint.name, digest)
                 self.agents.write_standings(done.standings)
+            # before the journal that the copy so far continues is removed
+            update_copy(self.folder, self._database)
         self.journal.sweep()
         kept = {
             name

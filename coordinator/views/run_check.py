@@ -20,7 +20,7 @@ from coordinator.database_row_digests import find_damage
 from coordinator.release.history import HISTORY, History, compute_digest
 from coordinator.settings.config import read_tables
 from coordinator.store import folder_check, run_lock
-from coordinator.store.database import open_database
+from coordinator.store.database import COPY, find_copy_damage, open_database, restore_copy
 from coordinator.store.journal_framing import FRAME, split_records, unpack_plainly
 from coordinator.store.run_files import find_problem, update_path
 from coordinator.store.run_folders import DATABASE, make_missing_error
@@ -121,18 +121,31 @@ def check_folder(folder: Path) -> Iterator[Finding]:
             with closing(sqlite3.connect(folder / DATABASE)) as database:
                 yield from check_database(folder, database)
     except (OSError, StoreError, sqlite3.Error) as error:
-        yield Finding(DATABASE, f"cannot be read ({error})", BACKUP)
+        yield describe_database(folder, DATABASE, f"cannot be read ({error})")
+    if (folder / COPY).exists():
+        broken = find_copy_damage(folder)
+        problem = f"is damaged ({', '.join(broken)})" if broken else ""
+        remedy = "it is removed, and written again after the next round"
+        yield Finding(COPY, problem, remedy, (folder / COPY).unlink)
     yield from check_releases(folder / "releases")
 
 
 def describe_log(folder: Path, found: LogDamage) -> Finding:
     """Return the finding for a damaged write-ahead log."""
     if not found.last:
-        return Finding(f"{DATABASE}-wal", found.problem, BACKUP)
+        return describe_database(folder, f"{DATABASE}-wal", found.problem)
     remedy = "its last transaction is dropped, as one that a crash left incomplete"
     return Finding(
         f"{DATABASE}-wal", found.problem, remedy, partial(change_database, folder, open_once)
     )
+
+
+def describe_database(folder: Path, file: str, problem: str) -> Finding:
+    """Return the finding for a database, or its log, that cannot be used."""
+    if find_copy_damage(folder):
+        return Finding(file, problem, BACKUP)
+    remedy = f"it is replaced by {COPY}, of the last finished round or the last start"
+    return Finding(file, problem, remedy, partial(restore_copy, folder))
 
 
 def open_once(folder: Path, database: sqlite3.Connection) -> None:
@@ -145,9 +158,10 @@ def check_database(folder: Path, database: sqlite3.Connection) -> Iterator[Findi
     broken = find_damage(database)
     if lost := folder_check.check_rows(folder, database):
         broken.append(lost)
-    yield Finding(DATABASE, f"is damaged ({', '.join(broken)})" if broken else "", BACKUP)
     if broken:
+        yield describe_database(folder, DATABASE, f"is damaged ({', '.join(broken)})")
         return
+    yield Finding(DATABASE)
     yield from check_checkpoints(folder, database)
     try:
         if folder_check.find_damaged_rounds(folder, database):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.decision_record import Decision
 from coordinator.database_row_digests import find_damage
 from coordinator.observe.round_records import Entry, RoundRecord, Score
-from coordinator.store.database import Facts
+from coordinator.store.database import COPY, Facts, find_copy_damage
 from coordinator.store.folder_check import allow_new_journal, may_begin_journal
 from coordinator.store.run_store import Store
 from coordinator.trust.norm_and_privacy_tables import ChangeNorm
@@ -120,6 +121,7 @@ def test_a_damaged_earlier_checkpoint_is_not_used(tmp_path: Path) -> None:
 
 def test_a_database_that_lost_its_log_does_not_begin_at_round_one(tmp_path: Path) -> None:
     empty, folder = make_run(tmp_path / "empty", 0), make_run(tmp_path, 3)
+    (folder / COPY).unlink()
     shutil.copy(empty / "run.sqlite", folder / "run.sqlite")
     with pytest.raises(StoreError, match=r"after round 0, but .* round-000003.*run.sqlite-wal"):
         Store.open(tmp_path, "r")
@@ -168,6 +170,7 @@ def test_every_changed_row_is_found(tmp_path: Path, part: str) -> None:
         assert database.execute(CHANGES[part]).rowcount
     assert any(part in found for found in find_damage(database))
     database.close()
+    (folder / COPY).unlink()
     with pytest.raises(StoreError, match=r"run.sqlite is damaged .*backup"):
         Store.open(tmp_path, "r")
 
@@ -177,6 +180,7 @@ def test_a_run_whose_digests_are_missing_is_damaged(tmp_path: Path) -> None:
     database = sqlite3.connect(folder / "run.sqlite")
     database.execute("DROP TABLE digests")
     database.close()
+    (folder / COPY).unlink()
     with pytest.raises(StoreError, match=r"run.sqlite is damaged .*digests"):
         Store.open(tmp_path, "r")
 
@@ -218,6 +222,7 @@ def test_a_damaged_transaction_before_others_is_found(tmp_path: Path, at: int) -
     log = folder / "run.sqlite-wal"
     flip_in_frame(log, 1, at)
     damaged = log.read_bytes()
+    (folder / COPY).unlink()
     for read_only in (True, False):
         with pytest.raises(StoreError, match=r"run.sqlite is damaged .*-wal .*frame 2 .*backup"):
             Store.open(tmp_path, "r", read_only=read_only)
@@ -234,8 +239,100 @@ def test_a_damaged_header_of_the_log_is_found(tmp_path: Path, at: int) -> None:
     data = bytearray(log.read_bytes())
     data[at] ^= 0x01
     log.write_bytes(data)
+    (folder / COPY).unlink()
     with pytest.raises(StoreError, match=r"-wal is damaged in its header"):
         Store.open(tmp_path, "r")
+
+
+# ---- the copy ------------------------------------------------------------------------------------
+
+
+def damage_log(folder: Path) -> None:
+    flip_in_frame(folder / "run.sqlite-wal", 1, 3000)
+
+
+def drop_log(folder: Path) -> None:
+    (folder / "run.sqlite-wal").unlink()
+
+
+def damage_row(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
+        database.execute(CHANGES["rounds"])
+
+
+def damage_page(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "run.sqlite")) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray((folder / "run.sqlite").read_bytes())
+    data[4096:] = bytes(len(data) - 4096)
+    (folder / "run.sqlite").write_bytes(data)
+
+
+def overwrite(folder: Path) -> None:
+    drop_log(folder)
+    (folder / "run.sqlite").write_bytes(b"no database" * 1000)
+
+
+DAMAGE = [damage_log, drop_log, damage_row, damage_page, overwrite]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_database_is_replaced_by_its_copy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
+    folder = interrupt(tmp_path)
+    damage(folder)
+    broken = (folder / "run.sqlite").read_bytes()
+    store = Store.open(tmp_path, "r")
+    assert store.rounds_done == LAST
+    assert "replaced by its copy" in caplog.text
+    assert len(broken) <= (folder / "damaged-run.sqlite").stat().st_size
+    store.save(done(LAST + 1))
+    store.close()
+    assert find_copy_damage(folder) == []
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_check_takes_the_copy_of_a_damaged_database(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    folder = interrupt(tmp_path)
+    damage(folder)
+    (found,) = check_run("r", tmp_path, repair=False)["damaged"]
+    assert found["repairable"]
+    assert not (folder / "damaged-run.sqlite").exists()
+    (found,) = check_run("r", tmp_path, repair=True)["damaged"]
+    assert found["repaired"]
+    store = Store.open(tmp_path, "r")
+    assert store.rounds_done == LAST
+    store.close()
+
+
+def test_a_damaged_copy_is_removed_and_written_again(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, 2)
+    data = (folder / COPY).read_bytes()
+    (folder / COPY).write_bytes(data[: len(data) // 2])
+    found = {
+        one["file"]: one["repaired"] for one in check_run("r", tmp_path, repair=True)["damaged"]
+    }
+    assert found[COPY]
+    store = Store.open(tmp_path, "r")
+    store.save(done(3))
+    store.close()
+    assert find_copy_damage(folder) == []
+
+
+def test_the_copy_is_the_database_after_each_round(tmp_path: Path) -> None:
+    """Later rounds write only blocks that changed."""
+    store = Store.create(tmp_path, "r", Facts({"rounds": 9}))
+    for number in range(1, 4):
+        store.save(done(number))
+        with (
+            closing(sqlite3.connect(tmp_path / "r" / COPY)) as copy,
+            closing(sqlite3.connect(tmp_path / "r" / "run.sqlite")) as database,
+        ):
+            assert list(copy.iterdump()) == list(database.iterdump())
+    store.close()
 
 
 def test_a_damaged_last_transaction_is_dropped_and_reported(

@@ -17,7 +17,7 @@ from coordinator.release.archive import Archive
 from coordinator.release.history import History
 from coordinator.round import round_events as on
 from coordinator.round.round_state import Round
-from coordinator.store.database import Facts
+from coordinator.store.database import COPY, Facts
 from coordinator.store.journal import Base
 from coordinator.store.run_files import update_path
 from coordinator.store.run_store import Store
@@ -67,7 +67,16 @@ def flip(path: Path, place: int = -3) -> None:
 def test_an_intact_run_is_checked_as_a_whole(folder: Path) -> None:
     done, made = check(folder)
     assert (done.exit_code, made["damaged"]) == (0, [])
-    parts = ("database", "2 checkpoints", "journal", "snapshot", "update", "history", "manifest")
+    parts = (
+        "database",
+        "copy",
+        "2 checkpoints",
+        "journal",
+        "snapshot",
+        "update",
+        "history",
+        "manifest",
+    )
     assert made["checked"] == len(parts) + 1 + 3, "and three files of the release"
     shown = CliRunner().invoke(main, ["check", "spring", "--runs", str(folder.parent)])
     assert shown.output == f"run 'spring': checked {made['checked']} files, none damaged\n"
@@ -119,10 +128,12 @@ def test_repair_leaves_damage_that_needs_a_person(folder: Path) -> None:
     with sqlite3.connect(folder / "run.sqlite") as database:
         database.execute("UPDATE rounds SET seconds = 9")
     database.close()
+    (folder / COPY).write_bytes(b"no database" * 500)
     done, made = check(folder, "--repair")
     assert done.exit_code == 7
     assert [(one["file"].rpartition("/")[2], one["repaired"]) for one in made["damaged"]] == [
         ("run.sqlite", False),
+        (COPY, True),
         ("history.json", False),
         ("w1-d1.onnx", False),
     ]
