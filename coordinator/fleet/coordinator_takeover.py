@@ -29,7 +29,9 @@ class Leadership:
     def __init__(self, endpoint: Endpoint, clock: Callable[[], float]) -> None:
         self._endpoint, self._clock = endpoint, clock
         self.leading = False
-        self._republish_at = math.inf  # when to publish everything again
+        self._republish_at = math.inf  # when to publish everything again, after a reconnection
+        self._restore_at = math.inf  # when to do so because the card was removed
+        self._restored = -math.inf  # when that was done last
         self._returned: messages.Run | None = None  # the card that the broker returned last
         self._confirm_at = clock() + CARD_PATIENCE  # when to check that it is the present one
 
@@ -50,6 +52,9 @@ class Leadership:
         agent.
         """
         now = self._clock()
+        if now >= self._restore_at:
+            self._restore_at, self._restored = math.inf, now
+            self._endpoint.republish()
         if now >= self._republish_at:
             self._republish_at, self._confirm_at = math.inf, now + CARD_PATIENCE
             self._endpoint.republish()
@@ -63,7 +68,8 @@ class Leadership:
 
         If the other coordinator has a later epoch and this one has begun a phase, this one leaves:
         raises Superseded. If this one has not begun a phase, it takes a later epoch itself. If an
-        earlier coordinator replaced or removed the card, publish it again.
+        earlier coordinator replaced or removed the card, publish it again. If it was removed, the
+        broker may have lost the weights, too, and agents wait for them.
         """
         payload, mine, own = delivery.payload, self._endpoint.epoch, self._endpoint.card
         card, epoch = envelope.decode_with_epoch(payload) if payload else (None, 0)
@@ -83,3 +89,6 @@ class Leadership:
             return
         if self._republish_at == math.inf:
             self._endpoint.publish(own)
+        if not payload:  # once in CARD_PATIENCE, since anyone might remove it
+            due = max(self._clock() + FENCE, self._restored + CARD_PATIENCE)
+            self._restore_at = min(self._restore_at, due)

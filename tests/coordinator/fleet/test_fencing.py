@@ -136,6 +136,32 @@ def test_a_broker_that_forgot_the_card_gets_it_again(
     assert read_card(memory) == ("only", 5)
 
 
+def test_weights_that_a_broker_lost_are_published_again(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock
+) -> None:
+    """An agent that downloads them would wait until its lease ends. A client that removes the card
+    again and again does not make the coordinator send them without a pause.
+    """
+    fleet = coordinator(memory, tmp_path, clock, "only", 5)
+    listen(fleet)
+    sent = fleet.endpoint.slots.put("v", "w1", memoryview(b"weights"), "r1")
+    manifest = topics.manifest(topics.model("r", sent.slot, "w1"))
+    agent = MemoryLink(memory, "agent")
+    agent.subscribe(manifest)
+    assert agent.receive(0) is not None
+    counts = []
+    for seconds in (FENCE, FENCE, CARD_PATIENCE):
+        for topic in (topics.run("r"), manifest):
+            fleet.link.publish(topic, b"", retain=True)
+        listen(fleet)
+        clock.now += seconds
+        listen(fleet)
+        found = iter(lambda: agent.receive(0), None)
+        counts.append(sum(bool(delivery.payload) for delivery in found))
+    assert counts == [1, 0, 1]
+    assert read_card(memory) == ("only", 5)
+
+
 def test_a_card_that_was_lost_is_published_again(
     memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
