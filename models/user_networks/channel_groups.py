@@ -11,6 +11,7 @@ segments keeps its own leading part.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,16 +159,55 @@ class Groups:
                 return inner
         elif len(known) % parts == 0:
             step = len(known) // parts
-            runs = [known[i : i + step] for i in range(0, len(known), step)]
-            if all(run == runs[0] for run in runs) and runs[0][0][0] is not None:
-                return runs[0][0][0] if step == 1 else self.compose(runs[0])
+            first, *others = [known[i : i + step] for i in range(0, len(known), step)]
+            if all([n for _, n in run] == [n for _, n in first] for run in others):
+                for run in others:
+                    for (a, _), (b, _) in zip(first, run, strict=True):
+                        self.join(a, b)
+                return first[0][0] if step == 1 else self.compose(first)
         self.freeze((label,))
         return None
+
+    def divide_heads(
+        self, label: Label | None, heads: int
+    ) -> tuple[Label | None, Label | None] | None:
+        """Return the labels of the fused queries, keys and values, and of the joined heads, of an
+        attention whose heads have as many channels together as its input; None if the input stays
+        whole. Each head's part of the input keeps its own leading channels, too.
+        """
+        inner = self.divide_axis(label, heads)
+        if label is None or inner is None:
+            return None
+        parts = [(inner, self.channels[label[0]] // heads)] * heads
+        return self.compose(parts * 3), self.compose(parts)
+
+    def split_axis(self, label: Label | None, sizes: Sequence[int]) -> list[Label | None]:
+        """Return the labels of adjacent parts of these sizes; if the axis cannot be split so, it
+        stays whole.
+        """
+        nothing: list[Label | None] = [None] * len(sizes)
+        if label is None:
+            return nothing
+        root = self.root(label[0])
+        known = self.segments.get(root)
+        if label[1] == 1 and root not in self.whole and sum(sizes) == self.channels[root]:
+            if known is None and self.multiples[root] == 1:
+                parts = [self.new(n) for n in sizes]
+                self.segments[root] = tuple(zip(parts, sizes, strict=True))
+                return parts
+            if known is not None and [n for _, n in known] == list(sizes):
+                return [one for one, _ in known]
+        self.freeze((label,))
+        return nothing
 
     def join(self, one: Label | None, other: Label | None) -> Label | None:
         """Return the label of an axis that belongs to both groups; if the two differ in layout,
         both stay whole.
         """
+        if one is not None and other is not None and one[1] != other[1]:
+            aligned = self.align(one, other) or self.align(other, one)
+            if aligned is not None:
+                return aligned
         if (
             one is None
             or other is None
@@ -187,7 +227,30 @@ class Groups:
         self.parents[second] = first
         self.multiples[first] = math.lcm(self.multiples[first], self.multiples[second])
         if self.whole & {first, second}:
-            self.whole.add(first)
+            self.whole.discard(first)
+            self.freeze((one,), blame=False)  # the segments, too
+        return one
+
+    def align(self, one: Label, other: Label) -> Label | None:
+        """Let a group that is still free follow an axis with several positions per channel; return
+        None if it cannot.
+        """
+        root, target = self.root(one[0]), self.root(other[0])
+        entries = self.channels[root]
+        known = self.segments.get(root, ())
+        if len(known) == 1 and known[0] == (other, entries):
+            return one
+        if len(known) == 1 and known[0][0] is not None and known[0][0][1] == other[1] != one[1]:
+            return one if self.join(known[0][0], other) is not None else None
+        free = root not in self.segments and root not in self.whole and self.multiples[root] == 1
+        if (
+            not free
+            or one[1] != 1
+            or entries != self.channels[target] * other[1]
+            or root in self.inside(target) | {target}
+        ):
+            return None
+        self.segments[root] = ((other, entries),)
         return one
 
     def join_compound(self, first: int, second: int) -> bool:
@@ -207,15 +270,21 @@ class Groups:
 
     def inside(self, root: int) -> set[int]:
         """Return the roots of all segments of a group, at any depth."""
-        found = {self.root(one[0]) for one, _ in self.segments.get(root, ()) if one is not None}
-        return found.union(*map(self.inside, found))
+        found, left = set[int](), [root]
+        while left:
+            parts = self.segments.get(left.pop(), ())
+            new = {self.root(one[0]) for one, _ in parts if one is not None} - found
+            found |= new
+            left += new
+        return found
 
     def divide(self, label: Label | None, parts: int) -> None:
         """Require that the kept entries of an axis divide into `parts`."""
         if label is not None:
             root = self.root(label[0])
-            if root in self.segments:
-                self.freeze((label,))
+            if known := self.segments.get(root):
+                if len({*known}) > 1 or len(known) % parts:
+                    self.freeze((label,))
                 return
             self.multiples[root] = math.lcm(
                 self.multiples[root], parts // math.gcd(parts, label[1])
@@ -244,6 +313,34 @@ class Groups:
     def note(self, layer: nn.Module, **fields: Label | Labels | None) -> None:
         """Record attributes of a layer that hold sizes of its axes."""
         self.fields.update({(layer, name): label for name, label in fields.items()})
+
+    def follow_field(self, size: Any, label: Label | None) -> Label | None:
+        """Record that an attribute of a layer, or a number of a tuple there, is the size of an
+        axis; return the label of its earlier use.
+        """
+        place = size.layer, size.name
+        if size.index is None:
+            known = self.fields.get(place)
+            self.fields[place] = label
+            return known  # type: ignore[return-value]
+        labels: Any = self.fields.get(place, (None,) * len(getattr(*place)))
+        self.fields[place] = (*labels[: size.index], label, *labels[size.index + 1 :])
+        return labels[size.index]  # type: ignore[no-any-return]
+
+    def have_same_length(self, one: Label | None, other: Label | None) -> bool:
+        """Return True if two axes have equally many entries at every width."""
+        return None not in {one, other} and self.count(one, 1) == self.count(other, 1)
+
+    def count(self, label: Label | None, entries: int) -> Counter[int | None]:
+        """Return how many entries of an axis each group has per channel of its own; None: entries
+        that never scale.
+        """
+        if label is None or (root := self.root(label[0])) in self.whole:
+            return Counter({None: entries})
+        found = Counter[int | None]()
+        for one, n in self.segments.get(root, ()):
+            found.update(self.count(one, n))
+        return Counter({key: n * label[1] for key, n in (found or Counter({root: 1})).items()})
 
     def axis(self, label: Label | None) -> Axis | None:
         """Return the axis of a label, or None if it stays whole."""

@@ -7,7 +7,8 @@ tensors and result keep their full size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 from torch import nn
@@ -16,9 +17,11 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 
 from models.user_networks.channel_groups import Groups, Labels
-from models.user_networks.operation_rules import RUNTIME, Shape, Value, regroup, spatial
+from models.user_networks.operation_rules import spatial
+from models.user_networks.operation_values import RUNTIME, Shape, Value
+from models.user_networks.reshaping_rules import regroup
 
-__all__ = ["layer_rule"]
+__all__ = ["SEVERAL_LAYERS", "layer_rule"]
 
 LayerRule = Callable[[Groups, Any, Value, Shape], Labels | None]
 """(groups, layer, input, shape of the result) -> labels of the result"""
@@ -45,8 +48,14 @@ def convolution(groups: Groups, layer: _ConvNd, x: Value, shape: Shape) -> Label
             layer.weight, (None if inputs is None else (inputs[0], inputs[1] * several),)
         )
         groups.note(layer, groups=inputs)
-    else:
+    elif isinstance(layer, _ConvTransposeNd):
         return None
+    else:
+        # each group of filters reads, and makes, channels of its own
+        one = groups.new(layer.out_channels // layer.groups)
+        outputs = groups.compose([(one, layer.out_channels // layer.groups)] * layer.groups)
+        inner = groups.divide_axis(inputs, layer.groups)
+        outputs, *_ = groups.claim(layer.weight, (outputs, inner))
     groups.claim(layer.bias, (outputs,))
     groups.note(layer, in_channels=inputs, out_channels=outputs)
     return (x.labels[0], outputs, *(None for _ in shape[2:]))
@@ -98,6 +107,33 @@ def flatten(groups: Groups, layer: nn.Flatten, x: Value, shape: Shape) -> Labels
     return regroup(groups, x, shape, [RUNTIME] * len(shape))
 
 
+def multihead_attention(
+    groups: Groups, layer: nn.MultiheadAttention, given: Sequence[Value], shapes: Sequence[Shape]
+) -> tuple[Labels, ...] | None:
+    """Attention whose queries, keys and values are read from the same number of channels."""
+    if len(given) != 3 or layer.in_proj_weight is None or layer.bias_k is not None:
+        return None
+    whole = reduce(groups.join, (x.labels[-1] for x in given))
+    found = groups.divide_heads(whole, layer.num_heads)
+    if found is None:
+        return None
+    projected, inputs = found
+    outputs = groups.new(layer.embed_dim)
+    groups.claim(layer.in_proj_weight, (projected, whole))
+    groups.claim(layer.in_proj_bias, (projected,))
+    groups.claim(layer.out_proj.weight, (outputs, inputs))
+    groups.claim(layer.out_proj.bias, (outputs,))
+    groups.note(
+        layer,
+        embed_dim=whole,
+        kdim=whole,
+        vdim=whole,
+        head_dim=groups.divide_axis(whole, layer.num_heads),
+    )
+    groups.note(layer.out_proj, in_features=inputs, out_features=outputs)
+    return (*given[0].labels[:-1], outputs), *((None,) * len(shape) for shape in shapes[1:])
+
+
 LAYERS: dict[type[nn.Module], LayerRule] = {
     nn.Linear: linear,
     _ConvNd: convolution,
@@ -120,6 +156,12 @@ KINDS: dict[str, LayerRule] = {
 }
 
 TENSORS = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+
+
+SEVERAL_LAYERS: dict[type[nn.Module], Callable[..., tuple[Labels, ...] | None]] = {
+    nn.MultiheadAttention: multihead_attention,
+}
+"""Rules for layers of several inputs or results: (groups, layer, inputs, shapes of results)"""
 
 
 def layer_rule(layer: nn.Module) -> LayerRule | None:

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from models.layers.basic import Linear, Norm, Scaler
 from models.user_networks.channel_groups import Axis, Groups, length, spans
-from models.user_networks.operation_rules import Value
+from models.user_networks.operation_values import Value
 from models.user_networks.tracing import Call, label_tensors, named_tensors, trace
 
 __all__ = ["Structure", "add_scalers", "cut", "find_structure", "first_line"]
@@ -46,7 +46,7 @@ def find_structure(net: nn.Module, example: Tensor) -> Structure:
     try:
         # a network may behave differently in training: the rules must hold for both modes
         for training in (True, False):
-            graph, calls = trace(net.train(training))
+            graph, calls = trace(net.train(training), example)
             found = label_tensors(net, graph, example, groups)
     except Exception as error:  # a user's network can make the tracer raise anything
         return Structure(problem=f"torch.fx cannot follow its forward pass ({first_line(error)})")

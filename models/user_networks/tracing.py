@@ -4,22 +4,24 @@ rules for what each step does to channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Sequence
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
+from torch.fx.proxy import Attribute
 
 from models.user_networks.channel_groups import Groups, Labels
-from models.user_networks.layer_rules import layer_rule
-from models.user_networks.operation_rules import (
+from models.user_networks.functional_layer_rules import elementwise
+from models.user_networks.layer_rules import SEVERAL_LAYERS, layer_rule
+from models.user_networks.operation_rules import SEVERAL, operation_rule
+from models.user_networks.operation_values import (
     RUNTIME,
-    SEVERAL,
     Field,
     Value,
-    elementwise,
-    operation_rule,
     read_size,
     release,
     values,
@@ -37,9 +39,23 @@ class Tracer(fx.Tracer):
     Inherits because fx is designed to be adapted this way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, net: nn.Module, example: Tensor) -> None:
         super().__init__()
+        self.net, self.example = net, example
         self.calls: dict[str, list[Call]] = {}
+        self.values: dict[fx.Node, Any] = {}
+        self.evaluating = False
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        """Trace with one input: other parameters of the forward pass keep their defaults."""
+        function, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        for index, parameter in enumerate(inspect.signature(self.net.forward).parameters.values()):
+            if index and parameter.default is not parameter.empty:
+                self.graph.erase_node(args[1 + index].node)
+                args[1 + index] = parameter.default
+        return function, args
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (
@@ -50,22 +66,76 @@ class Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if self.evaluating:
+            return forward(*args, **kwargs)
         out = super().call_module(m, forward, args, kwargs)
-        one = (
-            len(args) == 1
-            and not kwargs
-            and isinstance(args[0], fx.Proxy)
-            and isinstance(out, fx.Proxy)
-        )
+        more = [x for x in leaves((args[1:], kwargs)) if isinstance(x, fx.Proxy)]
+        one = bool(args) and all(isinstance(x, fx.Proxy) for x in (args[0], out)) and not more
         self.calls.setdefault(self.path_of_module(m), []).append(
             (args[0].node, out.node) if one else None
         )
         return out
 
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if self.evaluating:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
-def trace(net: nn.Module) -> tuple[fx.Graph, dict[str, list[Call]]]:
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Decide a branch on sizes as the example does: a network's inputs have one shape."""
+        value = self.evaluate(obj.node)
+        return super().to_bool(obj) if isinstance(value, Tensor) else bool(value)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return SizedProxy(node, self)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """Iterate over a shape, or the first axis of a tensor, as far as the example has it."""
+        return iter([getitem(obj, i) for i in range(len(self.evaluate(obj.node)))])
+
+    def evaluate(self, wanted: fx.Node) -> Any:
+        """Return what a node is for the example, which the traced part of the network computes."""
+        interpreter = fx.Interpreter(self.net, garbage_collect_values=False, graph=self.graph)
+        interpreter.env = self.values
+        self.evaluating = True
+        try:
+            with torch.no_grad():
+                for node in self.graph.nodes:
+                    if node.op == "placeholder":
+                        self.values[node] = self.example
+                    elif node not in self.values:
+                        self.values[node] = interpreter.run_node(node)
+        finally:
+            self.evaluating = False
+        return self.values[wanted]
+
+
+class Sized(fx.Proxy):
+    """A proxy whose length and whole number are those of the example."""
+
+    tracer: Tracer
+
+    def __len__(self) -> int:
+        return len(self.tracer.evaluate(self.node))
+
+    def __int__(self) -> int:
+        return int(self.tracer.evaluate(self.node))
+
+
+class SizedAttribute(Sized, Attribute):
+    """An attribute, such as a shape."""
+
+
+class SizedProxy(Sized):
+    """A value in the forward pass."""
+
+    def __getattr__(self, name: str) -> SizedAttribute:
+        return SizedAttribute(self, name)
+
+
+def trace(net: nn.Module, example: Tensor) -> tuple[fx.Graph, dict[str, list[Call]]]:
     """Return the graph of a network, and the calls of each module by name."""
-    tracer = Tracer()
+    tracer = Tracer(net, example)
     mark_fields(net)
     return tracer.trace(net), tracer.calls
 
@@ -79,9 +149,18 @@ def mark_fields(net: nn.Module) -> None:
             continue
         for name, value in vars(module).items():
             if type(value) is int and value > 1:
-                marked = Field(value)
-                marked.layer, marked.name = module, name
-                vars(module)[name] = marked
+                vars(module)[name] = mark(module, name, value)
+            elif type(value) is tuple:
+                vars(module)[name] = tuple(
+                    mark(module, name, n, index) if type(n) is int and n > 1 else n
+                    for index, n in enumerate(value)
+                )
+
+
+def mark(module: nn.Module, name: str, value: int, index: int | None = None) -> Field:
+    marked = Field(value)
+    marked.layer, marked.name, marked.index = module, name, index
+    return marked
 
 
 def label_tensors(
@@ -122,15 +201,20 @@ def several(
     net: nn.Module, node: fx.Node, args: Any, kwargs: Any, result: Any, groups: Groups
 ) -> Any:
     """Return the values of an operation with several results; without a rule, freeze its inputs."""
-    groups.place, rule = describe_node(net, node), SEVERAL.get(name_of(node))
-    if rule is None or not all(isinstance(one, Tensor) for one in result):
-        unknown(net, node, args, kwargs, groups)
-        return RUNTIME
-    shapes = [tuple(one.shape) for one in result]
-    labels = rule(groups, args, kwargs, shapes)
+    groups.place = describe_node(net, node)
+    shapes = [tuple(one.shape) for one in result if isinstance(one, Tensor)]
+    labels: Sequence[Labels] | None = None
+    if len([one for one in result if one is not None]) == len(shapes):
+        if node.op == "call_module":
+            layer = net.get_submodule(str(node.target))
+            if rule := SEVERAL_LAYERS.get(type(layer)):
+                labels = rule(groups, layer, values(args, kwargs), shapes)
+        elif rule := SEVERAL.get(name_of(node)):
+            labels = rule(groups, args, kwargs, shapes)
     if labels is None:
-        labels = tuple(unknown(net, node, args, kwargs, groups, len(shape)) for shape in shapes)
-    return tuple(map(Value, shapes, labels))
+        labels = [unknown(net, node, args, kwargs, groups, len(shape)) for shape in shapes]
+    found = iter(map(Value, shapes, labels))
+    return tuple(next(found) if isinstance(one, Tensor) else RUNTIME for one in result)
 
 
 def leaves(result: Any) -> Iterator[Any]:
@@ -160,7 +244,7 @@ def labels_of(
         args = (kwargs["input"], *args) if "input" in kwargs else args
         out = (
             operation(groups, args, kwargs, shape)
-            if values(args[:1]) or operation is elementwise
+            if values(args[:2]) or operation is elementwise
             else None
         )
     if out is None:
@@ -188,12 +272,14 @@ def name_of(node: fx.Node) -> str:
     """Return the name of a function or method of PyTorch or of Python's operators, or "" for any
     other.
     """
+    if node.op == "call_module":
+        return ""
     if isinstance(node.target, str):
         return node.target
     module = getattr(node.target, "__module__", None) or "torch"
     return (
         getattr(node.target, "__name__", "")
-        if module.split(".")[0] in {"_operator", "math", "torch", "torchvision"}
+        if module.split(".")[0] in {"_operator", "builtins", "math", "torch", "torchvision"}
         else ""
     )
 

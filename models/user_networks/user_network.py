@@ -9,15 +9,15 @@ the raw data, to [N, outputs]: logits, or standardised values. It takes no argum
 - Width: `torch.fx` traces an example through the network and finds which axes are the same
   channels. Each such group keeps its leading `kept(width, channels)`, in every tensor, initial
   values included; inputs and outputs keep all. Supported are linear layers, convolutions (also
-  transposed and depthwise ones), batch, instance, group, layer and RMS norm, PReLU, activations,
-  dropout, pooling, padding, elementwise operations, means over axes, and flatten, view, reshape and
-  permute. Where channels are concatenated, cut into equal chunks, or divided into the heads of
-  attention, each part keeps its own leading channels. Sizes must be read from a shape, be -1, or be
-  an attribute of the layer. Channels that go into anything else (recurrent layers,
-  `nn.MultiheadAttention`, sizes written as literal numbers) stay whole, as do those of a group norm
-  at a width at which its groups do not divide. The forward pass must not
-  branch on its input. A device builds the whole network before it cuts it, so it needs memory for
-  that.
+  transposed, grouped and depthwise ones), batch, instance, group, layer and RMS norm, PReLU,
+  attention, activations, dropout, pooling, padding, elementwise operations, sums over axes,
+  products of tensors, and operations that move, split or join axes; layers may be modules or
+  functions. Where channels are concatenated, cut into parts, or divided into groups of a
+  convolution or the heads of attention, each part keeps its own leading channels. Sizes must be
+  read from a shape, be -1, or be attributes of the layer. Channels that go into anything else
+  (recurrent layers, sizes written as literal numbers) stay whole, as do those of a group norm at a
+  width at which its groups do not divide. The forward pass may branch on shapes but not on values.
+  A device builds the whole network before it cuts it, so it needs memory for that.
 - Depth: a block is a module of a class of the user's own (not a bare layer or an `nn.Sequential`).
   Blocks of one class that follow each other in an `nn.Sequential` or `nn.ModuleList` and keep the
   shape form a section, together with the block of that class before them. The first block of a
@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -122,15 +122,7 @@ def call_function(submodel: Submodel) -> nn.Module:
             "at most one argument, the submodel"
         )
     try:
-        net = function(submodel) if inputs else function()
-    except RuntimeError as error:
-        # the meta device's error: its tensors have shapes but no values
-        if "meta tensor" not in str(error):
-            raise describe_failure(name, error) from error
-        raise ValueError(
-            f"model '{name}' computes its sizes with tensors; expected plain numbers "
-            f"({first_line(error)})"
-        ) from error
+        net = build_anywhere(partial(function, submodel) if inputs else function)
     except Exception as error:  # whatever the user's function raises
         raise describe_failure(name, error) from error
     if not isinstance(net, nn.Module):
@@ -147,6 +139,20 @@ def call_function(submodel: Submodel) -> nn.Module:
             "not support; set track_running_stats=False"
         )
     return net
+
+
+def build_anywhere(function: Callable[[], Any]) -> Any:
+    """Call a function that builds a network. On the meta device, whose tensors have shapes but no
+    values, a function that computes sizes with tensors fails: build its network on the CPU, and
+    move it.
+    """
+    try:
+        return function()
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta tensor" not in str(error):
+            raise
+    with isolate_random_state(0), torch.device("cpu"):
+        return function().to("meta")
 
 
 def describe_failure(name: str, error: Exception) -> ValueError:
