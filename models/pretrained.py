@@ -18,12 +18,13 @@ from models.families.catalogue import FAMILIES, family
 from models.optional_torchvision import import_torchvision
 from models.submodel import Network
 from models.submodel_building import find_labelled, full, shapes
+from models.user_networks.library_networks import LIBRARIES, load_trained
 
 __all__ = ["load"]
 
 Tensors = Mapping[str, Tensor]
 
-DOWNLOAD = "torchvision:"
+DOWNLOAD, DEFAULT = "torchvision:", "DEFAULT"
 
 
 def load(source: str, network: Network, base: Tensors) -> tuple[dict[str, Tensor], str]:
@@ -32,14 +33,18 @@ def load(source: str, network: Network, base: Tensors) -> tuple[dict[str, Tensor
 
     source: a .safetensors checkpoint of this project, a torchvision state dict (.pth, .pt or
         .safetensors), or "torchvision:NAME" with the name of torchvision's weights ("DEFAULT",
-        "IMAGENET1K_V1"), which torch.hub downloads, checks against their hash and caches
+        "IMAGENET1K_V1"), which torch.hub downloads, checks against their hash and caches. For a
+        user's or a library's network: a state dict of that network, or "LIBRARY:DEFAULT"
     base: `initial(network, seed, features)`. The head keeps its values if the source has another
         number of classes; so do tensors that only a feature adds ("steps", "exits") and running
         statistics that the source lacks.
     ValueError: the source cannot be read, or belongs to another network; the message names the
         first tensor that is missing, unexpected or of another shape.
     """
-    if source.startswith(DOWNLOAD):
+    library = network.family.partition(":")[0]
+    if library in LIBRARIES and source == f"{library}:{DEFAULT}":
+        found, origin = add_prefix(download_trained(source, network)), network.family
+    elif source.startswith(DOWNLOAD):
         found, origin = (
             convert(source, network, download(source, network), base),
             f"torchvision's {torchvision_name(network)}",
@@ -51,6 +56,8 @@ def load(source: str, network: Network, base: Tensors) -> tuple[dict[str, Tensor
                 convert(source, network, found, base),
                 f"torchvision's {torchvision_name(network)}",
             )
+        elif ":" in network.family and not is_checkpoint(found, base):
+            found, origin = add_prefix(found), f"a state dict of {network.title}"
     return fit(source, origin, network, found, base)
 
 
@@ -69,6 +76,17 @@ def is_checkpoint(found: Tensors, base: Tensors) -> bool:
     classifier's.
     """
     return 2 * len(found.keys() & base.keys()) > len(base)
+
+
+def add_prefix(found: Tensors) -> dict[str, Tensor]:
+    """Name the tensors of a user's network as this project does, which puts it into another, and
+    drop the counters of its norms.
+    """
+    return {
+        f"net.{name}": value
+        for name, value in found.items()
+        if not name.endswith("num_batches_tracked")
+    }
 
 
 # ---- sources -------------------------------------------------------------------------------------
@@ -129,6 +147,15 @@ def download(source: str, network: Network) -> dict[str, Tensor]:
             f"{source}: cannot download the weights of {name} from {known[entry].url}: {error}"
         ) from error
     return check_tensors(source, loaded)
+
+
+def download_trained(source: str, network: Network) -> dict[str, Tensor]:
+    """Return the trained weights of a library's network, from its site or the library's cache."""
+    try:
+        return dict(load_trained(network).state_dict())
+    except Exception as error:  # offline, an unknown network, one without trained weights
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{source}: cannot load weights of {network.family}: {why}") from error
 
 
 def check_tensors(source: str, loaded: Any) -> dict[str, Tensor]:

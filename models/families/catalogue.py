@@ -1,8 +1,8 @@
 """Find a family of networks by name.
 
-A family is a key of FAMILIES, an entry point of the group `espalier.families`, or
-`module:attribute`: a `Family`, or a function that returns a network
-(`models.user_networks.user_network`).
+A family is a key of FAMILIES, an entry point of the group `espalier.families`, a network of another
+library (`models.user_networks.library_networks`), or `module:attribute`: a `Family`, or a function
+that returns a network (`models.user_networks.user_network`).
 
 `models` does not use the project's errors: an unknown model raises `LookupError(name, known
 names)`, and a model that cannot be built raises `ValueError`. Callers turn them into `Unknown`
@@ -27,6 +27,7 @@ from models.families.vgg import VGG
 from models.families.vit import VIT
 from models.family import Family, list_spellings
 from models.submodel import Network
+from models.user_networks.library_networks import LIBRARIES
 from models.user_networks.user_network import own
 
 __all__ = ["FAMILIES", "POINT", "family", "has_family", "parse"]
@@ -78,6 +79,8 @@ def model_names() -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def import_family(name: str) -> Family | None:
     """Import the family "module:attribute"; None if it is something else or cannot be imported."""
+    if name.partition(":")[0] in LIBRARIES:
+        return None
     try:
         found: Family = import_member(name, POINT.member)
     except ValueError:

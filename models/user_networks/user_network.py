@@ -1,4 +1,5 @@
-"""Load a network that the user wrote, named as `module:function`, and make smaller submodels of it.
+"""Load a network that the user wrote, named as `module:function`, or one of another library
+(`models.user_networks.library_networks`), and make smaller submodels of it.
 
 The function returns an `nn.Module` that maps standardised floats [N, *inputs], (x - mean) / std of
 the raw data, to [N, outputs]: logits, or standardised values. It takes no argument, or the
@@ -49,6 +50,7 @@ from models.layers.basic import Standardise
 from models.random_state import isolate_random_state
 from models.submodel import Network, Submodel
 from models.user_networks.channel_groups import spans
+from models.user_networks.library_networks import find_builder
 from models.user_networks.submodel_cutting import (
     Structure,
     add_scalers,
@@ -93,13 +95,15 @@ def own(network: Network) -> Family:
         typical=TYPICAL,
         labelled=labelled_tensors,
         features=frozenset({"scaler"}),
-        help="a network of the user's own",
+        help="a network of the user's own or of another library",
         pieces=find_pieces,
         address=lambda name: address(network, name),
     )
 
 
 def function_of(network: Network) -> Callable[..., Any]:
+    if builder := find_builder(network.family):
+        return builder
     try:
         function: Callable[..., Any] = import_member(network.family)
     except ValueError as error:

@@ -1,0 +1,123 @@
+"""Build networks of other libraries, named as `torchvision:NAME`, `timm:NAME` or `hf:NAME`.
+
+The network gets as many outputs as the data have classes, and, where the library allows it, the
+data's channels and image size. Weights are random; `models.pretrained` loads trained ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from models.optional_torchvision import import_torchvision
+from models.submodel import Network, Submodel
+
+__all__ = ["LIBRARIES", "find_builder", "load_trained"]
+
+Builder = Callable[[str, Network, bool], nn.Module]
+"""(name, network, whether with trained weights) -> the library's network"""
+
+# networks that return a second output while they train, unless told not to
+TWO_OUTPUTS = {"googlenet", "inception_v3"}
+
+
+def build_torchvision(name: str, network: Network, trained: bool) -> nn.Module:
+    """Return a classifier of `torchvision.models`. Its networks read 3 channels."""
+    models = import_torchvision("models")
+    known = models.list_models(module=models)
+    if name not in known:
+        raise ValueError(f"torchvision has no classifier '{name}'; it has {', '.join(known)}")
+    if network.inputs[:1] != (3,):
+        raise ValueError(f"torchvision's networks read 3 channels, found {network.inputs[0]}")
+    options: dict[str, Any] = {}
+    if name.startswith("vit_"):
+        options["image_size"] = network.inputs[-1]
+    if name.startswith("maxvit_"):
+        options["input_size"] = network.inputs[1:]
+    if name in TWO_OUTPUTS:
+        options |= {"aux_logits": False, "init_weights": False}
+    if trained:
+        return models.get_model(name, weights="DEFAULT", progress=False)  # type: ignore[no-any-return]
+    return models.get_model(name, num_classes=network.outputs, **options)  # type: ignore[no-any-return]
+
+
+def build_timm(name: str, network: Network, trained: bool) -> nn.Module:
+    """Return a network of `timm`."""
+    timm = import_library("timm")
+    if not timm.is_model(name.partition(".")[0]):
+        raise ValueError(f"timm has no network '{name}'; timm.list_models() lists them")
+    if trained:
+        return timm.create_model(name, pretrained=True)  # type: ignore[no-any-return]
+    options: dict[str, Any] = {"num_classes": network.outputs, "in_chans": network.inputs[0]}
+    if getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False):
+        options["img_size"] = network.inputs[1:]
+    return timm.create_model(name, **options)  # type: ignore[no-any-return]
+
+
+class Logits(nn.Module):
+    """A classifier of `transformers` that returns its logits alone."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(pixel_values=x).logits  # type: ignore[no-any-return]
+
+
+def build_transformers(name: str, network: Network, trained: bool) -> nn.Module:
+    """Return an image classifier of `transformers`, by its name on the Hugging Face Hub or its
+    local folder. Nothing but its configuration and weights is loaded, no code.
+    """
+    library = import_library("transformers")
+    classifier = library.AutoModelForImageClassification
+    if trained:
+        return Logits(classifier.from_pretrained(name))
+    config = library.AutoConfig.from_pretrained(name)
+    config.num_labels = network.outputs
+    for field, value in (("num_channels", network.inputs[0]), ("image_size", network.inputs[-1])):
+        if hasattr(config, field):
+            setattr(config, field, value)
+    return Logits(classifier.from_config(config))
+
+
+LIBRARIES: Mapping[str, Builder] = {
+    "torchvision": build_torchvision,
+    "timm": build_timm,
+    "hf": build_transformers,
+}
+
+
+def find_builder(model: str) -> Callable[[Submodel], nn.Module] | None:
+    """Return the function that builds a network of a library; None for another name."""
+    library, _, name = model.partition(":")
+    if library not in LIBRARIES:
+        return None
+    build = partial(LIBRARIES[library], name)
+    return lambda submodel: build(submodel.network, False)
+
+
+def load_trained(network: Network) -> nn.Module:
+    """Return the library's network with trained weights and its own number of outputs, from its
+    site or the library's cache.
+    """
+    library, _, name = network.family.partition(":")
+    return LIBRARIES[library](name, network, True)
+
+
+def import_library(name: str) -> ModuleType:
+    """Import a library that imports torchvision if it is there. ValueError: it is not installed."""
+    with contextlib.suppress(ModuleNotFoundError):
+        import_torchvision("ops")  # which repairs a torchvision that does not fit this torch
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ValueError(f"{name} is not installed; install it with pip install {name}") from error
