@@ -54,6 +54,10 @@ COMMANDS = {
         "benchmarks.inference:command", "Time inference with exported networks and with PyTorch."
     ),
     "methods": LazyCommand("benchmarks.methods:command", "Compare all methods in one experiment."),
+    "networks": LazyCommand(
+        "benchmarks.library_networks:command",
+        "Try which networks of torchvision and timm can be scaled.",
+    ),
     "pacing": LazyCommand(
         "benchmarks.agents_of_unequal_speed:command", "Train on four agents of unequal speed."
     ),
