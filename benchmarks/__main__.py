@@ -62,7 +62,7 @@ COMMANDS = {
         "benchmarks.agents_of_unequal_speed:command", "Train on four agents of unequal speed."
     ),
     "predict": LazyCommand(
-        "benchmarks.cost_prediction_errors:command",
+        "benchmarks.cost_prediction.command:command",
         "Compare predicted with measured training steps.",
     ),
     "scale": LazyCommand("benchmarks.scale:command", "Connect many agents to one coordinator."),

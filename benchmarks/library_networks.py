@@ -27,7 +27,7 @@ from models.named_network import network
 from models.submodel import Submodel
 from models.submodel_building import build, full
 
-__all__ = ["NETWORKS", "Row", "command", "try_network"]
+__all__ = ["command", "list_lines", "try_network"]
 
 SIDES = {"inception_v3": 299}  # pixels that a network needs; others take 224
 NETWORKS = (

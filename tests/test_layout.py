@@ -91,6 +91,7 @@ ROOMS = {
         "fuzzing",
         "raw_agents",
         "fault_schedules",
+        "cost_prediction",
         "bitflips",
         "faults",
         "attacks",

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 import click
 import numpy as np
 
-from benchmarks.training_step_process import Taken, ask
+from benchmarks.cost_prediction.training_step_process import Taken, ask
 from edge_agent.device.heat_and_load import BUSY, Load
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 from federated.runtime.extension_errors import explain_lookup

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.cost_prediction_errors import (
+from benchmarks.cost_prediction.command import (
     Row,
     draw_submodels,
     find_network,

@@ -58,7 +58,7 @@ def ask(submodels: Sequence[Submodel], batch: int) -> list[Taken]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     order = msgspec.json.encode(Order(tuple(submodels), batch))
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.training_step_process"],
+        [sys.executable, "-m", "benchmarks.cost_prediction.training_step_process"],
         env=environment,
         input=order,
         stdout=subprocess.PIPE,

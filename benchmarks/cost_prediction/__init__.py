@@ -1,0 +1,1 @@
+"""Compare predicted with measured times and memory of training steps."""
