@@ -93,37 +93,35 @@ def try_network(name: str, folder: Path) -> Row:
     try:
         small = menu(made, (WIDTH,), (1,))[0]
     except ValueError as error:
-        return replace(row, width=str(error), **try_submodel(whole, folder))
+        return try_submodel(replace(row, width=str(error)), whole, folder)
     narrow = cost(replace(small, mask=whole.mask)).parameters / 1e6 / row.parameters
     kept = "much of it stays whole" if narrow > WHOLE else ""
-    return replace(row, narrow=narrow, width=kept, **try_submodel(small, folder))
+    return try_submodel(replace(row, narrow=narrow, width=kept), small, folder)
 
 
-def try_submodel(submodel: Submodel, folder: Path) -> dict[str, str | float]:
-    """Return the problems of training and exporting a submodel, as fields of `Row`."""
+def try_submodel(row: Row, submodel: Submodel, folder: Path) -> Row:
+    """Add to a row how well a submodel trains and is exported."""
     torch.manual_seed(0)
     net, made = build(submodel), submodel.network
     x = torch.rand(4, *made.inputs)
-    found: dict[str, str | float] = {}
     try:
         optimiser = torch.optim.SGD(net.parameters(), 1e-3)
-        F.cross_entropy(net.train()(x), torch.arange(4)).backward()
+        F.cross_entropy(net.train()(x), torch.arange(4)).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         with torch.no_grad():
             for _ in range(4):  # so that the running statistics are those of noise
                 net(x)
     except Exception as error:  # a foreign network may raise anything
-        return {"training": describe(error), "export": "not tried"}
+        return replace(row, training=describe(error), export="not tried")
     try:
         metadata = {"run": "benchmark", "round": 0, "submodel": submodel.name}
         example = np.asarray(x[:2])
         path = onnx_export.export(net, made, example, folder / "network.onnx", metadata)
         expected = onnx_export.predict(net, made, example)
         outputs = onnx_session.load(path, threads=1).predict(example)
-        found["difference"] = float(np.abs(outputs - expected).max() / np.abs(expected).max())
     except ExportError as error:
-        found["export"] = describe(error)
-    return found
+        return replace(row, export=describe(error))
+    return replace(row, difference=float(abs(outputs - expected).max() / abs(expected).max()))
 
 
 def describe(error: Exception) -> str:
