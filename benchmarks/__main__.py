@@ -56,7 +56,7 @@ COMMANDS = {
     "methods": LazyCommand("benchmarks.methods:command", "Compare all methods in one experiment."),
     "networks": LazyCommand(
         "benchmarks.library_networks:command",
-        "Try which networks of torchvision and timm can be scaled.",
+        "Try networks of torchvision and timm.",
     ),
     "pacing": LazyCommand(
         "benchmarks.agents_of_unequal_speed:command", "Train on four agents of unequal speed."

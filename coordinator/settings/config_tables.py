@@ -44,16 +44,16 @@ class Model(Record, frozen=True):
     name: Annotated[
         str,
         Meta(
-            description="A model family such as preresnet-18, one of an installed package, or "
-            "module:function for your own."
+            description="A model family such as preresnet-18, one of an installed package, "
+            "torchvision:NAME, timm:NAME or hf:NAME, or module:function for your own."
         ),
     ] = MODEL
     init: Annotated[
         str,
         Meta(
             description="Checkpoint to start from: RUN/round-NNNNNN.safetensors, a file of "
-            "torchvision's weights, or torchvision:DEFAULT to download them; empty: random weights "
-            "from the seed."
+            "torchvision's weights or of the network's own state dict, or torchvision:DEFAULT, "
+            "timm:DEFAULT or hf:DEFAULT to download weights; empty: random weights from the seed."
         ),
     ] = ""
 

@@ -27,7 +27,7 @@ from models.families.vgg import VGG
 from models.families.vit import VIT
 from models.family import Family, list_spellings
 from models.submodel import Network
-from models.user_networks.library_networks import LIBRARIES
+from models.user_networks.library_networks import find_builder
 from models.user_networks.user_network import own
 
 __all__ = ["FAMILIES", "POINT", "family", "has_family", "parse"]
@@ -79,7 +79,7 @@ def model_names() -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def import_family(name: str) -> Family | None:
     """Import the family "module:attribute"; None if it is something else or cannot be imported."""
-    if name.partition(":")[0] in LIBRARIES:
+    if find_builder(name):
         return None
     try:
         found: Family = import_member(name, POINT.member)
