@@ -17,6 +17,7 @@ from models.family import Family, TypicalData
 from models.shape_cache import ShapeCache
 from models.submodel import DataMoments, Moments, Network, Target
 from models.submodel_building import full, rehearsal
+from models.user_networks.library_networks import UnsupportedNetwork
 
 __all__ = ["find_typical_data", "network"]
 
@@ -119,6 +120,8 @@ def check_flow(made: Network) -> None:
         net, x = rehearsal(full(made), 2)
         with ShapeCache(), torch.no_grad():
             out = net.eval()(x)
+    except UnsupportedNetwork:
+        raise
     except Exception as error:  # a user's network can raise anything
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(

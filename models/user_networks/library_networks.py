@@ -18,7 +18,12 @@ from torch import Tensor, nn
 from models.optional_torchvision import import_torchvision
 from models.submodel import Network, Submodel
 
-__all__ = ["LIBRARIES", "find_builder", "load_trained"]
+__all__ = ["LIBRARIES", "UnsupportedNetwork", "find_builder", "load_trained"]
+
+
+class UnsupportedNetwork(ValueError):
+    """A library has no such network, or it does not fit the data."""
+
 
 Builder = Callable[[str, Network, bool], nn.Module]
 """(name, network, whether with trained weights) -> the library's network"""
@@ -32,9 +37,13 @@ def build_torchvision(name: str, network: Network, trained: bool) -> nn.Module:
     models = import_torchvision("models")
     known = models.list_models(module=models)
     if name not in known:
-        raise ValueError(f"torchvision has no classifier '{name}'; it has {', '.join(known)}")
+        raise UnsupportedNetwork(
+            f"torchvision has no classifier '{name}'; it has {', '.join(known)}"
+        )
     if network.inputs[:1] != (3,):
-        raise ValueError(f"torchvision's networks read 3 channels, found {network.inputs[0]}")
+        raise UnsupportedNetwork(
+            f"torchvision's networks read 3 channels, found {network.inputs[0]}"
+        )
     options: dict[str, Any] = {}
     if name.startswith("vit_"):
         options["image_size"] = network.inputs[-1]
@@ -51,7 +60,7 @@ def build_timm(name: str, network: Network, trained: bool) -> nn.Module:
     """Return a network of `timm`."""
     timm = import_library("timm")
     if not timm.is_model(name.partition(".")[0]):
-        raise ValueError(f"timm has no network '{name}'; timm.list_models() lists them")
+        raise UnsupportedNetwork(f"timm has no network '{name}'; timm.list_models() lists them")
     if trained:
         return timm.create_model(name, pretrained=True)  # type: ignore[no-any-return]
     options: dict[str, Any] = {"num_classes": network.outputs, "in_chans": network.inputs[0]}
@@ -100,7 +109,15 @@ def find_builder(model: str) -> Callable[[Submodel], nn.Module] | None:
     if library not in LIBRARIES:
         return None
     build = partial(LIBRARIES[library], name)
-    return lambda submodel: build(submodel.network, False)
+
+    def build_named(submodel: Submodel) -> nn.Module:
+        try:
+            return build(submodel.network, False)
+        except (UnsupportedNetwork, OSError) as error:  # OSError: it cannot be downloaded
+            why = str(error).strip().splitlines()[0]
+            raise UnsupportedNetwork(f"model '{model}': {why}") from error
+
+    return build_named
 
 
 def load_trained(network: Network) -> nn.Module:
@@ -112,7 +129,9 @@ def load_trained(network: Network) -> nn.Module:
 
 
 def import_library(name: str) -> ModuleType:
-    """Import a library that imports torchvision if it is there. ValueError: it is not installed."""
+    """Import a library that imports torchvision if it is there. Raises UnsupportedNetwork if it is
+    not installed.
+    """
     with contextlib.suppress(ModuleNotFoundError):
         import_torchvision("ops")  # which repairs a torchvision that does not fit this torch
     try:
@@ -120,4 +139,6 @@ def import_library(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ValueError(f"{name} is not installed; install it with pip install {name}") from error
+        raise UnsupportedNetwork(
+            f"{name} is not installed; install it with pip install {name}"
+        ) from error

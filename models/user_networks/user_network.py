@@ -50,7 +50,7 @@ from models.layers.basic import Standardise
 from models.random_state import isolate_random_state
 from models.submodel import Network, Submodel
 from models.user_networks.channel_groups import spans
-from models.user_networks.library_networks import find_builder
+from models.user_networks.library_networks import UnsupportedNetwork, find_builder
 from models.user_networks.submodel_cutting import (
     Structure,
     add_scalers,
@@ -127,6 +127,8 @@ def call_function(submodel: Submodel) -> nn.Module:
         )
     try:
         net = build_anywhere(partial(function, submodel) if inputs else function)
+    except UnsupportedNetwork:
+        raise
     except Exception as error:  # whatever the user's function raises
         raise describe_failure(name, error) from error
     if not isinstance(net, nn.Module):

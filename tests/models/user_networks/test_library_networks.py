@@ -106,10 +106,14 @@ def test_a_state_dict_of_the_network_itself_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "inputs", "message"),
     [
-        ("torchvision:resnet19", (3, 32, 32), "torchvision has no classifier 'resnet19'; it has"),
+        (
+            "torchvision:resnet19",
+            (3, 32, 32),
+            "model 'torchvision:resnet19': torchvision has no classifier 'resnet19'; it has",
+        ),
         ("torchvision:resnet18", (1, 32, 32), "torchvision's networks read 3 channels, found 1"),
         ("timm:resnet19", (3, 32, 32), "timm has no network 'resnet19'"),
-        ("hf:./no/such/folder", (3, 32, 32), "hf:./no/such/folder"),
+        ("hf:./no/such/folder", (3, 32, 32), "model 'hf:./no/such/folder': "),
     ],
 )
 def test_unknown_networks_are_refused(name: str, inputs: tuple[int, ...], message: str) -> None:
