@@ -52,11 +52,12 @@ class Leadership:
         agent.
         """
         now = self._clock()
-        if now >= self._restore_at:
-            self._restore_at, self._restored = math.inf, now
-            self._endpoint.republish()
         if now >= self._republish_at:
             self._republish_at, self._confirm_at = math.inf, now + CARD_PATIENCE
+            self._restore_at = math.inf
+            self._endpoint.republish()
+        elif now >= self._restore_at and self._republish_at == math.inf:
+            self._restore_at, self._restored = math.inf, now
             self._endpoint.republish()
         elif now >= self._confirm_at and self._republish_at == math.inf:
             self._confirm_at = now + CARD_PATIENCE

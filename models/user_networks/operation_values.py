@@ -86,12 +86,10 @@ def follow(
     elif isinstance(size, Size):
         if whole is not None and size.parts == parts:
             groups.join(whole, size.label)
-        elif size.parts == 1 and not groups.have_same_length(size.label, label):
-            label = groups.join(size.label, label)
-        elif size.parts == 1:
-            pass
-        else:
+        elif size.parts != 1:
             groups.freeze((label, size.label))
+        elif not groups.have_same_length(size.label, label):
+            label = groups.join(size.label, label)
     elif isinstance(size, Field):
         if (known := groups.follow_field(size, label)) is not None:
             label = groups.join(known, label)
