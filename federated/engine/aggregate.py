@@ -308,11 +308,14 @@ def mean(total: Sum, old: Tensor | None = None) -> Tensor:
     """Return the sum divided by the weight that covers it, per coordinate, in the dtype of `old`.
     Coordinates that no part covers keep their old value bit for bit.
 
-    Integer tensors truncate. ValueError: a coordinate is uncovered and there is no old value.
+    The mean may take the place of the sum's values, which saves the memory of another model: read
+    `value` only before. Its rectangles and weights stay. Integer tensors truncate. ValueError: a
+    coordinate is uncovered and there is no old value.
     """
     model, found = total.value if old is None else old, list(regions(total))
     if found and covers_all(*found[0], model):
-        out = make_empty(model)
+        alone = len(found) == 1 and model.dtype == total.value.dtype
+        out = total.value if alone else make_empty(model)
     elif old is None:
         out = torch.full_like(model, math.nan)
     else:

@@ -166,6 +166,13 @@ def test_an_iterator_that_fails_adds_nothing():
     assert not total.seen
 
 
+def test_a_mean_over_whole_parts_needs_no_memory_of_its_own():
+    one = fold_parts(part([1.0, 3.0]), part([3.0, 5.0])).sums["w"]
+    found = mean(one, torch.zeros(2))
+    assert found.tolist() == [2.0, 4.0]
+    assert found.data_ptr() == one.value.data_ptr()
+
+
 def test_an_uncovered_mean_without_an_old_value_is_an_error():
     with pytest.raises(ValueError, match="no update covers"):
         mean(fold_parts(part([1.0], shape=(2,))).sums["w"])
