@@ -60,6 +60,7 @@ class Row(msgspec.Struct, frozen=True):
     """Effect of a flood. Times are medians in seconds.
 
     flood: name
+    firewall: True if the firewall rule limited connections to the broker
     count: connections, questions or messages of the attacker
     per_s: the same per second
     rounds: number of undisturbed rounds, and of flooded ones
@@ -76,6 +77,7 @@ class Row(msgspec.Struct, frozen=True):
     """
 
     flood: str
+    firewall: bool
     count: int
     per_s: float
     rounds: tuple[int, int]
@@ -118,7 +120,7 @@ def judge_memory(watch: Watch, process: str, model: int) -> Use:
     )
 
 
-def judge(flood: str, watch: Watch, model: int) -> Row:
+def judge(flood: str, watch: Watch, model: int, *, firewall: bool) -> Row:
     """Compare the measurements of a flood with the goals. model: bytes."""
     calm, flooded = statistics.median(watch.calm), statistics.median(watch.during.rounds)
     during = watch.during
@@ -132,6 +134,7 @@ def judge(flood: str, watch: Watch, model: int) -> Row:
     enrolment, answer = median_and_worst(during.enrolments), median_and_worst(during.answers)
     return Row(
         flood,
+        firewall,
         watch.count,
         round(watch.count / watch.seconds, 1),
         (len(watch.calm), len(during.rounds)),
@@ -248,6 +251,11 @@ def read_log(log: Path | None) -> list[Row]:
     help="run no flood: revoke N agents that are connected to mosquitto",
 )
 @click.option(
+    "--firewall",
+    is_flag=True,
+    help="load deploy/mosquitto/connection-limit.nft for the broker (root, nftables)",
+)
+@click.option(
     "--log",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -259,6 +267,7 @@ def command(
     times: int,
     model: str,
     revocations: int | None,
+    firewall: bool,
     log: Path | None,
     form: str,
 ) -> None:
@@ -278,7 +287,8 @@ def command(
         if revocations is not None:
             revoked = measure_revocations(revocations, Path(folder))
         else:
-            rows, unfinished = run_all(choose(names), model, times, log, Path(folder), form)
+            how = How(model, times, firewall)
+            rows, unfinished = run_all(choose(names), how, log, Path(folder), form)
         found = {
             "floods": [msgspec.to_builtins(row) for row in rows],
             "unfinished": unfinished,
@@ -289,23 +299,39 @@ def command(
             sys.exit(1)
 
 
+class How(msgspec.Struct, frozen=True):
+    """How to measure floods.
+
+    model: network of the run and of the inference server
+    times: rounds and enrolments to measure
+    firewall: True if the firewall rule limits connections to the broker
+    """
+
+    model: str
+    times: int
+    firewall: bool
+
+
 def run_all(
-    chosen: Sequence[str], model: str, times: int, log: Path | None, folder: Path, form: str
+    chosen: Sequence[str], how: How, log: Path | None, folder: Path, form: str
 ) -> tuple[list[Row], dict[str, str]]:
     """Return the row of each flood, from the log if it is there, and the reason for each flood in
     which no round or no enrolment finished.
     """
     say, processors = speaker(form), find_processors()
-    rows, unfinished = {row.flood: row for row in read_log(log)}, dict[str, str]()
-    subject = export_subject(model, folder)
+    rows = {row.flood: row for row in read_log(log) if row.firewall == how.firewall}
+    unfinished = dict[str, str]()
+    subject = export_subject(how.model, folder)
     for at, name in enumerate(name for name in chosen if name not in rows):
         try:
-            watch = measure(name, subject, times, processors, folder / str(at))
+            watch = measure(
+                name, subject, how.times, processors, folder / str(at), firewall=how.firewall
+            )
         except FleetError as error:
             unfinished[name] = str(error)
             say(f"{name}: {error}")
             continue
-        rows[name] = judge(name, watch, subject.bytes)
+        rows[name] = judge(name, watch, subject.bytes, firewall=how.firewall)
         if log is not None:
             with log.open("ab") as file:
                 file.write(msgspec.json.encode(rows[name]) + b"\n")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +24,11 @@ from coordinator.broker.local_addresses import find_free_port
 from coordinator.simulate.demo_fleet import python_command
 from coordinator.store.run_store import Store
 from edge_agent.access.enrolment import enrol
-from federated.errors import EspalierError, FleetError
+from federated.errors import EspalierError, FleetError, UsageError
 
 __all__ = ["FLOODS", "Arm", "Subject", "Watch", "measure"]
 
+RULE = Path(__file__).parents[2] / "deploy" / "mosquitto" / "connection-limit.nft"
 FLOODS = (*STRANGER_FLOODS, *AGENT_FLOODS)
 DELAY = 0.3  # seconds of an honest training
 CHUNK = 256 << 10  # bytes
@@ -188,13 +190,40 @@ def pin(processor: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+@contextmanager
+def load_rule(port: int, folder: Path) -> Iterator[None]:
+    """Limit the connections to a port with the firewall rule. Raises UsageError."""
+    rule = folder / RULE.name
+    rule.write_text(RULE.read_text().replace("define PORT = 8883", f"define PORT = {port}"))
+    run_nft("-f", str(rule))
+    try:
+        yield
+    finally:
+        run_nft("delete", "table", "inet", "espalier_broker")
+
+
+def run_nft(*words: str) -> None:
+    """Change the firewall. Raises UsageError."""
+    try:
+        subprocess.run(["nft", *words], check=True, capture_output=True, text=True)  # noqa: S603, S607
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", "") or error
+        raise UsageError(f"--firewall: expected root and nft (nftables): {why}") from error
+
+
 def measure(
-    flood: str, subject: Subject, times: int, processors: tuple[int, int], folder: Path
+    flood: str,
+    subject: Subject,
+    times: int,
+    processors: tuple[int, int],
+    folder: Path,
+    *,
+    firewall: bool,
 ) -> Watch:
     """Measure a flood over `times` rounds and enrolments, and as many without it.
 
-    processors: of the run, and of the attacker. FleetError: a part does not start or a round does
-    not end.
+    processors: of the run, and of the attacker. firewall: load the rule for the broker. Raises
+    UsageError; FleetError: a part does not start or a round does not end.
     """
     folder.mkdir(parents=True)
     trial = Trial(folder, 0)
@@ -206,6 +235,8 @@ def measure(
         port, server = serve_inference(trial.stack, subject, folder)
         ports = {"enrolment": trial.doors.enrolment, "broker": trial.doors.port}
         ports |= {"metrics": metrics, "inference": port}
+        if firewall:
+            trial.stack.enter_context(load_rule(ports["broker"], folder))
         helpers = Helpers(ports, trial.doors, subject, folder)
         trial.begin()
         attacker = start_attacker(trial, flood, ports, processors[1])
