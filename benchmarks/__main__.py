@@ -69,6 +69,16 @@ COMMANDS = {
     "schedules": LazyCommand(
         "benchmarks.fault_schedules.command:command", "Simulate fleets with random faults."
     ),
+    "simulation": LazyCommand(
+        "benchmarks.simulation.command:command",
+        "Compare the speed of simulation with other projects.",
+    ),
+    "startup": LazyCommand(
+        "benchmarks.startup.command:command", "Measure how long commands take to start."
+    ),
+    "training": LazyCommand(
+        "benchmarks.training_steps:command", "Time training steps of submodels."
+    ),
 }
 
 

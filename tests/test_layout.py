@@ -86,7 +86,10 @@ ROOMS = {
         "cli",
     ),
     "benchmarks": (
+        "peers",
         "aggregation",
+        "simulation",
+        "startup",
         "generated_docs",
         "fuzzing",
         "raw_agents",
