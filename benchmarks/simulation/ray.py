@@ -20,7 +20,7 @@ from benchmarks.simulation.task import (
     measure_accuracy,
 )
 
-__all__ = ["simulate", "train"]
+__all__ = ["simulate"]
 
 
 @lru_cache
