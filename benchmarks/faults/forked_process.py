@@ -139,9 +139,14 @@ class ForkedTraining:
         self, command: Sequence[str], *, env: Mapping[str, str], **options: object
     ) -> None:
         self.returncode: int | None = None
+        (questions, ask), (answers, answer) = os.pipe(), os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            run_training(int(command[-1]), env)
+            run_training(questions, answer, env)
+        os.close(questions)
+        os.close(answer)
+        self.stdin = os.fdopen(ask, "wb", buffering=0)
+        self.stdout = os.fdopen(answers, "rb", buffering=0)
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
@@ -167,19 +172,20 @@ class ForkedTraining:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def run_training(descriptor: int, environment: Mapping[str, str]) -> NoReturn:
-    """Become a training process with this socket, as a new program would, and exit."""
+def run_training(questions: int, answers: int, environment: Mapping[str, str]) -> NoReturn:
+    """Become a training process with these pipes, as a new program would, and exit."""
     code = 1
     try:
         os.setsid()
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        os.closerange(3, descriptor)
-        os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+        os.dup2(questions, 0)
+        os.dup2(answers, 1)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         os.environ.clear()
         os.environ.update(environment)
         logging.getLogger().handlers.clear()
-        sys.argv = ["training_process", str(descriptor)]
+        sys.argv = ["training_process"]
         from edge_agent.join import training_process
 
         training_process.main()

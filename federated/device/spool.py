@@ -30,7 +30,7 @@ import msgspec
 
 from federated.errors import StoreError, WireError, explain_os_errors
 from federated.runtime import atomic_files
-from federated.system.file_locks import lock_file
+from federated.system.file_locks import lock_path
 from federated.task import Task
 from federated.training.state_between_rounds import FOLDER
 from federated.wire import envelope, messages
@@ -312,16 +312,13 @@ def _lock(folder: Path) -> int:
     """Return a handle that locks a folder until it is closed or the process ends. Raises InUse if
     another process holds the lock.
     """
-    handle = os.open(folder, os.O_RDONLY)
     try:
-        lock_file(handle, wait=False)
+        return lock_path(folder)
     except BlockingIOError:
-        os.close(handle)
         raise InUse(
             f"{folder} is in use by another agent of this name: give each agent its own "
             "--name, or its own --spool"
         ) from None
-    return handle
 
 
 def _digest(text: str) -> str:

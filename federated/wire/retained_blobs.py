@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from federated.errors import Refused
-from federated.runtime import atomic_files
-from federated.system.file_locks import lock_file
+from federated.system.disk_sync import sync
+from federated.system.file_locks import lock_path
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import WINDOW, slices
 from federated.wire.link import Link
@@ -188,7 +188,7 @@ class Download:
         try:
             partial.finish(sync=self._sync).replace(self.path)
             if self._sync:
-                atomic_files.sync(self.path.parent)
+                sync(self.path.parent)
         except Refused:
             self.digest_failures += 1
             raise
@@ -205,14 +205,7 @@ class Download:
 
 
 def _lock(path: Path) -> int:
-    """Create a file if needed, and return a handle that locks it until the handle is closed or the
-    process ends; -1 if another process holds the lock. Raises OSError.
-    """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    with contextlib.suppress(OSError):  # the file system has no locks, so no process holds one
-        lock_file(handle, wait=False)
-        # The last holder may have removed the file meanwhile.
-        if os.fstat(handle).st_ino == path.stat().st_ino:
-            return handle
-    os.close(handle)
+    """Return a handle that locks a file, see `lock_path`; -1 if that is not possible."""
+    with contextlib.suppress(OSError):  # another process holds it, or the file system has no locks
+        return lock_path(path)
     return -1
