@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from edge_agent.cli.flags import print_errors
-from federated.runtime.console import FORMAT
+from federated.runtime.console import FORMAT, show_progress
 
 __all__ = ["doctor"]
 
@@ -48,13 +48,12 @@ def doctor(
         from edge_agent.doctor.connection_checks import examine
 
         broker, name = resolve_broker(broker, name)
-        checks = []
-        for check in examine(
-            broker, run, check_agent_name(name), spool or state_folder.locate_state()
-        ):
-            checks.append(check)
-            if form == "text":
-                click.echo(format_check(check))
+        checks, store = [], spool or state_folder.locate_state()
+        with show_progress("checking"):
+            for check in examine(broker, run, check_agent_name(name), store):
+                checks.append(check)
+                if form == "text":
+                    click.echo(format_check(check))
         if form == "json":
             click.echo(format_json(checks))
         sys.exit(find_exit_code(checks))
