@@ -65,6 +65,7 @@ COMMANDS = {
         "benchmarks.cost_prediction.command:command",
         "Compare predicted with measured training steps.",
     ),
+    "round": LazyCommand("benchmarks.round.command:command", "Time rounds without training."),
     "scale": LazyCommand("benchmarks.scale:command", "Connect many agents to one coordinator."),
     "schedules": LazyCommand(
         "benchmarks.fault_schedules.command:command", "Simulate fleets with random faults."

@@ -93,6 +93,7 @@ ROOMS = {
         "generated_docs",
         "fuzzing",
         "raw_agents",
+        "round",
         "fault_schedules",
         "cost_prediction",
         "bitflips",
@@ -296,6 +297,8 @@ def test_only_one_file_each_uses_mqtt_topics_and_checkpoints() -> None:
     assert {name_of(p) for p in FILES if any(name.startswith("paho") for name in imports(p))} == {
         # hundreds of clients in one thread, which no link is made for
         "benchmarks.raw_agents.raw_fleet",
+        # what our links are compared with
+        "benchmarks.round.bare_client",
         "federated.wire.links.mqtt",
         "federated.wire.links.mqtt_client_setup",
     }
