@@ -71,7 +71,7 @@ def list_commands(runs: Path, peers: Sequence[str]) -> dict[str, list[str]]:
     return ours | theirs | limits
 
 
-def measure(folder: Path, peers: Sequence[str]) -> dict[str, Usage]:
+def measure(folder: Path, peers: Sequence[str], turns: int) -> dict[str, Usage]:
     """Return the median use of each command, and of agents that join a run that waits for more."""
     found: dict[str, list[Usage]] = {}
     runs = folder / "runs"
@@ -85,7 +85,7 @@ def measure(folder: Path, peers: Sequence[str]) -> dict[str, Usage]:
         run = stack.enter_context(
             process("coordinator", python_command("coordinator.cli", *start), folder)
         )
-        for turn in range(RUNS + 1):
+        for turn in range(turns + 1):
             once = {
                 JOIN: measure_join(f"a{turn}", broker.address, folder),
                 REST: Usage(0.0, psutil.Process(run.popen.pid).memory_info().rss),
@@ -158,8 +158,16 @@ def make_rows(found: Mapping[str, Usage], peers: Sequence[str]) -> list[Row]:
 
 @click.command("startup")
 @choose_peers(PEERS)
+@click.option(
+    "--turns",
+    type=click.IntRange(min=1),
+    default=RUNS,
+    show_default=True,
+    metavar="N",
+    help="number of times that each command runs, after a first time that does not count",
+)
 @FORMAT
-def command(peers: tuple[str, ...], form: str) -> None:
+def command(peers: tuple[str, ...], turns: int, form: str) -> None:
     """Measure how long commands take to start.
 
     Print the processor time and the memory of commands, and of agents until they have joined a run.
@@ -169,4 +177,5 @@ def command(peers: tuple[str, ...], form: str) -> None:
         report_errors("python -m benchmarks startup", "coordinator", "interrupted"),
         tempfile.TemporaryDirectory(prefix="espalier-startup-") as folder,
     ):
-        print_rows(make_rows(measure(Path(folder), peers), peers), form, list_versions(peers))
+        found = measure(Path(folder), peers, turns)
+        print_rows(make_rows(found, peers), form, list_versions(peers))
