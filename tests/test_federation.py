@@ -197,7 +197,7 @@ def test_foreign_messages_are_refused_and_the_round_continues(tmp_path: Path) ->
     stranger = MemoryLink(broker, "stranger")
     stranger.subscribe(topics.command(RUN, "stranger"))
     forged = envelope.encode(messages.Status("a0", "x", False))
-    later = envelope.encode(messages.Goodbye("x")).replace(b"\xa1v\x02", b"\xa1v\x07")
+    later = envelope.encode(messages.Goodbye("x")).replace(b"\xa1v\x03", b"\xa1v\x07")
 
     def watch(fleet: MessageLoop) -> None:
         for payload in (b"garbage", b"", forged, later, envelope.encode(messages.Goodbye("x"))):

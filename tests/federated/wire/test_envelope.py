@@ -264,7 +264,7 @@ def test_only_a_chunk_may_be_large() -> None:
     tracemalloc.start()
     for kind in (b"\xa5chunk", b"\xa7goodbye"):
         with pytest.raises(Malformed, match=r"chunk|at most 1048576 bytes"):
-            envelope.decode(b"\x83\xa1v\x02\xa4kind" + kind + b"\xa4body" + empties)
+            envelope.decode(b"\x83\xa1v\x03\xa4kind" + kind + b"\xa4body" + empties)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * len(empties)
@@ -272,7 +272,7 @@ def test_only_a_chunk_may_be_large() -> None:
 
 def test_false_lengths_in_a_message_take_no_memory() -> None:
     payload = (
-        b"\x83\xa1v\x02\xa4kind\xa7goodbye\xa4body" + b"\xdd\x00\x01\x00\x00" * 900 + bytes(70_000)
+        b"\x83\xa1v\x03\xa4kind\xa7goodbye\xa4body" + b"\xdd\x00\x01\x00\x00" * 900 + bytes(70_000)
     )
     tracemalloc.start()
     with pytest.raises(Malformed, match="truncated"):
