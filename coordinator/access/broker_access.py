@@ -56,12 +56,14 @@ class BrokerAccess:
     barred: agents whose certificates were all revoked; their messages must be ignored.
     suspended: agents that flooded the coordinator -> end of their suspension, monotonic seconds.
     link: the coordinator's link; agents that fill it are suspended.
+    by_name_only: whether the broker sends no retained message to a subscription with a wildcard.
     """
 
     address: str
     barred: frozenset[str] = frozenset()
     suspended: dict[str, float] = field(default_factory=dict)
     link: Link | None = None
+    by_name_only: bool = False
 
     def suspend(self, name: str) -> None:
         """Take an agent's rights away for SUSPENSION seconds, if the broker was started here."""

@@ -34,6 +34,10 @@ COMMANDS = {
         "coordinator.cli.devices:devices",
         "Show the agents of RUN, their devices and submodels.",
     ),
+    "doctor": LazyCommand(
+        "coordinator.cli.doctor:doctor",
+        "Check whether a run can use a broker.",
+    ),
     "enroll": LazyCommand(
         "coordinator.cli.enroll:enroll",
         "Create a token that enrols one device as NAME.",

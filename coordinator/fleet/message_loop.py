@@ -202,7 +202,7 @@ class MessageLoop:
             except WireError as error:
                 self._reject(delivery.topic, error)
         now = self.clock()
-        self._leadership.check()
+        self._leadership.check(repeat=self._gate.by_name_only)
         if ticking := self._may_tick(now, delivery):
             self._ticked = now
             self.driver.handle(on.Ticked(now, self.inbox.waiting))
