@@ -127,6 +127,14 @@ def test_fields_of_a_later_version_are_ignored() -> None:
     assert envelope.decode(packed("goodbye", {"reason": "x", "mood": "sad"})) == m.Goodbye("x")
 
 
+def test_an_integer_is_accepted_as_a_float() -> None:
+    """JavaScript has no other way to pack a whole number."""
+    body = {"agent": "a", "session": "s", "state": "idle", "round": 0, "loss": 1}
+    assert envelope.decode(msgpack.packb({"v": 2, "kind": "heartbeat", "body": body})) == (
+        m.Heartbeat("a", "s", "idle", 0, 1.0)
+    )
+
+
 def test_a_message_without_an_optional_text_can_be_encoded_again() -> None:
     found = envelope.decode(packed("receipt", {"transfer": "t", "accepted": False}))
     assert envelope.decode(envelope.encode(found)) == m.Receipt("t", False)
