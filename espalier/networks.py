@@ -161,6 +161,7 @@ def merge(
         `widths=(0.5, 1.0)` (`coordinator methods NAME`).
 
     Returns the tensors of the largest network by name, for `slice`, or `weights` of the next merge.
+    Methods with the setting `norm = "static"` return no batch norm statistics.
     Raises DataError for tensors that fit no submodel; ConfigError, Unknown; MissingExtra.
     """
     with require_extra("espalier.merge", "coordinator"):
