@@ -129,10 +129,8 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 
 def test_an_integer_is_accepted_as_a_float() -> None:
     """JavaScript has no other way to pack a whole number."""
-    body = {"agent": "a", "session": "s", "state": "idle", "round": 0, "loss": 1}
-    assert envelope.decode(msgpack.packb({"v": 2, "kind": "heartbeat", "body": body})) == (
-        m.Heartbeat("a", "s", "idle", 0, 1.0)
-    )
+    given = {"agent": "a", "session": "s", "state": "idle", "round": 0, "loss": 1}
+    assert envelope.decode(packed("heartbeat", given)) == m.Heartbeat("a", "s", "idle", 0, 1.0)
 
 
 def test_a_message_without_an_optional_text_can_be_encoded_again() -> None:
