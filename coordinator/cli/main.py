@@ -62,6 +62,10 @@ COMMANDS = {
         "coordinator.cli.pause:pause",
         "Pause RUN after its current round, or resume it with --off.",
     ),
+    "pin": LazyCommand(
+        "coordinator.cli.pin:pin",
+        "Give AGENT the submodel SUBMODEL from the next round on.",
+    ),
     "plot": LazyCommand(
         "coordinator.cli.plot:plot",
         "Plot accuracy, traffic, times and assignment of RUN.",

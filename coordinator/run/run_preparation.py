@@ -11,8 +11,8 @@ from pathlib import Path
 from torch import Tensor
 
 from coordinator.assign import agent_filter
-from coordinator.assign.affordable_submodels import match_pins
 from coordinator.assign.data_compatibility import build_network
+from coordinator.assign.submodel_pins import match_pins
 from coordinator.observe.event_readers.catalogue import find_readers
 from coordinator.observe.event_readers.prometheus_metrics import MetricsServer
 from coordinator.settings.config import Config, to_json
