@@ -296,7 +296,7 @@ class MessageLoop:
                 )
             case _:
                 raise Refused(f"agents do not send {type(message).__name__}")
-        self.publish(FleetChanged())
+        self.publish(FleetChanged(name))
 
     def _change_link(self, up: bool) -> None:
         """Stop the clock during an outage of the broker, which must not make agents late."""
