@@ -61,6 +61,10 @@ COMMANDS = {
     "pacing": LazyCommand(
         "benchmarks.agents_of_unequal_speed:command", "Train on four agents of unequal speed."
     ),
+    "page": LazyCommand(
+        "benchmarks.web_page.command:command",
+        "Measure the web page beside a large fleet, or take pictures of it.",
+    ),
     "predict": LazyCommand(
         "benchmarks.cost_prediction.command:command",
         "Compare predicted with measured training steps.",

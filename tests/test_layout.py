@@ -101,6 +101,7 @@ ROOMS = {
         "faults",
         "attacks",
         "floods",
+        "web_page",
     ),
 }
 MOST_FILES = 14  # of one folder
