@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,12 @@ from pathlib import Path
 import click
 import psutil
 
+from benchmarks.peers.environments import choose_peers, list_versions, set_up
 from benchmarks.peers.process_usage import read_processor_seconds
 from benchmarks.replay import read_durations
 from benchmarks.timing_comparison import Row, compare, print_rows
 from coordinator.broker import local_broker as brokers
+from coordinator.broker.local_addresses import find_free_port
 from coordinator.simulate.demo_fleet import Running, process, python_command, wait_for_words
 from federated.errors import FleetError
 from federated.runtime.console import FORMAT, Say, report_errors, speaker
@@ -35,8 +38,9 @@ COUNTS = (2, 10)
 KINDS = ("mosquitto", "embedded")
 SILENCE = 900.0  # seconds after which a fleet counts as failed
 SAMPLE = 0.05  # seconds between samples of the coordinator's memory
-MOST_TIMES = 1.3  # the floor
+MOST_TIMES, LEAST_TIMES = 1.3, 1.5  # of the floor, and of Flower's time
 MOST_BASE, MOST_MODELS = 250.0, 3.0  # MB before the first round, and models more in a round
+LISTENING = "listening"
 ENDED = re.compile(r"^round (?:\d+ took|([\d.]+)$)", re.MULTILINE)
 SETTINGS = (
     "method.name=fedavg",
@@ -115,20 +119,44 @@ def run_fleet(folder: Path, broker: brokers.Broker, agents: int, rounds: int) ->
 
 def run_bare_clients(folder: Path, broker: brokers.Broker, agents: int, rounds: int) -> Course:
     """Run clients that move the same bytes."""
-    size = 4 * cost(full(network(MODEL, (1, 8, 8), 10))).parameters
-    what = (broker.address, str(rounds), str(agents), str(size))
-    module = "benchmarks.round.bare_client"
+    what = (broker.address, str(rounds), str(agents), str(measure_model()))
+    command = [sys.executable, "-m", "benchmarks.round.bare_client", *what]
+    others = [[*command, f"b{index}"] for index in range(agents)]
+    return run_peer(folder, command, others, rounds, broker)
+
+
+def run_flower(folder: Path, agents: int, rounds: int) -> Course:
+    """Run Flower's own server and clients."""
+    folder.mkdir(parents=True)
+    address = f"127.0.0.1:{find_free_port('127.0.0.1', 0)}"
+    what = (address, str(rounds), str(agents), MODEL)
+    command = [str(set_up("flwr")), "-m", "benchmarks.round.flwr", *what]
+    others = [[*command, f"f{index}"] for index in range(agents)]
+    return run_peer(folder, command, others, rounds)
+
+
+def run_peer(
+    folder: Path,
+    first: Sequence[str],
+    others: Sequence[Sequence[str]],
+    rounds: int,
+    broker: brokers.Broker | None = None,
+) -> Course:
+    """Run a process that prints the seconds of each round, and others that answer it."""
     with ExitStack() as stack:
-        sender = stack.enter_context(process("sender", python_command(module, *what), folder))
-        wait_for_words(sender, "listening")
+        sender = stack.enter_context(process("sender", first, folder))
+        wait_for_words(sender, LISTENING)
         base = psutil.Process(sender.popen.pid).memory_info().rss
-        them = [
-            stack.enter_context(process(name, python_command(module, *what, name), folder))
-            for name in (f"b{index}" for index in range(agents))
-        ]
-        processor, peak = follow(sender, [broker.pid, *(a.popen.pid for a in them)], rounds)
+        them = [stack.enter_context(process(other[-1], other, folder)) for other in others]
+        pids = [one.popen.pid for one in them] + ([broker.pid] if broker else [])
+        processor, peak = follow(sender, pids, rounds)
         seconds = [float(text) for text in ENDED.findall(sender.read())]
     return Course(statistics.median(seconds[1:-1]), processor, base, peak)
+
+
+def measure_model() -> int:
+    """Return the bytes of the weights."""
+    return 4 * cost(full(network(MODEL, (1, 8, 8), 10))).parameters
 
 
 def follow(first: Running, others: Sequence[int], rounds: int) -> tuple[float, int]:
@@ -150,21 +178,27 @@ def follow(first: Running, others: Sequence[int], rounds: int) -> tuple[float, i
     return (after - before) / (late - early), peak
 
 
-def make_rows(found: Mapping[tuple[str, int], tuple[Course, Course]]) -> list[Row]:
-    """Return the comparisons of what was measured, by broker and number of agents."""
-    size = 4 * cost(full(network(MODEL, (1, 8, 8), 10))).parameters
-    rows, most, floor = list[Row](), "most", "bare clients"
+def make_rows(
+    found: Mapping[tuple[str, int], tuple[Course, Course]], flower: Mapping[int, Course]
+) -> list[Row]:
+    """Return the comparisons of what was measured. found: a fleet and bare clients, by broker and
+    number of agents. flower: by number of agents.
+    """
+    rows, sizes, most = list[Row](), list[Row](), "most"
     for (kind, agents), (own, bare) in found.items():
-        name = f"{agents} agents, {kind}"
-        goal = 1 / MOST_TIMES
-        rows.append(compare(f"round, {name}", 1000 * own.seconds, floor, 1000 * bare.seconds, goal))
-        used, least = 1000 * own.processor, 1000 * bare.processor
-        rows.append(compare(f"processor, {name}", used, floor, least, None))
-    for (kind, agents), (own, _) in found.items():
-        name, grown = f"{agents} agents, {kind}", (own.peak - own.base) / size
-        rows.append(compare(f"base, {name}", own.base / 1e6, most, MOST_BASE, 1.0, "MB"))
-        rows.append(compare(f"growth, {name}", grown, most, MOST_MODELS, 1.0, "models"))
-    return rows
+        rivals = {"bare clients": (bare, 1 / MOST_TIMES)}
+        if agents in flower:
+            rivals["flwr"] = flower[agents], LEAST_TIMES
+        name, grown = f"{agents} agents, {kind}", (own.peak - own.base) / measure_model()
+        for rival, (one, goal) in rivals.items():
+            ours, theirs = 1000 * own.seconds, 1000 * one.seconds
+            rows.append(compare(f"round, {name}", ours, rival, theirs, goal))
+        for rival, (one, _) in rivals.items():
+            ours, theirs = 1000 * own.processor, 1000 * one.processor
+            rows.append(compare(f"processor, {name}", ours, rival, theirs, None))
+        sizes.append(compare(f"base, {name}", own.base / 1e6, most, MOST_BASE, 1.0, "MB"))
+        sizes.append(compare(f"growth, {name}", grown, most, MOST_MODELS, 1.0, "models"))
+    return rows + sizes
 
 
 @click.command("round")
@@ -187,18 +221,25 @@ def make_rows(found: Mapping[tuple[str, int], tuple[Course, Course]]) -> list[Ro
     show_default=True,
     help="broker to start; may be repeated",
 )
+@choose_peers(("flwr",))
 @FORMAT
-def command(counts: Sequence[int], kinds: Sequence[str], form: str) -> None:
+def command(counts: Sequence[int], kinds: Sequence[str], peers: tuple[str, ...], form: str) -> None:
     """Time rounds without training.
 
     Agents in processes of their own send a ResNet-18 back. Print the time of a round, compared with
-    MQTT clients that only move the same bytes, and the memory of the coordinator.
+    MQTT clients that only move the same bytes and with Flower's gRPC server and clients, and the
+    memory of the coordinator.
     """
     say: Say = speaker(form)
     with (
         report_errors("python -m benchmarks round", "coordinator", "interrupted"),
         tempfile.TemporaryDirectory(prefix="espalier-round-") as folder,
     ):
+        flower = {
+            agents: run_flower(Path(folder) / f"flower-{agents}", agents, ROUNDS)
+            for agents in counts
+            if peers
+        }
         found = {}
         for kind in kinds:
             for agents in counts:
@@ -208,4 +249,4 @@ def command(counts: Sequence[int], kinds: Sequence[str], form: str) -> None:
                     f"{agents} agents, {kind}: {1000 * one[0].seconds:.0f} ms a round, bare "
                     f"clients {1000 * one[1].seconds:.0f} ms"
                 )
-        print_rows(make_rows(found), form, {})
+        print_rows(make_rows(found, flower), form, list_versions(peers))
