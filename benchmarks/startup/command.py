@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from coordinator.simulate.demo_fleet import (
     process,
     process_environment,
     python_command,
-    wait_for_words,
 )
 from federated.errors import FleetError
 from federated.runtime.console import FORMAT, report_errors
@@ -39,7 +39,7 @@ RUN = "startup"
 PEERS = ("flwr", "nvflare")
 IMPORTS, TORCH = "import click, msgspec", "import torch"
 JOIN, REST = "edge-agent join", "coordinator at rest"
-JOINED = "joined run"
+JOINED, LONGEST = "joined run", 600.0  # what an agent prints, and seconds until then
 MOST_COMMAND, MOST_JOIN = 250.0, 5000.0  # milliseconds of processor time
 MOST_REST = 250.0  # MB
 
@@ -122,14 +122,16 @@ def measure_join(name: str, broker: str, folder: Path) -> Usage:
     where = ("--broker", broker, "--run", RUN, "--spool", str(folder / "spool"), "--wait", "60")
     what = ("--name", name, "--data", "digits", "--shard", "0/4", "--fresh")
     with process(name, python_command("edge_agent.cli", "join", *where, *what), folder) as agent:
-        wait_for_words(agent, JOINED)
-        check_joined(agent)
+        wait_until_joined(agent)
         return Usage(read_processor_seconds(agent.popen.pid), read_shared_memory(agent.popen.pid))
 
 
-def check_joined(agent: Running) -> None:
-    if JOINED not in agent.read():
-        raise FleetError(f"{agent.name} did not join; the end of its log:\n{agent.tail()}")
+def wait_until_joined(agent: Running) -> None:
+    until = time.monotonic() + LONGEST
+    while JOINED not in agent.read():
+        if agent.popen.poll() is not None or time.monotonic() > until:
+            raise FleetError(f"{agent.name} did not join; the end of its log:\n{agent.tail()}")
+        time.sleep(0.02)
 
 
 def make_rows(found: Mapping[str, Usage], peers: Sequence[str]) -> list[Row]:
