@@ -4,7 +4,6 @@ ratios.
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import statistics
@@ -50,7 +49,7 @@ class Row:
 def compare(
     name: str, ours: float, rival: str, theirs: float, goal: float | None, unit: str = "ms"
 ) -> Row:
-    ratio = theirs / ours if ours else math.inf
+    ratio = theirs / ours
     return Row(
         name, ours, rival, theirs, ratio, goal, None if goal is None else ratio >= goal, unit
     )

@@ -42,6 +42,7 @@ MOST_FIRST, MOST_SIZE = 1000.0, 500.0  # milliseconds, MB
 PER_CORE = {LOOP: 0.85, "pfl": 1.2, "ray": 1.0}  # least ratios of a rival's time to ours
 BOTH_CORES = 15.0
 MOST_APART = 1.0  # percentage points of accuracy
+LEAST_ERROR = 1e-3  # so that it divides
 
 
 def measure(peers: Sequence[str], rounds: int, turns: int, say: Say) -> dict[str, Measured]:
@@ -109,7 +110,7 @@ def make_rows(found: Mapping[str, Measured]) -> list[Row]:
         rows.append(compare(name, size, "most", MOST_SIZE, 1.0, "MB"))
         rows += [compare(name, size, n, one.size / 1e6, None, "MB") for n, one in rivals.items()]
     for way in (ONE, SEVERAL):
-        error = 100 * (1 - found[way].accuracy)
+        error = 100 * max(LEAST_ERROR, 1 - found[way].accuracy)
         for name, one in rivals.items():
             row = compare(f"error, {way}", error, name, 100 * (1 - one.accuracy), None, "%")
             rows.append(replace(row, met=abs(row.theirs - row.ours) <= MOST_APART))
