@@ -55,6 +55,7 @@ ROOMS = {
         "device.trainers",
         "device",
     ),
+    "export": ("trainstep.decompositions", "trainstep"),
     "edge_agent": (
         "device",
         "access",
@@ -102,6 +103,7 @@ ROOMS = {
         "attacks",
         "floods",
         "web_page",
+        "training_graphs",
     ),
 }
 MOST_FILES = 14  # of one folder
@@ -133,8 +135,20 @@ WITH_TORCH = {  # all exceptions
     "edge_agent.finetune.personal_release",
     "edge_agent.join.speed_calibration",
     "export.graph_variants",
+    "export.onnx_conversion",
     "export.onnx_export",
     "export.release_writer",
+    "export.trainstep.decompositions.convolution",
+    "export.trainstep.decompositions.indexing",
+    "export.trainstep.decompositions.pooling",
+    "export.trainstep.decompositions.table",
+    "export.trainstep.forward_passes",
+    "export.trainstep.given_draws",
+    "export.trainstep.graph_export",
+    "export.trainstep.graph_function",
+    "export.trainstep.optimisers",
+    "export.trainstep.training_step",
+    "export.trainstep.weighted_norm",
     "federated.device.trainers.pytorch_trainer",
 }
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
