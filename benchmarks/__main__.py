@@ -84,6 +84,10 @@ COMMANDS = {
     "training": LazyCommand(
         "benchmarks.training_steps:command", "Time training steps of submodels."
     ),
+    "trainstep": LazyCommand(
+        "benchmarks.training_graphs.command:command",
+        "Compare training steps as ONNX graphs with PyTorch.",
+    ),
 }
 
 
