@@ -4,6 +4,7 @@ its process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ except ImportError:  # Windows
 
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["lock_file", "lock_path"]
+__all__ = ["lock_file", "lock_path", "unlock_path"]
 
 BYTE = 1 << 30  # number of the byte that Windows locks: beyond all content, which stays readable
 PAUSE = 0.05  # seconds between two attempts
@@ -37,14 +38,14 @@ def lock_file(handle: int, *, wait: bool, shared: bool = False) -> None:
 
 
 def lock_path(path: Path) -> int:
-    """Return a handle that locks a file, which is created if needed, or a folder, until the handle
-    is closed or the process ends. Raises BlockingIOError if another process holds the lock, OSError
-    if the file system has no locks.
+    """Return a handle that locks a file, which is created if needed, or a folder, until
+    `unlock_path` or the end of the process. Raises BlockingIOError if another process holds the
+    lock, OSError if the file system has no locks.
 
     Windows locks a file beside it, since it opens no folder, and nobody could rename or remove an
     open file there.
     """
-    place = path.with_name(f"{path.name}.lock") if os.name == "nt" else path
+    place = _locate_lock(path)
     folder = place.is_dir()
     handle = os.open(place, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -56,6 +57,18 @@ def lock_path(path: Path) -> int:
         os.close(handle)
         raise
     return handle
+
+
+def unlock_path(path: Path, handle: int) -> None:
+    """Release the lock of a file or folder."""
+    os.close(handle)
+    if (place := _locate_lock(path)) != path:
+        with contextlib.suppress(OSError):  # another process holds it by now
+            place.unlink()
+
+
+def _locate_lock(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock") if os.name == "nt" else path
 
 
 def _lock_byte(handle: int, *, wait: bool) -> None:

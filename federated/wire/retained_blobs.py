@@ -18,7 +18,7 @@ from pathlib import Path
 
 from federated.errors import Refused
 from federated.system.disk_sync import sync
-from federated.system.file_locks import lock_path
+from federated.system.file_locks import lock_path, unlock_path
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import WINDOW, slices
 from federated.wire.link import Link
@@ -74,7 +74,8 @@ class Download:
         self.progressed, self.digest_failures = now, 0
         self._sync = sync
         self._partial: PartialFile | None = None
-        self._lock = -1  # on the partial file that other processes resume
+        self._part = path.with_name(path.name + PART)  # that other processes resume
+        self._lock = -1  # on it
         self._manifest = topics.manifest(blob.base)
         self._requested = dict[int, str]()  # topics of the subscribed chunks, by index
         link.subscribe(self._manifest)
@@ -156,7 +157,7 @@ class Download:
             self._partial.discard()
             self._partial = None
         if self._lock < 0:
-            self._lock = _lock(self.path.with_name(self.path.name + PART))
+            self._lock = _lock(self._part)
         path = (
             self.path
             if self._lock >= 0
@@ -200,7 +201,7 @@ class Download:
         """Forget the partial file and release its lock."""
         self._partial = None
         if self._lock >= 0:
-            os.close(self._lock)
+            unlock_path(self._part, self._lock)
             self._lock = -1
 
 

@@ -28,7 +28,6 @@ assert c_library.find_function("prctl") is None
 assert not process_limits.limit_data(0, 1 << 30)
 """
 WINDOWS = """
-import os
 from pathlib import Path
 from tests.support.other_system import become_windows
 become_windows()
@@ -62,10 +61,11 @@ for path in (folder, file):
     try:
         file_locks.lock_path(path)
     except BlockingIOError:
-        os.close(held)
+        file_locks.unlock_path(path, held)
     else:
         raise AssertionError(f"{path} is locked twice")
-    os.close(file_locks.lock_path(path))
+    file_locks.unlock_path(path, file_locks.lock_path(path))
+assert not list(Path().rglob("*.lock"))
 file.replace(folder / "new")
 """
 
