@@ -25,9 +25,9 @@ from federated.runtime.connection_limits import listen
 __all__ = ["README", "list_views", "take_pictures"]
 
 RUN, TOKEN = "demo", "a-token-for-pictures"
-DONE = 4  # finished rounds before the first picture, so that charts have points
-PATIENCE = 300.0  # seconds for these rounds
-MIXED = 60.0  # seconds in which a moment is sought when the agents do different things
+DONE = 3  # finished rounds before the first picture, so that charts have points
+PATIENCE = 900.0  # seconds for these rounds, on a busy machine
+MIXED = 120.0  # seconds in which a moment is sought when the agents do different things
 SETTLED = 800  # milliseconds for a view to be drawn
 VIEWS = (*("overview", "round", "devices", "rounds", "network", "releases", "log", "settings"),)
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
@@ -50,7 +50,7 @@ class Shot:
 
 
 README = (
-    Shot("page_round.png", "round", (900, 330)),
+    Shot("page_round.png", "round", (900, 360)),
     Shot("page_overview.png", "overview", (900, 600), "dark"),
 )
 
@@ -126,10 +126,13 @@ def count_rounds(runs: Path) -> int:
 
 
 def wait_for_variety(runs: Path) -> None:
-    """Wait for a moment when the agents are at three different stages; give up after a while."""
+    """Wait for a moment when the agents train and are at three different stages; give up after a
+    while.
+    """
     until = time.monotonic() + MIXED
     while time.monotonic() < until:
-        courses = (describe_status(RUN, runs)["now"] or {}).get("courses", ())
-        if len({course["stages"][-1][0] for course in courses}) >= 3:
+        now = describe_status(RUN, runs)["now"] or {"phase": "", "courses": ()}
+        stages = {course["stages"][-1][0] for course in now["courses"]}
+        if now["phase"] == "train" and len(stages) >= 3:
             return
         time.sleep(0.1)

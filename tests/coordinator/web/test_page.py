@@ -158,16 +158,21 @@ def held(tmp_path: Path) -> Iterator[Path]:
     runs = tmp_path / "runs"
     with closing(Store.open(runs, MEMORY_RUN)) as store:
         Control(store.folder).close()
-        now = read_now(store.folder)
-        assert now is not None
-        courses = (
+        write_courses(
+            store.folder,
             TaskCourse("a0", "w0.5-d4.4.4", (("fetch", 0.0), ("train", 1.5)), 30.0),
             TaskCourse("a1", "w0.5-d4.4.4", (("fetch", 0.0), ("train", 1.0), ("folded", 2.5))),
         )
-        changed = {"phase": "train", "round": 2, "rounds": 5, "elapsed": 4.0, "limit": 60.0}
-        made = replace(now, courses=courses, **changed)  # type: ignore[arg-type]
-        (store.folder / FILE).write_bytes(msgspec.json.encode(made))
         yield store.folder
+
+
+def write_courses(folder: Path, *courses: TaskCourse) -> None:
+    """Write these tasks to `now.json`, four seconds after the phase began."""
+    now = read_now(folder)
+    assert now is not None
+    changed = {"phase": "train", "round": 2, "rounds": 5, "elapsed": 4.0, "limit": 60.0}
+    made = replace(now, courses=courses, **changed)  # type: ignore[arg-type]
+    (folder / FILE).write_bytes(msgspec.json.encode(made))
 
 
 def test_the_round_under_way_is_shown_and_a_device_pinned(
@@ -188,6 +193,11 @@ def test_the_round_under_way_is_shown_and_a_device_pinned(
     first, second = read_table(page, "Tasks of round 2")
     assert (first["agent"], first["stage"], first["trains from (s)"]) == ("a0", "train", "1.5")
     assert (second["settled at (s)"], second["lease ends at (s)"]) == ("2.5", "\u2013")
+
+    submodels = ("w0.25-d4.4.4", "w0.5-d4.4.4")  # an agent calibrates several of them
+    write_courses(held, *(TaskCourse("a1", name, (("fetch", 0.0),)) for name in submodels))
+    page.get_by_role("button", name="Table").click()
+    page.get_by_text("a1 w0.25-d4.4.4").wait_for(timeout=60_000)
 
     page.goto(f"{address}/devices")
     ask(page, "Pin a submodel", "a1 gets w0.25-d4.4.4", Agent="a1", Submodel="w0.25-d4.4.4")

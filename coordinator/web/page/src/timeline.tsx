@@ -102,7 +102,9 @@ function findEnd(now: Now, courses: TaskCourse[]): number {
 
 function Chart({ now, label }: { now: Now; label: string }) {
   const { ref, width } = useWidth();
-  const left = width < 500 ? 92 : 130;
+  // a calibration or an evaluation has a task for each of an agent's submodels
+  const several = new Set(now.courses.map((one) => one.agent)).size < now.courses.length;
+  const left = width < 500 ? (several ? 150 : 92) : several ? 210 : 130;
   const crowded = now.courses.length > MOST;
   const order = crowded ? [...now.courses.filter(isOpen), ...now.courses.filter((one) => !isOpen(one))] : now.courses;
   const shown = order.slice(0, MOST);
@@ -125,7 +127,15 @@ function Chart({ now, label }: { now: Now; label: string }) {
           ))}
         </g>
         {shown.map((course, line) => (
-          <Row key={course.agent} course={course} y={22 + line * ROW} x={x} left={left} elapsed={now.elapsed} />
+          <Row
+            key={`${course.agent} ${course.submodel}`}
+            course={course}
+            name={several ? `${course.agent} ${course.submodel}` : course.agent}
+            y={22 + line * ROW}
+            x={x}
+            left={left}
+            elapsed={now.elapsed}
+          />
         ))}
         {now.limit !== null && now.limit <= end && (
           <g class="deadline">
@@ -159,19 +169,20 @@ const findColour = (stage: string) => STAGES.findIndex(([name]) => name === stag
 
 function Row(props: {
   course: TaskCourse;
+  name: string;
   x: ReturnType<typeof scaleLinear<number, number>>;
   y: number;
   left: number;
   elapsed: number;
 }) {
-  const { course, x, y, left, elapsed } = props;
+  const { course, name, x, y, left, elapsed } = props;
   const spans = listSpans(course, elapsed);
   const [outcome, settled] = course.stages.at(-1) ?? ["", 0];
   const due = isOpen(course) && course.due !== null ? course.due : null;
   return (
     <g>
       <text x={left - 8} y={y + 14} text-anchor="end">
-        {shorten(course.agent, left)}
+        {shorten(name, left)}
         <title>{`${course.agent}: ${course.submodel}`}</title>
       </text>
       {spans.map((span) => {
