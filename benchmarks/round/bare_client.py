@@ -20,7 +20,8 @@ from federated.wire.link import CHUNK
 __all__ = ["main"]
 
 DOWN, UP, READY = "bare/down", "bare/up", "bare/ready"
-SILENCE = 120.0  # seconds without the end of a round after which a client gives up
+KEEPALIVE = 600  # seconds, for a machine with other work
+SILENCE = 300.0  # seconds without the end of a round after which a client gives up
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Client:
         self._client.max_queued_messages_set(0)  # no limit
         self._client.on_message = lambda c, u, message: self._add(len(message.payload))
         self._client.on_subscribe = lambda *_: self._greeted.set()
-        self._client.connect(host, int(port))
+        self._client.connect(host, int(port), keepalive=KEEPALIVE)
         self._client.loop_start()
         self._client.subscribe(pattern, qos=1)
         assert self._greeted.wait(SILENCE)
