@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from benchmarks.web_page.browser import find_chromium
-from benchmarks.web_page.command import format_conclusion
+from benchmarks.web_page.command import DOCS, format_conclusion
 from benchmarks.web_page.fleet_load import is_heap_flat, measure, percentile
-from benchmarks.web_page.pictures import list_views
+from benchmarks.web_page.pictures import README, list_views
 from coordinator.web.serve import PACKAGE
 
 
@@ -32,6 +33,16 @@ def test_every_view_has_pictures_on_a_desk_and_a_phone_light_and_dark() -> None:
     assert {(shot.size[0], shot.scheme) for shot in shots} == {
         (width, scheme) for width in (1280, 390) for scheme in ("light", "dark")
     }
+
+
+def test_the_readme_shows_the_page_in_small_pictures() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    for shot in README:
+        picture = (DOCS / shot.file).read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        assert struct.unpack(">II", picture[16:24]) == shot.size
+        assert len(picture) < 120_000
+        assert f"docs/{shot.file}" in text
 
 
 @pytest.mark.slow
