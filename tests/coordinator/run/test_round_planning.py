@@ -208,11 +208,11 @@ def test_an_agent_that_misses_the_deadline_gets_a_smaller_submodel(
 ) -> None:
     def delay(update: Update) -> Update:
         if update.work == "train" and update.round == 2:
-            time.sleep(9)
+            time.sleep(6)
         return update
 
     fleet = [Member("slow", digits(0, 2), change=delay), Member("well", digits(1, 2))]
-    federate(tmp_path, fleet, {**SMALL, "train.steps": 1, "rounds": 3, "fleet.deadline": 6.0})
+    federate(tmp_path, fleet, {**SMALL, "train.steps": 1, "rounds": 3, "fleet.deadline": 4.0})
     with closing(Store.open(tmp_path / "runs", RUN, read_only=True)) as store:
         outcomes = {e.agent: e.outcome for e in store.read_entries(2)}
         standing = store.agents.read_standings()["slow"]
