@@ -1,5 +1,4 @@
-"""Open the certificate authority in the folder that the configuration names, or in the default one,
-and revoke certificates.
+"""Open the certificate authority in the folder that the configuration names, or in the default one.
 
 Unlike `coordinator.access.certificate_authority`, this loads no cryptography until it opens one.
 """
@@ -7,8 +6,6 @@ Unlike `coordinator.access.certificate_authority`, this loads no cryptography un
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +15,7 @@ from federated.errors import StoreError, require_extra
 if TYPE_CHECKING:
     from coordinator.access.certificate_authority import Authority
 
-__all__ = ["find_default_folder", "open_authority", "revoke_agents"]
+__all__ = ["find_default_folder", "open_authority"]
 
 
 def find_default_folder() -> Path:
@@ -41,14 +38,3 @@ def open_authority(wanted: Broker, *, create: bool = True) -> Authority:
     if not create and not (folder / "root.pem").exists():
         raise StoreError(f"no certificate authority in {folder}: choose its folder with --pki")
     return Authority(folder, wanted.hosts)
-
-
-def revoke_agents(wanted: Broker, names: Iterable[str]) -> tuple[dict[str, int], list[str]]:
-    """Revoke the certificates of agents. Return agent -> number of its certificates that were
-    valid, and the names that were never enrolled. Raises as `open_authority`.
-    """
-    with closing(open_authority(wanted, create=False)) as authority:
-        enrolled = {certificate.name for certificate in authority.registry.certificates()}
-        known = [name for name in dict.fromkeys(names) if name in enrolled]
-        counts = authority.revoke_all(known) if known else {}
-    return counts, sorted(set(names) - enrolled)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import click
 
 from coordinator.cli.options import PKI, print_errors
@@ -22,10 +24,14 @@ def revoke(names: tuple[str, ...], pki: str, form: str) -> None:
     A revoked certificate cannot be renewed. A running coordinator disconnects the agents at once.
     """
     with print_errors("revoke"):
-        from coordinator.access.configured_authority import revoke_agents
+        from coordinator.access.configured_authority import open_authority
         from coordinator.settings.service_tables import Broker
 
-        counts, unknown = revoke_agents(Broker(pki=pki), names)
+        with closing(open_authority(Broker(pki=pki), create=False)) as authority:
+            enrolled = {certificate.name for certificate in authority.registry.certificates()}
+            unknown = sorted(set(names) - enrolled)
+            known = [name for name in dict.fromkeys(names) if name in enrolled]
+            counts = authority.revoke_all(known) if known else {}
         lines = [
             f"{name}: revoked {format_count(count, 'certificate')}"
             if count

@@ -152,13 +152,7 @@ class LoopTurned:
 
 @dataclass(frozen=True)
 class FleetChanged:
-    """A message of an agent was handled, or a phase ended, so the state of the fleet may have
-    changed.
-
-    agent: name of the agent; empty at the end of a phase.
-    """
-
-    agent: str = ""
+    """A message of an agent was handled, so the state of the fleet may have changed."""
 
 
 @dataclass(frozen=True)

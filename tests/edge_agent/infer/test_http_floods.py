@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,7 @@ pytest.importorskip("uvicorn")
 
 from tests.support.connection_flood import open_silent, resident, start_flood
 from tests.support.handmade_variants import NAME, several
-from tests.support.processes import (
-    WITHOUT_TORCH,
-    Running,
-    Start,
-    read_address,
-    start_processes,
-)
+from tests.support.processes import WITHOUT_TORCH, Running, Start, read_address
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.processes]
@@ -30,15 +23,13 @@ GOOD = b'{"inputs": [2, 1]}'
 TOKEN = "a-secret-of-enough-letters"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Running]]:
+@pytest.fixture
+def server(start: Start, tmp_path: Path) -> tuple[int, Running]:
     """The port and the process of a server without a token."""
-    folder = tmp_path_factory.mktemp("server")
-    several(folder / "release", ("fp32",))
+    several(tmp_path / "release", ("fp32",))
     words = ["infer", "--model", "release", "--submodel", NAME, "--threads", "1"]
-    with start_processes(folder) as start:
-        process = start(*WITHOUT_TORCH, *words, "--serve", "127.0.0.1:0")
-        yield int(read_address(folder / "0.err").rpartition(":")[2]), process
+    process = start(*WITHOUT_TORCH, *words, "--serve", "127.0.0.1:0")
+    return int(read_address(tmp_path / "0.err").rpartition(":")[2]), process
 
 
 def post(port: int, body: bytes = GOOD, more: bytes = b"") -> bytes:

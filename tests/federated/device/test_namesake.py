@@ -205,19 +205,20 @@ def linked(address: str, session: str) -> Link:
 
 
 @pytest.mark.broker
+@pytest.mark.parametrize(("older", "newer"), [("a", "z"), ("z", "a")])
 def test_over_a_real_broker_one_of_two_namesakes_leaves_within_seconds(
-    broker: Broker, tmp_path: Path
+    broker: Broker, tmp_path: Path, older: str, newer: str
 ) -> None:
     """The older is thrown out at once, tries again after 1 to 2 s and throws the newer out, which
     does the same: then the older leaves.
     """
     with contextlib.ExitStack() as stack:
         first = joined(
-            stack.enter_context(contextlib.closing(linked(broker.address, "z"))), tmp_path, "z"
+            stack.enter_context(contextlib.closing(linked(broker.address, older))), tmp_path, older
         )
         turned([first], 0.5)
         second = joined(
-            stack.enter_context(contextlib.closing(linked(broker.address, "a"))), tmp_path, "a"
+            stack.enter_context(contextlib.closing(linked(broker.address, newer))), tmp_path, newer
         )
         turned([first, second], 10.0)
         assert (first.state.refused, second.state.over) == (True, "")

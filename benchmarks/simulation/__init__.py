@@ -1,1 +1,0 @@
-"""Compare the speed of simulation with other projects."""

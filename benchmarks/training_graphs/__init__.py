@@ -1,1 +1,0 @@
-"""`python -m benchmarks trainstep`: training as ONNX graphs, compared with PyTorch."""

@@ -1,3 +1,0 @@
-"""Training as ONNX graphs, which ONNX Runtime executes without PyTorch: a step, a calibration, and
-an evaluation.
-"""

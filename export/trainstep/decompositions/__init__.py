@@ -1,1 +1,0 @@
-"""Gradients of operators in terms of operators that ONNX has, one file per kind of operator."""
