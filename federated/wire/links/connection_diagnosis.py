@@ -20,10 +20,10 @@ __all__ = ["RESTARTS", "RESTARTS_WITHIN", "SHORTS", "STRIKES", "ConnectionHistor
 # number of consecutive connections, each lost with messages in flight and none acknowledged, after
 # which the link fails
 STRIKES = 3
-SHORT, SHORTS = 5.0, 5  # consecutive connections below a number of seconds that lead to a warning
+# the link fails after SHORTS consecutive connections shorter than SHORT seconds
+SHORT, SHORTS = 5.0, 5
 RIVALRY = 60.0  # seconds in which a second takeover by another client of this name fails the link
 RESTARTS, RESTARTS_WITHIN = 3, 60.0  # lost sessions in a number of seconds that lead to a warning
-PAUSE = 60.0  # least seconds between two warnings
 
 
 class ConnectionHistory:
@@ -38,36 +38,26 @@ class ConnectionHistory:
         self._strikes, self._shorts, self._acknowledged, self._since = 0, 0, False, now
         self._taken = -math.inf  # when another client of this name took over last
         self._restarts: deque[float] = deque(maxlen=RESTARTS)
-        self._warned = -math.inf  # when the last warning was due
+        self._warned = -math.inf  # when the last warning about restarts was due
 
     def connected(self, resumed: bool, now: float) -> str:
-        """Record a new connection, and return a warning if the broker keeps restarting or closing
-        connections.
+        """Record a new connection, and return a warning if the broker keeps restarting.
 
         resumed: whether the broker kept the session.
         """
-        self._acknowledged, self._since, shorts = False, now, self._shorts
-        if not resumed:
-            self._shorts = 0
-            self._restarts.append(now)
-        restarts = (
-            not resumed
-            and len(self._restarts) == RESTARTS
-            and now - self._restarts[0] <= RESTARTS_WITHIN
-        )
-        if now - self._warned <= PAUSE or not (restarts or shorts >= SHORTS):
+        self._acknowledged, self._since = False, now
+        if resumed:
+            return ""
+        self._shorts = 0
+        self._restarts.append(now)
+        often = len(self._restarts) == RESTARTS and now - self._restarts[0] <= RESTARTS_WITHIN
+        if not often or now - self._warned <= RESTARTS_WITHIN:
             return ""
         self._warned = now
-        if restarts:
-            return (
-                f"{self._address}: the broker lost the session of '{self._client_id}' {RESTARTS} "
-                f"times in {now - self._restarts[0]:.0f} s; it probably restarts: read its log, "
-                "and check its limits (memory, packets)"
-            )
-        # Not an error: strangers who open and close connections can make mosquitto close others.
         return (
-            f"{self._address}: the broker keeps closing the connection: read its log; if another "
-            f"client is connected as '{self._client_id}', give each its own name (--name)"
+            f"{self._address}: the broker lost the session of '{self._client_id}' {RESTARTS} times "
+            f"in {now - self._restarts[0]:.0f} s; it probably restarts: read its log, and check "
+            "its limits (memory, packets)"
         )
 
     def acknowledged(self) -> None:
@@ -101,6 +91,12 @@ class ConnectionHistory:
                 f"{self._address}: the broker closed the connection {STRIKES} times at a packet of "
                 f"{size} bytes ({topic}): it may restart, or accept no packets of that size; "
                 "lower wire.chunk, or raise the broker's limit (mosquitto: max_packet_size)"
+            )
+        if self._shorts >= SHORTS:
+            return (
+                f"{self._address}: the broker keeps closing the connection: read its log; if "
+                f"another client is connected as '{self._client_id}', give each its own name "
+                "(--name)"
             )
         return ""
 

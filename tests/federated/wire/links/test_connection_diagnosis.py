@@ -54,14 +54,6 @@ def test_a_broker_without_sessions_may_also_reject_large_packets() -> None:
     assert "may restart, or accept no packets of that size" in error
 
 
-def test_short_connections_lead_to_a_warning_and_never_end_the_link() -> None:
-    error, warning = flap(SMALL, 20 * SHORTS, resumed=True)
-    assert not error
-    assert "keeps closing the connection" in warning
-    assert "--name" in warning
-    assert flap([], SHORTS - 1, resumed=True) == ("", "")
-
-
 def test_an_attempt_without_an_answer_clears_the_suspicion() -> None:
     history = ConnectionHistory("mqtt://b:1", "a", 0.0)
     for second in range(3 * STRIKES):
