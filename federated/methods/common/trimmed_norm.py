@@ -15,7 +15,8 @@ __all__ = ["central_norm"]
 FRACTION = 0.95  # of the entries, smallest first, that count
 # guessed rank of the upper entries, sample size of the guess, least size of a tensor for it
 GUESS, SAMPLE, LARGE = 0.93, 1 << 12, 1 << 16
-BLOCK = 1 << 16  # entries summed in float32
+SHARE = 1 / 16  # least share of the energy below the guess: a difference of sums is exact enough
+BLOCK = 1 << 15  # entries that are summed in float32, and that the processor caches
 
 
 def central_norm(tensor: Tensor, scaling: str) -> float:
@@ -27,36 +28,42 @@ def central_norm(tensor: Tensor, scaling: str) -> float:
     No interpolation is needed: of the entries above the percentile's lower rank, only those equal
     to the entry at that rank count, so one partition suffices.
     """
-    sizes: NDArray[np.float32] = np.abs(tensor.detach().numpy().reshape(-1))
-    rank = math.floor(round(FRACTION * (sizes.size - 1), 9))
-    top, sure = split(sizes, rank)
-    rank -= sizes.size - top.size
+    values: NDArray[np.float32] = tensor.detach().numpy().reshape(-1)
+    rank = math.floor(round(FRACTION * (values.size - 1), 9))
+    top, sure = split(values, rank)
+    rank -= values.size - top.size
     top.partition(rank)
     ties = int(np.count_nonzero(top[rank + 1 :] == top[rank]))
     square = sure + sum_squares(top[: rank + 1]) + ties * float(top[rank]) ** 2
     return (
-        math.sqrt(square / (sizes.size - top.size + rank + 1 + ties))
+        math.sqrt(square / (values.size - top.size + rank + 1 + ties))
         if scaling == "rms"
         else math.sqrt(square)
     )
 
 
-def split(sizes: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32], float]:
-    """Return the upper entries, which include that of this rank, and the energy of the entries
-    below. Overwrite `sizes`.
+def split(values: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32], float]:
+    """Return the absolute values of the upper entries, which include that of this rank, and the
+    energy of the entries below.
 
     A regular sample guesses where the upper entries begin, which saves the partition nine tenths of
-    a large tensor. If the guess is wrong, return all entries.
+    a large tensor. If the guess is wrong, or a few entries have nearly all of the energy, return
+    all entries.
     """
-    if sizes.size >= LARGE:
-        sample = sizes[:: sizes.size // SAMPLE]
+    if values.size >= LARGE:
+        sample = np.abs(values[:: values.size // SAMPLE])
         floor = np.partition(sample, int(GUESS * sample.size))[int(GUESS * sample.size)]
-        upper = sizes >= floor
-        if sizes.size - np.count_nonzero(upper) <= rank:
-            top = sizes[upper]
-            sizes[upper] = 0
-            return top, sum_squares(sizes)
-    return sizes, 0.0
+        sizes, upper = np.empty(BLOCK, np.float32), list[NDArray[np.float32]]()
+        for start in range(0, values.size, BLOCK):
+            block = values[start : start + BLOCK]
+            part = np.abs(block, out=sizes[: block.size])
+            upper.append(part.take(np.flatnonzero(part >= floor)))
+        top = np.concatenate(upper)
+        energy = sum_squares(values)
+        below = energy - sum_squares(top)
+        if values.size - top.size <= rank and below >= SHARE * energy:
+            return top, below
+    return np.abs(values), 0.0
 
 
 def sum_squares(values: NDArray[np.float32]) -> float:
@@ -64,8 +71,6 @@ def sum_squares(values: NDArray[np.float32]) -> float:
     throughout if a block would overflow.
     """
     with np.errstate(over="ignore"):
-        total = sum(
-            float(np.dot(block, block))
-            for block in np.array_split(values, 1 + values.size // BLOCK)
-        )
+        blocks = (values[start : start + BLOCK] for start in range(0, values.size, BLOCK))
+        total = sum(float(np.dot(block, block)) for block in blocks)
     return total if math.isfinite(total) else float(np.square(values, dtype=np.float64).sum())
