@@ -19,10 +19,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,10 +55,12 @@ class Sum:
 
     value: sum of weight x scale x value, of the home's full size
     cover: sums of the weights and of each extra, by distinct rectangle
+    spent: True if `value` was overwritten by its mean
     """
 
     value: Tensor
     cover: dict[Where, list[Weight]] = field(default_factory=dict)
+    spent: bool = False
 
 
 class Total:
@@ -277,19 +278,24 @@ def bands(total: Sum, column: int = 0) -> Iterator[tuple[Where, Weight]]:
 
     The axes are cut at the edges of all rectangles: n nested corners of a matrix make n x n bands.
     """
+    for band, weight in tiles(total, total.cover, column):
+        if any(is_inside(band, where) for where in total.cover):
+            yield band, weight
+
+
+def tiles(total: Sum, rectangles: Collection[Where], column: int) -> Iterator[tuple[Where, Weight]]:
+    """Cut the axes at the edges of all rectangles. Yield each piece with the sum of the weights (or
+    of an extra) that cover it; 0 if none does.
+    """
     axes = range(total.value.dim())
-    edges = [sorted({e for where in total.cover for e in where[axis]}) for axis in axes]
-    for band in itertools.product(*(itertools.pairwise(e) for e in edges)):
-        covering = [
-            (where, columns[column])
+    edges = [sorted({e for where in rectangles for e in where[axis]}) for axis in axes]
+    for tile in itertools.product(*(itertools.pairwise(e) for e in edges)):
+        covering = (
+            slice_rows(columns[column], tile, where)
             for where, columns in total.cover.items()
-            if is_inside(band, where)
-        ]
-        if covering:
-            yield (
-                band,
-                sum((slice_rows(weight, band, where) for where, weight in covering), start=0.0),
-            )
+            if is_inside(tile, where)
+        )
+        yield tile, sum(covering, start=0.0)
 
 
 def is_inside(band: Where, where: Where) -> bool:
@@ -308,28 +314,28 @@ def mean(total: Sum, old: Tensor | None = None) -> Tensor:
     """Return the sum divided by the weight that covers it, per coordinate, in the dtype of `old`.
     Coordinates that no part covers keep their old value bit for bit.
 
-    The mean may take the place of the sum's values, which saves the memory of another model: read
-    `value` only before. Its rectangles and weights stay. Integer tensors truncate. ValueError: a
-    coordinate is uncovered and there is no old value.
+    The mean takes the place of the sum's values if their dtypes are equal, which saves the memory
+    of another model: read `value` only before. Its rectangles and weights stay. Integer tensors
+    truncate. ValueError: a coordinate is uncovered and there is no old value, or the mean was
+    computed before.
     """
-    model, found = total.value if old is None else old, list(regions(total))
-    if found and covers_all(*found[0], model):
-        alone = len(found) == 1 and model.dtype == total.value.dtype
-        out = total.value if alone else make_empty(model)
-    elif old is None:
-        out = torch.full_like(model, math.nan)
-    else:
-        out = make_empty(model).copy_(old)
-    for where, weight in found:
-        target, value = out[as_slices(where)], total.value[as_slices(where)]
+    if total.spent:
+        raise ValueError("expected a sum, found its mean, which was computed before in its place")
+    sums, total.spent = total.value, True
+    out = sums if old is None or old.dtype == sums.dtype else torch.empty_like(old)
+    for where, weight in regions(total):
+        here = as_slices(where)
+        target, value = out[here], sums[here]
+        kept = torch.full_like(target, math.nan) if old is None else old[here]
         if isinstance(weight, Tensor):
             column = weight.reshape(-1, *[1] * (value.dim() - 1))
-            target.copy_(
-                torch.where(column > 0, value / column.clamp(min=1e-300), target).to(target.dtype)
-            )
-        elif weight > 0 and target.dtype == value.dtype:
-            torch.div(value, weight, out=target)
-        elif weight > 0:
+            value = torch.where(column > 0, value / column.clamp(min=1e-300), kept)
+            target.copy_(value.to(target.dtype))
+        elif weight <= 0:
+            target.copy_(kept)
+        elif out is sums:
+            target.div_(weight)
+        else:
             target.copy_(value / weight)
     if old is None and bool(out.isnan().any()):
         raise ValueError(
@@ -339,34 +345,34 @@ def mean(total: Sum, old: Tensor | None = None) -> Tensor:
     return out
 
 
-def make_empty(model: Tensor) -> Tensor:
-    """Return a tensor of any values, with the shape and dtype of another. Large ones are numpy's,
-    for the reason that `pack` names.
-    """
-    if model.dtype != torch.float32:
-        return torch.empty_like(model)
-    return torch.from_numpy(np.empty(tuple(model.shape), np.float32))
-
-
-def covers_all(where: Where, weight: Weight, home: Tensor) -> bool:
-    """Return True if a rectangle is a whole home, and has one number above 0 to divide by."""
-    return not isinstance(weight, Tensor) and weight > 0 and where == corner(home.shape)
-
-
 def regions(total: Sum) -> Iterator[tuple[Where, Weight]]:
-    """Yield rectangles with the weights to divide by, in this order: a later one replaces an
-    earlier one inside it.
+    """Yield rectangles that fill a home and do not overlap, each with the weight to divide by; 0 if
+    nothing covers it.
 
-    Nested rectangles need one division each, where there would be many `bands`.
+    Nested rectangles need few, where there would be many `bands`.
     """
-    nested = sorted(total.cover, key=lambda where: [b - a for a, b in where], reverse=True)
+    whole = corner(total.value.shape)
     numbers = not any(isinstance(columns[0], Tensor) for columns in total.cover.values())
+    nested = sorted(total.cover, key=lambda where: [b - a for a, b in where], reverse=True)
     if numbers and all(is_inside(b, a) for a, b in itertools.pairwise(nested)):
-        for where in nested:
+        for where, inner in itertools.pairwise([whole, *nested, None]):
+            assert where is not None
             outer = (w for w in total.cover if is_inside(where, w))
-            yield where, sum((total.cover[w][0] for w in outer), start=0.0)
+            weight = sum((total.cover[w][0] for w in outer), start=0.0)
+            yield from ((piece, weight) for piece in cut_out(where, inner))
     else:
-        yield from bands(total)
+        yield from tiles(total, [whole, *total.cover], 0)
+
+
+def cut_out(where: Where, inner: Where | None) -> Iterator[Where]:
+    """Yield rectangles that together are a rectangle without another one inside it, if any."""
+    if inner is None:
+        yield where
+        return
+    for axis, ((start, stop), (first, last)) in enumerate(zip(where, inner, strict=True)):
+        for piece in ((start, first), (last, stop)):
+            if piece[0] < piece[1]:
+                yield (*inner[:axis], piece, *where[axis + 1 :])
 
 
 def sum_extra(total: Sum, column: int) -> float:

@@ -166,11 +166,13 @@ def test_an_iterator_that_fails_adds_nothing():
     assert not total.seen
 
 
-def test_a_mean_over_whole_parts_needs_no_memory_of_its_own():
-    one = fold_parts(part([1.0, 3.0]), part([3.0, 5.0])).sums["w"]
-    found = mean(one, torch.zeros(2))
-    assert found.tolist() == [2.0, 4.0]
+def test_a_mean_takes_the_place_of_its_sum():
+    one = fold_parts(part([[2.0]], shape=(2, 3)), part([[4.0, 6.0]], shape=(2, 3))).sums["w"]
+    found = mean(one, torch.full((2, 3), 9.0))
+    assert found.tolist() == [[3.0, 6.0, 9.0], [9.0, 9.0, 9.0]]
     assert found.data_ptr() == one.value.data_ptr()
+    with pytest.raises(ValueError, match="computed before"):
+        mean(one)
 
 
 def test_an_uncovered_mean_without_an_old_value_is_an_error():
@@ -281,8 +283,9 @@ def test_merging_is_associative_and_equals_one_fold(parts, i, j):
     one = total(keyed)
     for home in one.sums:
         old = torch.full(SHAPE, 99.0)
-        assert torch.equal(mean(left.sums[home], old), mean(right.sums[home], old))
-        assert torch.equal(mean(left.sums[home], old), mean(one.sums[home], old))
+        found = mean(one.sums[home], old)
+        assert torch.equal(mean(left.sums[home], old), found)
+        assert torch.equal(mean(right.sums[home], old), found)
         assert sum_extra(left.sums[home], 1) == sum_extra(one.sums[home], 1)
     assert list(left.seen) == list(right.seen) == list(one.seen)
 

@@ -67,9 +67,10 @@ def test_two_liars_of_sixteen_do_not_move_nested_submodels_away_from_the_honest_
         kept.fold(fedavg.parts(state, plan, made), (f"a{index}", 1))
         fold(all_, fedavg.parts(state, plan, made), (index,))
 
+    wanted = fedavg.finish(state, honest, np.random.default_rng(0)).tensors
+
     def off(total):
         after = fedavg.finish(state, total, np.random.default_rng(0)).tensors
-        wanted = fedavg.finish(state, honest, np.random.default_rng(0)).tensors
         return float(
             torch.cat([(after[name] - wanted[name]).flatten() for name in after]).norm()
             / torch.cat([v.flatten() for v in common.values()]).norm()
