@@ -252,7 +252,7 @@ class BodyReader:
             self._reserved[client] -= reserved
             self._reserved += Counter()  # forgets addresses without bodies
             if reserved >= LARGE and (trim := find_function("malloc_trim")) is not None:
-                trim(0)  # of the parts in which the body arrived, which lie in smaller blocks
+                trim(0)  # also returns the small blocks in which the body arrived
 
     def _check(self, size: int, found: str) -> None:
         if size > self._largest:
