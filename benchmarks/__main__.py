@@ -61,13 +61,32 @@ COMMANDS = {
     "pacing": LazyCommand(
         "benchmarks.agents_of_unequal_speed:command", "Train on four agents of unequal speed."
     ),
+    "page": LazyCommand(
+        "benchmarks.web_page.command:command",
+        "Measure the web page beside a large fleet, or take pictures of it.",
+    ),
     "predict": LazyCommand(
         "benchmarks.cost_prediction.command:command",
         "Compare predicted with measured training steps.",
     ),
+    "round": LazyCommand("benchmarks.round.command:command", "Time rounds without training."),
     "scale": LazyCommand("benchmarks.scale:command", "Connect many agents to one coordinator."),
     "schedules": LazyCommand(
         "benchmarks.fault_schedules.command:command", "Simulate fleets with random faults."
+    ),
+    "simulation": LazyCommand(
+        "benchmarks.simulation.command:command",
+        "Compare the speed of simulation with other projects.",
+    ),
+    "startup": LazyCommand(
+        "benchmarks.startup.command:command", "Measure how long commands take to start."
+    ),
+    "training": LazyCommand(
+        "benchmarks.training_steps:command", "Time training steps of submodels."
+    ),
+    "trainstep": LazyCommand(
+        "benchmarks.training_graphs.command:command",
+        "Compare training steps as ONNX graphs with PyTorch.",
     ),
 }
 

@@ -44,4 +44,4 @@ def command(form: str) -> None:
 
     The time of one copy in memory is measured for comparison.
     """
-    print_rows(measure(), form)
+    print_rows(measure(), form, {})

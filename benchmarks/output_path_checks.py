@@ -20,8 +20,8 @@ def check_log(log: Path | None) -> None:
         log.unlink()
 
 
-def make_folder(keep: Path) -> Path:
-    """Create the folder of `--keep`. Raises ConfigError."""
-    with explain_os_errors(ConfigError, f"--keep {keep}: cannot be created"):
-        keep.mkdir(parents=True, exist_ok=True)
-    return keep
+def make_folder(folder: Path, option: str = "--keep") -> Path:
+    """Create the folder that an option names. Raises ConfigError."""
+    with explain_os_errors(ConfigError, f"{option} {folder}: cannot be created"):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -32,7 +32,15 @@ from coordinator.store.run_store import Store
 from federated.errors import ConfigError, FleetError
 from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 
-__all__ = ["command", "is_flat", "make_flags", "measure", "run_fleet", "to_toml"]
+__all__ = [
+    "command",
+    "is_flat",
+    "make_flags",
+    "measure",
+    "raise_file_limit",
+    "run_fleet",
+    "to_toml",
+]
 
 RUN = "scale"
 SILENCE = 300.0  # seconds without a round until the benchmark fails

@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from typing import TypeVar
 
 from federated.runtime.console import print_result
+from federated.runtime.provenance import commit
 
 __all__ = ["RUNS", "Row", "compare", "print_rows", "time_interleaved"]
 
 RUNS = 7
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,13 @@ class Row:
     """One comparison.
 
     name: what is measured
-    ours: median milliseconds
+    ours: median
     rival: what it is compared with
-    theirs: median milliseconds of the rival
+    theirs: median of the rival
     ratio: theirs / ours
-    goal: least ratio
-    met: whether the ratio reaches the goal
+    goal: least ratio; None: no such goal
+    met: whether the goal is reached; None: no goal
+    unit: of ours and theirs, of which less is better
     """
 
     name: str
@@ -37,33 +41,43 @@ class Row:
     rival: str
     theirs: float
     ratio: float
-    goal: float
-    met: bool
+    goal: float | None
+    met: bool | None
+    unit: str = "ms"
 
 
-def compare(name: str, ours: float, rival: str, theirs: float, goal: float) -> Row:
-    return Row(name, ours, rival, theirs, theirs / ours, goal, theirs / ours >= goal)
+def compare(
+    name: str, ours: float, rival: str, theirs: float, goal: float | None, unit: str = "ms"
+) -> Row:
+    ratio = theirs / ours
+    return Row(
+        name, ours, rival, theirs, ratio, goal, None if goal is None else ratio >= goal, unit
+    )
 
 
-def time_interleaved(tasks: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median milliseconds of each task, run in turns."""
-    times: dict[str, list[float]] = {name: [] for name in tasks}
+def time_interleaved(
+    tasks: Mapping[T, Callable[[], object]], clock: Callable[[], float] = time.perf_counter
+) -> dict[T, float]:
+    """Return the median milliseconds of each task, run in turns. clock: returns seconds."""
+    times: dict[T, list[float]] = {name: [] for name in tasks}
     for turn in range(RUNS + 1):
         for name, task in tasks.items():
-            start = time.perf_counter()
+            start = clock()
             task()
             if turn:  # the first one is a warm-up
-                times[name].append(1000 * (time.perf_counter() - start))
+                times[name].append(1000 * (clock() - start))
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def print_rows(rows: Sequence[Row], form: str) -> None:
-    """Print comparisons, with what their times depend on."""
+def print_rows(rows: Sequence[Row], form: str, peers: Mapping[str, str]) -> None:
+    """Print comparisons, with what their times depend on. peers: versions of their packages."""
     machine = {
+        "commit": commit()[:8],
         "processors": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "numpy")},
+        **peers,
     }
     print_result(
         {"machine": machine, "rows": [asdict(row) for row in rows]},
@@ -73,11 +87,12 @@ def print_rows(rows: Sequence[Row], form: str) -> None:
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
-    return [
-        f"{'':26}{'ours ms':>9}  {'rival':16}{'rival ms':>9}{'ratio':>7}{'goal':>6}",
-        *(
-            f"{r.name:26}{r.ours:9.2f}  {r.rival:16}{r.theirs:9.2f}{r.ratio:7.2f}{r.goal:6.2f} "
-            f"{'met' if r.met else 'missed'}"
-            for r in rows
-        ),
-    ]
+    heads = f"{'':32}{'ours':>9}{'':8}{'rival':18}{'theirs':>9}{'ratio':>7}{'goal':>6}"
+    return [heads, *map(format_row, rows)]
+
+
+def format_row(row: Row) -> str:
+    goal = "" if row.goal is None else f"{row.goal:.2f}"
+    met = "" if row.met is None else "met" if row.met else "missed"
+    compared = f"{row.name:32}{row.ours:9.2f} {row.unit:7}{row.rival:18}{row.theirs:9.2f}"
+    return f"{compared}{row.ratio:7.2f}{goal:>6} {met}".rstrip()

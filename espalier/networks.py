@@ -37,8 +37,8 @@ def network(
     """Return the record of a network that can be cut into submodels.
 
     model: a module, which is copied with its weights; a function that returns one; or a name, such
-        as "resnet-18" (`coordinator start --model`). The module takes floats [n, *inputs] and
-        returns [n, outputs].
+        as "resnet-18" or "timm:vit_tiny_patch16_224" (`coordinator start --model`). The module
+        takes floats [n, *inputs] and returns [n, outputs].
     inputs: shape of one raw example, such as (3, 32, 32) for an image, channels first.
     outputs: number of classes; 0: as many as the module returns.
     data: data as in `run`, in place of `inputs` and `outputs`. The network then normalises with its
@@ -161,6 +161,7 @@ def merge(
         `widths=(0.5, 1.0)` (`coordinator methods NAME`).
 
     Returns the tensors of the largest network by name, for `slice`, or `weights` of the next merge.
+    Methods with the setting `norm = "static"` return no batch norm statistics.
     Raises DataError for tensors that fit no submodel; ConfigError, Unknown; MissingExtra.
     """
     with require_extra("espalier.merge", "coordinator"):

@@ -4,15 +4,11 @@ normalisation inside and its origin in its properties.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
-import io
 import json
-import logging
 import platform
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from export.graph_metadata import describe_graph, describe_interface
+from export.onnx_conversion import OPSET, convert, import_onnx
 from export.onnx_session import INPUT, OUTPUTS, TOKENS, Array, Output
-from federated.errors import DataError, ExportError, require_extra
+from federated.errors import DataError, ExportError
 from federated.runtime import atomic_files
 from models.submodel import Network
 
-__all__ = ["OPSET", "export", "predict", "weights_digest"]
+__all__ = ["export", "predict", "weights_digest"]
 
-OPSET = 20
 GIVEN = ("round", "run", "submodel")  # metadata that the caller must provide
 
 
@@ -60,10 +56,18 @@ def export(
             f"{path}: expected metadata with {', '.join(GIVEN)}, found none for "
             f"{', '.join(missing)}"
         )
-    onnx = _import_onnx()
+    onnx = import_onnx()
     still = _copy_for_evaluation(net, network)
-    model = _convert_to_onnx(still, OUTPUTS[network.objective], torch.from_numpy(np.array(example)))
-    _strip_local_paths(model)
+    # at least 2 rows, since the exporter would treat a batch of 1 as constant
+    shown, title = torch.from_numpy(np.array(example)), type(still).__name__
+    model = convert(
+        still,
+        [shown],
+        [INPUT],
+        [OUTPUTS[network.objective]],
+        title,
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+    )
     interface = describe_interface(network, example.dtype.name, classes)
     found = {**metadata, **_make_properties(net, network, onnx), **interface}
     properties = {key: str(value) for key, value in found.items()}
@@ -136,70 +140,6 @@ def _check_example(network: Network, example: Array) -> None:
             f"example to export with: expected {wanted}, found {example.dtype} "
             f"{list(example.shape)}"
         )
-
-
-def _import_onnx() -> Any:
-    with require_extra("an export to ONNX", "export"):
-        import onnx
-        import onnx.checker
-        import onnx.helper
-        import onnxscript  # noqa: F401 (the exporter requires it)
-    return onnx
-
-
-def _convert_to_onnx(net: nn.Module, output: str, example: Tensor) -> Any:
-    """Return the ONNX model proto with weights inside. The example has at least 2 rows, since
-    the exporter would treat a batch of 1 as constant.
-    """
-    with _silence():
-        try:
-            program = torch.onnx.export(
-                net,
-                (example,),
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=[INPUT],
-                output_names=[output],
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-                external_data=False,
-                verbose=False,
-            )
-        except Exception as error:  # a user's network can make torch raise anything
-            reason = next(iter(str(error).splitlines()), "no reason given")
-            raise ExportError(
-                f"{type(net).__name__} cannot be exported: {type(error).__name__}: {reason}"
-            ) from error
-    return program.model_proto  # type: ignore[union-attr]  # None only where dynamo is off
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Silence the exporter's progress output and its own deprecation warnings."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        log.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            log.setLevel(level)
-
-
-def _strip_local_paths(model: Any) -> None:
-    """Remove the exporter's stack traces, which contain this machine's paths."""
-    for function in [model.graph, *model.functions]:
-        function.doc_string = ""
-        del function.metadata_props[:]
-        for item in [
-            *function.node,
-            *getattr(function, "value_info", ()),
-            *getattr(function, "initializer", ()),
-        ]:
-            item.doc_string = ""
-            del item.metadata_props[:]
-    for value in [*model.graph.input, *model.graph.output]:
-        del value.metadata_props[:]
 
 
 def _make_properties(net: nn.Module, network: Network, onnx: Any) -> dict[str, str]:

@@ -4,6 +4,7 @@ any size as an update, and fold updates into the state of the largest network.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from models.submodel import Network, Submodel
 from models.submodel_building import address, build, full, initial, shapes, statistics
 
 __all__ = ["begin_round", "cut", "fold_by_hand"]
+
+log = logging.getLogger(__name__)
 
 WRAPPED = "net."  # before each name of a user's network, see `models.user_networks.user_network`
 
@@ -51,7 +54,14 @@ def cut(submodel: Submodel, weights: Tensors | None) -> nn.Module:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if weights is not None:
-        whole |= read_tensors(full(submodel.network, submodel.features), weights, "weights")
+        given = read_tensors(full(submodel.network, submodel.features), weights, "weights")
+        if statistics(submodel).keys() - given.keys():
+            log.warning(
+                "%s: the weights have no batch norm statistics: pass examples through the module "
+                "in training mode before it predicts",
+                submodel.name,
+            )
+        whole |= given
     local = shapes(submodel) | statistics(submodel)
     plan = corners({home: tuple(value.shape) for home, value in whole.items()}, submodel, local)
     net.load_state_dict(extract(whole, plan), strict=False)

@@ -278,7 +278,7 @@ class Profile:
     runtime: name and version of the trainer.
     data: description of the local data.
     timings: of the submodels in the card's `calibration`, in their order, without those that do not
-        fit into memory; at least one.
+        fit into memory; at least one, or empty as long as the card's `network` is nil.
     survey: result of a method's survey hook; in msgpack at most 1,024 bytes, 16 per output of the
         network, and 144 per submodel of the card's `menu`. Empty without such a hook.
     board: the hardware.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -106,12 +105,6 @@ def test_bad_input_ends_a_command_with_its_exit_code(
     [
         ([*COORDINATOR, "start", "--data", "none.npz"], 3, "no such file"),
         ([*AGENT, "join", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),
-        ([sys.executable, "-m", "edge_agent.cli", "join"], 2, "--broker is missing"),
-        (
-            [sys.executable, "-m", "coordinator.cli", "start", "--rounds", "0"],
-            3,
-            "rounds: expected a whole number of at least 1, found 0",
-        ),
     ],
     ids=lambda value: " ".join(value[3:]) if isinstance(value, list) else None,
 )
@@ -128,7 +121,8 @@ def test_bad_input_ends_a_process_with_its_exit_code(
 
 
 def test_a_dry_run_shows_what_would_leave_and_sends_nothing(start: Start) -> None:
-    shown = result(start(*AGENT, "join", "--dry-run", "--name", "shy", "--format", "json"))
+    words = ["--dry-run", "--name", "shy", "--limit-cpus", "1", "--format", "json"]
+    shown = result(start(*AGENT, "join", *words))
     profile = shown["profile"]
     assert profile["agent"] == "shy"
     assert profile["data"]["examples"] > 0
@@ -145,7 +139,7 @@ def test_a_dry_run_shows_what_would_leave_and_sends_nothing(start: Start) -> Non
 def test_a_missing_run_at_the_broker_is_reported_after_a_timeout(
     start: Start, broker: str, tmp_path: Path
 ) -> None:
-    process = start(*AGENT, "join", "--broker", broker, "--wait", "2")
+    process = start(*AGENT, "join", "--broker", broker, "--wait", "1")
     process.communicate(timeout=60)
     assert process.returncode == 6
-    assert "no run at this broker after 2 s" in (tmp_path / "0.err").read_text()
+    assert "no run at this broker after 1 s" in (tmp_path / "0.err").read_text()

@@ -4,6 +4,7 @@ the simulation with the same seed.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from coordinator.broker import local_broker as brokers
 from coordinator.run.config_sources import ConfigSources
-from coordinator.simulate.simulation import simulate
+from coordinator.simulate.simulation import simulate_run
 from coordinator.store.run_store import Store
 from federated.data import loading
 from federated.errors import ConfigError
@@ -30,6 +31,7 @@ MODELS = ("preresnet", "resnet-small")  # the first that can do what a method as
 # a hypernetwork computes one tensor after another, so these methods get a network of few tensors
 FEW_TENSORS = {"recipfl": ("mlp-small",)}
 WIDTHS = [0.25, 0.5, 1.0]  # for methods that have one size unless more are set
+FEW = {"widths": [0.5, 1.0], "depths": [2, 4]}  # for methods that have many
 # One method of each kind: static batch norm with averaged scales, control variates, own norms and
 # step sizes, a hypernetwork, gradients shared across layers. The others are slow tests.
 FAST = ("fedfa", "scaffold", "nefl-wd", "recipfl", "inco-avg")
@@ -40,6 +42,9 @@ QUICK = {
     "evaluate.every": 2,
     "evaluate.between": False,
     "evaluate.agents": 1,
+    # scores are not compared
+    "evaluate.devices": False,
+    "evaluate.examples": 8,
 }
 
 
@@ -63,7 +68,12 @@ def menu(name: str, given: dict[str, Any]) -> tuple[str, tuple[Submodel, ...]]:
 
 def settings(name: str) -> dict[str, Any]:
     """Return the smallest submodel, one in the middle, and the largest, for two short rounds."""
-    given = {"widths": WIDTHS} if len(menu(name, {})[1]) == 1 else {}
+    given: dict[str, Any] = {}
+    count = len(menu(name, {})[1])
+    if count == 1:
+        given = {"widths": WIDTHS}
+    elif count > 5 and FEW.keys() <= find_method(name).settings.keys():
+        given = FEW
     model, proposed = menu(name, given)
     pins = {f"d{i}": proposed[place].name for i, place in enumerate((0, len(proposed) // 2, -1))}
     more = {f"method.{key}": value for key, value in given.items()}
@@ -104,14 +114,14 @@ def test_a_fleet_learns_what_its_simulation_learns(name: str, tmp_path: Path, ad
     assert len({submodel.unowned.name for submodel in done.result.history.assigned.values()}) >= (
         1 if name == "allsmall" else 2
     )
-    (tmp_path / "same.toml").write_text("")
     flags = [*given.items(), ("simulate.agents", AGENTS), ("simulate.partition", PARTITION)]
-    simulate(
-        ConfigSources(tmp_path / "same.toml", flags=flags),
+    simulate_run(
+        ConfigSources(flags=[*flags, ("name", "same")]),
         tmp_path / "simulated",
-        tmp_path / "results",
-        say=lambda text: None,
+        threading.Event(),
+        lambda event: None,
+        resume=False,
     )
-    there, here = tensors(tmp_path / "runs", RUN), tensors(tmp_path / "simulated", "same-seed0")
+    there, here = tensors(tmp_path / "runs", RUN), tensors(tmp_path / "simulated", "same")
     assert there.keys() == here.keys()
     assert max(float((there[home] - here[home]).abs().max()) for home in there) <= 1e-6

@@ -13,27 +13,26 @@ PACKAGES = (
 
 def test_no_module_calls_functions_that_could_run_received_data() -> None:
     """No module unpickles, compiles or evaluates; a device runs only installed code."""
-    found = []
-    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
-            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                names = {alias.name.split(".")[0] for alias in node.names} | {
-                    (getattr(node, "module", "") or "").split(".")[0]
-                }
-                found += (
-                    [where]
-                    if names
-                    & {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
-                    else []
-                )
-            elif isinstance(node, ast.Call):
-                found += [where] if dangerous(node) else []
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Import | ast.ImportFrom) and is_loader(node))
+        or (isinstance(node, ast.Call) and is_dangerous(node))
+    ]
     assert found == []
 
 
-def dangerous(call: ast.Call) -> bool:
+def is_loader(node: ast.Import | ast.ImportFrom) -> bool:
+    """Return True if a statement imports a library that runs what it loads."""
+    names = {alias.name.split(".")[0] for alias in node.names} | {
+        (getattr(node, "module", "") or "").split(".")[0]
+    }
+    return bool(names & {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"})
+
+
+def is_dangerous(call: ast.Call) -> bool:
     said = {keyword.arg: getattr(keyword.value, "value", None) for keyword in call.keywords}
     match call.func:
         case ast.Name(id="eval" | "exec" | "compile" | "__import__"):

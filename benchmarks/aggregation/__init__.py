@@ -1,1 +1,1 @@
-"""Compare the speed of aggregation with other projects, each in its own virtual environment."""
+"""Compare the speed of aggregation with other projects."""

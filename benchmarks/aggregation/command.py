@@ -12,9 +12,9 @@ import click
 import numpy as np
 import torch
 
-from benchmarks.aggregation.environments import PEERS
-from benchmarks.aggregation.interleaved_processes import hold
 from benchmarks.aggregation.updates import NETWORK, map_updates, write_updates
+from benchmarks.peers.environments import choose_peers, list_versions
+from benchmarks.peers.interleaved_processes import hold
 from benchmarks.timing_comparison import Row, compare, print_rows
 from coordinator.fleet.submodel_shipment import to_torch
 from coordinator.phases.training import AT_HAND
@@ -125,14 +125,7 @@ def count_tensors(task: Mapping[str, Any]) -> Callable[[], object]:
 
 
 @click.command("aggregation")
-@click.option(
-    "--peer",
-    "peers",
-    multiple=True,
-    type=click.Choice([*PEERS, "none"]),
-    default=tuple(PEERS),
-    help="other project to compare with, or none; may be repeated  [default: all]",
-)
+@choose_peers(("flwr", "nvflare", "pfl"))
 @FORMAT
 def command(peers: tuple[str, ...], form: str) -> None:
     """Compare the speed of aggregation with other projects.
@@ -141,6 +134,5 @@ def command(peers: tuple[str, ...], form: str) -> None:
     projects into the user's cache.
     """
     with report_errors("python -m benchmarks aggregation", "coordinator", "interrupted"):
-        chosen = [peer for peer in peers if peer in PEERS]
-        rows = [row for count in GOALS for row in measure_fedavg(count, chosen)]
-        print_rows(rows + measure_methods(), form)
+        rows = [row for count in GOALS for row in measure_fedavg(count, peers)]
+        print_rows(rows + measure_methods(), form, list_versions(peers))

@@ -1,22 +1,34 @@
 """Start Python modules in processes forked from a server that has imported PyTorch, which saves the
-seconds that coordinators and agents need to import it.
+seconds that coordinators, agents and their training processes need to import it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import time
+import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 __all__ = ["ForkedProcess"]
 
-# nearly all that coordinators and agents import
-PRELOADED = ("coordinator.run.launch", "coordinator.cli.start", "edge_agent.cli.join")
+# nearly all that coordinators, agents and training processes import
+PRELOADED = (
+    "coordinator.run.launch",
+    "coordinator.cli.start",
+    "edge_agent.cli.join",
+    "edge_agent.join.participation",
+    "edge_agent.join.training_process",
+    "federated.device.trainers.pytorch_trainer",
+)
 
 
 class ForkedProcess:
@@ -38,6 +50,8 @@ class ForkedProcess:
     ) -> None:
         context = get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
+        # of the server and all that it forks; `edge_agent.join.training_process_control` says why
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         self.out = out
         for file in (out, errors):
             file.touch()
@@ -108,4 +122,75 @@ def run_module(
         os.chdir(folder)
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv = [module, *arguments]
+    if module == "edge_agent.cli":
+        from edge_agent.join import training_process_control
+
+        replaced = {**vars(subprocess), "Popen": ForkedTraining}
+        vars(training_process_control)["subprocess"] = SimpleNamespace(**replaced)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+class ForkedTraining:
+    """Training process, forked from its agent, with the part of the interface of `subprocess.Popen`
+    that `edge_agent.join.training_process_control` uses.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, env: Mapping[str, str], **options: object
+    ) -> None:
+        self.returncode: int | None = None
+        (questions, ask), (answers, answer) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            run_training(questions, answer, env)
+        os.close(questions)
+        os.close(answer)
+        self.stdin = os.fdopen(ask, "wb", buffering=0)
+        self.stdout = os.fdopen(answers, "rb", buffering=0)
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end of the process, and return its exit code. Raises
+        subprocess.TimeoutExpired.
+        """
+        until = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("training process", timeout or 0.0)
+            time.sleep(0.01)
+        return code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def run_training(questions: int, answers: int, environment: Mapping[str, str]) -> NoReturn:
+    """Become a training process with these pipes, as a new program would, and exit."""
+    code = 1
+    try:
+        os.setsid()
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(questions, 0)
+        os.dup2(answers, 1)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.environ.clear()
+        os.environ.update(environment)
+        logging.getLogger().handlers.clear()
+        sys.argv = ["training_process"]
+        from edge_agent.join import training_process
+
+        training_process.main()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)

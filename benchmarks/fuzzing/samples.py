@@ -106,6 +106,7 @@ ADDRESSES = (
     b"broker.example:1884",
     b"mqtt://user:pass@10.0.0.1:1883",
     b"mqtts://[::1]:8883?ca=/etc/ca.pem",
+    b"wss://user@broker/mqtt?cert=a.pem",
 )
 SELECTIONS = (
     b"memory>=2GB and label=eu",
@@ -164,7 +165,7 @@ def split_frames(data: bytes, most: int = 16) -> Iterator[bytes]:
 def messages() -> list[bytes]:
     return [
         *(envelope.encode(message) for message in MESSAGES),
-        *(b"\x83\xa1v\x02\xa4kind\xa3run\xa4body" + bomb for bomb in bombs()),
+        *(b"\x83\xa1v\x03\xa4kind\xa3run\xa4body" + bomb for bomb in bombs()),
     ]
 
 

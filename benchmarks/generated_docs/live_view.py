@@ -27,7 +27,7 @@ from coordinator.simulate.demo_fleet import (
     wait_for_words,
 )
 
-__all__ = ["record_live_view", "render_svg"]
+__all__ = ["record_live_view", "render_svg", "start_agents"]
 
 COLUMNS = 90
 # what rich writes to replace a frame: clear a line and move up, repeated
@@ -66,13 +66,18 @@ def record_frames(folder: Path) -> list[str]:
         os.close(side)
         reader = threading.Thread(target=read_all, args=(main, shown))
         reader.start()
-        for index, device in enumerate(DEVICES):
-            command = agent_command(device, index, broker.address, 0, True, folder)
-            agent = stack.enter_context(process(device.name, command, folder))
-            if index == 0:
-                wait_for_words(agent, "joined run")  # the fastest measures itself undisturbed
+        start_agents(stack, broker.address, folder)
         reader.join()
     return REDRAW.split(shown.decode().replace("\r\n", "\n"))
+
+
+def start_agents(stack: ExitStack, broker: str, folder: Path) -> None:
+    """Start the demo's agents, until the stack is closed."""
+    for index, device in enumerate(DEVICES):
+        command = agent_command(device, index, broker, 0, True, folder)
+        agent = stack.enter_context(process(device.name, command, folder))
+        if index == 0:
+            wait_for_words(agent, "joined run")  # the fastest measures itself undisturbed
 
 
 def read_all(descriptor: int, into: bytearray) -> None:

@@ -33,7 +33,14 @@ from federated.wire.mqtt_address import PORTS, add_credentials, format_url, pars
 if TYPE_CHECKING:
     from coordinator.access.certificate_authority import Authority
 
-__all__ = ["AuthorityWatcher", "BrokerAccess", "Poller", "add_certificate", "open_broker_access"]
+__all__ = [
+    "AuthorityWatcher",
+    "BrokerAccess",
+    "Poller",
+    "add_certificate",
+    "find_broker",
+    "open_broker_access",
+]
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +63,14 @@ class BrokerAccess:
     barred: agents whose certificates were all revoked; their messages must be ignored.
     suspended: agents that flooded the coordinator -> end of their suspension, monotonic seconds.
     link: the coordinator's link; agents that fill it are suspended.
+    by_name_only: whether the broker sends no retained message to a subscription with a wildcard.
     """
 
     address: str
     barred: frozenset[str] = frozenset()
     suspended: dict[str, float] = field(default_factory=dict)
     link: Link | None = None
+    by_name_only: bool = False
 
     def suspend(self, name: str) -> None:
         """Take an agent's rights away for SUSPENSION seconds, if the broker was started here."""
@@ -174,18 +183,36 @@ class AuthorityWatcher:
         )
 
 
-def add_certificate(broker: str) -> str:
+def add_certificate(broker: str, pki: str = "") -> str:
     """Return a broker's address with the coordinator's certificate, if the address requires one and
-    this user has the authority (or ESPALIER_BROKER__PKI names it).
+    this user has the authority in the folder `pki`. By default, ESPALIER_BROKER__PKI names it.
     """
     if get_scheme(broker) not in PORTS:
         return broker  # only MQTT brokers use certificates
     address = parse_mqtt_address(broker)
-    folder = Path(os.environ.get("ESPALIER_BROKER__PKI") or find_default_folder())
+    folder = Path(pki or os.environ.get("ESPALIER_BROKER__PKI") or find_default_folder())
     pem = folder / "coordinator.pem"
     if not address.tls or address.cert is not None or address.user is not None or not pem.is_file():
         return broker
     return format_url(add_credentials(address, str(folder / "ca.pem"), str(pem)))
+
+
+def find_broker(wanted: Wanted) -> str:
+    """Return the address of a run's broker, for other programs on the coordinator's machine. Raises
+    ConfigError if the configuration does not tell it.
+    """
+    if wanted.url:
+        return add_certificate(wanted.url, wanted.pki)
+    if wanted.passwords or wanted.port == 0:
+        why = "requires a password" if wanted.passwords else "has a random port"
+        raise ConfigError(
+            f"the run's broker {why}: give its address, such as mqtt://USER:PASSWORD@HOST:PORT"
+        )
+    scheme = "mqtts" if wanted.tls else "mqtt"
+    host = "127.0.0.1" if wanted.listen in ("0.0.0.0", "::") else wanted.listen  # noqa: S104
+    place = f"[{host}]" if ":" in host else host
+    port = PORTS[scheme] if wanted.port is None else wanted.port
+    return add_certificate(f"{scheme}://{place}:{port}", wanted.pki)
 
 
 @contextmanager

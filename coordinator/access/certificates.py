@@ -10,7 +10,6 @@ import hashlib
 import ipaddress
 import re
 import socket
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,6 +24,7 @@ from cryptography.x509.oid import NameOID
 
 from federated.errors import ConfigError, Refused
 from federated.runtime import atomic_files
+from federated.system.file_modes import read_mode
 from federated.system.users import find_user
 from federated.wire import topics
 
@@ -113,12 +113,12 @@ def read_server_names(path: Path) -> tuple[str, ...]:
 
 def check_private(path: Path) -> None:
     """Raise ConfigError if others than this user may open the path."""
-    found = path.stat()
-    if found.st_uid != find_user() or stat.S_IMODE(found.st_mode) & 0o077:
+    user, mode = path.stat().st_uid, read_mode(path)
+    if user != find_user() or mode & 0o077:
         raise ConfigError(
             f"{path}: expected a {'folder' if path.is_dir() else 'file'} that only this "
-            f"user may open, found mode {stat.S_IMODE(found.st_mode):04o} "
-            f"of user {found.st_uid}: chown it, and chmod go= {path}"
+            f"user may open, found mode {mode:04o} "
+            f"of user {user}: chown it, and chmod go= {path}"
         )
 
 

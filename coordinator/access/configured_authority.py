@@ -1,4 +1,5 @@
-"""Open the certificate authority in the folder that the configuration names, or in the default one.
+"""Open the certificate authority in the folder that the configuration names, or in the default one,
+and revoke certificates.
 
 Unlike `coordinator.access.certificate_authority`, this loads no cryptography until it opens one.
 """
@@ -6,6 +7,8 @@ Unlike `coordinator.access.certificate_authority`, this loads no cryptography un
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +18,7 @@ from federated.errors import StoreError, require_extra
 if TYPE_CHECKING:
     from coordinator.access.certificate_authority import Authority
 
-__all__ = ["find_default_folder", "open_authority"]
+__all__ = ["find_default_folder", "open_authority", "revoke_agents"]
 
 
 def find_default_folder() -> Path:
@@ -38,3 +41,14 @@ def open_authority(wanted: Broker, *, create: bool = True) -> Authority:
     if not create and not (folder / "root.pem").exists():
         raise StoreError(f"no certificate authority in {folder}: choose its folder with --pki")
     return Authority(folder, wanted.hosts)
+
+
+def revoke_agents(wanted: Broker, names: Iterable[str]) -> tuple[dict[str, int], list[str]]:
+    """Revoke the certificates of agents. Return agent -> number of its certificates that were
+    valid, and the names that were never enrolled. Raises as `open_authority`.
+    """
+    with closing(open_authority(wanted, create=False)) as authority:
+        enrolled = {certificate.name for certificate in authority.registry.certificates()}
+        known = [name for name in dict.fromkeys(names) if name in enrolled]
+        counts = authority.revoke_all(known) if known else {}
+    return counts, sorted(set(names) - enrolled)

@@ -10,13 +10,11 @@ agent can hold, but not shorter than a quarter of the fleet's median for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from statistics import median_high, median_low
 
 from coordinator.assign.agent_track_record import Standing, list_active
-from federated.errors import ConfigError, Unknown
 from federated.task import Profile, Recipe
 from federated.training.time_prediction import step_seconds
 from federated.wire.codecs.codec import Codec
@@ -33,7 +31,6 @@ __all__ = [
     "find_bounds",
     "is_quick",
     "make_offers",
-    "match_pins",
 ]
 
 # fraction of a bound by which another submodel must be better: measurements are noisy
@@ -201,29 +198,3 @@ def find_affordable(
     return tuple(o.submodel for o in possible if is_quick(o, allowed, previous)) or tuple(
         o.submodel for o in possible[:1]
     )
-
-
-def match_pins(
-    menu: Sequence[Submodel], wanted: Mapping[str, str]
-) -> Callable[[str], Submodel | None]:
-    """Return a function from an agent's name to its pinned submodel, or None.
-
-    wanted: shell pattern -> submodel; the first pattern that matches an agent counts. A submodel's
-    name may omit the method's features: `w0.5-d2.2` for `w0.5-d2.2-scaler`.
-    Raises ConfigError for a submodel that the menu lacks.
-    """
-    known = {replace(submodel, features=()).name: submodel for submodel in menu} | {
-        submodel.name: submodel for submodel in menu
-    }
-    for pattern, name in wanted.items():
-        if name not in known:
-            raise ConfigError(
-                f"assign.submodels: {pattern}: {Unknown('submodel', name, [s.name for s in menu])}"
-            )
-
-    def find_pin(agent: str) -> Submodel | None:
-        return next(
-            (known[name] for pattern, name in wanted.items() if fnmatchcase(agent, pattern)), None
-        )
-
-    return find_pin

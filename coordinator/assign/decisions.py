@@ -17,6 +17,7 @@ from coordinator.assign.affordable_submodels import (
 from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.selection import make_generator
+from coordinator.assign.submodel_pins import Pin
 from coordinator.settings.config import Config
 from federated.method import Method, State
 from federated.runtime.unit_formatting import human_seconds, megabytes
@@ -44,14 +45,14 @@ class Candidate:
     profile: as it measured itself.
     standing: what earlier rounds have shown.
     previous: the submodel that it had last, as a menu lists it.
-    pinned: the submodel that the configuration fixes for it.
+    pin: the submodel that a person fixed for it; None: none.
     """
 
     name: str
     profile: Profile
     standing: Standing = field(default_factory=Standing)
     previous: Submodel | None = None
-    pinned: Submodel | None = None
+    pin: Pin | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def decide(
     for index, (c, offers) in enumerate(zip(candidates, made, strict=True)):
         verdict = decide_one(index, c, offers, allowed, settings.memory, choose)
         verdict = replace(verdict, codec=wire.codec)
-        if wire.slow_codec in c.profile.codecs and c.pinned is None:
+        if wire.slow_codec in c.profile.codecs and c.pin is None:
             offers = predict(c, wire.slow_codec, c.standing)
             encoded = decide_one(index, c, offers, allowed, settings.memory, choose)
             if trains_more(encoded, verdict):
@@ -132,15 +133,15 @@ def decide_one(
 ) -> Verdict:
     previous = candidate.previous.unowned if candidate.previous is not None else None
     before = next((offer for offer in offers if offer.submodel == previous), None)
-    pinned = candidate.pinned
-    can = (pinned,) if pinned is not None else find_affordable(offers, allowed, before)
+    pin = candidate.pin
+    can = (pin.submodel,) if pin is not None else find_affordable(offers, allowed, before)
     if not can:
         none = Decision(candidate.name, reason=explain_none(offers, candidate.profile, share))
         return Verdict(None, none, offers, allowed)
     chosen = choose(index, candidate, can)
     offer = next(o for o in offers if o.submodel == chosen.unowned)
-    if pinned is not None:
-        why = "pinned by assign.submodels"
+    if pin is not None:
+        why = f"pinned by {pin.source}"
     elif chosen.unowned != can[-1]:
         why = (
             f"chosen by the method from {len(can)} affordable submodels; the largest is "
@@ -148,7 +149,7 @@ def decide_one(
         )
     else:
         why = describe_move(before, offer) + explain_choice(offer, offers, allowed, before)
-    if abs(candidate.standing.step - 1) > NOTABLE_ERROR and pinned is None:
+    if abs(candidate.standing.step - 1) > NOTABLE_ERROR and pin is None:
         why += f"; steps take {candidate.standing.step:.2g} times as long as profiled"
     decision = Decision(
         candidate.name, offer.submodel.name, True, why, offer.step, offer.seconds, offer.memory

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from coordinator.cli.options import config_flag, list_given, print_errors
-from federated.runtime.console import FORMAT, print_result
+from federated.runtime.console import FORMAT, print_result, show_progress
 
 __all__ = ["assign"]
 
@@ -74,5 +74,6 @@ def assign(
         from coordinator.simulate.offline_assignment import assign_offline, render
 
         sources = ConfigSources(file, os.environ, settings, list_given(flags))
-        found = assign_offline(files, sources, examples)
+        with show_progress("predicting times and memory"):
+            found = assign_offline(files, sources, examples)
         print_result(found, form, render)

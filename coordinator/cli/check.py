@@ -8,7 +8,7 @@ import click
 
 from coordinator.cli.options import RUNS, print_errors
 from federated.errors import StoreError
-from federated.runtime.console import FORMAT, print_result
+from federated.runtime.console import FORMAT, print_result, show_progress
 
 __all__ = ["check"]
 
@@ -28,7 +28,8 @@ def check(run: str, repair: bool, runs: Path, form: str) -> None:
     with print_errors("check"):
         from coordinator.views.run_check import check_run, render_check
 
-        made = check_run(run, runs, repair=repair)
+        with show_progress("checking the files"):
+            made = check_run(run, runs, repair=repair)
         print_result(made, form, render_check)
         left = [one["file"] for one in made["damaged"] if not one["repaired"]]
         if left:

@@ -34,6 +34,10 @@ COMMANDS = {
         "coordinator.cli.devices:devices",
         "Show the agents of RUN, their devices and submodels.",
     ),
+    "doctor": LazyCommand(
+        "coordinator.cli.doctor:doctor",
+        "Check whether a run can use a broker.",
+    ),
     "enroll": LazyCommand(
         "coordinator.cli.enroll:enroll",
         "Create a token that enrols one device as NAME.",
@@ -57,6 +61,10 @@ COMMANDS = {
     "pause": LazyCommand(
         "coordinator.cli.pause:pause",
         "Pause RUN after its current round, or resume it with --off.",
+    ),
+    "pin": LazyCommand(
+        "coordinator.cli.pin:pin",
+        "Give AGENT the submodel SUBMODEL from the next round on.",
     ),
     "plot": LazyCommand(
         "coordinator.cli.plot:plot",

@@ -8,7 +8,7 @@ import click
 
 from coordinator.cli.options import RUNS, print_errors
 from federated.errors import require_extra
-from federated.runtime.console import FORMAT, print_result
+from federated.runtime.console import FORMAT, print_result, show_progress
 
 __all__ = ["plot"]
 
@@ -34,4 +34,6 @@ def plot(run: str | None, out: Path | None, runs: Path, form: str) -> None:
         with require_extra("coordinator plot", "simulate"):
             from coordinator.views.run_plots import plot_run, render_plots
 
-        print_result(plot_run(run, runs, out), form, render_plots)
+        with show_progress("plotting"):
+            made = plot_run(run, runs, out)
+        print_result(made, form, render_plots)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import click
 
 from coordinator.cli.options import PKI, print_errors
@@ -24,14 +22,10 @@ def revoke(names: tuple[str, ...], pki: str, form: str) -> None:
     A revoked certificate cannot be renewed. A running coordinator disconnects the agents at once.
     """
     with print_errors("revoke"):
-        from coordinator.access.configured_authority import open_authority
+        from coordinator.access.configured_authority import revoke_agents
         from coordinator.settings.service_tables import Broker
 
-        with closing(open_authority(Broker(pki=pki), create=False)) as authority:
-            enrolled = {certificate.name for certificate in authority.registry.certificates()}
-            unknown = sorted(set(names) - enrolled)
-            known = [name for name in dict.fromkeys(names) if name in enrolled]
-            counts = authority.revoke_all(known) if known else {}
+        counts, unknown = revoke_agents(Broker(pki=pki), names)
         lines = [
             f"{name}: revoked {format_count(count, 'certificate')}"
             if count

@@ -47,9 +47,12 @@ class Leadership:
         self._endpoint.link.subscribe(topics.run(self._endpoint.card.run))
         self._returned, self._republish_at = None, self._clock() + FENCE
 
-    def check(self) -> None:
+    def check(self, *, repeat: bool = False) -> None:
         """Publish again what the broker may have lost. A card that it has not returned is with no
         agent.
+
+        repeat: publish the card every CARD_PATIENCE seconds, since agents that look for any run
+            receive none that the broker retained.
         """
         now = self._clock()
         if now >= self._republish_at:
@@ -61,7 +64,7 @@ class Leadership:
             self._endpoint.republish()
         elif now >= self._confirm_at and self._republish_at == math.inf:
             self._confirm_at = now + CARD_PATIENCE
-            if self._returned != self._endpoint.card:
+            if repeat or self._returned != self._endpoint.card:
                 self._endpoint.publish(self._endpoint.card)
 
     def take_card(self, delivery: Delivery) -> None:

@@ -202,7 +202,7 @@ class MessageLoop:
             except WireError as error:
                 self._reject(delivery.topic, error)
         now = self.clock()
-        self._leadership.check()
+        self._leadership.check(repeat=self._gate.by_name_only)
         if ticking := self._may_tick(now, delivery):
             self._ticked = now
             self.driver.handle(on.Ticked(now, self.inbox.waiting))
@@ -296,7 +296,7 @@ class MessageLoop:
                 )
             case _:
                 raise Refused(f"agents do not send {type(message).__name__}")
-        self.publish(FleetChanged())
+        self.publish(FleetChanged(name))
 
     def _change_link(self, up: bool) -> None:
         """Stop the clock during an outage of the broker, which must not make agents late."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from coordinator.store.run_files import name_file, update_path
 from federated.errors import Refused
-from federated.runtime import atomic_files
+from federated.system.disk_sync import sync
 from federated.task import Key, Update
 from federated.wire import messages
 from federated.wire.codecs.codec import Codec, decode_update
@@ -197,7 +197,7 @@ class Inbox:
         self._parked.pop(key, None)
         self._waiting.pop(key, None)
         if self._sync:
-            atomic_files.sync(path.parent)
+            sync(path.parent)
         return transfer.offer, path
 
     def find_key(self, agent: str, transfer: str) -> Key | None:
@@ -331,7 +331,7 @@ class Inbox:
         if not path.parent.exists():
             path.parent.mkdir()
             if self._sync:  # the folder must exist after a power cut
-                atomic_files.sync(path.parent.parent)
+                sync(path.parent.parent)
         part = add_suffix(path, PART)
         more = manifest.size - (part.stat().st_size if part.exists() else 0)
         if more > 0 and shutil.disk_usage(self.spool).free < more + self.reserve:

@@ -152,7 +152,13 @@ class LoopTurned:
 
 @dataclass(frozen=True)
 class FleetChanged:
-    """A message of an agent was handled, so the state of the fleet may have changed."""
+    """A message of an agent was handled, or a phase ended, so the state of the fleet may have
+    changed.
+
+    agent: name of the agent; empty at the end of a phase.
+    """
+
+    agent: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["FILE", "STATES", "TASKS", "FleetLoad", "Member", "Now", "read_now"]
+__all__ = ["FILE", "STATES", "TASKS", "FleetLoad", "Member", "Now", "TaskCourse", "read_now"]
 
 FILE = "now.json"
 TASKS = (
@@ -63,6 +63,26 @@ class Member:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class TaskCourse:
+    """The stages of one task of a phase. Times are seconds since the phase began.
+
+    agent: its name.
+    submodel: name of the submodel.
+    stages: name and beginning of each: `fetch` (the weights), `train`, `calibrate` or `evaluate`,
+        `send`, `wait` (for its turn in the order of folding), and `lost` while its agent is absent.
+        The last stage of a settled task is its outcome, one of TASKS.
+    due: end of its lease unless there is progress; None without a lease, or if it is settled.
+    late: whether its lease has expired.
+    """
+
+    agent: str
+    submodel: str
+    stages: tuple[tuple[str, float], ...]
+    due: float | None = None
+    late: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class FleetLoad:
     """The load of a coordinator.
@@ -100,7 +120,10 @@ class Now(FleetLoad):
     rounds: number of rounds of the run.
     began: time at which the round started.
     wanted: number of agents that the run waits for.
+    elapsed: seconds since the phase began; of a closed phase, until its last event.
+    limit: seconds after which the phase closes; None without a deadline.
     members: the agents, up to a limit.
+    courses: the tasks of the phase, or of the last one, up to a limit.
     reason: why the run ended.
     epsilon: privacy spent by all rounds so far; None without privacy or before the first round.
     """
@@ -114,7 +137,10 @@ class Now(FleetLoad):
     rounds: int
     began: str = ""
     wanted: int = 0
+    elapsed: float = 0.0
+    limit: float | None = None
     members: tuple[Member, ...] = ()
+    courses: tuple[TaskCourse, ...] = ()
     reason: str = ""
     epsilon: float | None = None
 

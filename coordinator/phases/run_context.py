@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from coordinator.assign.submodel_pins import Pins
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import Publish
 from coordinator.round.leases import FIRST_LEASE, MEDIAN_CAP, SLACK
@@ -56,7 +56,7 @@ class RunContext:
     control: requests of users to pause or stop the run.
     defences: checks of updates, robust rules, and the budget of a private run.
     past: the states that late updates are based on; None if late updates do not count.
-    pinned: agent -> the submodel that the configuration sets for it, if any.
+    pins: the submodels that the configuration fixes for agents.
     patience: time limit of a phase without a deadline, in predicted seconds of its slowest task.
     """
 
@@ -69,7 +69,7 @@ class RunContext:
     control: Control
     defences: Defences
     past: PastStates | None
-    pinned: Callable[[str], Submodel | None]
+    pins: Pins
     patience: float
 
     @property

@@ -13,6 +13,7 @@ import msgspec
 from rich.live import Live
 
 from coordinator.access.broker_access import open_broker_access
+from coordinator.broker import external_broker
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.event_readers.terminal_output import (
     LinePrinter,
@@ -127,6 +128,8 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View) -> Result:
         closing(open_link(gate.address, f"coordinator-{config.name}", will)) as link,
         open_view(config, fleets, view) as read,
     ):
+        if config.broker.url:
+            gate.by_name_only = external_broker.adapt(link, gate.address, config.name, view.say)
         view.say(
             f"run '{config.name}': {config.method_name} on {config.data.name}, up "
             f"to {format_count(config.rounds, 'round')}, stored in {folder}"

@@ -128,7 +128,7 @@ def judge_agents(
     run: RunContext, state: State, history: FleetHistory, agents: Sequence[Agent]
 ) -> tuple[dict[str, Verdict], dict[str, Standing]]:
     """Return a verdict and the standing of each agent. The verdict is the method's choice among the
-    submodels that the agent can afford, or the one pinned by the configuration.
+    submodels that the agent can afford, or the one that a person fixed for it.
     """
     profiles = {agent.name: agent.profile for agent in agents if agent.profile is not None}
     standings = {
@@ -136,7 +136,13 @@ def judge_agents(
         for name, profile in profiles.items()
     }
     candidates = [
-        Candidate(name, profile, standings[name], history.assigned.get(name), run.pinned(name))
+        Candidate(
+            name,
+            profile,
+            standings[name],
+            history.assigned.get(name),
+            run.pins.find(name, run.control.pins),
+        )
         for name, profile in profiles.items()
     ]
 

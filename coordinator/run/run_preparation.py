@@ -11,8 +11,8 @@ from pathlib import Path
 from torch import Tensor
 
 from coordinator.assign import agent_filter
-from coordinator.assign.affordable_submodels import match_pins
 from coordinator.assign.data_compatibility import build_network
+from coordinator.assign.submodel_pins import match_pins
 from coordinator.observe.event_readers.catalogue import find_readers
 from coordinator.observe.event_readers.prometheus_metrics import MetricsServer
 from coordinator.settings.config import Config, to_json
@@ -177,7 +177,7 @@ def find_name(config: Config, runs: Path) -> str:
     """Return a free name for a run, made of its method and data, and numbered if necessary."""
     method, data = map(strip_module, (config.method_name, config.data.name))
     # the path of data may contain any character
-    base = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{method}-{Path(data).stem}")[:48].rstrip("-")
+    base = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{method}-{Path(data).stem}")[:48].rstrip("-")
     taken = set(list_runs(runs))
     return next(
         name for name in (base, *(f"{base}-{i}" for i in range(2, 10_000))) if name not in taken

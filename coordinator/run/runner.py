@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from coordinator.access.broker_access import BrokerAccess
-from coordinator.assign.affordable_submodels import match_pins
 from coordinator.assign.data_compatibility import build_network
 from coordinator.assign.eligibility import Eligibility
+from coordinator.assign.submodel_pins import match_pins
 from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.fleet.run_clock import RunClock
 from coordinator.observe.event_readers.run_readers import Oversight, oversee

@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from coordinator.assign.affordable_submodels import Bounds, match_pins
+from coordinator.assign.affordable_submodels import Bounds
 from coordinator.assign.data_compatibility import build_network
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.decisions import Candidate, Verdict, ask_method, decide
 from coordinator.assign.eligibility import Eligibility
+from coordinator.assign.submodel_pins import match_pins
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.run_preparation import propose_menu
 from coordinator.settings.config import Config
@@ -126,12 +127,12 @@ def judge(
     menu = propose_menu(method, network, config.settings)
     weights = initial(network, config.seed, method.features)
     state = method.start(weights, menu, config.settings)
-    pin, eligibility = match_pins(menu, config.assign.submodels), Eligibility(config)
+    pins, eligibility = match_pins(menu, config.assign.submodels), Eligibility(config)
     exclusions = {
         name: eligibility.explain_exclusion(profile) for name, profile in profiles.items()
     }
     candidates = [
-        Candidate(name, profiles[name], pinned=pin(name))
+        Candidate(name, profiles[name], pin=pins.find(name))
         for name in sorted(profiles)
         if not exclusions[name]
     ]

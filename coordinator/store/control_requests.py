@@ -1,9 +1,9 @@
-"""Pause, resume or stop a running coordinator. Requests go through the run's database, so that no
-port is opened.
+"""Pause, resume or stop a running coordinator, or pin agents to submodels. Requests go through the
+run's database, so that no port is opened.
 
 Any user with write access to the run's folder can control the run. The coordinator reads the
 requests once a second. It deletes a request to stop when it obeys. A pause lasts until the run is
-resumed, even if the coordinator is restarted in between.
+resumed, and a pin until it is removed, even if the coordinator is restarted in between.
 """
 
 from __future__ import annotations
@@ -11,23 +11,34 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from coordinator.assign.submodel_pins import index_submodels
 from coordinator.store import run_lock
 from coordinator.store.run_folders import DATABASE, make_missing_error
-from federated.errors import StoreError, explain_os_errors
+from coordinator.store.run_records import open_records
+from federated.errors import StoreError, Unknown, explain_os_errors
 
-__all__ = ["Command", "Control", "Requests", "Stopped", "read_requests", "send_request"]
+__all__ = [
+    "Command",
+    "Control",
+    "Requests",
+    "Stopped",
+    "pin_agent",
+    "read_requests",
+    "send_request",
+]
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS requests (about TEXT PRIMARY KEY, command TEXT NOT NULL, at TEXT "
     "NOT NULL, seen INTEGER NOT NULL)"
 )
+PINS = "CREATE TABLE IF NOT EXISTS pins (agent TEXT PRIMARY KEY, submodel TEXT NOT NULL)"
 FIND_FORMER = "SELECT 1 FROM sqlite_master WHERE name = 'wishes'"  # the table of older runs
 POLL = 1.0  # seconds between looks
 LOCKED = 5.0  # seconds that a request waits for a coordinator that is writing
@@ -46,11 +57,13 @@ class Requests:
     paused: whether no further round may begin.
     stop: empty, `stop` (after the current round) or `stop now`.
     seen: whether the coordinator has read them.
+    pins: agent -> name of the submodel that it gets from the next round on.
     """
 
     paused: bool = False
     stop: str = ""
     seen: bool = True
+    pins: dict[str, str] = field(default_factory=dict)
 
 
 def send_request(folder: Path, command: Command) -> Requests:
@@ -58,26 +71,35 @@ def send_request(folder: Path, command: Command) -> Requests:
 
     Raises StoreError if there is no such run, or if no coordinator is running it.
     """
-    if not (folder / DATABASE).exists():
-        raise make_missing_error(folder)
-    if not run_lock.is_held(folder):
-        raise StoreError(
-            f"run '{folder.name}' is not running, so there is nothing to {command.split()[0]}"
-        )
+    _check_running(folder, command.split()[0])
     before = read_requests(folder)
     about = "stop" if command.startswith("stop") else "pause"
-    with (
-        explain_os_errors(
-            StoreError, f"cannot ask run '{folder.name}' to {command}", sqlite3.Error
-        ),
-        closing(_connect(folder)) as database,
-        database,
-    ):
+    with _changing(folder, command) as database:
         database.execute(
             "INSERT OR REPLACE INTO requests VALUES (?, ?, ?, 0)",
             (about, command, datetime.now(UTC).isoformat()),
         )
     return before
+
+
+def pin_agent(folder: Path, agent: str, submodel: str) -> str:
+    """Pin an agent to a submodel from the next round on, or remove its pin (empty submodel); return
+    its pin before, empty if it had none. Raises as `send_request`, and Unknown for an agent or a
+    submodel that the run does not have.
+    """
+    _check_running(folder, "pin")
+    with closing(open_records(folder.parent, folder.name)) as records:
+        menu, agents = records.read_facts().menu, records.agents.read_profiles()
+    before = read_requests(folder).pins
+    if submodel and submodel not in (known := index_submodels(menu)):
+        raise Unknown("submodel", submodel, {one.name for one in known.values()})
+    if agent not in agents.keys() | before.keys():
+        raise Unknown("agent", agent, agents, "agents are known once a round has begun")
+    with _changing(folder, "pin") as database:
+        database.execute("DELETE FROM pins WHERE agent = ?", (agent,))
+        if submodel:
+            database.execute("INSERT INTO pins VALUES (?, ?)", (agent, submodel))
+    return before.get(agent, "")
 
 
 def read_requests(folder: Path) -> Requests:
@@ -86,18 +108,19 @@ def read_requests(folder: Path) -> Requests:
     """
     try:
         with closing(_connect(folder)) as database:
-            wanted, seen = _read_rows(database)
+            (wanted, seen), pins = _read_rows(database), _read_pins(database)
     except sqlite3.OperationalError as error:
         if "no such table" in str(error):
             return Requests()
         raise StoreError(f"{folder / DATABASE}: {error}") from error
-    return Requests(wanted.get("pause") == "pause", wanted.get("stop", ""), seen)
+    return Requests(wanted.get("pause") == "pause", wanted.get("stop", ""), seen, pins)
 
 
 class Control:
     """The coordinator's side: reads requests and obeys them.
 
     paused: whether no further round may begin.
+    pins: agent -> name of the submodel that it gets.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -111,6 +134,7 @@ class Control:
             self._database,
         ):
             self._database.execute(SCHEMA)
+            self._database.execute(PINS)
             if self._database.execute(FIND_FORMER).fetchone():
                 self._database.execute("INSERT OR IGNORE INTO requests SELECT * FROM wishes")
                 self._database.execute("DROP TABLE wishes")
@@ -120,7 +144,7 @@ class Control:
         self._looked = -POLL
         self._stop = ""
         self._within = False
-        self.paused = False
+        self.paused, self.pins = False, dict[str, str]()
         self.look()
 
     def close(self) -> None:
@@ -155,6 +179,7 @@ class Control:
     def _read(self) -> None:
         wanted, seen = _read_rows(self._database)
         self.paused, self._stop = wanted.get("pause") == "pause", wanted.get("stop", "")
+        self.pins = _read_pins(self._database)
         if not seen:
             with self._database:
                 self._database.executemany(
@@ -167,8 +192,30 @@ class Control:
         raise Stopped("stopped at once" if self._stop == "stop now" else "stopped between rounds")
 
 
+def _check_running(folder: Path, what: str) -> None:
+    if not (folder / DATABASE).exists():
+        raise make_missing_error(folder)
+    if not run_lock.is_held(folder):
+        raise StoreError(f"run '{folder.name}' is not running, so there is nothing to {what}")
+
+
+@contextlib.contextmanager
+def _changing(folder: Path, what: str) -> Iterator[sqlite3.Connection]:
+    problem = f"cannot ask run '{folder.name}' to {what}"
+    with (
+        explain_os_errors(StoreError, problem, sqlite3.Error),
+        closing(_connect(folder)) as database,
+        database,
+    ):
+        yield database
+
+
 def _connect(folder: Path) -> sqlite3.Connection:
     return sqlite3.connect(folder / DATABASE, timeout=LOCKED)
+
+
+def _read_pins(database: sqlite3.Connection) -> dict[str, str]:
+    return dict(database.execute("SELECT agent, submodel FROM pins"))
 
 
 def _read_rows(database: sqlite3.Connection) -> tuple[dict[str, str], bool]:

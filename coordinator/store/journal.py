@@ -34,6 +34,7 @@ from coordinator.store.tensor_files import read_tensors, write_tensors
 from federated.engine.aggregate import Total, dump, load
 from federated.errors import StoreError, explain_os_errors
 from federated.runtime import atomic_files
+from federated.system.disk_sync import sync
 
 __all__ = ["REMEDY", "Base", "Journal", "pack"]
 
@@ -143,7 +144,7 @@ class Journal:
         if self._file is None or not self._unsynced:
             return
         with self._explain_errors():
-            atomic_files.sync(Path(self._file.name))
+            sync(Path(self._file.name))
         self._unsynced = False
 
     def write_total(self, name: str, total: Total) -> str:
@@ -210,7 +211,7 @@ class Journal:
 
     def _open(self, path: Path) -> None:
         """Open a segment for appending after its last complete record."""
-        atomic_files.sync(path)  # an earlier process may have died between writing and syncing
+        sync(path)  # an earlier process may have died between writing and syncing
         data = path.read_bytes()
         end = sum(FRAME.size + len(payload) for payload in split_records(data))
         if end < len(data):

@@ -129,6 +129,15 @@ class RunRecords:
             found.setdefault(agent, set()).add(submodel)
         return found
 
+    def count_folded(self) -> list[tuple[str, str, int, int]]:
+        """Count the folded updates of each agent and submodel, as (agent, name in the menu, count,
+        last round).
+        """
+        return self._database.execute(
+            "SELECT agent, submodel, COUNT(*), MAX(round) FROM updates WHERE outcome = 'folded' "
+            "GROUP BY agent, submodel ORDER BY agent, submodel"
+        ).fetchall()
+
     def read_last_entries(self) -> dict[str, tuple[int, Entry]]:
         """Read the outcome of each agent's last task, with its round."""
         last = self._database.execute(

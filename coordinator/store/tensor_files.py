@@ -13,7 +13,8 @@ from torch import Tensor
 
 from coordinator.store.run_files import find_problem
 from federated.errors import StoreError, explain_os_errors
-from federated.runtime.atomic_files import sha256, sync
+from federated.runtime.atomic_files import sha256
+from federated.system.disk_sync import sync
 
 __all__ = ["read_tensors", "write_tensors"]
 

@@ -149,6 +149,9 @@ def describe_progress(made: dict[str, Any]) -> list[str]:
             if waiting
             else "pauses after the current round"
         )
+    if pins := made["requests"]["pins"]:
+        pinned = ", ".join(f"{agent} to {name}" for agent, name in sorted(pins.items()))
+        lines.append(make_safe(f"pinned: {pinned}"))
     if stop := made["requests"]["stop"]:
         lines.append("stops after the current round" if stop == "stop" else "stops at once")
     if now["tasks"]:

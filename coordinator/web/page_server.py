@@ -5,7 +5,7 @@
     GET  /api/runs                  every run
     GET  /api/runs/RUN/PART         a part of a run (see `run_page_data.PARTS`)
     GET  /api/runs/RUN/stream       the run's status whenever it changes, as server-sent events
-    POST /api/runs/RUN/request      a request to the coordinator: pause, resume, stop or stop now
+    POST /api/runs/RUN/request      a command such as pause or release (see `steering.COMMANDS`)
 
 All but the page's files require a sign-in, and a request requires the token once more.
 """
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import anyio
 import msgspec
@@ -32,11 +32,11 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.store import control_requests
 from coordinator.store.run_folders import list_runs
 from coordinator.views.run_list import describe_runs
 from coordinator.web.run_page_data import PARTS, describe_part
 from coordinator.web.sign_in import COOKIE, LIFETIME, SignIn
+from coordinator.web.steering import COMMANDS, carry_out
 from federated.errors import EspalierError
 from federated.runtime.web_server import BodyReader, Limits, WebServer
 
@@ -46,6 +46,7 @@ LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")
 POLL = 1.0  # seconds between two looks at a run's folder, as often as its coordinator writes it
 KEEP_ALIVE = 15  # looks without a change until a stream sends an empty line
 READERS = 4  # threads that read runs' folders
+STEERING = 2  # threads that carry out commands; an export takes minutes
 MAX_STREAMS = 100  # open pages
 MAX_BODY, MAX_BODIES, BODY_TIMEOUT = 10_000, 1_000_000, 10.0
 LIMITS = Limits(
@@ -130,7 +131,7 @@ def make_application(site: Site, pages: Pages, *, secure: bool = False) -> Starl
     async def send(request: Request) -> Response:
         async with bodies.read(request) as body:
             given = await check_token(sign_in, body)
-        return answer(await pages.send(request.path_params["run"], str(given.get("command"))))
+        return answer(await pages.send(request.path_params["run"], given))
 
     def guard(endpoint: Callable[[Request], Awaitable[Response]]) -> Any:
         async def call(request: Request) -> Response:
@@ -202,6 +203,7 @@ class Pages:
     def __init__(self, runs: Path) -> None:
         self._runs, self._streams, self.closing = runs, 0, False
         self._limiter = anyio.CapacityLimiter(READERS)
+        self._steering = anyio.CapacityLimiter(STEERING)
 
     async def list(self, request: Request) -> Response:
         return answer(await self._call(describe_runs, self._runs))
@@ -213,14 +215,16 @@ class Pages:
         await self._check(run)
         return answer(await self._call(describe_part, self._runs, run, part))
 
-    async def send(self, run: str, command: str) -> dict[str, Any]:
-        """Send a request to a run's coordinator."""
-        known = get_args(control_requests.Command)
-        if command not in known:
-            raise HTTPException(422, f"command: expected one of {', '.join(known)}")
+    async def send(self, run: str, given: Mapping[str, str]) -> dict[str, Any]:
+        """Carry out a command on a run, and return what happened."""
+        command = given.get("command", "")
+        if command not in COMMANDS:
+            raise HTTPException(422, f"command: expected one of {', '.join(COMMANDS)}")
         await self._check(run)
-        await self._call(control_requests.send_request, self._runs / run, command)
-        return {"run": run, "asked": command}
+        lines = await anyio.to_thread.run_sync(
+            carry_out, self._runs / run, given, limiter=self._steering
+        )
+        return {"run": run, "asked": command, "lines": lines}
 
     async def stream(self, request: Request) -> Response:
         """Send the run's status when it changes, until the page is closed."""

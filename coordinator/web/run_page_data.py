@@ -7,12 +7,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from coordinator.observe.round_records import Entry
+from coordinator.release.archive import Archive
+from coordinator.release.history import History, list_reports
+from coordinator.release.serving_report import report
 from coordinator.settings.config import Config, describe_key, to_json
-from coordinator.store.run_records import open_records
+from coordinator.store.run_records import RunRecords, open_records
 from coordinator.store.training_counts import count_run
 from coordinator.views import agent_table, run_log, run_status
 from coordinator.views.run_plots import list_scores
+from export.publish import PublishedReleases
 
 __all__ = ["PARTS", "describe_part"]
 
@@ -53,7 +59,7 @@ def describe_task(number: int, entry: Entry) -> dict[str, Any]:
 
 
 def describe_network(runs: Path, run: str) -> dict[str, Any]:
-    """Return the run's submodels, smallest first, and how often each was trained."""
+    """Return the run's submodels, smallest first, how often each was trained, and by whom."""
     with closing(open_records(runs, run)) as records:
         facts, trained = records.read_facts(), count_run(records).trained
         return {
@@ -67,7 +73,34 @@ def describe_network(runs: Path, run: str) -> dict[str, Any]:
                 }
                 for submodel in facts.menu
             ],
+            "trained": list(list_trainers(records)),
         }
+
+
+def list_trainers(records: RunRecords) -> Iterator[dict[str, Any]]:
+    """Yield how many updates of each agent and submodel were folded, until which round, and which
+    submodels these updates trained: all that are a part of the submodel, for most methods.
+    """
+    reach = records.read_facts().reach
+    for agent, submodel, updates, last in records.count_folded():
+        yield {
+            "agent": agent,
+            "submodel": submodel,
+            "updates": updates,
+            "last": last,
+            "regions": reach.get(submodel, (submodel,)),
+        }
+
+
+def describe_releases(runs: Path, run: str) -> dict[str, Any]:
+    """Return the run's releases, the agents' reports as last collected, and what happened, in
+    order.
+    """
+    archived = (runs / run / "releases").is_dir()
+    history = Archive(runs, run).read() if archived else History(run)
+    reports = PublishedReleases(servings=list_reports(history))
+    made = report(history, reports, say=lambda text: None)
+    return {**made, "events": msgspec.to_builtins(history.events)}
 
 
 def describe_settings(runs: Path, run: str) -> list[dict[str, Any]]:
@@ -99,7 +132,7 @@ def list_method_settings(config: Config) -> Iterator[dict[str, Any]]:
 
 def read_log(runs: Path, run: str) -> list[dict[str, Any]]:
     """Return the latest events, the newest first; none if the run has no log."""
-    fields = ("time", "level", "message", "agent", "round")
+    fields = ("time", "level", "message", "agent", "round", "event")
     found = run_log.read_recent_events(runs / run)[-MAX_EVENTS:]
     return [{name: event.get(name) for name in fields} for event in reversed(found)]
 
@@ -108,6 +141,7 @@ PARTS: Mapping[str, Callable[[Path, str], Any]] = {
     "agents": lambda runs, run: agent_table.describe_agents(run, runs),
     "log": read_log,
     "network": describe_network,
+    "releases": describe_releases,
     "rounds": describe_rounds,
     "settings": describe_settings,
     "status": lambda runs, run: run_status.describe_status(run, runs),

@@ -26,7 +26,7 @@ def derive_name() -> str:
     """Return the host's name and four hexadecimal digits of its machine id. The name is stable
     across restarts, and differs between fresh boards that are all called `raspberrypi`.
     """
-    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:50] or "agent"
+    host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:50] or "agent"
     try:
         machine = MACHINE_ID.read_text().strip() or str(uuid.getnode())
     except OSError:

@@ -22,6 +22,8 @@ import msgspec
 from edge_agent.device import state_folder
 from federated.errors import ConfigError, EspalierError
 from federated.system.file_locks import lock_file
+from federated.system.file_modes import read_mode
+from federated.system.file_names import make_file_name
 from federated.wire.enrolment_token import Token
 from federated.wire.mqtt_address import MqttAddress, add_credentials, format_url, parse_mqtt_address
 
@@ -78,11 +80,8 @@ class Credentials(Enrolment, frozen=True):
 def locate_enrolment(token: Token) -> Path:
     """Return the folder for the enrolment of a token."""
     host = f"[{token.host}]" if ":" in token.host else token.host
-    return (
-        state_folder.locate_state()
-        / "credentials"
-        / f"{token.name}@{quote(host, safe='[]:')}:{token.port}"
-    )
+    name = f"{token.name}@{quote(host, safe='[]:')}:{token.port}"
+    return state_folder.locate_state() / "credentials" / make_file_name(name)
 
 
 def load_credentials() -> list[Credentials]:
@@ -100,7 +99,7 @@ def load_credentials() -> list[Credentials]:
         except (OSError, ValueError, EspalierError) as error:
             log.warning("skipped %s: %s", path, error)
             continue
-        if (mode := one.pem.stat().st_mode & 0o777) & 0o077:
+        if (mode := read_mode(one.pem)) & 0o077:
             raise ConfigError(
                 f"{one.pem}: expected a file that only its owner can read, found mode "
                 f"{mode:04o}: run chmod go= {one.pem}"

@@ -38,7 +38,7 @@ from edge_agent.device.process_limits import Limits
 from export.latency import SECONDS
 from federated.defaults import MODEL
 from federated.errors import ConfigError, UsageError, explain_os_errors
-from federated.runtime.console import Say, handle_sigterm
+from federated.runtime.console import Say, handle_sigterm, show_progress
 from federated.safe_text import make_safe
 from federated.task import Timing
 from models.submodel import Submodel
@@ -257,7 +257,8 @@ def _calibrate(
         )
         for target in probes
     ]
-    rows = run_plans(plans, request.limits)
+    with show_progress(f"timing small submodels with {runtime}, threads {threads}"):
+        rows = run_plans(plans, request.limits)
     if why := next((row.error for row in rows if row.error), ""):
         say(f"no predictions for {runtime}, threads {threads}: {why}")
         return ProbeTimings()
@@ -296,7 +297,8 @@ def _plan(request: Request, target: Target, runtime: str, threads: int) -> Plan:
 def _measure_target(
     request: Request, target: Target, runtime: str, threads: int, timed: ProbeTimings
 ) -> Row:
-    (row,) = run_plans([_plan(request, target, runtime, threads)], request.limits)
+    with show_progress(f"measuring {target.name} with {runtime}, threads {threads}"):
+        (row,) = run_plans([_plan(request, target, runtime, threads)], request.limits)
     row = replace(
         row, predicted_ms=to_ms(predict(timed.inference, target.submodel, 1, training=False))
     )

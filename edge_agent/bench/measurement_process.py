@@ -27,6 +27,7 @@ from edge_agent.device.process_memory import read_memory, reset_peak
 from export import latency as latencies
 from export.latency import measure_latency
 from federated.runtime.lazy_compiler_import import defer_compiler
+from federated.system.child_processes import take_output
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
@@ -64,8 +65,7 @@ def main() -> None:
     """Answer plans; all other output goes to standard error."""
     end_with_parent()
     defer_compiler()
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    out = os.fdopen(take_output(), "w", buffering=1)
     for plan in msgspec.json.decode(sys.stdin.readline(), type=list[Plan]):
         try:
             row = measure_row(plan)
@@ -153,7 +153,7 @@ def _measure_inference(plan: Plan, base: int, load: float, call: Callable[[], An
         p95_ms=to_ms(found.p95),
         p99_ms=to_ms(found.p99),
         base_bytes=base,
-        peak_bytes=peak,
+        peak_bytes=peak or None,
         joules=None if meter.joules is None else meter.joules / found.runs,
         celsius_before=before.celsius,
         celsius_after=after.celsius,
@@ -176,7 +176,7 @@ def _measure_training(plan: Plan, row: Row, batch: int, net: nn.Module) -> Row:
         row,
         step_least_ms=to_ms(min(times)),
         step_median_ms=to_ms(statistics.median(times)),
-        training_peak_bytes=peak,
+        training_peak_bytes=peak or None,
         throttled=None if row.throttled is None else row.throttled or hot,
         busy=max(row.busy or 0.0, round(busy, 3)),
         loaded=row.loaded or busy >= BUSY,

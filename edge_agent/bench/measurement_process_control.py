@@ -14,6 +14,7 @@ import msgspec
 from edge_agent.bench.measurement_process import Plan
 from edge_agent.bench.report import Row
 from edge_agent.device.process_limits import Limits, ProcessLimiter
+from federated.system.child_processes import OWN_GROUP, was_killed
 
 __all__ = ["run_plans"]
 
@@ -40,6 +41,7 @@ def run_plans(plans: Sequence[Plan], limits: Limits) -> list[Row]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # the command handles ctrl-C
+        creationflags=OWN_GROUP,
     ) as process:
         cage = ProcessLimiter(process.pid, limits)
         try:
@@ -55,7 +57,7 @@ def run_plans(plans: Sequence[Plan], limits: Limits) -> list[Row]:
 
 def _describe_exit(code: int, err: str, limits: Limits) -> str:
     limit = f" of {limits.memory // 10**6} MB" if limits.memory else ""
-    if code == -signal.SIGKILL:
+    if was_killed(code):
         return f"killed by the system, most likely out of memory{limit}"
     last = err.strip().splitlines()[-1][:200] if err.strip() else "no output"
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

@@ -44,17 +44,9 @@ def doctor(
         from edge_agent.access.broker_credentials import resolve_broker
         from edge_agent.cli.option_values import check_agent_name
         from edge_agent.device import state_folder
-        from edge_agent.doctor.check_result import find_exit_code, format_check, format_json
         from edge_agent.doctor.connection_checks import examine
+        from federated.wire.checks.check_result import print_checks
 
         broker, name = resolve_broker(broker, name)
-        checks = []
-        for check in examine(
-            broker, run, check_agent_name(name), spool or state_folder.locate_state()
-        ):
-            checks.append(check)
-            if form == "text":
-                click.echo(format_check(check))
-        if form == "json":
-            click.echo(format_json(checks))
-        sys.exit(find_exit_code(checks))
+        checks = examine(broker, run, check_agent_name(name), spool or state_folder.locate_state())
+        sys.exit(print_checks(checks, form))

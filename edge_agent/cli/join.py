@@ -33,7 +33,7 @@ __all__ = ["join"]
     "--broker",
     metavar="HOST|URL",
     help="address of the coordinator's broker, such as 192.168.1.5, host:1883, mqtts://host, "
-    "mqtt://user:password@host; required, except with a token or --dry-run",
+    "mqtt://user:password@host, wss://host; required, except with a token or --dry-run",
 )
 @click.option(
     "--token",

@@ -8,6 +8,8 @@ import contextlib
 import re
 from pathlib import Path
 
+import psutil
+
 from edge_agent.device.sysfs import read_text
 
 __all__ = ["SELF", "read_memory", "reset_peak"]
@@ -16,10 +18,13 @@ SELF = Path("/proc/self")
 
 
 def read_memory(process: Path = SELF) -> tuple[int, int]:
-    """Return the resident bytes of a process now and at their peak; 0 for what is not reported.
-    `ru_maxrss` would include the parent's peak.
+    """Return the resident bytes of a process now and at their peak; 0 for what is not reported, as
+    the peak on macOS. `ru_maxrss` would include the parent's peak.
     """
     sizes = re.findall(r"^(VmRSS|VmHWM):\s*(\d+) kB$", read_text(process / "status"), re.MULTILINE)
+    if not sizes and process == SELF:  # not Linux
+        memory = psutil.Process().memory_info()
+        return memory.rss, getattr(memory, "peak_wset", 0)
     found = {name: int(size) * 1024 for name, size in sizes}
     return found.get("VmRSS", 0), found.get("VmHWM", 0)
 

@@ -30,6 +30,7 @@ __all__ = [
     "describe_device",
     "make_timing_key",
     "measure_profile",
+    "time_calls",
     "time_step",
     "time_submodels",
 ]
@@ -167,11 +168,15 @@ def _find_faster_threads(
 
 
 def time_step(submodel: Submodel, batch: int, data: Any, trainer: Trainer) -> float:
-    """Return the seconds of one training step (forward, backward, update): the mean of the
-    fastest window. Under a CPU quota the fastest single step would mislead.
-    """
+    """Return the seconds of one training step (forward, backward, update)."""
     size = max(2, min(batch, len(data.x)))
-    step = trainer.stepper(submodel, data.x[:size], data.y[:size], data.labels)
+    return time_calls(trainer.stepper(submodel, data.x[:size], data.y[:size], data.labels))
+
+
+def time_calls(step: Callable[[], object]) -> float:
+    """Return the seconds of one call: the mean of the fastest window. Under a CPU quota the fastest
+    single call would mislead.
+    """
     for _ in range(WARM_UP):
         step()
     means = []

@@ -23,9 +23,9 @@ from edge_agent.device.process_limits import (
     find_memory_limit,
     measure_free_memory,
 )
-from edge_agent.doctor.check_result import Check, State
 from federated.install_command import pip_command
 from federated.wire import messages
+from federated.wire.checks.check_result import Check, State
 
 __all__ = ["check_clock", "check_device", "check_skew"]
 

@@ -9,17 +9,13 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
-from edge_agent.doctor import broker_checks
-from edge_agent.doctor.broker_checks import (
-    check_coordinator,
-    check_rights,
-    find_card,
-    format_elapsed,
-    report_packets,
-)
-from edge_agent.doctor.check_result import Check, report_error
+from edge_agent.doctor.broker_checks import check_coordinator, check_rights, find_card
 from federated.errors import LinkError
 from federated.wire import messages, topics
+from federated.wire.checks import request_client
+from federated.wire.checks.broker_trial import report_packets
+from federated.wire.checks.check_result import Check, report_error
+from federated.wire.checks.network_checks import format_elapsed
 from federated.wire.link import LINK_DOWN, LINK_UP, PROBES, Link, get_scheme
 from federated.wire.links.catalogue import open_link
 
@@ -32,10 +28,10 @@ class LinkClient:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def publish(self, topic: str, payload: bytes) -> str:
+    def publish(self, topic: str, payload: bytes, /) -> str:
         """Publish, and return why the broker did not take it, or an empty text."""
         self._link.publish(topic, payload)
-        timeout = broker_checks.TIMEOUT
+        timeout = request_client.TIMEOUT
         return "" if self._link.flush(timeout) else f"no answer within {timeout:.0f} s"
 
     def subscribe(self, pattern: str) -> str:
@@ -47,7 +43,7 @@ class LinkClient:
         """Return the next payload on a topic, or on any topic if it is empty; None at the timeout.
         Raises LinkError if the connection is lost.
         """
-        deadline = time.monotonic() + (broker_checks.TIMEOUT if timeout is None else timeout)
+        deadline = time.monotonic() + (request_client.TIMEOUT if timeout is None else timeout)
         while (left := deadline - time.monotonic()) > 0:
             delivery = self._link.receive(left)
             if delivery is None:

@@ -35,7 +35,7 @@ from federated.device.trainers.catalogue import DEFAULT, open_trainer
 from federated.device.trainers.trainer import LoadedNetwork, Start
 from federated.errors import ConfigError, DataError, ExportError, UsageError
 from federated.install_command import pip_command
-from federated.runtime.console import Say
+from federated.runtime.console import Say, show_progress
 from federated.task import Recipe
 from federated.training.score_sums import metrics
 from federated.training.training_inputs import Diverged, Execution, TrainingSet
@@ -134,7 +134,8 @@ def adapt(request: FinetuneRequest, folder: Path, name: str, data: Dataset, say:
     net = _build(submodel, trained)
     exports = all(importlib.util.find_spec(package) for package in ("onnx", "onnxscript"))
     if exports:
-        write_release(request.out, release, submodel, net, data, recipe.hide)
+        with show_progress("exporting and comparing with PyTorch"):
+            write_release(request.out, release, submodel, net, data, recipe.hide)
     else:
         write_weights(request.out, submodel, net)
         say(

@@ -17,7 +17,7 @@ from edge_agent.infer.infer_options import InferRequest
 from edge_agent.infer.inputs import list_inputs, read_examples
 from edge_agent.infer.requests_and_replies import describe_choice
 from federated.errors import ConfigError, UsageError, describe_os_error, require_extra
-from federated.runtime.console import Say
+from federated.runtime.console import Say, show_progress
 from federated.runtime.listen_address import parse_listen_address
 from federated.runtime.logs import conceal
 
@@ -87,7 +87,8 @@ def _open(engine: Engine, request: InferRequest) -> Path:
         engine.open(request.model, request.sha256)
         return request.model
     folder, submodel = request.find_release()
-    engine.adopt(folder, submodel)
+    with show_progress("testing the release"):
+        engine.adopt(folder, submodel)
     return folder
 
 

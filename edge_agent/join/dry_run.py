@@ -19,6 +19,7 @@ from edge_agent.join.code_permission import find_allowed_method, load_own
 from edge_agent.join.participation import find_run
 from edge_agent.join.training_process_control import Job, Worker
 from federated.defaults import METHOD, MODEL
+from federated.runtime.console import show_progress
 from federated.task import Card, Task, Update, Work
 from federated.wire import messages, tensors
 from federated.wire.codecs.catalogue import find_loaded_codec
@@ -49,11 +50,14 @@ def perform_dry_run(job: Job, broker: str | None, run: str | None, *, as_json: b
     With a broker, follow its run and method; without, FedFA with a network of the default size.
     """
     with closing(Worker(job)) as worker:
-        card = worker.load()
+        with show_progress("loading the data", of_bytes=True) as show:
+            card = worker.load(show)
         load_own(job)
         target = _find_run(broker, run, card, job)
-        profile = worker.measure(target)
-        updates = _make_updates(worker, job, target)
+        with show_progress("measuring this device"):
+            profile = worker.measure(target)
+        with show_progress("training and evaluating once"):
+            updates = _make_updates(worker, job, target)
     session = secrets.token_hex(8)
     loss = updates["train"]["header"]["notes"]["loss"]
     sent = {

@@ -156,8 +156,8 @@ def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) ->
         # before the worker, which must not inherit its environment
         manager = stack.enter_context(ServiceManager())
         worker = stack.enter_context(closing(Worker(job)))
-        with show_progress("loading the data"):
-            card = worker.load()
+        with show_progress("loading the data", of_bytes=True) as show:
+            card = worker.load(show)
         say(describe_data(job, card, worker.limits))
         manager.ready("looking for a run")
         run = _find_run(request, f"scout-{job.name}-{session[:4]}", say, manager)

@@ -117,8 +117,8 @@ def measure_sheet(job: Job, request: ProfileRequest, say: Say) -> Sheet:
 
 def _load(worker: Worker) -> None:
     try:
-        with show_progress("loading the data"):
-            worker.load()
+        with show_progress("loading the data", of_bytes=True) as show:
+            worker.load(show)
     except MissingExtra as error:
         raise MissingExtra("edge-agent profile", error.extra, error.package) from None
 

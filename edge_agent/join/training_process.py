@@ -1,20 +1,20 @@
-"""`python -m edge_agent.join.training_process FD`: load the data, measure the device, and perform
+"""`python -m edge_agent.join.training_process`: load the data, measure the device, and perform
 tasks one at a time, apart from the agent's own process.
 
-This process reads the job and the tasks from an inherited socket (see
-`edge_agent.join.training_process_control`), and checks between two steps whether the agent
-cancelled the task.
+This process reads the job and the tasks from standard input, and answers on standard output (see
+`edge_agent.join.training_process_control`). It checks between two steps whether the agent cancelled
+the task.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ from federated.device.task_execution import carry_out
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
-from federated.runtime import atomic_files
 from federated.runtime.lazy_compiler_import import defer_compiler
+from federated.system.child_processes import take_output
+from federated.system.disk_sync import sync
 from federated.system.process_limits import lower_priority
 from federated.task import Card, Profile, Task
 from federated.training.training_inputs import Execution, Stopped
@@ -61,7 +62,7 @@ def serve(channel: Channel) -> None:
     """Receive the job, then answer requests until the agent closes the channel."""
     try:
         job = msgspec.convert(channel.receive(), Job)
-        trainer, data = open_trainer(job.trainer, job.device), _load(job)
+        trainer, data = open_trainer(job.trainer, job.device), _load(job, channel)
         load_own(job)
         trainer.use_threads(job.limits.threads)
         site = Site(job, trainer, data)
@@ -101,19 +102,21 @@ def _encode_error(error: EspalierError) -> dict[str, Any]:
             return {"error": "other", "arguments": (str(error),)}
 
 
-def _load(job: Job) -> Any:
+def _load(job: Job, channel: Channel) -> Any:
     if not job.data:
         return None
+    from federated.data.download_progress import watch_downloads
     from federated.data.loading import load_device
 
-    return load_device(
-        job.data,
-        job.root,
-        name=job.name,
-        shard=job.shard or None,
-        partition=job.partition,
-        seed=job.seed,
-    )
+    with watch_downloads(lambda done, total: channel.send({"downloaded": (done, total)})):
+        return load_device(
+            job.data,
+            job.root,
+            name=job.name,
+            shard=job.shard or None,
+            partition=job.partition,
+            seed=job.seed,
+        )
 
 
 def _measure(site: Site, message: dict[str, Any]) -> Profile:
@@ -163,7 +166,7 @@ def _perform(
         )
         weights, result = Path(message["weights"]), Path(message["result"])
         loss = carry_out(site.trainer, task, weights, result, site.data, execution)
-        atomic_files.sync(result)
+        sync(result)
     except Stopped:
         channel.receive()  # the request that cancelled it
         return {"failed": "cancelled"}
@@ -201,7 +204,7 @@ def _report_steps(
 
 
 def main() -> None:
-    """Serve the socket that the agent left open. Ends with the agent, however that ends."""
+    """Serve the agent. Ends with it, however that ends."""
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,
@@ -210,7 +213,7 @@ def main() -> None:
     end_with_parent()
     defer_compiler()
     lower_priority(5)  # the agent's heartbeats and the device's own work have priority
-    serve(Channel(Connection(int(sys.argv[1]))))
+    serve(Channel(os.fdopen(0, "rb", buffering=0), os.fdopen(take_output(), "wb", buffering=0)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 The agent's own process stays small, keeps the connection to the broker, and survives whatever
 happens to the training process: exhausted memory, a crash in a kernel. The two exchange msgpack
-over a socket pair; tensors pass through files of the spool.
+over pipes; tensors pass through files of the spool.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
-import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import IO, Any
 
 import msgpack
 import msgspec
 
 from edge_agent.device.process_limits import Limits, ProcessLimiter
+from federated.data.download_progress import Show
 from federated.device.profile_file import Calibration, Circumstances
 from federated.device.task_runner import Outcome
 from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import ConfigError, DataError, EspalierError, MissingExtra, UsageError
+from federated.system.child_processes import OWN_GROUP, was_killed
 from federated.task import Card, Profile, Task
 from federated.wire import messages
 from models.submodel import Submodel
@@ -35,6 +36,9 @@ from models.submodel import Submodel
 __all__ = ["Calibrated", "Channel", "Job", "Order", "Worker"]
 
 log = logging.getLogger(__name__)
+
+WAIT = 1.0  # seconds between looks at the queue: on Windows, ctrl-C does not interrupt a wait
+PIECE = 1 << 16  # bytes to read at once
 
 # errors that the process reports, by their names in its answers
 ERRORS: dict[str, Callable[..., EspalierError]] = {
@@ -110,23 +114,55 @@ class Calibrated:
 
 
 class Channel:
-    """Send and receive plain values over a connection as msgpack, which executes nothing."""
+    """Send and receive plain values over two pipes as msgpack, which executes nothing.
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    A thread reads, since Windows cannot tell whether a pipe holds anything.
+    """
+
+    def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
+        """incoming, outgoing: without buffers, since messages must arrive at once."""
+        self._outgoing = outgoing
+        self._received = SimpleQueue[dict[str, Any] | None]()  # None: the other side has closed
+        threading.Thread(target=self._read, args=(incoming,), name="channel", daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
-        self.connection.send_bytes(msgpack.packb(message))
+        """Send a message. Raises OSError if the other side has closed."""
+        rest = memoryview(msgpack.packb(message))
+        try:
+            while rest:
+                rest = rest[self._outgoing.write(rest) :]
+        except OSError as error:  # Windows: invalid argument
+            raise BrokenPipeError(str(error)) from error
 
     def receive(self) -> dict[str, Any]:
         """Wait for the next message. Raises EOFError if the other side has closed."""
-        message = msgpack.unpackb(self.connection.recv_bytes())
-        assert isinstance(message, dict)
+        message: dict[str, Any] | None = None
+        while True:
+            with contextlib.suppress(Empty):
+                message = self._received.get(timeout=WAIT)
+                break
+        if message is None:
+            self._received.put(None)
+            raise EOFError
         return message
 
-    def ready(self, timeout: float = 0.0) -> bool:
-        """Return True if a message can be received."""
-        return bool(self.connection.poll(timeout))
+    def ready(self) -> bool:
+        """Return True if a message can be received, or the other side has closed."""
+        return not self._received.empty()
+
+    def close(self) -> None:
+        """Tell the other side that no message follows."""
+        self._outgoing.close()
+
+    def _read(self, incoming: IO[bytes]) -> None:
+        messages = msgpack.Unpacker()
+        with incoming, contextlib.suppress(OSError, ValueError):  # ValueError: not msgpack
+            while piece := incoming.read(PIECE):
+                messages.feed(piece)
+                for message in messages:
+                    if isinstance(message, dict):  # not a text that Python printed at its start
+                        self._received.put(message)
+        self._received.put(None)
 
 
 class Worker:
@@ -144,26 +180,28 @@ class Worker:
     # ---- life cycle ------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        here, there = socket.socketpair()
         # Passive: waiting threads must sleep. If several agents share a machine, threads that spin
         # take processor time from each other for seconds.
         threads = {"OMP_NUM_THREADS": str(self.job.limits.threads), "OMP_WAIT_POLICY": "PASSIVE"}
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", "edge_agent.join.training_process", str(there.fileno())],
-            pass_fds=[there.fileno()],
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "edge_agent.join.training_process"],
             env={**os.environ, **threads, "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
             start_new_session=True,  # only the agent handles ctrl-C
+            creationflags=OWN_GROUP,
         )
-        there.close()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._limiter = ProcessLimiter(self._process.pid, self.job.limits)
-        self._channel = Channel(Connection(here.detach()))
+        self._channel = Channel(self._process.stdout, self._process.stdin)
         self._channel.send(asdict(self.job))
         self._task = None
 
     def close(self) -> None:
         """End the process; kill it if it does not end by itself."""
-        self._channel.connection.close()
+        self._channel.close()
         try:
             self._process.wait(0.5)
         except subprocess.TimeoutExpired:
@@ -186,9 +224,12 @@ class Worker:
 
     # ---- before joining --------------------------------------------------------------------------
 
-    def load(self) -> Card:
-        """Wait until the data are loaded. Raises the error that the process reports."""
-        return msgspec.convert(self._receive_answer(), Card)
+    def load(self, show: Show = lambda done, total: None) -> Card:
+        """Wait until the data are loaded. Raises the error that the process reports.
+
+        show: gets the bytes that have been downloaded, and all of them.
+        """
+        return msgspec.convert(self._receive_answer(show), Card)
 
     def measure(self, run: messages.Run, *, fresh: bool = False) -> Profile:
         """Measure the device for a run's network; see `edge_agent.device.profiling`. Takes seconds
@@ -226,10 +267,12 @@ class Worker:
             self._channel.send(message)
         return self._receive_answer()
 
-    def _receive_answer(self) -> Any:
+    def _receive_answer(self, show: Show = lambda done, total: None) -> Any:
         try:
             answer = self._channel.receive()
-            while "number" in answer:  # of a cancelled task
+            while "number" in answer or "downloaded" in answer:  # number: of a cancelled task
+                if "downloaded" in answer:
+                    show(*answer["downloaded"])
                 answer = self._channel.receive()
         except (EOFError, OSError) as error:
             reason = self._exit_reason()
@@ -302,7 +345,7 @@ class Worker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(2)
         code = self._process.returncode
-        if code == -signal.SIGKILL:
+        if was_killed(code):
             limit = f" of {self.job.limits.memory // 10**6} MB" if self.job.limits.memory else ""
             return f"killed by the system, most likely out of memory{limit}"
         return f"exit code {code}" if code is not None else "it closed its connection"

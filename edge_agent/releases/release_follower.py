@@ -18,6 +18,7 @@ from pathlib import Path
 from edge_agent.releases.assigned_release import Arrival, NotReleased, ReleaseWatch, Subscription
 from edge_agent.releases.release_download import locate_version, strip_folder
 from federated.errors import ExportError, FleetError, StoreError
+from federated.runtime.console import show_progress
 from federated.safe_text import make_safe
 from federated.wire import envelope, topics
 from federated.wire.link import LINK_UP, Delivery, Link, Will
@@ -168,7 +169,10 @@ def fetch_from(
     broker: str, run: str | None, wanted: str, directory: Path, timeout: float
 ) -> tuple[Path, str]:
     """Call `fetch` over a new link. Raises LinkError, and as `fetch` does."""
-    with closing(open_link(broker, f"infer-{secrets.token_hex(6)}")) as link:
+    with (
+        show_progress("downloading the release"),
+        closing(open_link(broker, f"infer-{secrets.token_hex(6)}")) as link,
+    ):
         return fetch(link, run, wanted, directory, timeout)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from federated.data.dataset import PUBLISHED, Array, BuiltIn, Dataset, Labels
+from federated.data.download_progress import report_downloads
 from federated.data.image_folders import read_folder
 from federated.errors import DataError, require_extra
 from models.optional_torchvision import import_torchvision
@@ -104,7 +105,8 @@ def cinic10(root: Path) -> Dataset:
         utils = _import_torchvision("cinic10", "datasets.utils")
         with _lock_download("cinic10", root, root, "CINIC-10.tar.gz, or its folder CINIC-10,"):
             if not _is_unpacked(folder):
-                utils.download_url(CINIC, str(root), "CINIC-10.tar.gz", CINIC_MD5)
+                with report_downloads(utils):
+                    utils.download_url(CINIC, str(root), "CINIC-10.tar.gz", CINIC_MD5)
                 _unpack(root / "CINIC-10.tar.gz", folder)
     return replace(read_folder(folder), name="cinic10")
 
@@ -149,7 +151,8 @@ def _load(
     with _lock_download(name, root, place, files), warnings.catch_warnings():
         # numpy warns about pickles as old as CIFAR's
         warnings.filterwarnings("ignore", message=r"dtype\(\): align should be")
-        parts = [getattr(datasets, loader)(str(root), download=True, **kind) for kind in kinds]
+        with report_downloads(datasets.utils):
+            parts = [getattr(datasets, loader)(str(root), download=True, **kind) for kind in kinds]
     (x, y), (x_held, y_held) = (_read_arrays(part) for part in parts)
     classes = tuple(map(str, getattr(parts[0], "classes", range(10))))
     return Dataset(name, x, y, x_held, y_held, len(classes), classes=classes)

@@ -30,7 +30,7 @@ import msgspec
 
 from federated.errors import StoreError, WireError, explain_os_errors
 from federated.runtime import atomic_files
-from federated.system.file_locks import lock_file
+from federated.system.file_locks import lock_path, unlock_path
 from federated.task import Task
 from federated.training.state_between_rounds import FOLDER
 from federated.wire import envelope, messages
@@ -113,7 +113,7 @@ class Spool:
     def close(self) -> None:
         """Let other processes use the folder. Closing twice is fine."""
         if self._lock >= 0:
-            os.close(self._lock)
+            unlock_path(self.folder, self._lock)
             self._lock = -1
 
     # ---- weights ---------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Spool:
                     _remove_old(folder, now)
                     _remove_old(folder / FOLDER, now)
                 finally:
-                    os.close(handle)
+                    unlock_path(folder, handle)
                 for empty in (folder / FOLDER, folder, folder.parent):
                     empty.rmdir()
 
@@ -309,19 +309,16 @@ def map_file(path: Path) -> memoryview:
 
 
 def _lock(folder: Path) -> int:
-    """Return a handle that locks a folder until it is closed or the process ends. Raises InUse if
-    another process holds the lock.
+    """Return a handle that locks a folder, see `lock_path`. Raises InUse if another process holds
+    the lock.
     """
-    handle = os.open(folder, os.O_RDONLY)
     try:
-        lock_file(handle, wait=False)
+        return lock_path(folder)
     except BlockingIOError:
-        os.close(handle)
         raise InUse(
             f"{folder} is in use by another agent of this name: give each agent its own "
             "--name, or its own --spool"
         ) from None
-    return handle
 
 
 def _digest(text: str) -> str:

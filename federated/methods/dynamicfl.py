@@ -41,7 +41,7 @@ from federated.method import Method, Setting, Settings, State, vary
 from federated.methods import fedavg as base
 from federated.task import Profile, Recipe
 from federated.training.hooks import Hooks, Session
-from federated.training.training_loop import batch_bounds
+from federated.training.training_inputs import batch_bounds
 from models.cost import BranchableLayer, branchable_layers
 from models.layers.attention import Attention
 from models.layers.mergeable_branches import Branch, join, originals, split

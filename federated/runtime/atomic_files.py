@@ -19,13 +19,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from federated.system.c_library import find_function
+from federated.system.disk_sync import sync
+from federated.system.file_modes import read_mode
 
 __all__ = [
     "make_private",
     "move_files",
     "replace_folder",
     "sha256",
-    "sync",
     "warn_if_public",
     "write",
     "write_pieces",
@@ -57,7 +58,7 @@ def warn_if_public(path: Path, holds: str) -> None:
 
     holds: its content, for the warning.
     """
-    if (mode := path.stat().st_mode & 0o777) & OTHERS:
+    if (mode := read_mode(path)) & OTHERS:
         log.warning(
             "%s: every user of this machine may open it (mode %04o), and it holds %s; run: "
             "chmod o= %s",
@@ -148,12 +149,3 @@ def _exchange(one: Path, other: Path) -> bool:
     if (code := ctypes.get_errno()) in (errno.ENOSYS, errno.EINVAL):  # some file systems
         return False
     raise OSError(code, os.strerror(code), str(one), None, str(other))
-
-
-def sync(path: Path) -> None:
-    """Wait until a file's content or a folder's names are on disk. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

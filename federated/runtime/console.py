@@ -61,9 +61,11 @@ def print_result(found: Any, form: str, render: Callable[[Any], str] | None = No
 
 
 @contextmanager
-def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
+def show_progress(label: str, *, of_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Show on a terminal that a step takes time: a spinner, or a bar once it is known how much is
     done. Yield the function that sets it, of the number that is done and the total.
+
+    of_bytes: these are numbers of bytes.
 
     The line disappears at the end. Lines printed in the meantime appear above it.
     """
@@ -71,7 +73,14 @@ def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: None
         return
     # imported here, because most commands show none
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+    )
     from rich.progress import TimeElapsedColumn as Elapsed
 
     spinner = (SpinnerColumn(), TextColumn("{task.description}", markup=False), Elapsed())
@@ -79,7 +88,8 @@ def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
         task = progress.add_task(make_lines_safe(label), total=None)
 
         def show(done: int, total: int) -> None:
-            progress.columns = (*spinner, BarColumn(), MofNCompleteColumn())
+            count = DownloadColumn() if of_bytes else MofNCompleteColumn()
+            progress.columns = (*spinner, BarColumn(), count)
             progress.update(task, completed=done, total=total)
 
         yield show

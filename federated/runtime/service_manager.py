@@ -56,7 +56,8 @@ class ServiceManager:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         address = os.environ.get("NOTIFY_SOCKET")
-        self._socket = NotifySocket(address) if address else None
+        local = hasattr(socket, "AF_UNIX")  # not on Windows
+        self._socket = NotifySocket(address) if address and local else None
         self._period = (
             read_watchdog(os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", ""))
             / PARTS

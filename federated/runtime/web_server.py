@@ -70,7 +70,7 @@ class WebServer:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # strangers cause its warnings
         config = uvicorn.Config(
             app,
-            loop="asyncio",
+            loop="asyncio:SelectorEventLoop",  # also on Windows: it can wait for a socket
             ws="none",
             lifespan="off",
             server_header=False,

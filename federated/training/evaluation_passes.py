@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from federated.task import Recipe
 from federated.training import objective
 from federated.training.score_sums import Tallies, add
-from federated.training.training_inputs import Array, Stopped, TrainingData
-from federated.training.training_loop import check_examples, shuffle, to_device
+from federated.training.training_inputs import Array, Stopped, TrainingData, check_examples
+from federated.training.training_loop import shuffle, to_device
 from models.layers.batch_norm import calibrate as measure
 from models.layers.early_exits import run_exits
 from models.submodel import Submodel

@@ -16,7 +16,15 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from federated.training.score_sums import fields
 from models.submodel import Network
 
-__all__ = ["loss", "mask_logits", "masked_loss", "prepare_batch", "tally"]
+__all__ = [
+    "flatten_places",
+    "loss",
+    "mask_logits",
+    "masked_loss",
+    "prepare_batch",
+    "standardise_values",
+    "tally",
+]
 
 
 def prepare_batch(
@@ -29,9 +37,14 @@ def prepare_batch(
     if network.objective == "masked":
         hidden = torch.rand(x.shape, generator=generator) < hide
         return x.masked_fill(hidden.to(x.device), network.outputs), x
+    return x, standardise_values(network, y)
+
+
+def standardise_values(network: Network, y: Tensor) -> Tensor:
+    """Return values in raw units as the network learns them, and any other truth as it is."""
     if network.objective == "value" and network.shift:
-        return x, (y - y.new_tensor(network.shift)) / y.new_tensor(network.scale)
-    return x, y
+        return (y - y.new_tensor(network.shift)) / y.new_tensor(network.scale)
+    return y
 
 
 def mask_logits(logits: Tensor, labels: Collection[int]) -> Tensor:

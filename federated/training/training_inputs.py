@@ -1,15 +1,19 @@
-"""What a caller passes to a training: the examples, and callbacks to watch and stop it.
+"""What a caller passes to a training: the examples and their batches, and callbacks to watch and
+stop it.
 
 Torch-free.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
+
+from federated.errors import DataError
 
 __all__ = [
     "UNWATCHED",
@@ -21,6 +25,8 @@ __all__ = [
     "Stopped",
     "TrainingData",
     "TrainingSet",
+    "batch_bounds",
+    "check_examples",
 ]
 
 Array = NDArray[Any]
@@ -85,3 +91,22 @@ class Execution:
 
 
 UNWATCHED = Execution()
+
+
+def batch_bounds(examples: int, batch: int) -> list[tuple[int, int]]:
+    """Return (start, end) of each batch. A last batch of one example joins the one before it, since
+    batch norm needs two.
+    """
+    edges = [*range(0, examples, batch), examples]
+    if len(edges) > 2 and edges[-1] - edges[-2] == 1:
+        del edges[-2]
+    return list(itertools.pairwise(edges))
+
+
+def check_examples(x: Array, y: Array) -> None:
+    """Raise DataError without examples, or without a label for each."""
+    if not len(y) or len(x) != len(y):
+        raise DataError(
+            "training data: expected at least 1 example and as many labels, found "
+            f"{len(x)} and {len(y)}"
+        )

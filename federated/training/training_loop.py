@@ -16,20 +16,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from federated.errors import DataError
 from federated.task import Optimiser, Recipe
 from federated.training import objective
 from federated.training.hooks import Hooks, Session
 from federated.training.step_corrections import Correction
-from federated.training.training_inputs import Array, Diverged, Step, Stopped, TrainingData
+from federated.training.training_inputs import (
+    Array,
+    Diverged,
+    Step,
+    Stopped,
+    TrainingData,
+    batch_bounds,
+    check_examples,
+)
 from models.layers.batch_norm import set_norm
 from models.layers.early_exits import run_exits
 from models.submodel import Submodel
 
 __all__ = [
-    "batch_bounds",
     "batches",
-    "check_examples",
     "descend",
     "open_session",
     "plain_loss",
@@ -168,25 +173,6 @@ def shuffle(examples: int, batch: int, generator: torch.Generator) -> Iterator[N
     return (order[start:end] for start, end in batch_bounds(examples, batch))
 
 
-def batch_bounds(examples: int, batch: int) -> list[tuple[int, int]]:
-    """Return (start, end) of each batch. A last batch of one example joins the one before it, since
-    batch norm needs two.
-    """
-    edges = [*range(0, examples, batch), examples]
-    if len(edges) > 2 and edges[-1] - edges[-2] == 1:
-        del edges[-2]
-    return list(itertools.pairwise(edges))
-
-
 def to_device(values: Array, device: torch.device) -> Tensor:
     """Return values as a tensor on a device."""
     return torch.from_numpy(np.ascontiguousarray(values)).to(device)
-
-
-def check_examples(x: Array, y: Array) -> None:
-    """Raise DataError without examples, or without a label for each."""
-    if not len(y) or len(x) != len(y):
-        raise DataError(
-            "training data: expected at least 1 example and as many labels, found "
-            f"{len(x)} and {len(y)}"
-        )

@@ -44,7 +44,7 @@ from federated.wire.release_messages import Release, Serving
 
 __all__ = ["MAX_MESSAGE", "MESSAGES", "PROTOCOL", "decode", "decode_with_epoch", "encode"]
 
-PROTOCOL = 2
+PROTOCOL = 3
 # bytes of any message but a chunk (a release for 4,000 agents with the longest names); decoded, it
 # takes up to 80 times as many
 MAX_MESSAGE = 1 << 20

@@ -1,5 +1,6 @@
-"""Parse the address of an MQTT broker: `HOST`, `HOST:PORT`, `mqtt://[user:password@]host[:port]` or
-`mqtts://...[?ca=FILE&cert=FILE&key=FILE]`.
+"""Parse the address of an MQTT broker: `HOST`, `HOST:PORT`, `mqtt://[user:password@]host[:port]`,
+`mqtts://...[?ca=FILE&cert=FILE&key=FILE&alpn=NAME]`, or, over WebSockets, `ws://...[/PATH]` and
+`wss://...[/PATH][?ca=FILE&...]`.
 
 IPv6 addresses are in brackets. Special characters in file names are percent-encoded.
 """
@@ -14,12 +15,20 @@ from federated.runtime.logs import conceal
 
 __all__ = ["PORTS", "MqttAddress", "add_credentials", "format_url", "parse_mqtt_address"]
 
-PORTS = {"mqtt": 1883, "mqtts": 8883}
+PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
+PATH = "/mqtt"  # where brokers serve WebSockets unless configured otherwise
+HTTPS = 443
 FILES = ("ca", "cert", "key")
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "mqtt": (),
+    "mqtts": (*FILES, "alpn"),
+    "ws": (),
+    "wss": FILES,
+}
 QUOTED = "in a password, write '/', '?', '#' and '@' as %2F, %3F, %23 and %40"
 EXPECTED = (
-    "expected HOST, HOST:PORT, mqtt://[user:password@]host[:port] or "
-    "mqtts://...[?ca=FILE&cert=FILE&key=FILE]"
+    "expected HOST, HOST:PORT, mqtt://[user:password@]host[:port], "
+    "mqtts://...[?ca=FILE&cert=FILE&key=FILE], or ws:// or wss:// for WebSockets"
 )
 
 
@@ -33,6 +42,8 @@ class MqttAddress:
     ca: file of the certificate authority to trust instead of the system's.
     cert: file of the client's certificate chain.
     key: file of its key; None if `cert` contains both.
+    path: of the broker's WebSockets; None for MQTT over TCP.
+    alpn: name of the protocol that TLS requests (ALPN), for servers that share a port.
     """
 
     host: str
@@ -43,10 +54,22 @@ class MqttAddress:
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
+    path: str | None = None
+    alpn: str | None = None
+
+    @property
+    def scheme(self) -> str:
+        """mqtt, mqtts, ws or wss."""
+        return f"{'mqtt' if self.path is None else 'ws'}{'s' if self.tls else ''}"
+
+    @property
+    def origin(self) -> str:
+        """The address without the path."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
+        return self.origin + (self.path or "")
 
 
 def parse_mqtt_address(text: str) -> MqttAddress:
@@ -55,8 +78,8 @@ def parse_mqtt_address(text: str) -> MqttAddress:
         text = f"mqtt://{text}"
     scheme, rest = text.split("://", 1)
     if scheme not in PORTS:
-        raise _make_error(text, f"the scheme '{scheme}' is neither mqtt nor mqtts")
-    if rest.split("?")[0].split("@")[-1].count(":") > 1 and "[" not in rest:
+        raise _make_error(text, f"the scheme '{scheme}' is none of {', '.join(PORTS)}")
+    if rest.split("?")[0].split("/")[0].split("@")[-1].count(":") > 1 and "[" not in rest:
         raise _make_error(text, "write an IPv6 address in brackets, as in [::1]:1883")
     try:
         parts = urlsplit(text)
@@ -69,21 +92,36 @@ def parse_mqtt_address(text: str) -> MqttAddress:
         raise _make_error(text, f"'#' is not allowed; {QUOTED}")
     if not host or port == 0:
         raise _make_error(text, "the host is missing" if not host else "port 0 is invalid")
-    options = parse_qs(parts.query, keep_blank_values=True)
-    if parts.path not in ("", "/") or options.keys() - set(FILES) or (options and scheme == "mqtt"):
-        raise _make_error(
-            text, "after the port, only mqtts:// takes options: 'ca=FILE', 'cert=FILE', 'key=FILE'"
-        )
-    files = {name: found[0] for name, found in options.items()}
-    if "key" in files and "cert" not in files:
-        raise _make_error(text, "key=FILE requires cert=FILE")
+    options = _read_options(text, scheme, parts.query)
+    web = scheme in ("ws", "wss")
+    if parts.path not in ("", "/") and not web:
+        raise _make_error(text, "after the port, only ws:// and wss:// take a path")
+    if "@" in parts.path:
+        raise _make_error(text, f"'@' is not allowed in a path; {QUOTED}")
+    port = PORTS[scheme] if port is None else port
+    if scheme == "mqtts" and port == HTTPS:
+        options.setdefault("alpn", "mqtt")  # web servers use the same port
     user, password = (
         None if part is None else unquote(part) for part in (parts.username, parts.password)
     )
     conceal(password)
-    return MqttAddress(
-        host, PORTS[scheme] if port is None else port, scheme == "mqtts", user, password, **files
-    )
+    path = (parts.path if parts.path not in ("", "/") else PATH) if web else None
+    tls = scheme in ("mqtts", "wss")
+    return MqttAddress(host, port, tls, user, password, path=path, **options)
+
+
+def _read_options(text: str, scheme: str, query: str) -> dict[str, str]:
+    """Return the options after `?`. Raises UsageError."""
+    found = parse_qs(query, keep_blank_values=True)
+    if found.keys() - set(OPTIONS[scheme]):
+        raise _make_error(
+            text,
+            "only mqtts:// and wss:// take options: 'ca=FILE', 'cert=FILE', 'key=FILE', and "
+            "mqtts:// also 'alpn=NAME'",
+        )
+    if "key" in found and "cert" not in found:
+        raise _make_error(text, "key=FILE requires cert=FILE")
+    return {name: values[0] for name, values in found.items()}
 
 
 def add_credentials(address: MqttAddress, ca: str, cert: str) -> MqttAddress:
@@ -102,9 +140,12 @@ def format_url(address: MqttAddress) -> str:
         + ("" if address.password is None else f":{quote(address.password, safe='')}")
         + "@"
     )
-    scheme, where = str(address).split("://")
-    files = {name: value for name in FILES if (value := getattr(address, name)) is not None}
-    return f"{scheme}://{user}{where}{f'?{urlencode(files)}' if files else ''}"
+    scheme, where = address.origin.split("://")
+    options = {
+        name: value for name in OPTIONS[scheme] if (value := getattr(address, name)) is not None
+    }
+    query = f"?{urlencode(options)}" if options else ""
+    return f"{scheme}://{user}{where}{address.path or ''}{query}"
 
 
 def _make_error(text: str, why: str) -> UsageError:

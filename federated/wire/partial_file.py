@@ -71,7 +71,7 @@ class PartialFile(Receiver):
         if sync:
             self._map.flush()
         self.close()
-        self._part.rename(self.path)
+        self._part.replace(self.path)  # `rename` replaces no file on Windows
         self._note.unlink(missing_ok=True)
         return self.path
 

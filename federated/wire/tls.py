@@ -16,9 +16,18 @@ import time
 from pathlib import Path
 
 from federated.errors import ConfigError
+from federated.system.proxies import open_connection
 from federated.wire.mqtt_address import MqttAddress
 
-__all__ = ["REVOKED", "explain", "find_refusal", "make_context", "make_private_name", "reload"]
+__all__ = [
+    "REVOKED",
+    "dial",
+    "explain",
+    "find_refusal",
+    "make_context",
+    "make_private_name",
+    "reload",
+]
 
 # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 HOSTNAMES = (62, 64)
@@ -47,6 +56,8 @@ ALERTS = {  # TLS alert of the broker -> its meaning and remedy
     "device again (edge-agent join --token)",
     "CERTIFICATE_UNKNOWN": "the broker rejected this client's certificate; the broker's log states "
     "the reason, for example an expired revocation list",
+    "NO_APPLICATION_PROTOCOL": "it does not offer MQTT by ALPN: if it serves WebSockets, use "
+    "wss://, otherwise add ?alpn=NAME with the name from the broker's documentation",
     "PROTOCOL_VERSION": "it supports only old versions of TLS; at least 1.2 is required",
 }
 
@@ -64,6 +75,13 @@ class ClosingSocket(ssl.SSLSocket):
             raise
 
 
+def dial(address: MqttAddress, timeout: float) -> socket.socket:
+    """Open a TCP connection to a broker, through a proxy if the environment names one. Raises
+    OSError, ConfigError, MissingExtra.
+    """
+    return open_connection(address.scheme, address.host, address.port, timeout)
+
+
 def make_context(address: MqttAddress) -> ssl.SSLContext:
     """Return the TLS context of a link to `address`. Raises ConfigError for missing or invalid
     files.
@@ -77,6 +95,8 @@ def make_context(address: MqttAddress) -> ssl.SSLContext:
             f"{address}: expected certificates in the CA file {address.ca}: {error}"
         ) from error
     context.minimum_version, context.sslsocket_class = ssl.TLSVersion.TLSv1_2, ClosingSocket
+    if address.alpn:
+        context.set_alpn_protocols([address.alpn])
     if address.cert is not None:
         try:
             reload(context, address)
@@ -135,20 +155,21 @@ def explain(address: MqttAddress, error: ssl.SSLError) -> str:
             )
         return (
             f"its certificate is not trusted ({error.verify_message}): enrol this device "
-            "(edge-agent join --token), or name its authority as mqtts://...?ca=FILE"
+            f"(edge-agent join --token), or name its authority as {address.scheme}://...?ca=FILE"
         )
     reason = error.reason or ""
     for alert, meaning in ALERTS.items():
         if reason.endswith(alert):
             return meaning
-    return "this port does not use TLS: use mqtt://, or the port for TLS"
+    plain = address.scheme.removesuffix("s")
+    return f"this port does not use TLS: use {plain}://, or the port for TLS"
 
 
 def find_refusal(address: MqttAddress) -> str:
     """Return why a broker's TLS rejects this client; empty if it does not, or does not answer."""
     try:
         with (
-            socket.create_connection((address.host, address.port), TIMEOUT) as plain,
+            dial(address, TIMEOUT) as plain,
             make_context(address).wrap_socket(plain, server_hostname=address.host) as secure,
         ):
             secure.settimeout(ALERT)
@@ -166,7 +187,7 @@ def _list_names(address: MqttAddress) -> str:
     trusting.check_hostname = False
     try:
         with (
-            socket.create_connection((address.host, address.port), TIMEOUT) as plain,
+            dial(address, TIMEOUT) as plain,
             trusting.wrap_socket(plain, server_hostname=address.host) as secure,
         ):
             shown = secure.getpeercert() or {}

@@ -6,7 +6,7 @@ agent/{id}/profile                        retained  the agent's measurements of 
 agent/{id}/release                        retained  report of a serving agent
 agent/{id}/hb                             QoS 0     heartbeat
 agent/{id}/say                                      offers and failures of the agent
-agent/{id}/probe                                    an agent's messages to itself, to measure a link
+agent/{id}/probe, /probe/...                        an agent's messages to itself, to test a broker
 agent/{id}/up/{transfer}/c/{i}                      chunks of an update
 infer/{id}/ask/{question}                           request to a serving agent, JSON
 infer/{id}/answer/{question}                        its answer, JSON
@@ -14,6 +14,8 @@ cmd/{id}, cmd/all                                   from the coordinator to one 
 model/{slot}/{submodel}/manifest, /c/{i}  retained  weights, while a task needs them
 release/card                              retained  released versions and their agents
 release/{version}/{file}/manifest, /c/{i} retained  files of a release
+
+In a transfer, a submodel and a file, topics spell '.' as ',': RabbitMQ turns '.' into '/'.
 """
 
 from __future__ import annotations
@@ -39,11 +41,13 @@ __all__ = [
     "all_commands",
     "all_topics",
     "answer",
+    "any_probe",
     "any_run",
     "ask",
     "chunk",
     "command",
     "coordinator_patterns",
+    "deep_probe",
     "dynamic_security",
     "dynamic_security_answer",
     "everyone",
@@ -62,11 +66,13 @@ __all__ = [
     "run",
     "say",
     "serving",
+    "shared",
     "status",
     "upload",
 ]
 
 ROOT = "fl/v1"
+DOT = ","  # in names that users do not choose; it is in no name
 ALL = "all"  # command topic of all agents, so no agent may have this name
 NAME = r"^(?!\.\.?\Z)[A-Za-z0-9_.-]{1,64}\Z"  # never a path: runs and agents have folders
 # maximum length of a submodel's name without the agent that owns it, checked at the start of a run,
@@ -154,6 +160,23 @@ def probe(run: str, agent: str) -> str:
     return _agent(run, agent, "probe")
 
 
+def any_probe(run: str) -> str:
+    """Return the pattern of the messages that all agents send to themselves."""
+    return f"{ROOT}/{_name('run', run)}/agent/+/probe"
+
+
+def deep_probe(run: str, agent: str, length: int) -> str:
+    """Return a topic that an agent may publish on, with as many levels as those of an update's
+    chunks. length: characters of the level in the transfer's place.
+    """
+    return chunk(f"{probe(run, agent)}/{'x' * length}", 0)
+
+
+def shared(group: str, pattern: str) -> str:
+    """Return the subscription of a group, each message of which goes to one member."""
+    return f"$share/{_name('group', group)}/{pattern}"
+
+
 def ask(run: str, agent: str, question: str) -> str:
     """Return the topic of a request to a serving agent; `+` for any question."""
     return _question(run, agent, "ask", question)
@@ -176,14 +199,14 @@ def everyone(run: str) -> str:
 
 def upload(run: str, agent: str, transfer: str) -> str:
     """Return the topic under which an update's chunks are published."""
-    return _agent(run, agent, f"up/{_name('transfer', transfer, TRANSFER)}")
+    return _agent(run, agent, f"up/{_spell('transfer', transfer, TRANSFER)}")
 
 
 def model(run: str, slot: str, submodel: str) -> str:
     """Return the topic under which a submodel's weights are published. Slots are few and reused,
     since some brokers never free the memory of a topic.
     """
-    place = f"{_name('slot', slot)}/{_name('submodel', submodel, SUBMODEL)}"
+    place = f"{_name('slot', slot)}/{_spell('submodel', submodel, SUBMODEL)}"
     return f"{ROOT}/{_name('run', run)}/model/{place}"
 
 
@@ -191,7 +214,7 @@ def release(run: str, version: str, file: str) -> str:
     """Return the base of a file of a release."""
     if not re.match(VERSION, version):
         raise UsageError(f"version: expected 12 hexadecimal digits, found {version!r}")
-    return f"{ROOT}/{_name('run', run)}/release/{version}/{_name('file', file, FILE)}"
+    return f"{ROOT}/{_name('run', run)}/release/{version}/{_spell('file', file, FILE)}"
 
 
 def release_card(run: str) -> str:
@@ -293,21 +316,21 @@ def parse(topic: str) -> Place | None:
         case [r, "agent", a, ("status" | "profile" | "hb" | "say" | "probe" | "release") as kind]:
             place = Place(_KINDS[kind], r, a)
         case [r, "agent", a, "up", t, "c", i]:
-            place = Place("chunk", r, a, transfer=t, index=_index(i), way="up")
+            place = Place("chunk", r, a, transfer=_read(t), index=_index(i), way="up")
         case [r, "infer", a, ("ask" | "answer") as said, q]:
             place = Place("ask" if said == "ask" else "answer", r, a, question=q)
         case [r, "cmd", a]:
             place = Place("cmd", r, a)
         case [r, "model", v, s, "manifest"]:
-            place = Place("manifest", r, version=v, submodel=s, way="model")
+            place = Place("manifest", r, version=v, submodel=_read(s), way="model")
         case [r, "model", v, s, "c", i]:
-            place = Place("chunk", r, version=v, submodel=s, index=_index(i), way="model")
+            place = Place("chunk", r, version=v, submodel=_read(s), index=_index(i), way="model")
         case [r, "release", "card"]:
             place = Place("card", r, way="release")
         case [r, "release", v, f, "manifest"]:
-            place = Place("manifest", r, version=v, file=f, way="release")
+            place = Place("manifest", r, version=v, file=_read(f), way="release")
         case [r, "release", v, f, "c", i]:
-            place = Place("chunk", r, version=v, file=f, index=_index(i), way="release")
+            place = Place("chunk", r, version=v, file=_read(f), index=_index(i), way="release")
         case _:
             return None
     return place if _is_valid(place) else None
@@ -367,6 +390,15 @@ def _name(what: str, name: str, pattern: str = NAME) -> str:
             f"found {name!r}"
         )
     return name
+
+
+def _spell(what: str, name: str, pattern: str) -> str:
+    return _name(what, name, pattern).replace(".", DOT)
+
+
+def _read(level: str) -> str:
+    """Return the name that `_spell` spelled; empty, which is no name, for any other level."""
+    return "" if "." in level else level.replace(DOT, ".")
 
 
 def _index(level: str) -> int:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.aggregation.command import ours
-from benchmarks.aggregation.interleaved_processes import hold
 from benchmarks.aggregation.updates import map_updates, write_updates
+from benchmarks.peers.interleaved_processes import hold
 
 
 def test_our_contestant_computes_the_weighted_mean():

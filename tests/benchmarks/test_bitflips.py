@@ -46,9 +46,14 @@ def stop() -> int:
     return stops[len(stops) // 2]
 
 
+@pytest.fixture(scope="module")
+def undamaged(stop: int) -> str:
+    return run_undamaged(stop)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "kept"])
-def test_a_flipped_bit_is_not_trained_on(stop: int, kind: str) -> None:
-    outcome = try_flip(Flip(3, kind, stop), run_undamaged(stop))
+def test_a_flipped_bit_is_not_trained_on(stop: int, undamaged: str, kind: str) -> None:
+    outcome = try_flip(Flip(3, kind, stop), undamaged)
     assert not has_failed(summarise([outcome])), outcome
 
 

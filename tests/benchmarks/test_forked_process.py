@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.faults.trial_parts import Process
@@ -41,3 +42,16 @@ def test_a_forked_command_imports_nothing_again_and_can_be_killed(tmp_path: Path
     assert eventually(lambda: process.count("True") == 1)
     process.kill()
     assert process.exit_code == -signal.SIGKILL
+
+
+def test_the_training_process_of_a_forked_agent_is_forked_too_and_ends_with_it(
+    tmp_path: Path,
+) -> None:
+    process = Process("forked", tmp_path, forked=True)
+    process.start(python_command("edge_agent.cli", "profile", "--family", "mlp"))
+    assert process.popen is not None
+    agent = psutil.Process(process.popen.pid)
+    (child,) = eventually(agent.children)
+    assert child.cmdline() == agent.cmdline()
+    process.kill()
+    assert psutil.wait_procs([child], 30)[0] == [child]

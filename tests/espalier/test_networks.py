@@ -86,6 +86,19 @@ def test_merge_averages_each_weight_over_the_updates_that_hold_it(tiny: nn.Modul
     assert again.net.first.weight.eq(4).all()
 
 
+def test_a_slice_of_merged_weights_says_that_it_has_no_statistics_of_batch_norm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    net = espalier.network(module, inputs=(3,))
+    half, whole = espalier.menu(net, (0.5, 1.0))
+    updates = [(espalier.slice(net, whole), 5)]
+    espalier.slice(net, half, espalier.merge(net, updates))
+    assert not caplog.messages
+    espalier.slice(net, half, espalier.merge(net, updates, norm="static"))
+    assert ["no batch norm statistics" in message for message in caplog.messages] == [True]
+
+
 @pytest.mark.parametrize(
     "name", ["fedfa", "heterofl", "fedrolex", "fedavgm", "fednova", "scaffold"]
 )

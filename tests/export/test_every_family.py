@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import openvino
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
@@ -45,6 +44,8 @@ def test_onnx_parity_at_batches_1_and_7(family, tmp_path):
 
 def run_in_openvino(path: Path, x: Array) -> Array:
     """Return OpenVINO's outputs. Without the hint it may compute with fewer bits than float32."""
+    import openvino  # only here: every worker imports this file
+
     core = openvino.Core()
     model = core.compile_model(core.read_model(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return np.asarray(model([x])[0])

@@ -62,6 +62,15 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return exported(submodel, net, whole.x, tmp_path_factory.mktemp("digits"))
 
 
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a ResNet with its initial weights."""
+    whole = load_central("digits")
+    card = whole.card()
+    submodel = full(network("resnet-small", card.inputs, card.outputs, card))
+    return exported(submodel, build(submodel).eval(), whole.x, tmp_path_factory.mktemp("untrained"))
+
+
 @pytest.mark.slow
 @exact_int8
 @pytest.mark.parametrize("kind", STATIC)
@@ -79,21 +88,21 @@ def test_int8_reads_digits_as_well_and_is_a_third_of_the_size(
     assert made.stat().st_size < 0.35 * digits.stat().st_size
 
 
-def test_properties_are_kept_and_record_the_quantisation(digits: Path, tmp_path: Path) -> None:
-    made = quantize(digits, "int8-u8s8", load_central("digits").x_held[:40], tmp_path / "int8.onnx")
-    before, after = dict(onnx_session.load(digits).metadata), dict(onnx_session.load(made).metadata)
+def test_properties_are_kept_and_record_the_quantisation(untrained: Path, tmp_path: Path) -> None:
+    x = load_central("digits").x_held[:40]
+    made = quantize(untrained, "int8-u8s8", x, tmp_path / "int8.onnx")
+    before, after = (dict(onnx_session.load(path).metadata) for path in (untrained, made))
     done = json.loads(after.pop("quantisation"))
     assert (done["kind"], done["examples"]) == ("int8-u8s8", 40)
     assert before == after
-    old, new = onnx.load(digits), onnx.load(made)
+    old, new = onnx.load(untrained), onnx.load(made)
     assert (old.ir_version, list(old.opset_import)) == (new.ir_version, list(new.opset_import))
 
 
-def test_normalisation_stays_in_float32(digits: Path, tmp_path: Path) -> None:
+def test_normalisation_stays_in_float32(untrained: Path, tmp_path: Path) -> None:
     """The first quantisation comes after the normalisation."""
-    nodes = onnx.load(
-        quantize(digits, "int8-s8s8", load_central("digits").x_held[:40], tmp_path / "int8.onnx")
-    ).graph.node
+    x = load_central("digits").x_held[:40]
+    nodes = onnx.load(quantize(untrained, "int8-s8s8", x, tmp_path / "int8.onnx")).graph.node
     assert [node.op_type for node in nodes if node.op_type != "DequantizeLinear"][:4] == [
         "Cast",
         "Sub",

@@ -20,13 +20,13 @@ from coordinator.views.agent_table import describe_agents
 from coordinator.views.agent_table import render_agents as render_devices
 from coordinator.views.run_log import format_event
 from coordinator.views.run_status import render_members, render_table
-from edge_agent.doctor.check_result import Check, format_check
 from federated.errors import FleetError, Refused
 from federated.runtime import logs
 from federated.runtime.console import report_errors, speaker
 from federated.safe_text import MAX_TEXT, make_lines_safe, make_safe
 from federated.task import Board, Profile
 from federated.wire import envelope, messages
+from federated.wire.checks.check_result import Check, format_check
 from tests.federated.wire.test_envelope import ALL
 from tests.support.memory_federation import RUN, Member, digits, federate
 

@@ -82,17 +82,21 @@ def measure(code: str, *arguments: str, folder: Path) -> Cost:
     return Cost(done.stdout, frozenset(told["modules"]), told["cpu"], told["memory"])
 
 
-def compare_cost(package: str, *arguments: str, folder: Path) -> tuple[float, float]:
-    """Return a command's processor time as a multiple of that of `import click, msgspec`, and its
-    additional memory in MiB. Both run in turns, so that a slow machine slows both; the least of
-    five runs counts, since other processes only add to the time, and the first writes bytecode.
+def compare_cost(
+    package: str, *arguments: str, folder: Path
+) -> tuple[float, float, frozenset[str]]:
+    """Return a command's processor time as a multiple of that of `import click, msgspec`, its
+    additional memory in MiB, and the modules that it imported. Both run in turns, so that a slow
+    machine slows both; the least of three runs counts, since other processes only add to the time,
+    and the first writes bytecode.
     """
     turns = [
         (cost_of(package, *arguments, folder=folder), measure(BARE, folder=folder))
-        for _ in range(5)
+        for _ in range(3)
     ]
     ours, bare = zip(*turns, strict=True)
     return (
         min(cost.cpu for cost in ours) / min(cost.cpu for cost in bare),
         min(cost.memory for cost in ours) - min(cost.memory for cost in bare),
+        ours[0].modules,
     )

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.fleet.message_loop import MessageLoop
-from edge_agent.doctor import broker_checks, connection_checks
-from edge_agent.doctor.check_result import Check
+from edge_agent.doctor import connection_checks
 from federated.wire import messages
+from federated.wire.checks import request_client
+from federated.wire.checks.check_result import Check
 from federated.wire.link import get_scheme
 from federated.wire.links.catalogue import open_link
 from federated.wire.mqtt_address import PORTS, MqttAddress
@@ -29,7 +30,7 @@ CARD = messages.Run("r", "fedavg", "preresnet", NETWORK, probes(NETWORK, [2]), 3
 def check_broker(broker: str, name: str = "pi", run: str | None = None) -> dict[str, Check]:
     """Return the checks by name, with timeouts of 2 s."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(broker_checks, "TIMEOUT", 2.0)
+        patch.setattr(request_client, "TIMEOUT", 2.0)
         return {
             one.name: one
             for one in connection_checks.check_connection(broker, run, name)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = [
     "read_address",
     "result",
     "start",
+    "start_processes",
     "wait_for_words",
 ]
 
@@ -55,22 +57,30 @@ def broker(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a command in the test's folder, with its messages in NUMBER.err, counted from 0.
+    """Start commands in the test's folder."""
+    with start_processes(tmp_path) as begin:
+        yield begin
 
-    All processes end with the test. Those of COORDINATOR and AGENT are forked from a process that
-    has imported PyTorch, because its import takes longer than most of these tests. variables:
+
+@contextmanager
+def start_processes(folder: Path) -> Iterator[Start]:
+    """Yield a function that starts a command in a folder, with its messages in NUMBER.err, counted
+    from 0.
+
+    All processes end with the context. Those of COORDINATOR and AGENT are forked from a process
+    that has imported PyTorch, because its import takes longer than most of these tests. variables:
     additional environment variables.
     """
     started: list[Running] = []
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]),  # packages of a test
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),  # packages of a test
         "PYTHONUNBUFFERED": "1",
     }
 
     def begin(*command: str, variables: Mapping[str, str] = MappingProxyType({})) -> Running:
-        errors = tmp_path / f"{len(started)}.err"
+        errors = folder / f"{len(started)}.err"
         process: Running
         if list(command[:3]) in (COORDINATOR, AGENT):
             process = ForkedProcess(
@@ -79,7 +89,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 out=errors.with_suffix(".out"),
                 errors=errors,
                 environment={**environment, **variables},
-                folder=tmp_path,
+                folder=folder,
             )
         else:
             with errors.open("w") as log:
@@ -89,17 +99,19 @@ def start(tmp_path: Path) -> Iterator[Start]:
                     stderr=log,
                     text=True,
                     env={**environment, **variables},
-                    cwd=tmp_path,
+                    cwd=folder,
                 )
         started.append(process)
         return process
 
-    yield begin
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-    for log in sorted(tmp_path.glob("*.err")):
+    try:
+        yield begin
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+    for log in sorted(folder.glob("*.err")):
         print(f"{log.name}:\n{log.read_text()}")
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from models.shape_cache import ShapeCache
 from models.submodel import Submodel
 from models.submodel_building import build, example
 
@@ -33,6 +34,6 @@ def count_network(submodel: Submodel) -> tuple[int, int]:
     """
     net = build(submodel, "meta")
     answers = net.exits if hasattr(net, "exits") else net
-    with FlopCounterMode(display=False) as flops, torch.no_grad():
+    with ShapeCache(), FlopCounterMode(display=False) as flops, torch.no_grad():
         answers(example(submodel.network, 2, "meta"))
     return sum(p.numel() for p in net.parameters()), flops.get_total_flops() // 4

@@ -23,6 +23,9 @@ def train_briefly(folder, name, rounds, **given):
         "train.epochs": 1,
         "train.steps": 1,
         "evaluate.every": rounds,
+        "evaluate.between": False,
+        "evaluate.devices": False,
+        "evaluate.examples": 20,
     }
     more = {f"method.{key}": value for key, value in given.items()}
     folder.mkdir()

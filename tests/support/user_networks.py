@@ -110,3 +110,27 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.memory(x[:, 0])[0][:, -1])  # type: ignore[no-any-return]
+
+
+class Unused(nn.Module):
+    """Has a layer that its forward pass does not reach, and one that nobody trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head, self.spare = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+        self.hidden.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.hidden(x)))  # type: ignore[no-any-return]
+
+
+class Growing(nn.Module):
+    """Ends in a transposed convolution, whose gradient has no decomposition."""
+
+    def __init__(self, submodel: Submodel) -> None:
+        super().__init__()
+        channels = submodel.network.inputs[0]
+        self.conv, self.head = nn.ConvTranspose2d(channels, 4, 3), nn.Linear(4, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.conv(x)).mean((2, 3)))  # type: ignore[no-any-return]

@@ -8,6 +8,7 @@ import contextlib
 import math
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +18,10 @@ import msgspec
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe import events
 from coordinator.observe.event_readers.reader import ReaderContext
+from coordinator.observe.event_readers.task_courses import TaskCourses, classify_task
 from coordinator.observe.events import Publish
-from coordinator.observe.now_json import FILE, STATES, TASKS, FleetLoad, Member, Now
-from coordinator.round.round_state import Agent
-from coordinator.round.task_state import TaskState
+from coordinator.observe.now_json import FILE, STATES, FleetLoad, Member, Now, TaskCourse
+from coordinator.round.round_state import Agent, Round
 
 __all__ = ["measure_load", "write_now"]
 
@@ -41,16 +42,6 @@ def classify_agent(agent: Agent) -> str:
     return agent.state if agent.state in STATES else "other"
 
 
-def classify_task(entry: TaskState) -> str:
-    """Return a task's state, one of TASKS."""
-    if entry.outcome:
-        word = entry.outcome.partition(":")[0]
-        return word if word in TASKS else "other"
-    if entry.came:
-        return "received"
-    return "lost" if entry.lost >= 0 else "open"
-
-
 def write_now(context: ReaderContext) -> Publish:
     """Make a reader that keeps the file up to date."""
     return NowWriter(context).read
@@ -63,7 +54,7 @@ class NowWriter:
         self._context, self.rounds = context, context.config.rounds
         self.phase, self.round, self.wanted, self.reason = "between", 0, 0, ""
         self.epsilon: float | None = None
-        self._started, self._began = _utc(), ""
+        self._started, self._began, self._courses = _utc(), "", TaskCourses()
         self._written = -math.inf  # by the context's clock
 
     def read(self, event: events.Event) -> None:
@@ -82,11 +73,19 @@ class NowWriter:
                 self.phase = "between"
             case events.RunEnded(phase, reason):
                 self.phase, self.reason = phase, reason
+            case events.FleetChanged(agent) if agent:
+                self._note(agent)
+            case events.UpdateFolded(entry):
+                self._note(entry.agent)
             case _:
                 pass
         self._write(
             now=isinstance(event, events.RoundStarted | events.RoundEnded | events.RunEnded)
         )
+
+    def _note(self, agent: str) -> None:
+        if self._context.fleet is not None:
+            self._courses.note(self._context.fleet.round, agent)
 
     # ---- the file --------------------------------------------------------------------------------
 
@@ -107,6 +106,8 @@ class NowWriter:
         phase = self.phase if self.phase != "train" or not entries else entries[0].task.work
         states = {entry.task.agent: classify_task(entry) for entry in entries}
         agents = sorted(fleet.agents.values(), key=lambda agent: agent.name)[:MAX_MEMBERS]
+        courses = self._courses.describe(fleet.round, MAX_MEMBERS)
+        elapsed, limit = measure_phase(fleet.round, courses)
         return Now(
             run=self._context.config.name,
             pid=os.getpid(),
@@ -117,6 +118,9 @@ class NowWriter:
             rounds=self.rounds,
             began=self._began,
             wanted=self.wanted,
+            elapsed=elapsed,
+            limit=limit,
+            courses=courses,
             members=tuple(
                 Member(
                     a.name,
@@ -132,6 +136,20 @@ class NowWriter:
             epsilon=self.epsilon,
             **asdict(measure_load(fleet)),
         )
+
+
+def measure_phase(r: Round, courses: Sequence[TaskCourse]) -> tuple[float, float | None]:
+    """Return the seconds since the current phase began, or until the last event of a closed one,
+    and its deadline if it has one. courses: of its tasks.
+    """
+    if r.phase is None:
+        return 0.0, None
+    last = max((time for course in courses for _, time in course.stages), default=0.0)
+    has_limit = r.rules.leases and math.isfinite(r.phase.limit)
+    return (
+        last if r.phase.closed else round(r.now - r.phase.began, 3),
+        round(r.phase.limit, 3) if has_limit else None,
+    )
 
 
 def measure_load(fleet: MessageLoop) -> FleetLoad:

@@ -30,11 +30,13 @@ LINKS: Mapping[str, LinkOpener] = {
     "memory": open_memory_link,
     "mqtt": MqttLink,
     "mqtts": MqttLink,
+    "ws": MqttLink,
+    "wss": MqttLink,
 }
 
 
 def open_link(address: str, client_id: str, will: Will | None = None) -> Link:
-    """Open a link to the broker at an address such as `HOST`, `mqtts://HOST` or `memory://NAME`.
+    """Open a link to the broker at an address such as `HOST`, `wss://HOST` or `memory://NAME`.
 
     client_id: name of this client, unique at the broker.
     will: topic and payload that the broker publishes, retained, if this link ends without `close`.

@@ -324,7 +324,10 @@ class MqttLink:
         topic = message.topic  # decoded at each access
         self.received_bytes += len(topic) + len(message.payload)
         # checked first: it is fast, and a flooder's messages may be thousands
-        if self._deliveries.blocks(topic) or not self._is_subscribed(topic):
+        if self._deliveries.blocks(topic):
+            return
+        if not self._is_subscribed(topic):
+            self._check_spelling(topic)
             return
         delivery = Delivery(topic, bytes(message.payload), message.retain)
         if not self._deliveries.put(delivery, 0.0 if self._blocked else HOLD):
@@ -346,6 +349,19 @@ class MqttLink:
         return topic in self._patterns or any(
             topics.matches(pattern, topic) for pattern in list(self._patterns)
         )
+
+    def _check_spelling(self, topic: str) -> None:
+        """Fail if a topic was subscribed to with dots, and came with slashes: what this client
+        waits for would never come.
+        """
+        if any(
+            "." in pattern and topics.matches(pattern.replace(".", "/"), topic)
+            for pattern in list(self._patterns)
+        ):
+            self._fatal = (
+                f"{self.address}: the broker turns '.' in topics into '/', as RabbitMQ does: "
+                "choose names of runs and agents without '.' (--name)"
+            )
 
     def _on_publish(self, reason: ReasonCode) -> None:
         self._history.acknowledged()

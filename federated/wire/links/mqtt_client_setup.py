@@ -6,8 +6,8 @@ all brokers support.
 
 from __future__ import annotations
 
-import errno
 import logging
+import os
 import random
 import socket
 import ssl
@@ -24,11 +24,13 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from federated.errors import LinkError
+from federated.system.proxies import find_proxy
 from federated.wire import tls
 from federated.wire.link import Probe, Will
+from federated.wire.links import connection_errors
 from federated.wire.mqtt_address import MqttAddress
 
-__all__ = ["MAX_PACKET", "ClientSetup", "Handlers", "connect", "disconnect", "measure"]
+__all__ = ["MAX_PACKET", "ClientSetup", "Handlers", "connect", "disconnect", "interrupt", "measure"]
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +149,7 @@ def _try(setup: ClientSetup, protocol: int, until: float, *, hurry: bool) -> Gre
     try:
         _dial(client, setup.address, protocol)
     except (OSError, ValueError) as error:
-        raise LinkError(_explain(setup.address, error, timeout)) from error
+        raise LinkError(connection_errors.explain(setup.address, error, timeout)) from error
     client.loop_start()
     answer.received.wait(min(HURRY if hurry else timeout, max(0.1, until - time.monotonic())))
     if answer.reason is not None and not answer.reason.is_failure:
@@ -173,12 +175,13 @@ def _dial(client: mqtt.Client, address: MqttAddress, protocol: int) -> None:
 
 def _make_error(address: MqttAddress, reason: ReasonCode | None) -> LinkError | _ProtocolError:
     """Return the error of a failed connection. reason: the broker's answer; None: no answer."""
-    where = f"cannot connect to the broker at {address}{_resolve(address)}"
+    where = connection_errors.describe(address)
     if reason is None:
         if address.tls and (why := tls.find_refusal(address)):
             return LinkError(f"{where}: {why}")
         return _ProtocolError(
-            f"{where}: the port is open, but no MQTT broker answers; try another port, or mqtts://"
+            f"{where}: the port is open, but no MQTT broker answers; try another port, or "
+            f"{address.scheme.removesuffix('s')}s://"
         )
     name = reason.getName()
     if name == "Unsupported protocol version":
@@ -199,12 +202,17 @@ def _make_client(setup: ClientSetup, protocol: int, answer: _FirstAnswer) -> mqt
         CallbackAPIVersion.VERSION2,
         client_id=setup.client_id,
         protocol=MQTTProtocolVersion(protocol),
+        transport="tcp" if address.path is None else "websockets",
         **options,
     )
     client.max_inflight_messages_set(INFLIGHT)
     client.max_queued_messages_set(QUEUED)
     if address.user is not None:
         client.username_pw_set(address.user, address.password)
+    if address.path is not None:
+        client.ws_set_options(address.path)
+    if (proxy := find_proxy(address.scheme, address.host, address.port)) is not None:
+        client.proxy_set(**proxy.arguments)
     if setup.will is not None:
         client.will_set(*setup.will, qos=1, retain=True)
     if address.tls:
@@ -253,7 +261,20 @@ def _reload_certificate(context: ssl.SSLContext, address: MqttAddress) -> None:
 
 
 def _disable_nagle(client: mqtt.Client, _: Any, sock: Any) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with _borrow(sock) as own:
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _borrow(sock: Any) -> socket.socket:
+    """Return the socket below the library's WebSockets or TLS, to be closed after use."""
+    return socket.socket(fileno=os.dup(sock.fileno()))
+
+
+def interrupt(client: mqtt.Client) -> None:
+    """Break the connection, as a failing network would."""
+    if (sock := client.socket()) is not None:
+        with _borrow(sock) as own:
+            own.shutdown(socket.SHUT_RDWR)
 
 
 def disconnect(client: mqtt.Client, protocol: int) -> None:
@@ -363,51 +384,3 @@ def _make_expiry(packet: int, seconds: int) -> Properties:
     properties = Properties(packet)  # type: ignore[no-untyped-call]
     properties.SessionExpiryInterval = seconds
     return properties
-
-
-def _explain(address: MqttAddress, error: Exception, timeout: float) -> str:
-    """Explain a failure to connect, with the remedy."""
-    match error:
-        case socket.gaierror():
-            why = f"the name '{address.host}' does not resolve; check it, or use an IP address"
-        case ConnectionRefusedError():
-            why = (
-                "connection refused; start a broker (mosquitto, or coordinator start), or check "
-                "host and port"
-            )
-        case ssl.SSLError():
-            why = tls.explain(address, error)
-        case TimeoutError():
-            why = (
-                f"no answer within {timeout:.0f} s; check the address, and that no firewall blocks "
-                "the port"
-            )
-        case OSError(errno=errno.ENETUNREACH | errno.EHOSTUNREACH):
-            why = "no route to the host; check the network and the address"
-        case OSError(errno=errno.ECONNRESET | errno.EPIPE) if address.tls:
-            why = (
-                "the connection was closed during the TLS handshake; if the port does not use TLS, "
-                "use mqtt://, otherwise check that an MQTT broker listens on it"
-            )
-        case OSError(errno=errno.ECONNRESET | errno.EPIPE):
-            why = (
-                "the connection was closed; if the broker requires TLS, use mqtts://, otherwise "
-                "check that an MQTT broker listens on the port"
-            )
-        case _:
-            why = f"{type(error).__name__}: {error}"
-    return f"cannot connect to the broker at {address}{_resolve(address)}: {why}"
-
-
-def _resolve(address: MqttAddress) -> str:
-    """Return the IP addresses of a name as text."""
-    try:
-        found = sorted(
-            {
-                str(info[4][0])
-                for info in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            }
-        )
-    except OSError:
-        return ""
-    return "" if found == [address.host] else f" ({', '.join(found)})"

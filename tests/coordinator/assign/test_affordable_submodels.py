@@ -12,11 +12,9 @@ from coordinator.assign.affordable_submodels import (
     find_affordable,
     find_bounds,
     make_offers,
-    match_pins,
 )
 from coordinator.assign.agent_track_record import Setback, Standing
 from coordinator.assign.selection import draw_names, make_generator
-from federated.errors import ConfigError
 from federated.task import Card, Profile, Recipe, Timing
 from federated.training.time_prediction import step_seconds
 from federated.wire.codecs.fp16 import FP16
@@ -201,16 +199,6 @@ def test_agents_keep_their_submodel_in_close_cases() -> None:
     assert next_one.submodel not in find_affordable(menu, just, mine), "1 % to spare"
     strict = Bounds(seconds=mine.seconds * 0.97, paced=False)
     assert mine.submodel not in find_affordable(menu, strict, mine), "a deadline is a deadline"
-
-
-def test_pins_are_checked() -> None:
-    fixed = match_pins(MENU, {"a": "w1-d4.4.4", "d0[0-4]": MENU[0].name, "d*": MENU[-1].name})
-    assert fixed("a") == MENU[-1]
-    assert (fixed("d03"), fixed("d05"), fixed("b")) == (MENU[0], MENU[-1], None)
-    with pytest.raises(
-        ConfigError, match=r"assign.submodels: a: unknown submodel 'w1-d4'; did you mean w1-d4.4.4"
-    ):
-        match_pins(MENU, {"a": "w1-d4"})
 
 
 def test_selection_draws_a_fraction_without_replacement_and_repeats() -> None:

@@ -18,6 +18,7 @@ from coordinator.assign.decisions import (
     mark_undrawn,
     megabytes,
 )
+from coordinator.assign.submodel_pins import Pin
 from coordinator.settings.config import Config
 from coordinator.settings.config_tables import Assign, Fleet, Wire
 from federated.task import Profile, Recipe, Timing
@@ -146,7 +147,7 @@ def test_agent_slightly_too_slow_keeps_its_submodel() -> None:
 
 
 def test_reasons_name_pins_and_the_choice_of_the_method() -> None:
-    pinned = Candidate("pinned", device("pinned", 0.01), Standing(step=5.0), pinned=MENU[-1])
+    pinned = Candidate("pinned", device("pinned", 0.01), Standing(step=5.0), pin=Pin(MENU[-1]))
     assert judge(pinned)[0].decision.reason == "pinned by assign.submodels"
     own = decide(MENU, RECIPE, [QUICK], make_config(1.15), lambda index, candidate, can: can[0])[
         0

@@ -451,13 +451,15 @@ def test_a_run_with_two_extreme_agents_ends_and_resumes(tmp_path: Path) -> None:
         ]
 
     settings = {
+        "model.name": "mlp-small",
         "method.widths": [0.25, 0.5],
         "method.depths": [1],
         "train.epochs": 1,
         "train.steps": 2,
+        "evaluate.examples": 20,
         "evaluate.local": True,
+        "evaluate.per_class": True,
     }
-    settings |= {"evaluate.per_class": True}
     for rounds in (6, 8):
         done = federate(tmp_path, members(), {**settings, "rounds": rounds}, resume=rounds > 6)
         assert done.result.rounds == rounds

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.access.broker_access import BrokerAccess
 from coordinator.fleet.coordinator_takeover import CARD_PATIENCE, FENCE
 from coordinator.fleet.message_loop import Intake, MessageLoop
 from federated.errors import Superseded
@@ -177,13 +178,19 @@ def test_a_card_that_was_lost_is_published_again(
     assert read_batch(memory) == CARD.batch + 1
 
 
-def test_a_card_that_the_broker_returned_is_not_repeated(
-    memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by_name_only", [False, True])
+def test_a_card_that_the_broker_returned_is_repeated_only_for_agents_that_it_does_not_reach(
+    memory: MemoryBroker,
+    tmp_path: Path,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    by_name_only: bool,
 ) -> None:
     fleet = coordinator(memory, tmp_path, clock, "only", 5)
+    fleet.follow(gate=BrokerAccess("", by_name_only=by_name_only))
     listen(fleet)
     sent = list[str]()
     monkeypatch.setattr(fleet.link, "publish", lambda topic, *rest, **named: sent.append(topic))
     clock.now += 2 * CARD_PATIENCE
     listen(fleet)
-    assert topics.run("r") not in sent
+    assert (topics.run("r") in sent) == by_name_only

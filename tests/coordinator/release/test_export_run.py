@@ -129,6 +129,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run of one round, in a folder."""
+    folder = tmp_path_factory.mktemp("run")
+    settings = {**QUICK, "evaluate.examples": 20, "assign.submodels": {"a0": "w1-d2.2.2"}}
+    federate(folder, [Member("a0", digits(0, 9))], settings)
+    return folder
+
+
 @pytest.mark.slow
 def test_an_export_reports_the_size_and_accuracy_of_each_graph(run: Path) -> None:
     lines: list[str] = []
@@ -191,13 +200,13 @@ def test_an_input_file_may_have_answers_or_none(run: Path) -> None:
     ],
 )
 def test_inputs_that_do_not_fit_the_network_are_refused(
-    run: Path, tmp_path: Path, arrays: dict[str, np.ndarray], message: str
+    short_run: Path, tmp_path: Path, arrays: dict[str, np.ndarray], message: str
 ) -> None:
     np.savez(tmp_path / "odd.npz", **arrays)
     with pytest.raises(DataError, match=message):
         export_run(
             ExportRequest(
-                RUN, run / "runs", tmp_path / "out", ("w1-d2.2.2",), tmp_path / "odd.npz"
+                RUN, short_run / "runs", tmp_path / "out", ("w1-d2.2.2",), tmp_path / "odd.npz"
             ),
             str,
         )

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -79,6 +80,20 @@ class Page(HTMLParser):
             self.words.append(data)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a finished run, to copy."""
+    folder = tmp_path_factory.mktemp("finished")
+    federate(folder, [Member(f"a{i}", digits(i, 2)) for i in range(2)], SETTINGS)
+    return folder / "runs"
+
+
+@pytest.fixture
+def runs(finished: Path, tmp_path: Path) -> Path:
+    """Return a copy of a finished run."""
+    return Path(shutil.copytree(finished, tmp_path / "runs"))
+
+
 def run_report(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(main, ["report", *arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
@@ -92,9 +107,8 @@ def report(folder: Path, name: str = RUN) -> Page:
     return Page(out)
 
 
-def test_a_page_loads_nothing_and_shows_hostile_text_as_text(tmp_path: Path) -> None:
-    federate(tmp_path, [Member(f"a{i}", digits(i, 2)) for i in range(2)], SETTINGS)
-    with closing(sqlite3.connect(tmp_path / "runs" / RUN / "run.sqlite")) as database, database:
+def test_a_page_loads_nothing_and_shows_hostile_text_as_text(tmp_path: Path, runs: Path) -> None:
+    with closing(sqlite3.connect(runs / RUN / "run.sqlite")) as database, database:
         database.execute("UPDATE decisions SET reason = ? WHERE agent = 'a0'", (HOSTILE,))
         database.execute("UPDATE updates SET agent = ? WHERE agent = 'a1'", (NAME,))
         database.execute("UPDATE scores SET agent = ? WHERE agent = 'a1'", (NAME,))
@@ -163,24 +177,25 @@ def test_errors_leave_no_file_and_no_run(tmp_path: Path) -> None:
     assert taken.read_text() == "mine"
 
 
-def test_no_comparison_without_the_data_of_the_devices(tmp_path: Path) -> None:
+def test_no_comparison_without_the_data_of_the_devices(tmp_path: Path, runs: Path) -> None:
+    own = tmp_path / "own"
     members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
-    for number, (name, words) in enumerate(
-        {"agents": "data of their own, which never leave", "digits": "are not here"}.items()
+    federate(own, members, SETTINGS | {"data.name": "agents", "rounds": 1})
+    for folder, words in (
+        (own, "data of their own, which never leave"),
+        (runs.parent, "are not here"),
     ):
-        folder = tmp_path / str(number)
-        federate(folder, members, SETTINGS | {"data.name": name, "rounds": 1})
         out = folder / "report.html"
-        runs = ("--runs", str(folder / "runs"), "--out", str(out))
-        code, output = run_report(RUN, *runs, "--compare")
+        where = ("--runs", str(folder / "runs"), "--out", str(out))
+        code, output = run_report(RUN, *where, "--compare")
         assert (code, words in output, out.exists()) == (3, True, False), output
         text = report(folder).text
         assert "data never leave the devices" in text
-        assert ("--compare adds it" in text) == (name == "digits")
+        assert ("--compare adds it" in text) == (folder != own)
 
 
+@pytest.mark.usefixtures("runs")
 def test_a_page_needs_no_torch_unless_it_compares(tmp_path: Path) -> None:
-    federate(tmp_path, [Member(f"a{i}", digits(i, 2)) for i in range(2)], SETTINGS)
     code = "import sys; sys.modules['torch'] = None; from coordinator.cli.main import main; main()"
     out = tmp_path / "report.html"
     words = ["report", "--runs", str(tmp_path / "runs"), "--out", str(out), "--format", "json"]

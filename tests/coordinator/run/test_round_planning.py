@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.assign.decision_record import Decision
+from coordinator.observe.events import Event, RoundStarted
 from coordinator.phases.run_context import ENDLESS, PATIENCE
+from coordinator.store import control_requests
 from coordinator.store.run_store import Store
 from federated.errors import FleetError
 from federated.task import Update
@@ -55,6 +57,26 @@ def test_a_run_without_a_matching_agent_ends_with_the_reasons(
             [Member("a0", digits(0, 2))],
             {**SMALL, "fleet.select": "cpus>8", "fleet.wait": 2.0},
         )
+
+
+def test_a_submodel_that_a_person_pins_counts_from_the_next_round_on_and_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_requests, "POLL", 0.0)
+
+    def pin(event: Event) -> None:
+        if isinstance(event, RoundStarted) and event.round == 1:
+            control_requests.pin_agent(tmp_path / "runs" / RUN, "a0", FIRST)
+
+    fleet = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
+    settings = {**SMALL, "train.steps": 1, "rounds": 2}
+    federate(tmp_path, fleet, settings, read=pin)
+    fleet = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
+    federate(tmp_path, fleet, {**settings, "rounds": 3}, resume=True)
+    found = history(tmp_path, "a0")
+    assert [decision.submodel for decision in found] == [LAST, FIRST, FIRST]
+    assert [decision.reason for decision in found[1:]] == ["pinned by coordinator pin"] * 2
+    assert {decision.submodel for decision in history(tmp_path, "a1")} == {LAST}
 
 
 @pytest.mark.slow
@@ -186,11 +208,11 @@ def test_an_agent_that_misses_the_deadline_gets_a_smaller_submodel(
 ) -> None:
     def delay(update: Update) -> Update:
         if update.work == "train" and update.round == 2:
-            time.sleep(9)
+            time.sleep(6)
         return update
 
     fleet = [Member("slow", digits(0, 2), change=delay), Member("well", digits(1, 2))]
-    federate(tmp_path, fleet, {**SMALL, "train.steps": 1, "rounds": 3, "fleet.deadline": 6.0})
+    federate(tmp_path, fleet, {**SMALL, "train.steps": 1, "rounds": 3, "fleet.deadline": 4.0})
     with closing(Store.open(tmp_path / "runs", RUN, read_only=True)) as store:
         outcomes = {e.agent: e.outcome for e in store.read_entries(2)}
         standing = store.agents.read_standings()["slow"]

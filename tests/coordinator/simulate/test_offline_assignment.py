@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from federated.task import Card, Profile, Timing
 from models.cost import cost
 from models.menu import probes
 from models.named_network import network
+from tests.support.commands import ROOT
+from tests.support.terminal import run_on_terminal
 
 NOTHING = Card("no data", (), "uint8", 0, 0, 0, (), ())
 DIGITS = Card("digits", (1, 8, 8), "uint8", 10, 320, 80, (5.0,), (6.0,))
@@ -183,3 +186,14 @@ def test_a_profile_of_another_format_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
     with pytest.raises(ConfigError, match="expected format 1, found 99"):
         assign([path])
+
+
+@pytest.mark.processes
+def test_a_terminal_shows_that_the_command_takes_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    words = ["assign", "--profile", str(write_profile(tmp_path, "a"))]
+    text = run_on_terminal([sys.executable, "-m", "coordinator.cli", *words], tmp_path)
+    assert "predicting times and memory" in text
+    assert text.index("predicting") < text.index("w1-d4.4.4")

@@ -19,13 +19,14 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from coordinator.cli.main import main
+from coordinator.observe.event_readers.terminal_output import LinePrinter
 from coordinator.observe.round_records import Score
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.runner import complete_card
 from coordinator.settings.config import load
 from coordinator.simulate.device_data import DataSource
 from coordinator.simulate.results import find_target_round
-from coordinator.simulate.simulation import simulate
+from coordinator.simulate.simulation import simulate, simulate_run
 from coordinator.simulate.workers import ProcessPool
 from coordinator.store.run_folders import list_runs
 from coordinator.store.run_store import Store
@@ -79,6 +80,17 @@ def run(
     )
 
 
+def run_here(folder: Path, *settings: str, said: list[str] | None = None) -> None:
+    """Run the experiment in this thread, without results."""
+    simulate_run(
+        ConfigSources(experiment(folder), settings=("name=small-seed0", *settings)),
+        folder / "runs",
+        threading.Event(),
+        LinePrinter((said if said is not None else []).append).read,
+        resume=False,
+    )
+
+
 def test_results_of_another_experiment_are_not_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -98,9 +110,8 @@ def done(tmp_path_factory: pytest.TempPathFactory):
     """Run two seeds with every view, once for all tests that only read the results."""
     folder = tmp_path_factory.mktemp("simulated")
     said: list[str] = []
-    found = run(
-        folder, "simulate.seeds=[0,1]", "evaluate.local=true", "evaluate.per_class=true", said=said
-    )
+    views = ("evaluate.local=true", "evaluate.per_class=true", "evaluate.between=false")
+    found = run(folder, "simulate.seeds=[0,1]", *views, said=said)
     return folder, found, said
 
 
@@ -368,7 +379,7 @@ def test_a_stopped_simulation_surveys_no_device(tmp_path: Path):
     source = DataSource.from_config(config)
     chosen, card = find_method("fedfa"), source.device(0).card()
     net = network("preresnet", card.inputs, card.outputs, card)
-    settings = configure(chosen, {"choice": "zico"})
+    settings = configure(chosen, {"choice": "zico", "widths": (0.5,), "depths": (2,)})
     asked = complete_card(Run("r", "fedfa", "preresnet", net, (), 8, "s"), chosen, settings)
     workers = ProcessPool(source, config)
     try:
@@ -383,7 +394,7 @@ def test_a_simulation_starts_from_a_checkpoint(done, tmp_path: Path):
     """At a tiny learning rate the weights stay those of the checkpoint."""
     folder, _, _ = done
     path = folder / "runs" / "small-seed0" / "round-000002.safetensors"
-    run(
+    run_here(
         tmp_path,
         f"model.init={path}",
         "rounds=1",
@@ -468,7 +479,9 @@ def test_a_rule_from_a_file_of_the_user_combines_updates(
     """
     (tmp_path / "toy_first.py").write_text(RULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    run(tmp_path, "method.name=fedavg", "robust.rule=toy_first:FIRST", "evaluate.devices=false")
+    run_here(
+        tmp_path, "method.name=fedavg", "robust.rule=toy_first:FIRST", "evaluate.devices=false"
+    )
     assert sys.modules["toy_first"].SEEN == [["d0", "d1", "d2"]] * 2
     one, two = (weights(tmp_path, rounds=round) for round in (1, 2))
     changed = (one["stem.weight"] != two["stem.weight"]).flatten(1).any(1)
@@ -503,7 +516,7 @@ def test_a_run_ends_if_a_device_is_refused(tmp_path: Path):
 def test_a_deadline_does_not_close_a_simulated_round(tmp_path: Path):
     """Devices wait for workers on this machine, so its clock must not make them late."""
     said: list[str] = []
-    run(tmp_path, "fleet.deadline=0.01", "rounds=1", said=said)
+    run_here(tmp_path, "fleet.deadline=0.01", "rounds=1", said=said)
     assert any("3 of 3 updates" in line for line in said)
 
 

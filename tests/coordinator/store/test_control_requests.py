@@ -15,11 +15,19 @@ from coordinator.store.control_requests import (
     Control,
     Requests,
     Stopped,
+    pin_agent,
     read_requests,
     send_request,
 )
-from federated.errors import StoreError
+from coordinator.store.database import Facts
+from coordinator.store.run_store import Store
+from federated.errors import StoreError, Unknown
+from models.submodel import Network, Submodel
 from tests.support.manual_clock import Clock
+from tests.support.scripted_agent import PROFILE
+
+NETWORK = Network("preresnet", "small", (1, 8, 8), 10)
+SMALL, LARGE = (Submodel(NETWORK, width, ((1, 1),), ("scaler",)) for width in (0.5, 1.0))
 
 
 @pytest.fixture
@@ -105,6 +113,43 @@ def test_a_pause_that_an_older_version_stored_holds(folder: Path, clock: Clock) 
         with closing(Control(folder, clock)) as control:
             assert control.paused
         assert read_requests(folder) == Requests(paused=True)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """Yield a run in progress whose menu and one agent, `pi`, are known."""
+    with closing(Store.create(tmp_path, "r")) as store:
+        store.write_facts(Facts({}, NETWORK, (SMALL, LARGE)))
+        store.agents.write_decisions(1, {}, {"pi": PROFILE})
+        yield store
+
+
+def test_a_pin_lasts_over_restarts_until_it_is_removed(store: Store, clock: Clock) -> None:
+    with closing(Control(store.folder, clock)) as control:
+        assert pin_agent(store.folder, "pi", SMALL.name) == ""
+        assert not control.pins, "it looks once a second"
+        clock.now = 1.0
+        control.look()
+        assert control.pins == {"pi": SMALL.name}
+        assert pin_agent(store.folder, "pi", "w1-d2") == SMALL.name, "short for w1-d2-scaler"
+    with closing(Control(store.folder)) as later:
+        assert later.pins == read_requests(store.folder).pins == {"pi": "w1-d2"}
+    assert pin_agent(store.folder, "pi", "") == "w1-d2"
+    assert read_requests(store.folder).pins == {}
+
+
+def test_only_known_agents_and_submodels_are_pinned_while_the_run_is_in_progress(
+    store: Store,
+) -> None:
+    Control(store.folder).close()
+    with pytest.raises(Unknown, match=r"unknown submodel 'w7'.*w0.5-d2-scaler, w1-d2-scaler$"):
+        pin_agent(store.folder, "pi", "w7")
+    with pytest.raises(Unknown, match=r"unknown agent 'pie'; did you mean pi\?"):
+        pin_agent(store.folder, "pie", SMALL.name)
+    assert read_requests(store.folder).pins == {}
+    store.close()
+    with pytest.raises(StoreError, match="not running, so there is nothing to pin"):
+        pin_agent(store.folder, "pi", SMALL.name)
 
 
 def test_a_request_during_a_write_is_not_lost(folder: Path, control: Control, clock: Clock) -> None:

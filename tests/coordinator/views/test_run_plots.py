@@ -26,16 +26,23 @@ SETTINGS = {
 }
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a finished run whose every round was evaluated."""
+    folder = tmp_path_factory.mktemp("finished")
+    members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
+    federate(folder, members, SETTINGS | {"evaluate.every": 1})
+    return folder / "runs"
+
+
 def run_plot(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(main, ["plot", *arguments])
     return result.exit_code, result.output
 
 
-def test_a_run_has_four_plots(tmp_path: Path) -> None:
-    members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
-    federate(tmp_path, members, SETTINGS | {"evaluate.every": 1})
-    runs, out = str(tmp_path / "runs"), str(tmp_path / "plots")
-    code, output = run_plot("--runs", runs, "--out", out, "--format", "json")
+def test_a_run_has_four_plots(tmp_path: Path, runs: Path) -> None:
+    out = str(tmp_path / "plots")
+    code, output = run_plot("--runs", str(runs), "--out", out, "--format", "json")
     made = json.loads(output.splitlines()[-1])
     assert code == 0
     assert made["skipped"] == {}
@@ -57,14 +64,15 @@ def test_a_run_without_scores_has_no_plot_of_them(tmp_path: Path) -> None:
     assert (tmp_path / "plots" / "assignment.png").exists()
 
 
-def test_a_run_without_a_round_and_a_folder_that_is_a_file_are_errors(tmp_path: Path) -> None:
+def test_a_run_without_a_round_and_a_folder_that_is_a_file_are_errors(
+    tmp_path: Path, runs: Path
+) -> None:
     Store.create(tmp_path / "runs", "empty").close()
     code, output = run_plot("empty", "--runs", str(tmp_path / "runs"))
     assert code != 0
     assert "no finished round" in output
-    federate(tmp_path, [Member(f"a{i}", digits(i, 2)) for i in range(2)], SETTINGS)
     (tmp_path / "file").touch()
-    code, output = run_plot(RUN, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "file"))
+    code, output = run_plot(RUN, "--runs", str(runs), "--out", str(tmp_path / "file"))
     assert code != 0
     assert str(tmp_path / "file") in output
 

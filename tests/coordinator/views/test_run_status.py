@@ -116,6 +116,31 @@ def command(*words: str) -> str:
     return done.output
 
 
+def test_tasks_are_shown_from_stage_to_stage_and_agents_pinned(
+    going: Callable[..., Going],
+) -> None:
+    run = going(rounds=500)
+    seen = run.until(
+        lambda made: any(
+            course["stages"][-1][0] == "folded" for course in (made["now"] or {}).get("courses", ())
+        )
+    )
+    (a0, a1) = seen["now"]["courses"]
+    assert (a0["agent"], a1["agent"]) == ("a0", "a1")
+    times = [time for _, time in a0["stages"]]
+    assert times == sorted(times)
+    assert 0.0 <= times[-1] <= seen["now"]["elapsed"] <= seen["now"]["limit"]
+    where, name = ["--run", RUN, "--runs", str(run.runs)], a0["submodel"]
+    assert f"gives a0 the submodel {name}" in command("pin", "a0", name, *where)
+    assert describe_status(RUN, run.runs)["requests"]["pins"] == {"a0": name}
+    assert f"pinned: a0 to {name}" in render_status(describe_status(RUN, run.runs))
+    assert "measurements of a0 decide again" in command("pin", "a0", "--off", *where)
+    assert "had no pin" in command("pin", "a0", "--off", *where)
+    assert CliRunner().invoke(main, ["pin", "a0", *where]).exit_code == 2
+    done = run.until(lambda made: made["rounds_done"] >= 1)
+    assert done["now"]["courses"]
+
+
 @pytest.mark.slow
 def test_a_run_is_shown_paused_stopped_and_resumed(going: Callable[..., Going]) -> None:
     run = going(rounds=500)

@@ -6,25 +6,30 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from coordinator.store.control_requests import read_requests
+from benchmarks.web_page.browser import find_chromium, open_chromium, sign_in
+from coordinator.observe.now_json import FILE, TaskCourse, read_now
+from coordinator.store.control_requests import Control, read_requests
+from coordinator.store.run_store import Store
 from coordinator.views.run_status import describe_status
 from coordinator.web.serve import PACKAGE, find_page
 from federated.runtime.connection_limits import listen
+from tests.support.memory_federation import RUN as MEMORY_RUN
+from tests.support.memory_federation import Member, digits, federate
 from tests.support.processes import AGENT, COORDINATOR, Running, Start, wait_for_words
 from tests.support.waiting import eventually
 
-sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytest.importorskip("playwright.sync_api")
 AXE = Path(__file__).parents[3] / "coordinator/web/page/node_modules/axe-core/axe.min.js"
 
 pytestmark = [
@@ -32,21 +37,20 @@ pytestmark = [
     pytest.mark.timed,
     pytest.mark.processes,
     pytest.mark.broker,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
+    pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine"),
     pytest.mark.skipif(find_spec(PACKAGE) is None, reason="the page is not built: run `make web`"),
 ]
 TOKEN = "a-token-for-the-browser"
 RUN = "seen"
+VIEWS = (*("overview", "round", "devices", "rounds", "network", "releases", "log", "settings"),)
 # the first line of the overview; devices are "asked in round 3" even after the coordinator crashed
 IN_ROUND = re.compile(r"^In round \d")
 
 
 @pytest.fixture
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        options = ["--no-sandbox", "--disable-gpu"]
-        with closing(playwright.chromium.launch(executable_path=CHROMIUM, args=options)) as started:
-            yield started
+    with open_chromium() as started:
+        yield started
 
 
 @pytest.fixture
@@ -81,19 +85,30 @@ def start_run(start: Start, *more: str) -> Running:
 def open_page(browser: Any, server: Any, errors: list[str], view: str = "overview") -> Any:
     page = browser.new_page()
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(f"{server.url}/#/{RUN}/{view}")
-    page.get_by_label("Token").fill(TOKEN)
-    page.get_by_role("button", name="Sign in").click()
-    page.get_by_role("navigation", name="Views").wait_for(timeout=60_000)
+    sign_in(page, f"{server.url}/#/{RUN}/{view}", TOKEN)
     return page
 
 
-def ask(page: Any, command: str) -> None:
+def ask(page: Any, command: str, answer: str = "", **chosen: str) -> None:
+    """Click a command and answer its dialog. chosen: values of its lists, by label."""
     page.get_by_role("button", name=command, exact=True).click()
     dialog = page.get_by_role("dialog")
+    for label, value in chosen.items():
+        dialog.get_by_label(label).select_option(value)
     dialog.get_by_label("Token").fill(TOKEN)
     dialog.get_by_role("button", name=command, exact=True).click()
-    page.get_by_text(f"{command}: requested.").wait_for(timeout=30_000)
+    page.get_by_text(answer or f"{command}: requested.").wait_for(timeout=30_000)
+
+
+def read_table(page: Any, title: str) -> list[dict[str, str]]:
+    """Return the rows of a table on the page, each with the titles of its columns."""
+    table = page.get_by_role("region", name=f"Table: {title}").get_by_role("table")
+    table.wait_for(timeout=60_000)
+    head, *rows = (
+        [cell.inner_text() for cell in row.locator("th, td").all()]
+        for row in table.locator("tr").all()
+    )
+    return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 def test_a_run_is_shown_paused_killed_and_resumed(
@@ -130,6 +145,81 @@ def test_a_run_is_shown_paused_killed_and_resumed(
     assert errors == []
 
 
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """Yield the folder of a run as its coordinator leaves it in round 2, with its lock held."""
+    settings = {
+        "method.name": "fedavg",
+        "method.widths": [0.25, 0.5],
+        "train.steps": 1,
+        "evaluate.devices": False,
+    }
+    federate(tmp_path, [Member(f"a{i}", digits(i, 2)) for i in range(2)], settings)
+    runs = tmp_path / "runs"
+    with closing(Store.open(runs, MEMORY_RUN)) as store:
+        Control(store.folder).close()
+        write_courses(
+            store.folder,
+            TaskCourse("a0", "w0.5-d4.4.4", (("fetch", 0.0), ("train", 1.5)), 30.0),
+            TaskCourse("a1", "w0.5-d4.4.4", (("fetch", 0.0), ("train", 1.0), ("folded", 2.5))),
+        )
+        yield store.folder
+
+
+def write_courses(folder: Path, *courses: TaskCourse) -> None:
+    """Write these tasks to `now.json`, four seconds after the phase began."""
+    now = read_now(folder)
+    assert now is not None
+    changed = {"phase": "train", "round": 2, "rounds": 5, "elapsed": 4.0, "limit": 60.0}
+    made = replace(now, courses=courses, **changed)  # type: ignore[arg-type]
+    (folder / FILE).write_bytes(msgspec.json.encode(made))
+
+
+def test_the_round_under_way_is_shown_and_a_device_pinned(
+    browser: Any, server: Any, held: Path
+) -> None:
+    """Each task's row says the same as `coordinator status`; a pin and its removal take effect."""
+    errors = list[str]()
+    page = browser.new_page()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    address = f"{server.url}/#/{held.name}"
+    sign_in(page, f"{address}/round", TOKEN)
+    chart = page.get_by_role("img", name="Stages of each device's task")
+    chart.wait_for(timeout=60_000)
+    drawn = chart.text_content()
+    assert all(word in drawn for word in ("a0", "a1", "a0 trains", "a1: folded", "\u2713"))
+    page.get_by_text("The next lease ends after 30.0 s.").wait_for()
+    page.get_by_role("button", name="Table").click()
+    first, second = read_table(page, "Tasks of round 2")
+    assert (first["agent"], first["stage"], first["trains from (s)"]) == ("a0", "train", "1.5")
+    assert (second["settled at (s)"], second["lease ends at (s)"]) == ("2.5", "\u2013")
+
+    submodels = ("w0.25-d4.4.4", "w0.5-d4.4.4")  # an agent calibrates several of them
+    write_courses(held, *(TaskCourse("a1", name, (("fetch", 0.0),)) for name in submodels))
+    page.get_by_role("button", name="Table").click()
+    page.get_by_text("a1 w0.25-d4.4.4").wait_for(timeout=60_000)
+
+    page.goto(f"{address}/devices")
+    ask(page, "Pin a submodel", "a1 gets w0.25-d4.4.4", Agent="a1", Submodel="w0.25-d4.4.4")
+    assert read_requests(held).pins == {"a1": "w0.25-d4.4.4"}
+    ask(page, "Remove a pin", "measurements of a1 decide", Agent="a1")
+    assert read_requests(held).pins == {}
+    ask(page, "Revoke a device", "does not use certificates", Agent="a1")
+    page.keyboard.press("Escape")
+
+    page.goto(f"{address}/network?agent=a0")  # a permanent link with a choice
+    page.get_by_role("heading", name="trained by a0").wait_for(timeout=60_000)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="CSV").last.click()
+    lines = Path(saved.value.path()).read_text().splitlines()
+    assert lines[0] == "agent,with submodel,updates,last in round,regions"
+    assert [line.split(",")[:4] for line in lines[1:]] == [
+        [agent, "w0.5-d4.4.4", "1", "1"] for agent in ("a0", "a1")
+    ]
+
+    assert errors == []
+
+
 def test_every_view_is_accessible_and_loads_nothing_from_elsewhere(
     tmp_path: Path, start: Start, browser: Any, server: Any, broker: str
 ) -> None:
@@ -144,7 +234,7 @@ def test_every_view_is_accessible_and_loads_nothing_from_elsewhere(
         context = browser.new_context(viewport=viewport, color_scheme=scheme, bypass_csp=True)
         page = open_page(context, server, [])
         page.on("request", lambda request: asked.add(request.url))
-        for view in ("overview", "devices", "rounds", "network", "log", "settings"):
+        for view in VIEWS:
             page.goto(f"{server.url}/#/{RUN}/{view}")
             eventually(lambda page=page: "Loading" not in page.locator("main").inner_text())
             page.add_script_tag(content=AXE.read_text())

@@ -7,26 +7,31 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from coordinator.access.certificate_authority import Authority
 from coordinator.cli.main import main
-from coordinator.store.control_requests import read_requests
+from coordinator.store.control_requests import Control, read_requests
 from coordinator.store.run_store import Store
 from federated.runtime.connection_limits import listen
+from federated.wire.links.catalogue import open_link
+from tests.support.certificate_authority import member
 from tests.support.memory_federation import RUN, Member, digits, federate
 
 pytest.importorskip("uvicorn")
 
 from coordinator.web import run_page_data
 from coordinator.web.page_server import HEADERS, PageServer, Site
-from coordinator.web.run_page_data import PARTS
+from coordinator.web.run_page_data import PARTS, describe_part
 
 TOKEN = "a-token-for-these-tests"
 SETTINGS = {
@@ -65,7 +70,8 @@ class Browser:
     def call(
         self, path: str, body: object = None, headers: Mapping[str, str] = {}
     ) -> tuple[int, Any, http.client.HTTPMessage]:
-        with closing(http.client.HTTPConnection(self._address, timeout=30)) as link:
+        # an export takes long on a busy machine
+        with closing(http.client.HTTPConnection(self._address, timeout=300)) as link:
             data = None if body is None else json.dumps(body)
             method = "GET" if body is None else "POST"
             link.request(method, path, data, {**self.headers, **headers})
@@ -90,7 +96,7 @@ def browser(server: PageServer) -> Browser:
 def print_json(runs: Path, *arguments: str) -> Any:
     result = CliRunner().invoke(main, [*arguments, "--runs", str(runs), "--format", "json"])
     assert result.exit_code == 0, result.output
-    return json.loads(result.output)
+    return json.loads(result.stdout)
 
 
 def test_the_numbers_are_those_of_the_commands(browser: Browser, runs: Path) -> None:
@@ -109,6 +115,8 @@ def test_a_finished_run_has_every_part(browser: Browser) -> None:
     assert tasks == [(n, agent, "folded") for n in (1, 2) for agent in ("a0", "a1")]
     (submodel,) = made["network"]["submodels"]
     assert (submodel["width"], submodel["updates"]) == (0.25, 4)
+    told = {"submodel": submodel["name"], "regions": [submodel["name"]], "updates": 2, "last": 2}
+    assert made["network"]["trained"] == [{"agent": agent, **told} for agent in ("a0", "a1")]
     settings = {one["key"]: one for one in made["settings"]}
     assert settings["rounds"]["value"] == 2
     assert settings["rounds"]["default"] == 20
@@ -190,10 +198,91 @@ def test_a_request_needs_the_token_again_and_reaches_the_coordinator(
         assert browser.call(path, {"command": "explode", "token": TOKEN})[0] == 422
         assert not read_requests(runs / RUN).paused
         status, made, _ = browser.call(path, {"command": "pause", "token": TOKEN})
-        assert (status, made) == (200, {"run": RUN, "asked": "pause"})
+        assert (status, made) == (200, {"run": RUN, "asked": "pause", "lines": []})
         assert read_requests(runs / RUN).paused
         assert browser.call(path, {"command": "resume", "token": TOKEN})[0] == 200
         assert not read_requests(runs / RUN).paused
+
+
+def steer(browser: Browser, command: str, **fields: str) -> tuple[int, Any]:
+    body = {"command": command, "token": TOKEN, **fields}
+    return browser.call(f"/api/runs/{RUN}/request", body)[:2]
+
+
+def test_a_device_is_pinned_and_its_pin_removed(browser: Browser, runs: Path) -> None:
+    (submodel,) = (one["name"] for one in describe_part(runs, RUN, "network")["submodels"])
+    with closing(Store.open(runs, RUN)):
+        Control(runs / RUN).close()  # as a coordinator does
+        status, made = steer(browser, "pin", agent="a0", submodel=submodel)
+        assert (status, made["lines"]) == (200, [f"a0 gets {submodel} from the next round on"])
+        assert read_requests(runs / RUN).pins == {"a0": submodel}
+        for fields, word in (
+            ({"agent": "a9", "submodel": submodel}, "unknown agent 'a9'"),
+            ({"agent": "a0", "submodel": "w9"}, "unknown submodel 'w9'"),
+            ({"agent": " "}, "agent: expected a name"),
+        ):
+            status, made = steer(browser, "pin", **fields)
+            assert (status, word in made["error"]) == (409, True)
+        assert steer(browser, "pin", agent="a0")[0] == 200
+        assert read_requests(runs / RUN).pins == {}
+
+
+def test_the_certificates_of_a_device_are_revoked(
+    browser: Browser, runs: Path, tmp_path: Path
+) -> None:
+    status, made = steer(browser, "revoke", agent="a0")
+    assert (status, "does not use certificates" in made["error"]) == (409, True)
+    with closing(Authority(tmp_path / "pki")) as authority:
+        member(authority, "a0", tmp_path)
+        with configured(runs, {"tls": True, "pki": str(tmp_path / "pki")}):
+            status, made = steer(browser, "revoke", agent="a0")
+            assert (status, made["lines"]) == (200, ["a0: revoked 1 certificate"])
+            status, made = steer(browser, "revoke", agent="a1")
+            assert (status, "'a1' was never enrolled" in made["error"]) == (409, True)
+        assert authority.registry.list_barred() == {"a0"}
+
+
+@contextmanager
+def configured(runs: Path, broker: dict[str, Any]) -> Iterator[None]:
+    """Store other settings of the run's broker while the context lasts."""
+    with closing(Store.open(runs, RUN)) as store:
+        facts = store.read_facts()
+        changed = {**facts.config, "broker": {**facts.config.get("broker", {}), **broker}}
+        store.write_facts(replace(facts, config=changed))
+    yield
+    with closing(Store.open(runs, RUN)) as store:
+        store.write_facts(facts)
+
+
+@pytest.mark.slow
+def test_a_run_is_released_promoted_and_rolled_back(browser: Browser, runs: Path) -> None:
+    """The page's buttons do what `coordinator release` does, over a broker in memory."""
+    broker = {"broker": "memory://page-releases"}
+    with closing(open_link(broker["broker"], "keeps the broker")):
+        status, made = steer(browser, "promote", **broker)
+        assert (status, "no canary to promote" in made["error"]) == (409, True)
+        status, made = steer(browser, "release", share="a1", **broker)
+        assert (status, "1 of 2 agents first: a1" in "\n".join(made["lines"])) == (200, True)
+        shown = browser.call(f"/api/runs/{RUN}/releases")[1]
+        assert (shown["stable"], shown["agents"]) == ("", ["a1"])
+        assert shown["versions"][shown["canary"]]["round"] == 2
+        status, made = steer(browser, "promote", **broker)
+        assert (status, "is not promoted" in made["error"]) == (409, True), "a1 has not reported"
+        assert steer(browser, "promote", force="yes", **broker)[0] == 200
+        assert steer(browser, "collect reports", **broker)[0] == 200
+        status, made = steer(browser, "roll back", **broker)
+        assert (status, "nothing to roll back to" in made["error"]) == (409, True)
+    after = browser.call(f"/api/runs/{RUN}/releases")[1]
+    assert (after["stable"], after["canary"]) == (shown["canary"], "")
+    assert [one["what"] for one in after["events"]] == ["canary", "promoted"]
+    assert after == print_json(runs, "release", RUN, "--status") | {"events": after["events"]}
+
+
+def test_a_run_without_releases_shows_none_and_gets_no_folder(browser: Browser, runs: Path) -> None:
+    shutil.rmtree(runs / RUN / "releases", ignore_errors=True)
+    shown = browser.call(f"/api/runs/{RUN}/releases")[1]
+    assert (shown["versions"], shown["events"], shown["reports"]) == ({}, [], [])
+    assert not (runs / RUN / "releases").exists()
 
 
 def test_a_request_to_a_finished_run_says_that_it_does_not_run(browser: Browser) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from coordinator.access.certificate_authority import Authority
 from coordinator.broker import local_broker as brokers
-from edge_agent.doctor.check_result import format_check
 from federated.wire import envelope, messages
+from federated.wire.checks.check_result import format_check
 from federated.wire.link import CHUNK, OVERHEAD
 from federated.wire.links.catalogue import open_link
 from federated.wire.mqtt_address import format_url
@@ -43,7 +43,15 @@ def test_a_broker_with_users_and_a_coordinator_pass_every_check(tmp_path: Path) 
         "run",
         "rights",
         "strangers",
+        "order",
+        "retained",
+        "wildcards",
+        "levels",
+        "length",
         "packets",
+        "will",
+        "session",
+        "shared",
         "coordinator",
         "skew",
         "clock",

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from edge_agent.cli.main import main
-from edge_agent.doctor.check_result import Check, find_exit_code, format_check, format_json
+from federated.wire.checks.check_result import Check, find_exit_code, format_check, format_json
 
 
 def test_the_first_failure_gives_the_exit_code() -> None:

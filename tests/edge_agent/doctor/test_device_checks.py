@@ -8,9 +8,9 @@ import pytest
 
 from edge_agent.device.heat_and_load import Heat
 from edge_agent.doctor import device_checks
-from edge_agent.doctor.check_result import Check
 from federated.install_command import pip_command
 from federated.wire import messages
+from federated.wire.checks.check_result import Check
 from models.submodel import Network
 from tests.support.doctor_checks import CARD
 

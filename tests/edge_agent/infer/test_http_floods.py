@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,13 @@ pytest.importorskip("uvicorn")
 
 from tests.support.connection_flood import open_silent, resident, start_flood
 from tests.support.handmade_variants import NAME, several
-from tests.support.processes import WITHOUT_TORCH, Running, Start, read_address
+from tests.support.processes import (
+    WITHOUT_TORCH,
+    Running,
+    Start,
+    read_address,
+    start_processes,
+)
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.processes]
@@ -23,13 +30,15 @@ GOOD = b'{"inputs": [2, 1]}'
 TOKEN = "a-secret-of-enough-letters"
 
 
-@pytest.fixture
-def server(start: Start, tmp_path: Path) -> tuple[int, Running]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Running]]:
     """The port and the process of a server without a token."""
-    several(tmp_path / "release", ("fp32",))
+    folder = tmp_path_factory.mktemp("server")
+    several(folder / "release", ("fp32",))
     words = ["infer", "--model", "release", "--submodel", NAME, "--threads", "1"]
-    process = start(*WITHOUT_TORCH, *words, "--serve", "127.0.0.1:0")
-    return int(read_address(tmp_path / "0.err").rpartition(":")[2]), process
+    with start_processes(folder) as start:
+        process = start(*WITHOUT_TORCH, *words, "--serve", "127.0.0.1:0")
+        yield int(read_address(folder / "0.err").rpartition(":")[2]), process
 
 
 def post(port: int, body: bytes = GOOD, more: bytes = b"") -> bytes:

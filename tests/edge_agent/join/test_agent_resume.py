@@ -1,5 +1,5 @@
-"""A real `edge-agent join` at a real broker that is killed, stopped or started twice loses no
-work.
+"""A real `edge-agent join` loses no work if it is started twice, or if its broker crashes.
+tests/benchmarks/test_faults.py kills it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ JOIN = [
     "--shard",
     "0/2",
 ]
-SIZE = 4_900_000  # bytes of an update: preresnet-10 of half the width
 SETTINGS = {
-    "model.name": "preresnet-10",
+    "model.name": "preresnet-10",  # of half the width: an update of 4.9 MB
     "method.name": "fedavg",
     "method.widths": [0.5],
     "method.depths": [4],
@@ -66,10 +65,10 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 class Spy:
-    """Count the chunks of updates at the broker, and their bytes."""
+    """Count the chunks of updates at the broker."""
 
     def __init__(self, address: str) -> None:
-        self.bytes, self.seen = 0, set[tuple[str, int]]()
+        self.seen = set[tuple[str, int]]()
         self.link = open_link(address, "spy")
         self.link.subscribe(f"{topics.ROOT}/{RUN}/agent/a0/up/+/c/+")
         self._going = True
@@ -83,7 +82,6 @@ class Spy:
                 chunk = envelope.decode(delivery.payload)
                 assert isinstance(chunk, messages.Chunk)
                 self.seen.add((chunk.transfer, chunk.index))
-                self.bytes += len(chunk.data)
 
     def close(self) -> None:
         self._going = False
@@ -146,35 +144,6 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path, broker: Broker, start: Start) -> Stage:
     return Stage(tmp_path, broker.address, start)
-
-
-def test_an_agent_killed_during_its_upload_resumes_it(
-    stage: Stage, broker: Broker, tmp_path: Path
-) -> None:
-    """It trains once, and sends less than 1.1 times the bytes of its update."""
-    spy, slow = Spy(broker.address), Proxy(read_port(broker), 1.2e6)
-    try:
-        first = stage.join(slow.port)
-        eventually(lambda: len(spy.seen) >= 8)
-        first.kill()
-        first.wait()
-        before = len(spy.seen)
-        assert len(list((tmp_path / "spool" / RUN / "a0").glob("*.task"))) == 1
-        slow.rate = 20e6  # only the upload needs to be slow
-        stage.going.set()
-        second = stage.join(slow.port)
-        assert stage.end() == {"a0": "folded", "a1": "folded"}
-        out, _ = second.communicate(timeout=60)
-        assert json.loads(out.splitlines()[-1])["reason"] == "the run is over"
-    finally:
-        slow.close()
-        spy.close()
-    assert 8 <= before < 18
-    assert len({transfer for transfer, _ in spy.seen}) == 1, "one training, one transfer"
-    assert spy.bytes < 1.1 * SIZE
-    assert spy.bytes > 0.98 * SIZE
-    left = [path.name for path in (tmp_path / "spool" / RUN / "a0").iterdir()]
-    assert left == [], "the run is over"
 
 
 @pytest.mark.slow

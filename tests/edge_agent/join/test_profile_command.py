@@ -18,6 +18,7 @@ from edge_agent.join import profile_command
 from edge_agent.join.training_process_control import Calibrated, Order, Worker
 from federated.device.profile_file import read, select_profile
 from federated.errors import MissingExtra
+from tests.support.processes import AGENT, Start
 
 pytestmark = pytest.mark.processes
 
@@ -132,7 +133,6 @@ def test_default_families_that_do_not_fit_the_data_are_skipped(
     ("words", "code", "said"),
     [
         (["--runtime", "tf"], 2, "unknown runtime 'tf'; known: onnx, torch"),
-        (["--family", "mobilnet"], 2, "unknown model 'mobilnet'; did you mean mobilenet"),
         (["--label", "a b"], 2, "--label: expected 1 to 64 letters"),
         (["--out", "no-such-folder/x.json"], 3, "the folder no-such-folder does not exist"),
         (["--limit-cpus", "0"], 2, "--limit-cpus: expected"),
@@ -141,9 +141,6 @@ def test_default_families_that_do_not_fit_the_data_are_skipped(
             3,
             "alone take about 400 MB: raise --limit-memory",
         ),
-        (["--data", "no-such-data"], 2, "no-such-data"),
-        (["--broker", "127.0.0.1:1"], 5, "127.0.0.1"),
-        (["--model", "os:system"], 3, "os:system"),
     ],
 )
 def test_errors_take_one_line(words: list[str], code: int, said: str) -> None:
@@ -151,6 +148,25 @@ def test_errors_take_one_line(words: list[str], code: int, said: str) -> None:
     assert done.exit_code == code, done.output
     assert said in (error := done.output.splitlines()[-1])
     assert error.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--family", "mobilnet"], 2, "unknown model 'mobilnet'; did you mean mobilenet"),
+        (["--data", "no-such-data"], 2, "no-such-data"),
+        (["--broker", "127.0.0.1:1"], 5, "127.0.0.1"),
+        (["--model", "os:system"], 3, "os:system"),
+    ],
+)
+def test_errors_of_the_training_process_take_one_line(
+    start: Start, tmp_path: Path, words: list[str], code: int, said: str
+) -> None:
+    process = start(*AGENT, "profile", *words)
+    process.communicate(timeout=60)
+    assert said in (error := (tmp_path / "0.err").read_text().splitlines()[-1])
+    assert error.startswith("error: ")
+    assert process.returncode == code
 
 
 def test_a_profile_that_is_terminated_leaves_no_files(

@@ -1,9 +1,14 @@
-"""Networks that a training process refuses, and its reports of failed tasks."""
+"""Networks that a training process refuses, its reports, and the channel that carries them."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tarfile
+from collections.abc import Iterator
 from dataclasses import asdict, replace
-from multiprocessing import Pipe
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
@@ -55,6 +60,55 @@ def task(submodel, **options: object) -> dict[str, object]:
     )
 
 
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    """Return the two ends of a channel."""
+    pipes = [os.pipe(), os.pipe()]
+    incoming = [os.fdopen(end, "rb", buffering=0) for end, _ in pipes]
+    outgoing = [os.fdopen(end, "wb", buffering=0) for _, end in reversed(pipes)]
+    ours, theirs = map(Channel, incoming, outgoing)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def test_a_channel_carries_large_messages_in_order_until_it_is_closed(
+    ends: tuple[Channel, Channel],
+) -> None:
+    ours, theirs = ends
+    assert not theirs.ready()
+    for message in ({"do": 1}, {"all": "x" * 10**6}):
+        ours.send(message)
+    assert theirs.receive() == {"do": 1}
+    assert theirs.receive() == {"all": "x" * 10**6}
+    ours.close()
+    for _ in range(2):
+        with pytest.raises(EOFError):
+            theirs.receive()
+    assert theirs.ready()
+
+
+def test_a_channel_skips_what_a_library_prints() -> None:
+    end, printing = os.pipe()
+    os.write(printing, b"loading fonts: 3 found\n")
+    outgoing = os.fdopen(printing, "wb", buffering=0)
+    channel = Channel(os.fdopen(end, "rb", buffering=0), outgoing)
+    channel.send({"do": 1})  # to itself
+    assert channel.receive() == {"do": 1}
+    channel.close()
+
+
+def test_a_channel_to_a_dead_process_is_a_broken_pipe() -> None:
+    end, outgoing = os.pipe()
+    os.close(end)
+    empty, ours = os.pipe()
+    channel = Channel(os.fdopen(empty, "rb", buffering=0), os.fdopen(outgoing, "wb", buffering=0))
+    with pytest.raises(BrokenPipeError):
+        channel.send({"do": 1})
+    channel.close()
+    os.close(ours)
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -79,7 +133,7 @@ def test_networks_of_this_package_need_no_permission() -> None:
 
 
 def test_exhausted_gpu_memory_is_reported_briefly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: tuple[Channel, Channel]
 ) -> None:
     """PyTorch's own message names other processes of the machine."""
 
@@ -87,7 +141,7 @@ def test_exhausted_gpu_memory_is_reported_briefly(
         raise torch.OutOfMemoryError("CUDA out of memory. Process 684 has 78.06 GiB memory in use.")
 
     monkeypatch.setattr("federated.device.trainers.pytorch_trainer.build_network", exhausted)
-    ours, theirs = (Channel(end) for end in Pipe())
+    ours, theirs = ends
     serving = Thread(target=serve, args=(theirs,))
     serving.start()
     (tmp_path / "w").write_bytes(tensors.encode({}, parameters(PLAIN)))
@@ -103,5 +157,45 @@ def test_exhausted_gpu_memory_is_reported_briefly(
         }
     )
     assert ours.receive() == {"number": 1, "failed": "out of memory with w1-d4.4.4 at batch 32"}
-    ours.connection.close()
+    ours.close()
     serving.join()
+
+
+def test_downloads_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: tuple[Channel, Channel]
+) -> None:
+    """torchvision's own code downloads a small archive of the same form from this machine."""
+    from PIL import Image
+
+    from federated.data import published_images
+
+    site = tmp_path / "site"
+    for part in ("train", "test"):
+        for name in ("cat", "dog"):
+            folder = tmp_path / part / name
+            folder.mkdir(parents=True)
+            for index in range(5):
+                Image.new("RGB", (32, 32), (index, 0, 0)).save(folder / f"{index}.png")
+    site.mkdir()
+    archive = site / "CINIC-10.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for part in ("train", "test"):
+            tar.add(tmp_path / part, part)
+    served = partial(SimpleHTTPRequestHandler, directory=str(site))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), served)
+    Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}/{archive.name}"
+    monkeypatch.setattr(published_images, "CINIC", address)
+    md5 = hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest()
+    monkeypatch.setattr(published_images, "CINIC_MD5", md5)
+    ours, theirs = ends
+    serving = Thread(target=serve, args=(theirs,))
+    serving.start()
+    ours.send(asdict(replace(job(), data="cinic10", root=str(tmp_path / "root"), shard="0/1")))
+    size = archive.stat().st_size
+    assert ours.receive() == {"downloaded": [size, size]}
+    assert ours.receive()["answer"]["examples"] == 8
+    ours.close()
+    serving.join()
+    server.shutdown()
+    server.server_close()

@@ -205,20 +205,19 @@ def linked(address: str, session: str) -> Link:
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize(("older", "newer"), [("a", "z"), ("z", "a")])
 def test_over_a_real_broker_one_of_two_namesakes_leaves_within_seconds(
-    broker: Broker, tmp_path: Path, older: str, newer: str
+    broker: Broker, tmp_path: Path
 ) -> None:
     """The older is thrown out at once, tries again after 1 to 2 s and throws the newer out, which
     does the same: then the older leaves.
     """
     with contextlib.ExitStack() as stack:
         first = joined(
-            stack.enter_context(contextlib.closing(linked(broker.address, older))), tmp_path, older
+            stack.enter_context(contextlib.closing(linked(broker.address, "z"))), tmp_path, "z"
         )
         turned([first], 0.5)
         second = joined(
-            stack.enter_context(contextlib.closing(linked(broker.address, newer))), tmp_path, newer
+            stack.enter_context(contextlib.closing(linked(broker.address, "a"))), tmp_path, "a"
         )
         turned([first, second], 10.0)
         assert (first.state.refused, second.state.over) == (True, "")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from federated.runtime.console import handle_sigterm
+from tests.support.terminal import run_on_terminal
 
 STEP = """
 import time, click
@@ -33,19 +32,7 @@ def test_sigterm_interrupts_only_within_the_context() -> None:
 
 
 def test_a_terminal_shows_progress_above_which_lines_stay() -> None:
-    near, far = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
-    with subprocess.Popen([sys.executable, "-c", STEP], stdout=far, env=environment) as process:
-        os.close(far)
-        shown = b""
-        with os.fdopen(near, "rb", buffering=0) as terminal:
-            try:
-                while block := terminal.read(4096):
-                    shown += block
-            except OSError:  # the terminal was closed at its other end
-                pass
-    assert process.returncode == 0
-    text = shown.decode()
+    text = run_on_terminal([sys.executable, "-c", STEP])
     assert "[bold]lenet" in text, "a label is no markup"
     assert "\x1b[31m" not in text, "a label cannot send control characters"
     assert "2/3" in text

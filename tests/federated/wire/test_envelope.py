@@ -127,6 +127,12 @@ def test_fields_of_a_later_version_are_ignored() -> None:
     assert envelope.decode(packed("goodbye", {"reason": "x", "mood": "sad"})) == m.Goodbye("x")
 
 
+def test_an_integer_is_accepted_as_a_float() -> None:
+    """JavaScript has no other way to pack a whole number."""
+    given = {"agent": "a", "session": "s", "state": "idle", "round": 0, "loss": 1}
+    assert envelope.decode(packed("heartbeat", given)) == m.Heartbeat("a", "s", "idle", 0, 1.0)
+
+
 def test_a_message_without_an_optional_text_can_be_encoded_again() -> None:
     found = envelope.decode(packed("receipt", {"transfer": "t", "accepted": False}))
     assert envelope.decode(envelope.encode(found)) == m.Receipt("t", False)
@@ -264,7 +270,7 @@ def test_only_a_chunk_may_be_large() -> None:
     tracemalloc.start()
     for kind in (b"\xa5chunk", b"\xa7goodbye"):
         with pytest.raises(Malformed, match=r"chunk|at most 1048576 bytes"):
-            envelope.decode(b"\x83\xa1v\x02\xa4kind" + kind + b"\xa4body" + empties)
+            envelope.decode(b"\x83\xa1v\x03\xa4kind" + kind + b"\xa4body" + empties)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * len(empties)
@@ -272,7 +278,7 @@ def test_only_a_chunk_may_be_large() -> None:
 
 def test_false_lengths_in_a_message_take_no_memory() -> None:
     payload = (
-        b"\x83\xa1v\x02\xa4kind\xa7goodbye\xa4body" + b"\xdd\x00\x01\x00\x00" * 900 + bytes(70_000)
+        b"\x83\xa1v\x03\xa4kind\xa7goodbye\xa4body" + b"\xdd\x00\x01\x00\x00" * 900 + bytes(70_000)
     )
     tracemalloc.start()
     with pytest.raises(Malformed, match="truncated"):

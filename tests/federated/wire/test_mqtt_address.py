@@ -27,6 +27,14 @@ from federated.wire.mqtt_address import MqttAddress, add_credentials, format_url
             "mqtts://b?ca=a%20b.pem&cert=c.pem&key=k",
             MqttAddress("b", 8883, tls=True, ca="a b.pem", cert="c.pem", key="k"),
         ),
+        ("ws://broker", MqttAddress("broker", 80, path="/mqtt")),
+        ("wss://u@broker/", MqttAddress("broker", 443, tls=True, user="u", path="/mqtt")),
+        (
+            "wss://[::1]:9/a/b?ca=c.pem",
+            MqttAddress("::1", 9, tls=True, ca="c.pem", path="/a/b"),
+        ),
+        ("mqtts://b:443", MqttAddress("b", 443, tls=True, alpn="mqtt")),
+        ("mqtts://b:443?alpn=x", MqttAddress("b", 443, tls=True, alpn="x")),
     ],
 )
 def test_an_address_is_parsed(text: str, expected: MqttAddress) -> None:
@@ -44,10 +52,12 @@ def test_an_address_is_parsed(text: str, expected: MqttAddress) -> None:
         ("::1", "brackets"),
         ("fe80::1:1883", "brackets"),
         ("[::1", "Invalid IPv6"),
-        ("http://broker", "neither mqtt nor mqtts"),
-        ("mqtt://broker/path", "only mqtts:// takes options"),
+        ("http://broker", "none of mqtt, mqtts, ws, wss"),
+        ("mqtt://broker/path", "only ws:// and wss:// take a path"),
         ("mqtt://broker?ca=x", "only mqtts://"),
-        ("mqtts://broker?cart=x", "only mqtts:// takes options"),
+        ("mqtts://broker?cart=x", "only mqtts:// and wss:// take options"),
+        ("ws://broker?ca=x", "only mqtts:// and wss:// take options"),
+        ("wss://broker?alpn=x", "mqtts:// also"),
         ("mqtts://broker?key=x", "requires cert=FILE"),
     ],
 )
@@ -61,6 +71,7 @@ def test_a_password_is_shown_neither_in_an_address_nor_in_an_error() -> None:
     assert "secret" not in f"{address} {address!r}"
     assert str(address) == "mqtt://broker:1883"
     assert str(parse_mqtt_address("mqtts://[::1]")) == "mqtts://[::1]:8883"
+    assert str(parse_mqtt_address("wss://me:secret@b/x")) == "wss://b:443/x"
     with pytest.raises(UsageError) as caught:
         parse_mqtt_address("mqtt://me:secret@broker:0")
     assert "secret" not in str(caught.value)
@@ -73,6 +84,7 @@ def test_a_password_is_shown_neither_in_an_address_nor_in_an_error() -> None:
         "mqtt://u:secret#more@b",
         "mqtt://u:12#secret@b",
         "mqtt://u:secret?more@b",
+        "ws://u:12/secret@b",
     ],
 )
 def test_no_piece_of_an_unquoted_password_is_shown_in_an_error(text: str) -> None:
@@ -83,7 +95,14 @@ def test_no_piece_of_an_unquoted_password_is_shown_in_an_error(text: str) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    ["mqtt://b:1883", "mqtts://[::1]:9", "mqtts://u:p%40%2F@b:8883?ca=a+b.pem&cert=c%26d.pem"],
+    [
+        "mqtt://b:1883",
+        "mqtts://[::1]:9",
+        "mqtts://u:p%40%2F@b:8883?ca=a+b.pem&cert=c%26d.pem",
+        "mqtts://b:443",
+        "ws://b:80/a%20b",
+        "wss://u@b?cert=c",
+    ],
 )
 def test_a_formatted_address_is_parsed_back(text: str) -> None:
     assert parse_mqtt_address(format_url(parse_mqtt_address(text))) == parse_mqtt_address(text)

@@ -18,7 +18,7 @@ from coordinator.access.certificate_authority import Authority
 from coordinator.access.certificates import Pair, make_name, read_pair, to_general_name, write_pair
 from federated.errors import ConfigError
 from federated.wire import tls
-from federated.wire.mqtt_address import MqttAddress
+from federated.wire.mqtt_address import MqttAddress, parse_mqtt_address
 from tests.support.certificate_authority import member
 
 
@@ -176,3 +176,21 @@ def test_a_client_id_depends_on_the_key_and_is_stable(authority: Authority, tmp_
         != tls.make_private_name(two, "r-a")
     )
     assert tls.make_private_name(MqttAddress("b", 1), "r-a") == "r-a"
+
+
+@pytest.mark.parametrize(("port", "chosen"), [(443, "mqtt"), (8883, None)])
+def test_the_port_of_web_servers_is_asked_for_mqtt(
+    authority: Authority, port: int, chosen: str | None
+) -> None:
+    address = parse_mqtt_address(f"mqtts://localhost:{port}?ca={authority.ca}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.server)
+    context.set_alpn_protocols(["http/1.1", "mqtt"])
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = tls.make_context(address).wrap_bio(down, up, server_hostname="localhost")
+    server = context.wrap_bio(up, down, server_side=True)
+    for end in (client, server, client, server):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    assert server.version() is not None
+    assert server.selected_alpn_protocol() == chosen

@@ -24,26 +24,26 @@ MADE = {
         topics.answer("r", "a", "7"),
         Place("answer", "r", "a", question="7"),
     ),
-    "fl/v1/r/agent/a/up/t.1/c/12": (
+    "fl/v1/r/agent/a/up/t,1/c/12": (
         topics.chunk(topics.upload("r", "a", "t.1"), 12),
         Place("chunk", "r", "a", "t.1", index=12, way="up"),
     ),
     "fl/v1/r/cmd/a": (topics.command("r", "a"), Place("cmd", "r", "a")),
     "fl/v1/r/cmd/all": (topics.everyone("r"), Place("cmd", "r", "all")),
-    "fl/v1/r/model/v1/w1-d2@a/manifest": (
-        topics.manifest(topics.model("r", "v1", "w1-d2@a")),
-        Place("manifest", "r", version="v1", submodel="w1-d2@a", way="model"),
+    "fl/v1/r/model/v1/w0,5-d2@a/manifest": (
+        topics.manifest(topics.model("r", "v1", "w0.5-d2@a")),
+        Place("manifest", "r", version="v1", submodel="w0.5-d2@a", way="model"),
     ),
     "fl/v1/r/model/v1/w1/c/0": (
         topics.chunk(topics.model("r", "v1", "w1"), 0),
         Place("chunk", "r", version="v1", submodel="w1", index=0, way="model"),
     ),
     "fl/v1/r/release/card": (topics.release_card("r"), Place("card", "r", way="release")),
-    "fl/v1/r/release/00ff00ff00ff/w1.onnx/manifest": (
+    "fl/v1/r/release/00ff00ff00ff/w1,onnx/manifest": (
         topics.manifest(topics.release("r", "00ff00ff00ff", "w1.onnx")),
         Place("manifest", "r", version="00ff00ff00ff", file="w1.onnx", way="release"),
     ),
-    "fl/v1/r/release/00ff00ff00ff/w1.onnx/c/3": (
+    "fl/v1/r/release/00ff00ff00ff/w1,onnx/c/3": (
         topics.chunk(topics.release("r", "00ff00ff00ff", "w1.onnx"), 3),
         Place("chunk", "r", version="00ff00ff00ff", file="w1.onnx", index=3, way="release"),
     ),
@@ -139,12 +139,12 @@ def test_each_side_subscribes_only_to_its_own_topics() -> None:
     }
     assert list_topics(coordinator) == {
         "fl/v1/r/run",
-        *(f"fl/v1/r/agent/a/{x}" for x in ("status", "profile", "hb", "say", "up/t.1/c/12")),
+        *(f"fl/v1/r/agent/a/{x}" for x in ("status", "profile", "hb", "say", "up/t,1/c/12")),
     }
     assert list_topics((topics.any_run(),)) == {"fl/v1/r/run"}
     assert list_topics((topics.release_card("+"),)) == {"fl/v1/r/release/card"}
     assert list_topics((topics.release_manifests("r"),)) == {
-        "fl/v1/r/release/00ff00ff00ff/w1.onnx/manifest"
+        "fl/v1/r/release/00ff00ff00ff/w1,onnx/manifest"
     }
     assert list_topics((topics.serving("r", "+"),)) == {"fl/v1/r/agent/a/release"}
 

@@ -33,11 +33,23 @@ export interface Member {
   reason: string;
 }
 
+/** A task of the phase; times are seconds since the phase began. */
+export interface TaskCourse {
+  agent: string;
+  submodel: string;
+  stages: [stage: string, begin: number][];
+  due: number | null;
+  late: boolean;
+}
+
 export interface Now {
   phase: string;
   round: number;
   rounds: number;
   wanted: number;
+  elapsed: number;
+  limit: number | null;
+  courses: TaskCourse[];
   reason: string;
   epsilon: number | null;
   members: Member[];
@@ -56,6 +68,8 @@ export interface LogEvent {
   message: string;
   agent?: string | null;
   round?: number | null;
+  /** Kind of the event, by which people filter. */
+  event?: string | null;
 }
 
 export interface Status {
@@ -71,7 +85,7 @@ export interface Status {
   scores: { round: number; values: Score[] };
   bytes_up: number;
   bytes_down: number;
-  requests: { paused: boolean; stop: string; seen: boolean } | null;
+  requests: { paused: boolean; stop: string; seen: boolean; pins: Record<string, string> } | null;
   silent: number | null;
   now: Now | null;
   errors: LogEvent[];
@@ -101,7 +115,7 @@ export interface Agent {
     uplink: number;
     runtime: string;
     examples: number;
-    board: { kind: string; model: string };
+    board: { kind: string; model: string; power: string };
   };
 }
 
@@ -127,6 +141,31 @@ export interface Task {
 export interface Network {
   name: string;
   submodels: { name: string; width: number; depths: number[]; updates: number | null }[];
+  trained: { agent: string; submodel: string; updates: number; last: number; regions: string[] }[];
+}
+
+export interface Releases {
+  stable: string;
+  previous: string;
+  canary: string;
+  agents: string[];
+  versions: Record<string, { round: number; submodels: string[]; untrained: string[] }>;
+  events: { time: string; version: string; what: string; reasons: string[]; agents: string[] }[];
+  reports: {
+    agent: string;
+    state: string;
+    version: string;
+    submodel: string;
+    variant: string;
+    p50: number | null;
+    p90: number | null;
+    accuracy: number | null;
+    accuracy_before: number | null;
+    answered: number;
+    failed: number;
+    refused: string;
+    reason: string;
+  }[];
 }
 
 export interface Setting {
@@ -174,8 +213,9 @@ export const signIn = (token: string) => request<object>("/api/sign-in", { token
 export const signOut = () => request<object>("/api/sign-out", {});
 export const listRuns = () => request<RunRow[]>("/api/runs");
 export const readPart = <T>(run: string, part: string) => request<T>(`${at(run)}/${part}`);
-export const sendRequest = (run: string, command: string, token: string) =>
-  request<{ asked: string }>(`${at(run)}/request`, { command, token });
+/** Send a command with its fields and the token; the answer says what happened, in lines. */
+export const sendCommand = (run: string, fields: Record<string, string>) =>
+  request<{ asked: string; lines: string[] }>(`${at(run)}/request`, fields);
 
 /** Call `receive` with each new status of a run, until the returned function is called. */
 export function followRun(

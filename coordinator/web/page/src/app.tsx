@@ -2,34 +2,36 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { followRun, listRuns, readPart, Refusal, type RunRow, signIn, signOut, type Status } from "./api";
-import { Control } from "./control";
+import { linkTo, readQuery } from "./address";
 import { Devices } from "./devices";
 import { Log } from "./log";
 import { NetworkView } from "./network";
 import { Overview } from "./overview";
+import { ReleasesView } from "./releases";
 import { RoundsView } from "./rounds";
 import { Runs } from "./runs";
 import { Settings } from "./settings";
+import { Control } from "./steering";
+import { RoundView } from "./timeline";
 
 const VIEWS = {
   overview: "Overview",
+  round: "This round",
   devices: "Devices",
   rounds: "Rounds",
   network: "Network",
+  releases: "Releases",
   log: "Log",
   settings: "Settings",
 } as const;
 type View = keyof typeof VIEWS;
 
 function readAddress(): { run: string; view: View; compared: string[] } {
-  const [path = "", query = ""] = location.hash.slice(1).split("?");
+  const [path = ""] = location.hash.slice(1).split("?");
   const [, run = "", view = ""] = path.split("/").map(decodeURIComponent);
-  const compared = new URLSearchParams(query).getAll("run");
+  const compared = readQuery().getAll("run");
   return { run, view: view in VIEWS ? (view as View) : "overview", compared };
 }
-
-export const linkTo = (run: string, view: string = "overview") =>
-  `#/${encodeURIComponent(run)}/${view}`;
 
 export function App() {
   const [address, setAddress] = useState(readAddress());
@@ -172,9 +174,11 @@ function Run({ run, view, lost }: { run: string; view: View; lost: () => void })
       </nav>
       {view === "overview" && <Control status={status} />}
       {view === "overview" && <Overview status={status} />}
+      {view === "round" && <RoundView status={status} />}
       {view === "devices" && <Devices status={status} />}
       {view === "rounds" && <RoundsView status={status} />}
       {view === "network" && <NetworkView status={status} />}
+      {view === "releases" && <ReleasesView status={status} />}
       {view === "log" && <Log status={status} />}
       {view === "settings" && <Settings status={status} />}
     </>

@@ -16,7 +16,7 @@ const COLOURS = 8;
 const dash = (index: number) => DASHES[(index + Math.floor(index / COLOURS)) % DASHES.length];
 
 /** The width of an element, which follows the window. */
-function useWidth() {
+export function useWidth() {
   const ref = useRef<HTMLDivElement>(null);
   const [width, setWidth] = useState(600);
   useEffect(() => {
@@ -27,6 +27,12 @@ function useWidth() {
     return () => observer.disconnect();
   }, []);
   return { ref, width: Math.max(width, 240) };
+}
+
+/** A name that fits into this many pixels. */
+export function shorten(name: string, width: number): string {
+  const most = Math.floor((width - 10) / 7.2);
+  return name.length > most ? `${name.slice(0, most - 1)}…` : name;
 }
 
 function Axes(props: {
@@ -125,7 +131,7 @@ export function Assignment(props: {
 }) {
   const { label, names, rows, rounds } = props;
   const { ref, width } = useWidth();
-  const left = 130;
+  const left = width < 500 ? 92 : 130;
   const step = Math.max(8, Math.min(28, (width - left - 8) / Math.max(rounds.length, 1)));
   const shown = rounds.slice(-Math.floor((width - left - 8) / step));
   const height = rows.length * 20 + 24;
@@ -135,7 +141,7 @@ export function Assignment(props: {
         {rows.map((row, line) => (
           <g key={row.agent}>
             <text x={left - 8} y={line * 20 + 14} text-anchor="end">
-              {row.agent.length > 17 ? `${row.agent.slice(0, 16)}…` : row.agent}
+              {shorten(row.agent, left)}
               <title>{row.agent}</title>
             </text>
             {shown.map((round, column) => {
@@ -177,6 +183,67 @@ export function Assignment(props: {
   );
 }
 
+/** How often each device trained each region: a row per device, a column per submodel. */
+export function Trainings(props: {
+  label: string;
+  names: string[];
+  rows: { agent: string; counts: number[] }[];
+}) {
+  const { label, names, rows } = props;
+  const { ref, width } = useWidth();
+  const left = width < 500 ? 92 : 130;
+  const step = Math.max(24, Math.min(56, (width - left - 8) / Math.max(names.length, 1)));
+  const most = Math.max(1, ...rows.flatMap((row) => row.counts));
+  return (
+    <div ref={ref}>
+      <div class="scroll" tabIndex={0} role="region" aria-label={label}>
+        <svg
+          width={left + names.length * step + 4}
+          height={rows.length * 20 + 22}
+          role="img"
+          aria-label={label}
+          class="wide"
+        >
+          {names.map((name, column) => (
+            <text key={name} x={left + (column + 0.5) * step} y={13} text-anchor="middle" class="axes">
+              {column + 1}
+              <title>{name}</title>
+            </text>
+          ))}
+          {rows.map((row, line) => (
+            <g key={row.agent} class="corner">
+              <text x={left - 8} y={line * 20 + 34} text-anchor="end">
+                {shorten(row.agent, left)}
+                <title>{row.agent}</title>
+              </text>
+              {row.counts.map((count, column) => {
+                const [x, y] = [left + column * step, line * 20 + 21];
+                return (
+                  <g key={names[column]}>
+                    <rect x={x} y={y} width={step - 2} height={17} fill-opacity={0.5 * (count / most)} />
+                    <text x={x + (step - 2) / 2} y={y + 13} text-anchor="middle">
+                      {count}
+                    </text>
+                    <title>{`${row.agent} trained ${names[column]} ${count} times`}</title>
+                  </g>
+                );
+              })}
+            </g>
+          ))}
+        </svg>
+      </div>
+      <ol class="legend">
+        {names.map((name, column) => (
+          <li key={name}>
+            <span class="key">{column + 1}</span>
+            {name}
+          </li>
+        ))}
+      </ol>
+    </div>
+  );
+}
+
 /** The network as nested corners: a rectangle per submodel, as wide as its channels and as high as
  * its blocks. */
 export function Corners(props: {
@@ -195,6 +262,7 @@ export function Corners(props: {
           const [w, h] = [one.width * size, (one.depth / deepest) * size * 0.6];
           return (
             <g key={one.name} class="corner">
+              <rect x={1} y={1} width={w} height={h} class="ground" />
               <rect
                 x={1}
                 y={1}
@@ -205,7 +273,7 @@ export function Corners(props: {
                 <title>{`${one.name}: trained by ${one.updates ?? "an unknown number of"} updates`}</title>
               </rect>
               <text x={w - 4} y={h - 5} text-anchor="end">
-                {`${w > 250 ? `${one.name}: ` : ""}${one.updates ?? "?"}`}
+                {`${size > 400 && w > 250 ? `${one.name}: ` : ""}${one.updates ?? "?"}`}
               </text>
             </g>
           );

@@ -4,39 +4,88 @@ import type { Agent, Network, Status, Task } from "./api";
 import { Assignment } from "./charts";
 import { Figure } from "./figure";
 import { bytes, seconds } from "./format";
+import { type Command, Steering } from "./steering";
 
 export function Devices({ status }: { status: Status }) {
   const version = `${status.rounds_done} ${status.now?.round} ${status.now?.members.length}`;
   return (
     <>
-      <Part<{ agents: Agent[] }> run={status.run} part="agents" version={version}>
-        {({ agents }) => <AgentTable agents={agents} />}
-      </Part>
       <Part<Network> run={status.run} part="network" version={0}>
-        {(network) => (
-          <Part<Task[]> run={status.run} part="tasks" version={status.rounds_done}>
-            {(tasks) => <History tasks={tasks} names={network.submodels.map((one) => one.name)} />}
-          </Part>
-        )}
+        {(network) => {
+          const names = network.submodels.map((one) => one.name);
+          return (
+            <>
+              <Part<{ agents: Agent[] }> run={status.run} part="agents" version={version}>
+                {({ agents }) => (
+                  <>
+                    <Steering run={status.run} commands={listCommands(status, agents, names)} />
+                    <AgentTable agents={agents} pins={status.requests?.pins ?? {}} />
+                  </>
+                )}
+              </Part>
+              <Part<Task[]> run={status.run} part="tasks" version={status.rounds_done}>
+                {(tasks) => <History tasks={tasks} names={names} />}
+              </Part>
+            </>
+          );
+        }}
       </Part>
     </>
   );
 }
 
-function AgentTable({ agents }: { agents: Agent[] }) {
+function listCommands(status: Status, agents: Agent[], submodels: string[]): Command[] {
+  const agent = { name: "agent", label: "Agent", choices: agents.map((one) => one.agent) };
+  const pinned = Object.keys(status.requests?.pins ?? {}).sort();
+  const commands: Command[] = [];
+  if (!agents.length) return commands;
+  if (status.state === "running") {
+    commands.push({
+      name: "pin",
+      title: "Pin a submodel",
+      about:
+        "Give a device this submodel from the next round on, whatever it measured, until the pin " +
+        "is removed. Training fails if the submodel does not fit into its memory.",
+      fields: [agent, { name: "submodel", label: "Submodel", choices: submodels }],
+    });
+    if (pinned.length) {
+      commands.push({
+        name: "pin",
+        title: "Remove a pin",
+        about: "Let the measurements of a device decide again.",
+        fields: [{ ...agent, choices: pinned }],
+      });
+    }
+  }
+  commands.push({
+    name: "revoke",
+    title: "Revoke a device",
+    about:
+      "Revoke the certificates of a device. The coordinator disconnects it at once, and it must " +
+      "be enrolled again to return.",
+    fields: [agent],
+  });
+  return commands;
+}
+
+function AgentTable({ agents, pins }: { agents: Agent[]; pins: Record<string, string> }) {
   const head = [
-    ...["agent", "device", "processors", "memory", "uplink", "examples", "state", "submodel"],
+    ...["agent", "labels", "device", "power", "processors", "memory", "uplink", "examples"],
+    ...["state", "submodel", "pinned to"],
     ...["step: predicted", "step: measured", "round: predicted", "round: measured"],
   ];
   const rows = agents.map(({ profile, predicted, measured, ...one }) => [
     one.agent,
+    profile?.labels.join(", ") || "–",
     profile ? profile.board.model || profile.board.kind : "–",
+    profile?.board.power || "–",
     profile ? profile.cpus : null,
     profile ? bytes(profile.memory) : "–",
     profile?.uplink ? `${bytes(profile.uplink)}/s` : "–",
     profile ? profile.examples : null,
     one.state,
     one.submodel || "–",
+    pins[one.agent] ?? "–",
     seconds(predicted.step),
     seconds(measured?.step),
     seconds(predicted.seconds),

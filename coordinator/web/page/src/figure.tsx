@@ -58,6 +58,8 @@ function save(name: string, text: string) {
 /** Without children, the numbers are always shown as a table: of at most `most` rows. */
 export function Figure(props: {
   title: string;
+  /** Name of the CSV file; by default made of the title. */
+  file?: string;
   note?: string;
   numbers: Numbers;
   most?: number;
@@ -73,7 +75,7 @@ export function Figure(props: {
       </section>
     );
   }
-  const file = title.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-");
+  const file = props.file ?? title.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-");
   return (
     <section class="card">
       <header>

@@ -1,39 +1,108 @@
-/** The network as nested corners, and how often each submodel was trained. */
+/** The network as nested corners, and who trained which region how often. */
+import { useChoice } from "./address";
 import { Part } from "./app";
 import type { Network, Status } from "./api";
-import { Corners } from "./charts";
+import { Corners, Trainings } from "./charts";
 import { Figure } from "./figure";
 
+const MOST = 60; // devices that the chart shows; the table has all
+
 export function NetworkView({ status }: { status: Status }) {
+  const [agent, choose] = useChoice("agent");
   return (
     <Part<Network> run={status.run} part="network" version={status.rounds_done}>
-      {(network) => (
-        <Figure
-          title={`Submodels of ${network.name || status.model}`}
-          note={
-            "Each rectangle is a submodel: as wide as its share of the channels, as high as its " +
-            "share of the blocks. The number counts the updates that trained it; a stronger colour " +
-            "is more."
-          }
-          numbers={{
-            head: ["submodel", "width", "blocks per section", "trained by updates"],
-            rows: network.submodels.map((one) => [
-              one.name,
-              one.width,
-              one.depths.join(", "),
-              one.updates,
-            ]),
-          }}
-        >
-          <Corners
-            label="Submodels as nested corners of the network"
-            submodels={network.submodels.map((one) => ({
-              ...one,
-              depth: one.depths.reduce((sum, blocks) => sum + blocks, 0) || 1,
-            }))}
-          />
-        </Figure>
-      )}
+      {(network) => {
+        const agents = [...new Set(network.trained.map((one) => one.agent))].sort();
+        return (
+          <>
+            <p class="control">
+              <label for="agent">Trained by</label>
+              <select
+                id="agent"
+                value={agents.includes(agent) ? agent : ""}
+                onInput={(event) => choose(event.currentTarget.value)}
+              >
+                <option value="">all devices</option>
+                {agents.map((name) => (
+                  <option key={name} value={name}>
+                    {name}
+                  </option>
+                ))}
+              </select>
+            </p>
+            <Regions network={network} model={status.model} agent={agents.includes(agent) ? agent : ""} />
+            <Trainers network={network} agents={agents} />
+          </>
+        );
+      }}
     </Part>
+  );
+}
+
+/** How many updates of a device trained a region. */
+function count(network: Network, agent: string, region: string): number {
+  return network.trained
+    .filter((one) => one.agent === agent && one.regions.includes(region))
+    .reduce((sum, one) => sum + one.updates, 0);
+}
+
+function Regions({ network, model, agent }: { network: Network; model: string; agent: string }) {
+  const submodels = network.submodels.map((one) => ({
+    ...one,
+    updates: agent ? count(network, agent, one.name) : one.updates,
+  }));
+  return (
+    <Figure
+      title={`Submodels of ${network.name || model}${agent ? `, trained by ${agent}` : ""}`}
+      file="submodels"
+      note={
+        "Each rectangle is a submodel: as wide as its share of the channels, as high as its " +
+        "share of the blocks. The number counts the updates that trained it; a stronger colour " +
+        "is more."
+      }
+      numbers={{
+        head: ["submodel", "width", "blocks per section", "trained by updates"],
+        rows: submodels.map((one) => [one.name, one.width, one.depths.join(", "), one.updates]),
+      }}
+    >
+      <Corners
+        label="Submodels as nested corners of the network"
+        submodels={submodels.map((one) => ({
+          ...one,
+          depth: one.depths.reduce((sum, blocks) => sum + blocks, 0) || 1,
+        }))}
+      />
+    </Figure>
+  );
+}
+
+function Trainers({ network, agents }: { network: Network; agents: string[] }) {
+  const names = network.submodels.map((one) => one.name);
+  const shown = agents.slice(0, MOST);
+  return (
+    <Figure
+      title="Who trained which region how often"
+      note={
+        "Updates that trained a submodel as a whole; with many methods, those of larger " +
+        "submodels do so, too." +
+        (agents.length > MOST ? ` The chart shows ${MOST} of ${agents.length} devices.` : "")
+      }
+      numbers={{
+        head: ["agent", "with submodel", "updates", "last in round", "regions"],
+        rows: network.trained.map((one) => [
+          one.agent,
+          one.submodel,
+          one.updates,
+          one.last,
+          one.regions.join(", "),
+        ]),
+      }}
+    >
+      <Trainings
+        label="Updates of each device by region"
+        names={names}
+        rows={shown.map((agent) => ({ agent, counts: names.map((name) => count(network, agent, name)) }))}
+      />
+    </Figure>
   );
 }

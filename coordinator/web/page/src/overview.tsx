@@ -2,7 +2,7 @@
 import { Part } from "./app";
 import type { Rounds, Score, Status } from "./api";
 import { Lines, type Series } from "./charts";
-import { Figure, Table } from "./figure";
+import { Figure } from "./figure";
 import { bytes, clock, ratio, seconds } from "./format";
 
 const SILENT = 10; // seconds without news of the coordinator after which the page says so
@@ -54,21 +54,21 @@ export function Overview({ status }: { status: Status }) {
         {(found) => <Accuracy scores={found.scores} />}
       </Part>
       {status.state === "running" && now && (
-        <section class="card">
-          <h2>Agents now</h2>
-          <Table
-            title="Agents now"
-            head={["agent", "submodel", "state", "task", "training loss", "reason"]}
-            rows={now.members.map((one) => [
+        <Figure
+          title="Agents now"
+          most={200}
+          numbers={{
+            head: ["agent", "submodel", "state", "task", "training loss", "reason"],
+            rows: now.members.map((one) => [
               one.agent,
               one.submodel,
               one.state,
               one.task,
               one.loss === null ? null : Number(one.loss.toPrecision(4)),
               one.reason,
-            ])}
-          />
-        </section>
+            ]),
+          }}
+        />
       )}
       {status.errors.length > 0 && (
         <section class="card">

@@ -51,6 +51,9 @@ export function RoundsView({ status }: { status: Status }) {
 }
 
 function Tasks({ tasks }: { tasks: Task[] }) {
+  const counts = new Map<string, number>();
+  for (const one of tasks) counts.set(one.outcome, (counts.get(one.outcome) ?? 0) + 1);
+  const outcomes = [...counts].sort(([, one], [, other]) => other - one);
   const head = [
     ...["agent", "round", "submodel", "outcome", "seconds", "step", "peak memory", "examples", "loss"],
   ];
@@ -66,6 +69,13 @@ function Tasks({ tasks }: { tasks: Task[] }) {
     one.loss === null ? null : Number(one.loss.toPrecision(4)),
   ]);
   return (
-    <Figure title="Tasks of the latest rounds" numbers={{ head, rows }} most={200} />
+    <>
+      <Figure
+        title="Outcomes of these tasks"
+        note="Folded, or why an update did not count."
+        numbers={{ head: ["outcome", "tasks"], rows: outcomes }}
+      />
+      <Figure title="Tasks of the latest rounds" numbers={{ head, rows }} most={200} />
+    </>
   );
 }

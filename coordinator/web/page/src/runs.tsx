@@ -1,7 +1,7 @@
 /** All runs of the folder, and the accuracy of chosen ones side by side. */
 import { useEffect, useState } from "preact/hooks";
 import { readPart, type Rounds, type RunRow } from "./api";
-import { linkTo } from "./app";
+import { linkTo } from "./address";
 import { Lines, type Series } from "./charts";
 import { Figure } from "./figure";
 import { clock, ratio } from "./format";

@@ -20,12 +20,18 @@ from federated.errors import LinkError
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link, Will
 from federated.wire.links.catalogue import LINKS, open_link
 from federated.wire.links.memory import MemoryLink
+from tests.support.brokers import needs_mosquitto, open_websockets
 from tests.support.member_names import list_tried
 from tests.support.proxy import Proxy
 from tests.support.tcp_link import TcpHub
 
 Connect = Callable[..., Link]
-KINDS = ("memory", "toytcp", pytest.param("mqtt", marks=pytest.mark.broker))
+KINDS = (
+    "memory",
+    "toytcp",
+    pytest.param("mqtt", marks=pytest.mark.broker),
+    pytest.param("ws", marks=[pytest.mark.broker, needs_mosquitto]),
+)
 UNDER_WAY, MESSAGES = 40, 60  # published before a cut, and in all
 ROOM = f"laws-{os.getpid()}"  # of topics: a relay of your own may retain those of other tries
 
@@ -42,6 +48,9 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         case "mqtt":
             with brokers.start(port=0, kind="embedded", directory=tmp_path) as broker:
                 yield f"mqtt://{broker.address}"
+        case "ws":
+            with open_websockets(tmp_path) as url:
+                yield url
         case other:
             yield other
 

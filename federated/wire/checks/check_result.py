@@ -1,18 +1,27 @@
-"""Record the result of one check of `edge-agent doctor`, and format it as text or JSON. Does not
-import torch.
-"""
+"""Record the result of one check, and format it as text or JSON. Does not import torch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
+import click
+
 from federated.errors import EspalierError
+from federated.runtime.console import show_progress
 from federated.safe_text import make_safe
 
-__all__ = ["Check", "State", "find_exit_code", "format_check", "format_json", "report_error"]
+__all__ = [
+    "Check",
+    "State",
+    "find_exit_code",
+    "format_check",
+    "format_json",
+    "print_checks",
+    "report_error",
+]
 
 State: TypeAlias = Literal["ok", "warn", "fail"]
 
@@ -50,6 +59,19 @@ def format_check(check: Check) -> str:
     """Format a check as one line that is safe to show."""
     remedy = f": {check.remedy}" if check.remedy else ""
     return make_safe(f"{check.state:<4}  {check.name:<11}  {check.found}{remedy}", None)
+
+
+def print_checks(checks: Iterable[Check], form: str) -> int:
+    """Print each check as soon as it is made, or all as one line of JSON. Return the exit code."""
+    made = list[Check]()
+    with show_progress("checking"):
+        for check in checks:
+            made.append(check)
+            if form == "text":
+                click.echo(format_check(check))
+    if form == "json":
+        click.echo(format_json(made))
+    return find_exit_code(made)
 
 
 def format_json(checks: Sequence[Check]) -> str:

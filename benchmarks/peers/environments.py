@@ -8,19 +8,41 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import click
 
 from federated.errors import ConfigError
 
-__all__ = ["PEERS", "set_up"]
+__all__ = ["PEERS", "choose_peers", "list_versions", "set_up"]
 
 PEERS: Mapping[str, str] = {
     "flwr": "flwr==1.42.0",
     "nvflare": "nvflare==2.9.0",
     "pfl": "pfl==0.6.0",
+    "ray": "flwr[simulation]==1.42.0",
 }
-"""What to install for each peer."""
+"""What to install for each peer. `ray`: Flower, whose simulation runs on Ray."""
+
+
+def choose_peers(names: Sequence[str]) -> Callable[[Any], Any]:
+    """Return the option `--peer` of a benchmark that knows these peers."""
+    return click.option(
+        "--peer",
+        "peers",
+        multiple=True,
+        type=click.Choice([*names, "none"]),
+        default=tuple(names),
+        callback=lambda context, option, chosen: tuple(name for name in chosen if name in names),
+        help="other project to compare with, or none; may be repeated  [default: all]",
+    )
+
+
+def list_versions(peers: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the packages of these peers."""
+    return dict(PEERS[peer].split("==", 1) for peer in peers)
 
 
 def folder() -> Path:

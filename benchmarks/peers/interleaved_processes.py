@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.aggregation.environments import PEERS, set_up
+from benchmarks.peers.environments import PEERS, set_up
 from benchmarks.timing_comparison import RUNS
 
 __all__ = ["hold"]
@@ -29,7 +29,7 @@ class Contestant:
         module, _, function = entry.partition(":")
         peer = module.rpartition(".")[2]
         python = str(set_up(peer)) if peer in PEERS else sys.executable
-        words = ["-m", "benchmarks.aggregation.worker", module, function, json.dumps(dict(task))]
+        words = ["-m", "benchmarks.peers.worker", module, function, json.dumps(dict(task))]
         single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         self._process = subprocess.Popen(  # noqa: S603
             [python, *words],

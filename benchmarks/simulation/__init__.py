@@ -1,0 +1,1 @@
+"""Compare the speed of simulation with other projects."""

@@ -1,0 +1,1 @@
+"""`python -m benchmarks trainstep`: training as ONNX graphs, compared with PyTorch."""

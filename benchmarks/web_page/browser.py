@@ -1,0 +1,51 @@
+"""Open the web page in Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from federated.errors import ConfigError
+
+__all__ = ["find_chromium", "open_chromium", "sign_in"]
+
+PROGRAMS = ("chromium", "chromium-browser")
+SIGN_IN_TIMEOUT = 60_000  # milliseconds
+
+
+def find_chromium() -> str | None:
+    return next(filter(None, map(shutil.which, PROGRAMS)), None)
+
+
+@contextmanager
+def open_chromium(*flags: str) -> Iterator[Any]:
+    """Start Chromium without a window; yield Playwright's browser. Raises ConfigError if Chromium
+    or Playwright is not installed.
+    """
+    try:
+        api: Any = importlib.import_module("playwright.sync_api")
+    except ImportError as error:
+        raise ConfigError("Playwright is not installed: run `make web`") from error
+    if (program := find_chromium()) is None:
+        raise ConfigError(f"found none of {', '.join(PROGRAMS)}: install Chromium")
+    options = ["--no-sandbox", "--disable-gpu", *flags]
+    with (
+        api.sync_playwright() as playwright,
+        closing(playwright.chromium.launch(executable_path=program, args=options)) as browser,
+    ):
+        yield browser
+
+
+def sign_in(page: Any, url: str, token: str) -> None:
+    """Open a view of a run, and sign in if the page asks for the token. url: with the view."""
+    page.goto(url)
+    views = page.get_by_role("navigation", name="Views")
+    field = page.get_by_label("Token")
+    views.or_(field).first.wait_for(timeout=SIGN_IN_TIMEOUT)
+    if field.is_visible():
+        field.fill(token)
+        page.get_by_role("button", name="Sign in").click()
+        views.wait_for(timeout=SIGN_IN_TIMEOUT)

@@ -1,0 +1,138 @@
+"""Take pictures of the web page while the demo's agents train: those of the README, or every view
+on a desk and on a phone, light and dark.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.generated_docs.live_view import start_agents
+from benchmarks.web_page.browser import open_chromium, sign_in
+from coordinator.broker import local_broker as brokers
+from coordinator.simulate.demo_fleet import DEVICES, Running, process, python_command
+from coordinator.views.run_status import describe_status
+from coordinator.web.page_server import PageServer, Site
+from coordinator.web.serve import find_page
+from federated.errors import FleetError, StoreError
+from federated.runtime.connection_limits import listen
+
+__all__ = ["README", "list_views", "take_pictures"]
+
+RUN, TOKEN = "demo", "a-token-for-pictures"
+DONE = 3  # finished rounds before the first picture, so that charts have points
+PATIENCE = 900.0  # seconds for these rounds, on a busy machine
+MIXED = 120.0  # seconds in which a moment is sought when the agents do different things
+SETTLED = 800  # milliseconds for a view to be drawn
+VIEWS = (*("overview", "round", "devices", "rounds", "network", "releases", "log", "settings"),)
+SIZES = {"desk": (1280, 800), "phone": (390, 844)}
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A picture of one view.
+
+    file: its name, in the folder of the pictures.
+    view: name of the view in the page's address.
+    size: width and height of the window in pixels; of height 0, the whole page.
+    scheme: of colours.
+    """
+
+    file: str
+    view: str
+    size: tuple[int, int]
+    scheme: Literal["light", "dark"] = "light"
+
+
+README = (
+    Shot("page_round.png", "round", (900, 360)),
+    Shot("page_overview.png", "overview", (900, 600), "dark"),
+)
+
+
+def list_views() -> list[Shot]:
+    """Return a picture of every view, on a desk and on a phone, light and dark."""
+    schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+    return [
+        Shot(f"{view}-{place}-{scheme}.png", view, (SIZES[place][0], 0), scheme)
+        for view, place, scheme in product(VIEWS, SIZES, schemes)
+    ]
+
+
+def take_pictures(into: Path, folder: Path, shots: Sequence[Shot]) -> None:
+    """Run the demo's four agents on digits, and write pictures of the page. This takes about two
+    minutes. folder: of the run. Raises ConfigError, MissingExtra, FleetError.
+    """
+    page_files = find_page()
+    with run_agents(folder) as (runs, coordinator), open_chromium() as browser:
+        site = Site(runs, page_files, TOKEN)
+        with closing(PageServer(site, listen("127.0.0.1", 0))) as server:
+            wait_for_rounds(runs, coordinator)
+            for shot in shots:
+                take_picture(browser, server.url, into, shot, runs)
+
+
+def take_picture(browser: Any, url: str, into: Path, shot: Shot, runs: Path) -> None:
+    width, height = shot.size
+    viewport = {"width": width, "height": height or SIZES["desk"][1]}
+    with closing(browser.new_context(viewport=viewport, color_scheme=shot.scheme)) as context:
+        page = context.new_page()
+        sign_in(page, f"{url}/#/{RUN}/{shot.view}", TOKEN)
+        if shot.view == "round":
+            wait_for_variety(runs)
+        page.wait_for_timeout(SETTLED)
+        page.screenshot(path=into / shot.file, full_page=not height)
+
+
+@contextmanager
+def run_agents(folder: Path) -> Iterator[tuple[Path, Running]]:
+    """Run the demo's agents until the context ends; yield the folder of the runs, and the
+    coordinator.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        broker = stack.enter_context(brokers.start("127.0.0.1", 0, "auto", folder / "broker"))
+        options = f"--name {RUN} --rounds 500 --min-agents {len(DEVICES)} --set evaluate.every=1"
+        command = python_command(
+            *("coordinator.cli", "start", "--broker", broker.address, "--runs", str(folder)),
+            *options.split(),
+        )
+        coordinator = stack.enter_context(process("coordinator", command, folder))
+        start_agents(stack, broker.address, folder)
+        yield folder, coordinator
+
+
+def wait_for_rounds(runs: Path, coordinator: Running) -> None:
+    until = time.monotonic() + PATIENCE
+    while count_rounds(runs) < DONE:
+        if coordinator.popen.poll() is not None or time.monotonic() > until:
+            raise FleetError(
+                f"expected {DONE} rounds, found {count_rounds(runs)}; the end of the "
+                f"coordinator's log:\n{coordinator.tail()}"
+            )
+        time.sleep(0.5)
+
+
+def count_rounds(runs: Path) -> int:
+    try:
+        return int(describe_status(RUN, runs)["rounds_done"])
+    except StoreError:
+        return 0  # not begun
+
+
+def wait_for_variety(runs: Path) -> None:
+    """Wait for a moment when the agents train and are at three different stages; give up after a
+    while.
+    """
+    until = time.monotonic() + MIXED
+    while time.monotonic() < until:
+        now = describe_status(RUN, runs)["now"] or {"phase": "", "courses": ()}
+        stages = {course["stages"][-1][0] for course in now["courses"]}
+        if now["phase"] == "train" and len(stages) >= 3:
+            return
+        time.sleep(0.1)

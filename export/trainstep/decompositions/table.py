@@ -1,0 +1,28 @@
+"""The operators whose gradients have decompositions of this project. For all others, PyTorch's
+exporter has some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from export.trainstep.decompositions.convolution import differentiate_convolution
+from export.trainstep.decompositions.indexing import differentiate_select, differentiate_slice
+from export.trainstep.decompositions.pooling import (
+    differentiate_average_pool,
+    differentiate_max_pool,
+)
+
+__all__ = ["DECOMPOSITIONS"]
+
+aten = torch.ops.aten
+DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten.avg_pool2d_backward.default: differentiate_average_pool,
+    aten.convolution_backward.default: differentiate_convolution,
+    aten.max_pool2d_with_indices_backward.default: differentiate_max_pool,
+    aten.select_backward.default: differentiate_select,
+    aten.slice_backward.default: differentiate_slice,
+}

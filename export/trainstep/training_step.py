@@ -1,0 +1,188 @@
+"""One step of training as a function of tensors: forward, backward, corrections, optimiser.
+
+    L = sum_n weight_n loss_n / sum_n weight_n          mean over exits
+    g = dL/dw + pull (w - w_0) + c                      c here for FedDyn
+    g = g min(1, clip / (|g| + 1e-6))
+    w' = optimiser(w, g) - lr c                         c here for SCAFFOLD
+
+as in `federated.training.training_loop`, which it is compared with. A recipe decides which of
+these terms the graph has; their values are inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
+
+from export.trainstep.given_draws import Draw, GivenDraws
+from export.trainstep.graph_function import Answers, GraphFunction, make_examples
+from export.trainstep.optimisers import MOVES
+from export.trainstep.weighted_norm import WeightedNorm
+from federated.device.trainers.graph_names import (
+    CORRECTION,
+    DRAW,
+    NEXT,
+    PARAMETER,
+    START,
+    STATISTIC,
+)
+from federated.errors import ExportError
+from federated.task import Recipe
+from federated.training.objective import flatten_places, standardise_values
+from models.layers.batch_norm import set_norm
+from models.submodel import Network, Submodel
+from models.submodel_building import rehearsal, statistics
+
+__all__ = ["TrainingStep", "make_step"]
+
+
+def make_step(submodel: Submodel, recipe: Recipe, batch: int) -> GraphFunction:
+    """Return a step of a recipe. Its epochs, steps and numbers do not matter.
+
+    ExportError: the recipe has hooks, which are no part of a graph.
+    """
+    if recipe.hook:
+        raise ExportError(f"a training step with the hooks of '{recipe.hook}' requires PyTorch")
+    trained, draws = rehearse(submodel, recipe, batch)
+    step = TrainingStep(Answers.of(submodel), recipe, trained, draws)
+    return GraphFunction("step", submodel, step, step.examples(batch), draws)
+
+
+def rehearse(
+    submodel: Submodel, recipe: Recipe, batch: int
+) -> tuple[tuple[str, ...], tuple[Draw, ...]]:
+    """Return the parameters that a step moves, and what it draws."""
+    net, x = rehearsal(submodel, batch)
+    with GivenDraws() as draws:
+        outs = Answers(net.train(), submodel)(x)
+    wanted = {
+        name: value
+        for name, value in net.named_parameters()
+        if value.requires_grad and name not in recipe.frozen
+    }
+    total = torch.stack([out.sum() for out in outs]).sum()
+    reached = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+    known = zip(wanted, reached, strict=True)
+    return tuple(name for name, grad in known if grad is not None), tuple(draws.found)
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """One step: inputs by name -> outputs by name (`federated.device.trainers.graph_names`).
+
+    answers: of the network
+    recipe: which terms the step has
+    trained: the parameters that it moves
+    draws: masks that it takes
+    """
+
+    answers: Answers
+    recipe: Recipe
+    trained: Sequence[str]
+    draws: Sequence[Draw]
+
+    @property
+    def network(self) -> Network:
+        return self.answers.submodel.network
+
+    def examples(self, batch: int) -> dict[str, Tensor]:
+        """Return an example of each input."""
+        recipe, network = self.recipe, self.network
+        found = make_examples(self.answers.net, network, batch)
+        shapes = {
+            "class": (batch,),
+            "value": (batch, network.outputs),
+            "next": (batch, *network.inputs),
+            "masked": (batch, *network.inputs),
+        }
+        dtype = torch.float32 if network.objective == "value" else torch.int32
+        found["y"] = torch.zeros(shapes[network.objective], dtype=dtype)
+        like = {name: torch.zeros_like(found[PARAMETER + name]) for name in self.trained}
+        kinds = [f"{kind}." for kind in MOVES[recipe.optimiser].state]
+        kinds += [START] if recipe.pull else []
+        kinds += [CORRECTION] if recipe.variate else []
+        found |= {kind + name: value for kind in kinds for name, value in like.items()}
+        if recipe.norm == "tracked":
+            known = statistics(self.answers.submodel)
+            found |= {STATISTIC + name: torch.ones(shape) for name, shape in known.items()}
+        rates = [*MOVES[recipe.optimiser].rates]
+        rates += ["pull"] if recipe.pull else []
+        rates += ["clip"] if recipe.clip else []
+        found |= {name: torch.tensor(1.0) for name in rates}
+        if recipe.masked:
+            found["classes"] = torch.ones(network.outputs)
+        return found | {f"{DRAW}{i}": torch.ones(draw.shape) for i, draw in enumerate(self.draws)}
+
+    def __call__(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Take one step."""
+        set_norm(self.answers.net.train(), self.recipe.norm)
+        values = {
+            name: value.detach().requires_grad_(name in self.trained)
+            for name, value in self.answers.parameters_from(given).items()
+        }
+        known = [name for name in self.answers.statistics if STATISTIC + name in given]
+        buffers = self.answers.copy_buffers()
+        buffers |= {name: given[STATISTIC + name].clone() for name in known}
+        draws = GivenDraws([given[f"{DRAW}{i}"] for i in range(len(self.draws))])
+        with torch.enable_grad():
+            with draws, WeightedNorm(given["weights"]):
+                outs = self.answers.answer({**values, **buffers}, given["x"])
+            loss = self._measure(outs, given)
+            found = torch.autograd.grad(loss, [values[name] for name in self.trained])
+        with torch.no_grad():
+            grads = self._correct(dict(zip(self.trained, found, strict=True)), given)
+            moved = self._move(grads, given)
+        moved |= {NEXT + STATISTIC + name: buffers[name] for name in known}
+        return {**moved, "loss": loss.detach()}
+
+    def _measure(self, outs: Sequence[Tensor], given: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss: the mean over exits."""
+        if self.recipe.masked:
+            outs = [out * given["classes"].reshape(-1, *[1] * (out.dim() - 2)) for out in outs]
+        losses = [measure(self.network, out, given["y"], given["weights"]) for out in outs]
+        return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+
+    def _correct(
+        self, grads: Mapping[str, Tensor], given: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """Return the gradients that the optimiser sees."""
+        if self.recipe.pull:
+            grads = {
+                name: grad + given["pull"] * (given[PARAMETER + name] - given[START + name])
+                for name, grad in grads.items()
+            }
+        if self.recipe.variate == "feddyn":
+            grads = {name: grad + given[CORRECTION + name] for name, grad in grads.items()}
+        if self.recipe.clip:
+            norm = torch.stack([grad.square().sum() for grad in grads.values()]).sum().sqrt()
+            factor = (given["clip"] / (norm + 1e-6)).clamp(max=1.0)
+            grads = {name: grad * factor for name, grad in grads.items()}
+        return grads
+
+    def _move(self, grads: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the new parameters and the new state of the optimiser."""
+        move, out = MOVES[self.recipe.optimiser], dict[str, Tensor]()
+        for name, grad in grads.items():
+            before = {kind: given[f"{kind}.{name}"] for kind in move.state}
+            value, state = move.apply(given[PARAMETER + name], grad, before, given)
+            if self.recipe.variate == "scaffold":
+                value = value - given["lr"] * given[CORRECTION + name]
+            out[NEXT + PARAMETER + name] = value
+            out |= {f"{NEXT}{kind}.{name}": one for kind, one in state.items()}
+        return out
+
+
+def measure(network: Network, out: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted mean over examples of `federated.training.objective.loss`."""
+    if network.objective == "value":
+        each = (out - standardise_values(network, y)).square().mean(1)
+    else:
+        logits, truth = flatten_places(out, y)
+        is_true = truth[:, None] == torch.arange(network.outputs, dtype=truth.dtype)
+        each = -torch.where(is_true, F.log_softmax(logits, 1), 0.0).sum(1)
+        each = each.reshape(len(weights), -1).mean(1)
+    return (each * weights).sum() / weights.sum()

@@ -1,0 +1,45 @@
+"""The benchmark of rounds: how it finds their ends, measures a fleet, and compares it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.round import command
+from benchmarks.round.command import ENDED, Course, make_rows, measure_once
+
+
+def test_ended_rounds_are_found_in_the_output_of_both() -> None:
+    fleet = "round 1 of 2: a0 w1-d2.2\nround 1 took 2.5 s: 2 of 2 updates\nround 2 of 2: a0 w1-d2"
+    assert len(ENDED.findall(fleet)) == 1
+    assert ENDED.findall("listening\nround 1.250\nround 0.500\n") == ["1.250", "0.500"]
+
+
+def test_a_fleet_is_compared_with_bare_clients_and_its_memory_with_limits() -> None:
+    model = 45_000_000
+    fleet = Course(2.6, 4.0, 260_000_000, 260_000_000 + 2 * model)
+    found = {("mosquitto", 2): (fleet, Course(2.0, 3.0, 30_000_000, 90_000_000))}
+    rows = {(row.name, row.rival): row for row in make_rows(found, {2: Course(3.0, 4.4, 0, 0)})}
+    name = "2 agents, mosquitto"
+    assert rows[f"round, {name}", "bare clients"].met
+    assert not rows[f"round, {name}", "flwr"].met
+    assert rows[f"processor, {name}", "bare clients"].ratio == 0.75
+    assert rows[f"processor, {name}", "flwr"].ratio == pytest.approx(1.1)
+    assert not rows[f"base, {name}", "most"].met
+    assert rows[f"growth, {name}", "most"].ours == pytest.approx(2, abs=0.1)
+    assert rows[f"growth, {name}", "most"].met
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.processes
+def test_a_fleet_and_bare_clients_end_their_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "MODEL", "preresnet-10")
+    fleet, bare = measure_once(tmp_path / "runs", "embedded", 1, 4)
+    for one in (fleet, bare):
+        assert 0 < one.seconds < 60
+        assert 0 < one.processor < 60
+        assert one.base <= one.peak

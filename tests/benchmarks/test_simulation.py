@@ -1,0 +1,49 @@
+"""The benchmark of simulation: that its contestants do the same work, and how it compares them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.simulation.command import ENTRIES, LOOP, ONE, SEVERAL, make_rows, run_once
+from benchmarks.simulation.meter import Measured
+from federated.errors import FleetError
+
+PYTHON = Path(sys.executable)
+
+
+@pytest.mark.processes
+def test_our_simulation_and_the_plain_loop_both_learn() -> None:
+    ours = run_once(PYTHON, ENTRIES[ONE], 30)
+    loop = run_once(PYTHON, ENTRIES[LOOP], 30)
+    assert min(ours.accuracy, loop.accuracy) > 0.5
+    for found in (ours, loop):
+        assert 0 < found.client < found.round
+        assert found.size > 50_000_000
+
+
+def test_a_contestant_that_fails_is_named() -> None:
+    with pytest.raises(FleetError, match=r"plain_loop:nothing failed(.|\n)*nothing"):
+        run_once(PYTHON, "benchmarks.simulation.plain_loop:nothing", 2)
+
+
+def test_rivals_are_compared_by_time_memory_and_accuracy() -> None:
+    found = {
+        ONE: Measured(0.5, 0.10, 0.010, 300_000_000, 0.970),
+        SEVERAL: Measured(1.5, 0.06, 0.011, 600_000_000, 0.970),
+        LOOP: Measured(0.1, 0.09, 0.009, 200_000_000, 0.972),
+        "pfl": Measured(0.2, 0.11, 0.011, 250_000_000, 0.955),
+        "ray": Measured(9.0, 1.20, 0.120, 1_400_000_000, 0.965),
+    }
+    rows = {(row.name, row.rival): row for row in make_rows(found)}
+    assert rows[f"client, {ONE}", LOOP].met
+    assert rows[f"client, {ONE}", "pfl"].ratio == pytest.approx(1.1)
+    assert not rows[f"client, {ONE}", "pfl"].met
+    assert rows[f"round, {SEVERAL}", "ray"].met
+    assert rows[f"first round, {ONE}", "most"].met
+    assert not rows[f"first round, {SEVERAL}", "most"].met
+    assert not rows[f"memory, {SEVERAL}", "most"].met
+    assert rows[f"error, {ONE}", "ray"].met
+    assert not rows[f"error, {ONE}", "pfl"].met

@@ -1,0 +1,60 @@
+"""The benchmark of the web page, and its pictures in the README."""
+
+from __future__ import annotations
+
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from benchmarks.web_page.browser import find_chromium
+from benchmarks.web_page.command import DOCS, format_conclusion
+from benchmarks.web_page.fleet_load import is_heap_flat, measure, percentile
+from benchmarks.web_page.pictures import README, list_views
+from coordinator.web.serve import PACKAGE
+
+
+def test_the_percentile_is_one_of_the_values() -> None:
+    assert percentile(range(1, 101), 0.99) == 99
+    assert percentile([70.0, 60.0], 0.99) == 70.0
+    assert percentile([], 0.99) == 0.0
+
+
+def test_memory_that_grows_by_a_tenth_is_not_flat() -> None:
+    assert is_heap_flat([100, 300, 104, 109])
+    assert not is_heap_flat([100, 300, 111, 112])
+    assert is_heap_flat([100, 200]), "too few samples to tell"
+
+
+def test_every_view_has_pictures_on_a_desk_and_a_phone_light_and_dark() -> None:
+    shots = list_views()
+    assert len({shot.file for shot in shots}) == len(shots) == 8 * 4
+    assert {(shot.size[0], shot.scheme) for shot in shots} == {
+        (width, scheme) for width in (1280, 390) for scheme in ("light", "dark")
+    }
+
+
+def test_the_readme_shows_the_page_in_small_pictures() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    for shot in README:
+        picture = (DOCS / shot.file).read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        assert struct.unpack(">II", picture[16:24]) == shot.size
+        assert len(picture) < 120_000
+        assert f"docs/{shot.file}" in text
+
+
+@pytest.mark.slow
+@pytest.mark.timed
+@pytest.mark.processes
+@pytest.mark.broker
+@pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine")
+@pytest.mark.skipif(find_spec(PACKAGE) is None, reason="the page is not built: run `make web`")
+def test_a_small_fleet_is_measured(tmp_path: Path) -> None:
+    pytest.importorskip("playwright.sync_api")
+    made = measure(tmp_path, agents=5, rounds=1, blocks=1, say=print)
+    assert made.events > 0
+    assert made.heaps
+    assert made.with_page > 0
+    assert any("5 agents" in line for line in format_conclusion(made))

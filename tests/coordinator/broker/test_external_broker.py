@@ -1,0 +1,62 @@
+"""What a run does about a broker of a user."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from coordinator.broker import external_broker
+from coordinator.broker import local_broker as brokers
+from coordinator.cli.main import main
+from federated.wire.checks.broker_trial import WILDCARDS, Place
+from federated.wire.checks.check_result import Check
+from federated.wire.link import CHUNK
+from federated.wire.links.catalogue import open_link
+
+
+@pytest.mark.broker
+def test_a_run_adapts_its_chunks_to_a_limit_that_the_broker_does_not_state(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with (
+        brokers.start(port=0, kind="embedded", directory=tmp_path, max_packet=110_000) as broker,
+        contextlib.closing(open_link(broker.address, "coordinator")) as link,
+    ):
+        assert link.max_chunk == CHUNK
+        assert not external_broker.adapt(link, broker.address, "r", lines.append)
+        assert link.max_chunk < 110_000
+    assert [line for line in lines if "98304 bytes accepted" in line] == lines
+    assert len(lines) == 1
+
+
+def test_a_run_knows_that_retained_messages_reach_no_wildcard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lacking = Check(WILDCARDS, "warn", "no wildcards", "do this")
+
+    def try_nothing(place: Place) -> list[Check]:
+        return [Check("order", "ok", ""), lacking]
+
+    monkeypatch.setattr(external_broker, "try_basics", try_nothing)
+    lines: list[str] = []
+    with contextlib.closing(open_link("memory://any", "coordinator")) as link:
+        assert external_broker.adapt(link, "mqtt://broker", "r", lines.append)
+        assert not external_broker.adapt(link, "memory://any", "r", lines.append)
+    assert lines == ["the broker at mqtt://broker:1883: no wildcards: do this"]
+
+
+@pytest.mark.broker
+def test_the_doctor_prints_each_check_and_exits_accordingly(tmp_path: Path) -> None:
+    with brokers.start(port=0, kind="embedded", directory=tmp_path) as broker:
+        healthy = CliRunner().invoke(main, ["doctor", "--broker", broker.address])
+    assert healthy.exit_code == 0, healthy.output
+    assert [line.split()[1] for line in healthy.output.splitlines()][:6] == [
+        *("dns", "tcp", "tls", "credentials", "order", "retained")
+    ]
+    gone = CliRunner().invoke(main, ["doctor", "--broker", broker.address, "--format", "json"])
+    told = json.loads(gone.output)
+    assert gone.exit_code == told["exit"] == 5
+    assert told["checks"][-1]["check"] == "tcp"

@@ -1,0 +1,62 @@
+"""A broker that turns '.' in topics into '/', and sends no retained message to a wildcard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.broker.external_broker import examine
+from federated.errors import LinkError
+from federated.wire import topics
+from federated.wire.checks.check_result import format_check
+from tests.support.links import open_links, wait_for_delivery
+from tests.support.processes import AGENT, COORDINATOR, Start, result
+from tests.support.rabbitmq import needs_rabbitmq, open_rabbitmq
+
+pytestmark = [pytest.mark.broker, pytest.mark.processes, pytest.mark.slow, needs_rabbitmq]
+
+
+@pytest.fixture(scope="module")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with open_rabbitmq(tmp_path_factory.mktemp("rabbitmq")) as address:
+        yield address
+
+
+def test_agents_find_a_run_and_finish_its_rounds(
+    tmp_path: Path, start: Start, rabbitmq: str
+) -> None:
+    settings = ("method.widths=[0.25,0.5]", "method.depths=[1]", "train.epochs=1", "fleet.wait=90")
+    coordinator = start(
+        *(*COORDINATOR, "start", "--broker", rabbitmq, "--method", "fedfa", "--min-agents", "2"),
+        *("--rounds", "2", "--format", "json"),
+        *(part for setting in settings for part in ("--set", setting)),
+    )
+    agents = [
+        start(
+            *(*AGENT, "join", "--broker", rabbitmq, "--name", f"a{i}", "--wait", "90"),
+            *("--data", "digits", "--shard", f"{i}/2", "--seed", "0", "--format", "json"),
+        )
+        for i in range(2)
+    ]
+    assert result(coordinator, 240)["rounds"] == 2
+    assert [result(agent, 60)["updates"] for agent in agents] == [2, 2]
+    assert "retained messages do not reach a subscription with a wildcard" in (
+        (tmp_path / "0.err").read_text()
+    )
+
+
+def test_the_doctor_says_what_is_missing(rabbitmq: str) -> None:
+    found = {check.name: check for check in examine(rabbitmq, None)}
+    missing = {name: check.state for name, check in found.items() if check.state != "ok"}
+    assert missing == {"wildcards": "warn"}, [format_check(check) for check in found.values()]
+
+
+def test_a_name_with_a_dot_ends_a_link_with_a_reason(rabbitmq: str) -> None:
+    with open_links(rabbitmq, "a") as (link,):
+        topic = topics.status("r", "pi.local")
+        link.subscribe(topic)
+        link.publish(topic, b"1")
+        with pytest.raises(LinkError, match=r"turns '\.' in topics into '/'"):
+            wait_for_delivery(link, topic)

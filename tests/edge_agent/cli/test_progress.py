@@ -1,0 +1,31 @@
+"""Commands that take more than two seconds show on a terminal what they do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import ROOT
+from tests.support.terminal import run_on_terminal
+
+TOY = str(ROOT / "tests/export/toy.onnx")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["bench", TOY, "--threads", "1"], "measuring toy.onnx with onnx, threads 1"),
+        (["join", "--data", "digits", "--dry-run"], "training and evaluating once"),
+    ],
+    ids=["bench", "join"],
+)
+def test_a_long_command_says_what_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], shown: str
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("ESPALIER_STATE", str(tmp_path))
+    text = run_on_terminal([sys.executable, "-m", "edge_agent.cli", *words], tmp_path)
+    assert shown in text

@@ -1,0 +1,72 @@
+"""Proxies that the environment names."""
+
+from __future__ import annotations
+
+import pytest
+
+from federated.errors import ConfigError
+from federated.system.proxies import Proxy, find_proxy
+
+NAMES = ("mqtt_proxy", "http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUEST_METHOD")
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "variable"),
+    [
+        ("mqtt", "mqtt_proxy"),
+        ("mqtts", "mqtt_proxy"),
+        ("ws", "http_proxy"),
+        ("wss", "https_proxy"),
+        ("mqtts", "all_proxy"),
+        ("wss", "all_proxy"),
+    ],
+)
+def test_each_scheme_has_its_variable(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, variable: str
+) -> None:
+    monkeypatch.setenv(variable.upper(), "http://me:p%40ss@proxy:3128")
+    proxy = find_proxy(scheme, "broker", 1883)
+    assert proxy == Proxy("HTTP", "proxy", 3128, "me", "p@ss", variable)
+    assert "p@ss" not in f"{proxy} {proxy!r}"
+
+
+def test_the_variable_of_the_scheme_precedes_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://other")
+    monkeypatch.setenv("mqtt_proxy", "proxy:1")
+    assert find_proxy("mqtt", "broker", 1883) == Proxy("HTTP", "proxy", 1, None, None, "mqtt_proxy")
+    assert find_proxy("wss", "broker", 443) == Proxy(
+        "SOCKS5", "other", None, None, None, "all_proxy"
+    )
+
+
+def test_this_machine_and_the_hosts_in_no_proxy_are_reached_directly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("all_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "near.example,far.example:443")
+    for host, port in (
+        ("localhost", 1883),
+        ("127.0.0.2", 1883),
+        ("::1", 1883),
+        ("a.near.example", 1883),
+        ("far.example", 443),
+    ):
+        assert find_proxy("mqtt", host, port) is None
+    assert find_proxy("mqtt", "far.example", 1883) is not None
+
+
+@pytest.mark.parametrize("value", ["https://proxy", "http://", "http://proxy:x"])
+def test_a_proxy_that_cannot_be_used_is_an_error_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("https_proxy", value.replace("://", "://me:secret@"))
+    with pytest.raises(ConfigError, match="https_proxy: expected http://") as caught:
+        find_proxy("wss", "broker", 443)
+    assert "secret" not in str(caught.value)

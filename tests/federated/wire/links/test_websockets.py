@@ -1,0 +1,98 @@
+"""MQTT over WebSockets."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.broker import embedded_broker
+from coordinator.broker.local_addresses import find_free_port
+from federated.errors import LinkError
+from federated.wire import envelope, topics
+from federated.wire.chunks import split
+from federated.wire.link import CHUNK
+from federated.wire.links.mqtt import MqttLink
+from federated.wire.retained_blobs import Download, RetainedBlob, publish
+from tests.support.brokers import is_listening, needs_mosquitto, open_websockets
+from tests.support.certificates import certificate
+from tests.support.links import listen, open_links, wait_for_delivery
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.broker
+
+
+@needs_mosquitto
+def test_messages_travel_over_websockets_with_tls(tmp_path: Path) -> None:
+    pem = certificate(["127.0.0.1"], (-1, 30), tmp_path, "server")
+    with (
+        open_websockets(tmp_path, pem) as url,
+        open_links(f"{url}?ca={pem}", "a", "b") as (a, b),
+    ):
+        assert str(a.address) == f"{url}/mqtt"
+        listen(b, "x/+")
+        a.publish("x/1", b"one" * 1000)
+        assert wait_for_delivery(b, "x/1").payload == b"one" * 1000
+
+
+@contextlib.contextmanager
+def open_fast_websockets(folder: Path) -> Iterator[str]:
+    """Run the embedded broker with WebSockets; yield their address. Those of mosquitto 2.0 take
+    seconds for a chunk.
+    """
+    plain, web = (find_free_port("127.0.0.1", 0) for _ in range(2))
+    command = embedded_broker.prepare("127.0.0.1", plain, folder, 1 << 20)
+    with (folder / "embedded.toml").open("a") as settings:
+        settings.write(
+            f'[ws.1]\nname = "ws"\nlisten = "127.0.0.1:{web}"\nnext_connection_delay_ms = 1\n'
+            "[ws.1.connections]\nconnection_timeout_ms = 60000\nmax_payload_size = 1048576\n"
+            "max_inflight_count = 100\ndynamic_filters = true\n"
+        )
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        assert eventually(lambda: is_listening(f"127.0.0.1:{web}"), 60)
+        yield f"ws://127.0.0.1:{web}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def test_weights_are_downloaded_over_websockets(tmp_path: Path) -> None:
+    data = bytes(range(256)) * (8 << 10)
+    manifest, base = split(data, CHUNK, "weights"), topics.model("r", "0", "w0.5-d1")
+    with open_fast_websockets(tmp_path) as url, open_links(url, "a", "b") as (a, b):
+        publish(a, base, manifest, memoryview(data))
+        assert a.flush(60)
+        blob = RetainedBlob(base, manifest.sha256, manifest.size)
+        download = Download(b, blob, tmp_path / "weights", time.monotonic(), sync=False)
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            found = b.receive(1)
+            if found is not None and download.take(envelope.decode(found.payload), 0.0):
+                break
+    assert (tmp_path / "weights").read_bytes() == data
+
+
+# the library leaves the socket to the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"])
+def test_a_server_without_websockets_is_explained(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def serve() -> None:
+            client, _ = door.accept()
+            with client:
+                client.recv(1000)
+                client.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(LinkError, match="to WebSockets at the path /here; check port and path"):
+            MqttLink(f"ws://127.0.0.1:{door.getsockname()[1]}/here", "a", timeout=3.0)
+        thread.join()
