@@ -203,8 +203,8 @@ class OnnxNetwork:
     def _close(
         self, begun: Mapping[str, Value], steps: int
     ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return the change of the variates to send, and the new ones to keep."""
-        recipe, sent, memory = self.start.recipe, dict[str, Array](), dict[str, Array]()
+        """Return the change of the variates to send, and the memory with the new ones."""
+        recipe, sent, memory = self.start.recipe, dict[str, Array](), dict(self.start.memory)
         scaffold = recipe.variate == "scaffold"
         rate = np.float32(1 / (steps * recipe.lr) if scaffold else recipe.pull)
         for key, value in begun.items():

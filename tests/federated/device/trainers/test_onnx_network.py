@@ -27,7 +27,7 @@ from federated.training.training_inputs import (
 )
 from models.menu import menu
 from models.submodel import Submodel
-from models.submodel_building import build
+from models.submodel_building import build, statistics
 from tests.support.smallest_networks import small
 
 SLOTS = 9
@@ -39,11 +39,9 @@ MLP = menu(small("mlp"), (0.5,), (1,))[0]
 def open_graphs(submodel: Submodel, recipe: Recipe) -> dict[str, GraphSession]:
     key = f"{submodel.name} {recipe}"
     if key not in OPEN:
-        made = [
-            make_step(submodel, recipe, SLOTS),
-            make_calibration(submodel, SLOTS),
-            make_evaluation(submodel, SLOTS),
-        ]
+        made = [make_step(submodel, recipe, SLOTS), make_evaluation(submodel, SLOTS)]
+        if statistics(submodel):
+            made.append(make_calibration(submodel, SLOTS))
         OPEN[key] = {one.kind: GraphSession(export_graph(one)) for one in made}
     return OPEN[key]
 
