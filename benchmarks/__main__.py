@@ -63,7 +63,7 @@ COMMANDS = {
     ),
     "page": LazyCommand(
         "benchmarks.web_page.command:command",
-        "Measure the web page beside a large fleet, or take pictures of it.",
+        "Measure the web page of a large fleet, or take pictures.",
     ),
     "predict": LazyCommand(
         "benchmarks.cost_prediction.command:command",

@@ -24,12 +24,14 @@ BASE = (
     f"import sys; sys.modules |= dict.fromkeys({EXTRAS!r}); from coordinator.cli.main import main; "
     "main(prog_name='coordinator')"
 )
-READING = {"check", "devices", "log", "pause", "runs", "status", "stop"}
+READING = {"check", "devices", "log", "pause", "pin", "runs", "status", "stop"}
 ARGUMENTS = {
     "assign": ["--profile", "pi.json"],
     "check": ["run"],
     "enroll": ["pi"],
+    "doctor": ["--broker", "mqtt://127.0.0.1:1"],
     "export": ["run", "--out", "release"],
+    "pin": ["pi", "1.0"],
     "release": ["run"],
     "revoke": ["pi"],
     "simulate": ["run.toml"],
@@ -54,7 +56,7 @@ def test_help_needs_no_extra(tmp_path: object) -> None:
     assert all(name in done.stdout for name in main.lazy)
 
 
-@pytest.mark.parametrize("command", sorted(main.lazy.keys() - READING))
+@pytest.mark.parametrize("command", sorted(main.lazy.keys() - READING - {"doctor"}))
 def test_a_command_names_the_missing_package_and_how_to_install_it(
     command: str, tmp_path: object
 ) -> None:
@@ -69,6 +71,12 @@ def test_a_command_that_reads_runs_works_without_extras(command: str, tmp_path: 
     done = run(command, *ARGUMENTS.get(command, []), folder=str(tmp_path))
     assert re.search("no run ('run' )?in runs", done.stdout + done.stderr), done
     assert done.returncode == (0 if command == "runs" else 7)
+
+
+def test_the_checks_of_a_broker_work_without_extras(tmp_path: object) -> None:
+    done = run("doctor", *ARGUMENTS["doctor"], folder=str(tmp_path))
+    assert "connection refused" in done.stdout
+    assert done.returncode == 5
 
 
 def test_the_files_that_ci_tests_without_extras_exist() -> None:

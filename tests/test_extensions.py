@@ -44,13 +44,13 @@ TOY = dict.fromkeys(MEMBERS, "toy")
 # entry-point group -> files of the catalogue's folder that define no member
 NO_MEMBERS = {
     "espalier.data": {
-        *("csv_tables", "custom_arrays", "given_data", "held_out_splits"),
+        *("csv_tables", "custom_arrays", "download_progress", "given_data", "held_out_splits"),
         *("image_folders", "loading", "partition_algorithms", "partitions"),
     },
-    "espalier.links": {"connection_diagnosis", "mqtt_client_setup"},
-    "espalier.readers": {"run_readers", "terminal_output"},
+    "espalier.links": {"connection_diagnosis", "connection_errors", "mqtt_client_setup"},
+    "espalier.readers": {"run_readers", "task_courses", "terminal_output"},
     "espalier.rules": {"arithmetic"},
-    "espalier.trainers": {"pytorch_trainer"},
+    "espalier.trainers": {"graph_names", "graph_session", "onnx_network", "pytorch_trainer"},
 }
 NET = network("mlp", (4,), 2)
 CARD = Run("r", "toy", "mlp", NET, (), 8, "s", menu=(full(NET),))

@@ -74,7 +74,7 @@ def format_conclusion(made: PageLoad) -> list[str]:
 def command(
     agents: int, rounds: int, times: int, pictures: bool, views: Path | None, form: str
 ) -> None:
-    """Measure the web page beside a large fleet, or take pictures of it.
+    """Measure the web page of a large fleet, or take pictures.
 
     It needs Chromium, and the built page (`make web`). The exit code is 1 if a goal is missed.
     """

@@ -47,7 +47,11 @@ def describe_records(records: RunRecords) -> dict[str, Any]:
     config, done, folder = read_config(records), records.rounds_done, records.folder
     scored, scores = find_last_scores(records)
     best = select_overall(scores)
-    written = max(path.stat().st_mtime for path in folder.glob(f"{DATABASE}*"))
+    # reading creates an empty log and an index, and does not change the rest
+    files = [
+        path.stat() for path in (folder / DATABASE, folder / f"{DATABASE}-wal") if path.exists()
+    ]
+    written = max(file.st_mtime for file in files if file.st_size)
     return {
         "state": find_state(run_lock.is_held(folder), done, config.rounds, read_now(folder)),
         **describe_config(config),
