@@ -66,7 +66,7 @@ class Here:
             result.write_bytes(encode_update(update, find_loaded_codec(task.codec)))
         except Exception as error:  # any error in training is a failure of the task
             logging.getLogger(__name__).info("failed", exc_info=error)
-            self.outcome = Outcome(task, None, str(error))
+            self.outcome = Outcome(task, None, str(error) or repr(error))
             return
         self.outcome = Outcome(task, result, loss=loss)
 
