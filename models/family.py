@@ -105,6 +105,7 @@ class Family:
     address: section, block and rest of a tensor's name, None outside the sections; used for
         grafting
     torchvision: names and conversion of torchvision's weights, or None
+    draws: True if training may draw from PyTorch's global generator, as dropout does
     """
 
     build: Callable[[Submodel], nn.Module]
@@ -119,6 +120,7 @@ class Family:
     pieces: Callable[[Submodel], Pieces] = no_pieces
     address: Callable[[str], Address | None] = parse_address
     torchvision: Torchvision | None = None
+    draws: bool = True
 
 
 def list_spellings(name: str, known: Family) -> tuple[str, ...]:

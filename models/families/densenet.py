@@ -228,4 +228,5 @@ DENSENET = Family(
     features=frozenset({"scaler"}),
     help="for images",
     torchvision=Torchvision(NAMES, convert),
+    draws=False,
 )

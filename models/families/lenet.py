@@ -99,4 +99,5 @@ LENET = Family(
     labelled=last_linear,
     features=frozenset({"projection", "scaler"}),
     help="for images",
+    draws=False,
 )

@@ -89,4 +89,5 @@ MLP = Family(
     labelled=last_linear,
     features=frozenset({"projection", "scaler", "steps"}),
     help="for tables",
+    draws=False,
 )

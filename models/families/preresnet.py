@@ -173,4 +173,5 @@ PRERESNET = Family(
     labelled=labelled_tensors,
     features=frozenset({"projection", "scaler", "scaler-always", "steps", *EXITS}),
     help="for images",
+    draws=False,
 )

@@ -269,4 +269,5 @@ RESNET = Family(
     help="for images; `10` to `wide-101` with the stem of ImageNet, CIFAR (`-cifar`) or NeFL "
     "(`-nefl`)",
     torchvision=Torchvision(NAMES, convert),
+    draws=False,
 )

@@ -119,4 +119,5 @@ RESNET1D = Family(
     labelled=last_linear,
     features=frozenset({"projection", "scaler", "steps"}),
     help="for windows of sensor data",
+    draws=False,
 )

@@ -190,4 +190,5 @@ VIT = Family(
     features=frozenset({"projection", "scaler", "steps"}),
     help="for images of 32 x 32 pixels; `micro`: of 8 x 8; `tiny`, `s` and `b`: of 224 x 224",
     torchvision=Torchvision({"b": "vit_b_16"}, convert),
+    draws=False,
 )
