@@ -163,8 +163,8 @@ def distillation_recipe(state: State, submodel: Submodel) -> Recipe:
 def mutual_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     """Return the sum over exits of their own losses and the distillation from the others."""
     outs = run_exits(session.net, session.submodel, x)
-    labels = session.labels if session.recipe.masked else None
-    own = [objective.masked_loss(session.submodel.network, out, truth, labels) for out in outs]
+    network, held = session.submodel.network, session.held
+    own = [objective.masked_loss(network, out, truth, held) for out in outs]
     weight = float(session.recipe.options["weight"]) / max(1, len(outs) - 1)
     logs = [F.log_softmax(out, 1) for out in outs] if weight else []
     taught = [
@@ -237,7 +237,7 @@ def depthfl() -> Method:
         parts=count_parts,
         finish=finish,
         trains=inner_submodels,
-        hooks=Hooks("depthfl", loss=mutual_loss),
+        hooks=Hooks("depthfl", loss=mutual_loss, steady=True),
         inactive=inactive,
         breaks={
             "alone": FEDDYN,

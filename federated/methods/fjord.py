@@ -175,14 +175,14 @@ def loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     """
     # the last index is the device's own width
     drawn = int(torch.randint(len(session.own) + 1, (), generator=session.generator))
-    network, labels = session.submodel.network, session.labels if session.recipe.masked else None
+    network, held = session.submodel.network, session.held
     narrow = session.own[drawn] if drawn < len(session.own) else None
     if narrow is None or not session.recipe.options["kd"]:
         out = session.net(x) if narrow is None else narrow.answer(session, x)
-        return objective.masked_loss(network, out, truth, labels)
+        return objective.masked_loss(network, out, truth, held)
     full, out = session.net(x), narrow.answer(session, x)
-    if labels is not None:
-        full, out = objective.mask_logits(full, labels), objective.mask_logits(out, labels)
+    if held is not None:
+        full, out = objective.mask_logits(full, held), objective.mask_logits(out, held)
     return objective.loss(network, full, truth) + distillation_loss(network, out, full.detach())
 
 

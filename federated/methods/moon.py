@@ -38,7 +38,7 @@ from federated.methods.common.submodel_sizes import propose_sizes
 from federated.methods.fedavg import fedavg, recipe
 from federated.task import Recipe
 from federated.training.hooks import Hooks, Session
-from federated.training.training_loop import plain_loss
+from federated.training.training_step import plain_loss
 from models.layers.batch_norm import norms
 from models.submodel import Submodel
 

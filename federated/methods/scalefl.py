@@ -91,9 +91,8 @@ def weighted_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     from the last one.
     """
     outs = run_exits(session.net, session.submodel, x)
-    labels = session.labels if session.recipe.masked else None
-    gamma = session.recipe.options["gamma"]
-    losses = [objective.masked_loss(session.submodel.network, out, truth, labels) for out in outs]
+    network, gamma = session.submodel.network, session.recipe.options["gamma"]
+    losses = [objective.masked_loss(network, out, truth, session.held) for out in outs]
     if gamma:
         losses = [
             own + gamma * distillation_loss(out, outs[-1], session)
@@ -167,6 +166,6 @@ def scalefl() -> Method:
         menu=propose,
         recipe=distillation_recipe,
         trains=inner_submodels,
-        hooks=Hooks("scalefl", loss=weighted_loss),
+        hooks=Hooks("scalefl", loss=weighted_loss, steady=True),
         inactive=inactive,
     )

@@ -58,6 +58,7 @@ def evaluate(
     net.eval()
     device = next(net.parameters()).device
     network, found = submodel.network, dict[str, list[dict[str, list[float]]]]()
+    held = objective.mark_labels(data.labels, network.outputs, device) if data.labels else None
     with torch.inference_mode():
         for start in range(0, len(data.y), recipe.batch):
             if stop is not None and stop():
@@ -74,8 +75,8 @@ def evaluate(
                     "ensemble": torch.stack(outs).mean(0),
                     **{f"exit{i}": out for i, out in enumerate(outs)},
                 }
-            if data.labels:
-                views["labels"] = objective.mask_logits(outs[-1], data.labels)
+            if held is not None:
+                views["labels"] = objective.mask_logits(outs[-1], held)
             for view, out in views.items():
                 found.setdefault(view, []).append(
                     objective.tally(network, out, truth, per_class=recipe.per_class)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,9 +19,12 @@ from torch import Tensor, nn
 
 from federated.settings import Settings
 from federated.task import Recipe
+from federated.training import objective
 from models.submodel import Network, Submodel
 
 __all__ = ["Hooks", "Session", "Survey"]
+
+RESIDENT = 1 << 28  # bytes of examples that lie on a GPU during a training
 
 
 @dataclass
@@ -69,6 +73,22 @@ class Session:
         """Device of the network."""
         return next(self.net.parameters()).device
 
+    @cached_property
+    def held(self) -> Tensor | None:
+        """Which classes the device holds, bool [outputs] beside the network, if the loss is masked;
+        else None.
+        """
+        if not self.recipe.masked:
+            return None
+        return objective.mark_labels(self.labels, self.submodel.network.outputs, self.device)
+
+    @cached_property
+    def resident(self) -> tuple[Tensor, Tensor] | None:
+        """All examples and their labels on a GPU, if they fit well; else None."""
+        if self.device.type != "cuda" or self.x.nbytes > RESIDENT:
+            return None
+        return torch.tensor(self.x, device=self.device), torch.tensor(self.y, device=self.device)
+
 
 @dataclass(frozen=True)
 class Survey:
@@ -106,6 +126,9 @@ class Hooks:
         mean over the network's exits of the recipe's own loss
     step: called after each backward pass, when gradients exist and no parameter has moved
     close: called after the last step
+    steady: True if `loss` is the same computation in every step of a training: it draws nothing,
+        and reads only the batch, the network, `held` and the recipe. Then a GPU records a whole
+        step once, and repeats it.
     """
 
     name: str
@@ -114,8 +137,14 @@ class Hooks:
     loss: Callable[[Session, Tensor, Tensor], Tensor] | None = None
     step: Callable[[Session], None] | None = None
     close: Callable[[Session], None] | None = None
+    steady: bool = False
 
     @property
     def train(self) -> bool:
         """True if training needs the hooks. A device that cannot run a survey skips it."""
         return any((self.open, self.loss, self.step, self.close))
+
+    @property
+    def repeats(self) -> bool:
+        """True if all steps of a training are the same computation."""
+        return self.steady or not any((self.open, self.loss, self.step))

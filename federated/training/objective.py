@@ -19,6 +19,7 @@ from models.submodel import Network
 __all__ = [
     "flatten_places",
     "loss",
+    "mark_labels",
     "mask_logits",
     "masked_loss",
     "prepare_batch",
@@ -47,12 +48,17 @@ def standardise_values(network: Network, y: Tensor) -> Tensor:
     return y
 
 
-def mask_logits(logits: Tensor, labels: Collection[int]) -> Tensor:
-    """Return logits [N, classes, ...] with those of absent classes set to 0, not to minus infinity
-    (HeteroFL, section 3; the authors' code).
-    """
-    held = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+def mark_labels(labels: Collection[int], outputs: int, device: torch.device | str) -> Tensor:
+    """Return which classes are among `labels`: bool [outputs]."""
+    held = torch.zeros(outputs, dtype=torch.bool)
     held[list(labels)] = True
+    return held.to(device)
+
+
+def mask_logits(logits: Tensor, held: Tensor) -> Tensor:
+    """Return logits [N, classes, ...] with those of absent classes set to 0, not to minus infinity
+    (HeteroFL, section 3; the authors' code). held: bool [classes].
+    """
     return torch.where(held.reshape(-1, *[1] * (logits.dim() - 2)), logits, 0.0)
 
 
@@ -67,11 +73,9 @@ def loss(network: Network, out: Tensor, truth: Tensor) -> Tensor:
     )
 
 
-def masked_loss(
-    network: Network, out: Tensor, truth: Tensor, labels: Collection[int] | None
-) -> Tensor:
-    """Return the loss; with `labels`, the logits of all other classes are set to 0."""
-    return loss(network, out if labels is None else mask_logits(out, labels), truth)
+def masked_loss(network: Network, out: Tensor, truth: Tensor, held: Tensor | None) -> Tensor:
+    """Return the loss; with `held`, the logits of all other classes are set to 0."""
+    return loss(network, out if held is None else mask_logits(out, held), truth)
 
 
 def flatten_places(out: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from federated.task import Optimiser, Recipe
+from federated.task import Recipe
 from federated.training import objective
+from federated.training.captured_step import CapturedSteps, can_capture
 from federated.training.hooks import Hooks, Session
 from federated.training.step_corrections import Correction
 from federated.training.training_inputs import (
@@ -29,15 +30,14 @@ from federated.training.training_inputs import (
     batch_bounds,
     check_examples,
 )
+from federated.training.training_step import TrainingStep, list_trained
 from models.layers.batch_norm import set_norm
-from models.layers.early_exits import run_exits
 from models.submodel import Submodel
 
 __all__ = [
     "batches",
     "descend",
     "open_session",
-    "plain_loss",
     "shuffle",
     "to_device",
     "train",
@@ -45,11 +45,7 @@ __all__ = [
 
 torch.backends.cudnn.deterministic = True  # otherwise some GPU convolutions add in any order
 
-OPTIMISERS: Mapping[Optimiser, type[torch.optim.Optimizer]] = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
-}
+UNREAD = 64  # losses that may wait on a GPU, since to read one is to wait for its step
 
 
 def open_session(
@@ -60,9 +56,9 @@ def open_session(
     planned = recipe.epochs * len(batch_bounds(len(data.y), recipe.batch))
     steps = min(recipe.steps, planned) if recipe.steps else planned
     generator = torch.Generator().manual_seed(seed)
-    parameters = [p for name, p in net.named_parameters() if name not in recipe.frozen]
+    trained = list_trained(net, recipe)
     labels = tuple(data.labels)
-    return Session(net, submodel, recipe, data.x, data.y, labels, generator, steps, parameters)
+    return Session(net, submodel, recipe, data.x, data.y, labels, generator, steps, trained)
 
 
 def train(
@@ -72,11 +68,12 @@ def train(
     data: TrainingData,
     *,
     seed: int,
+    captured: CapturedSteps | None = None,
 ) -> float:
     """Train in place, without hooks, on the device of `net`. Return as `descend` does. DataError:
     there are no examples. Diverged: the loss is not finite.
     """
-    return descend(open_session(net, submodel, recipe, data, seed=seed))
+    return descend(open_session(net, submodel, recipe, data, seed=seed), captured=captured)
 
 
 def descend(
@@ -85,86 +82,98 @@ def descend(
     *,
     on_step: Step | None = None,
     stop: Callable[[], bool] | None = None,
+    captured: CapturedSteps | None = None,
 ) -> float:
     """Take all steps of a session. Return the loss: its mean over the examples of the last pass.
     Stopped: `stop` returned True. Diverged: the loss is not finite.
     Hooks can raise anything.
+
+    captured: on a GPU, replay the captured step of an earlier training of the same kind, if all
+        steps are the same computation
     """
-    hooks, recipe, session.stop = hooks or Hooks(""), session.recipe, stop
-    set_norm(session.net, recipe.norm)
+    hooks, session.stop = hooks or Hooks(""), stop
+    set_norm(session.net, session.recipe.norm)
     session.net.train()
     if hooks.open is not None:
         hooks.open(session)
-    correction, optimiser, loss = Correction.create(session), make_optimiser(session), 0.0
-    while session.step < session.steps:
-        summed, seen = 0.0, 0
-        for x, truth in itertools.islice(batches(session), session.steps - session.step):
-            if stop is not None and stop():
-                raise Stopped
-            optimiser.zero_grad(set_to_none=True)
-            found = (
-                plain_loss(session, x, truth)
-                if hooks.loss is None
-                else hooks.loss(session, x, truth)
-            )
-            found.backward()  # type: ignore[no-untyped-call]
-            correction.add(session)
-            if hooks.step is not None:
-                hooks.step(session)
-            if recipe.clip > 0:
-                nn.utils.clip_grad_norm_(session.parameters, recipe.clip)
-            optimiser.step()
-            correction.move(session)
-            session.step += 1
-            value = float(found.detach())
-            if not math.isfinite(value):
-                raise Diverged(
-                    f"the loss is {value} after {session.step} of {session.steps} steps: try a "
-                    f"learning rate below {recipe.lr:g}"
-                )
-            summed, seen = summed + value * len(x), seen + len(x)
-            if on_step is not None:
-                on_step(session.step, session.steps, value)
-        loss = summed / seen
-    correction.close(session)
+    step = TrainingStep.create(session, hooks, Correction.create(session))
+    if captured is not None and can_capture(step):
+        replayed = captured.open(step)
+        loss = run_passes(session, replayed.take, on_step, stop)
+        replayed.store(session)
+    else:
+        loss = run_passes(session, step.take, on_step, stop)
+    step.correction.close(session)
     if hooks.close is not None:
         hooks.close(session)
     return loss
 
 
-def make_optimiser(session: Session) -> torch.optim.Optimizer:
-    """Return the recipe's optimiser over the session's parameters, without state."""
-    recipe = session.recipe
-    made: Callable[..., torch.optim.Optimizer] = OPTIMISERS[recipe.optimiser]
-    own = {"momentum": recipe.momentum} if recipe.optimiser == "sgd" else {}
-    fused = session.device.type in {"cpu", "cuda"}
-    return made(session.parameters, lr=recipe.lr, weight_decay=recipe.decay, fused=fused, **own)
+def run_passes(
+    session: Session,
+    take: Callable[[Tensor, Tensor], Tensor],
+    on_step: Step | None,
+    stop: Callable[[], bool] | None,
+) -> float:
+    """Take all steps. Return the mean loss of the last pass. Stopped, Diverged."""
+    most, mean = UNREAD if on_step is None and session.device.type == "cuda" else 1, 0.0
+    while session.step < session.steps:
+        summed, seen, unread = 0.0, 0, list[tuple[Tensor, int]]()
+        passing = list(batch_bounds(len(session.y), session.recipe.batch))
+        left = min(len(passing), session.steps - session.step)
+        for x, truth in itertools.islice(batches(session), left):
+            if stop is not None and stop():
+                raise Stopped
+            unread.append((take(x, truth), len(x)))
+            session.step, left = session.step + 1, left - 1
+            if left and len(unread) < most:
+                continue
+            for value, examples in read_losses(session, unread):
+                summed, seen = summed + value * examples, seen + examples
+                if on_step is not None:
+                    on_step(session.step, session.steps, value)
+            unread.clear()
+        mean = summed / seen
+    return mean
+
+
+def read_losses(session: Session, unread: list[tuple[Tensor, int]]) -> list[tuple[float, int]]:
+    """Return the losses of the last steps, each with its number of examples. Diverged: one is not
+    finite.
+    """
+    values = torch.stack([loss for loss, _ in unread]).flatten().tolist()
+    for step, value in enumerate(values, session.step - len(values) + 1):
+        if not math.isfinite(value):
+            raise Diverged(
+                f"the loss is {value} after {step} of {session.steps} steps: try a learning rate "
+                f"below {session.recipe.lr:g}"
+            )
+    return [(value, examples) for value, (_, examples) in zip(values, unread, strict=True)]
 
 
 def batches(session: Session) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield one pass over the data in random order: the inputs of the network and their truth, on
     its device.
     """
-    for chosen in shuffle(len(session.y), session.recipe.batch, session.generator):
-        x, y = (
-            to_device(session.x[chosen], session.device),
-            to_device(session.y[chosen], session.device),
-        )
+    for x, y in draw_examples(session):
         yield objective.prepare_batch(
             session.submodel.network, session.recipe.hide, x, y, session.generator
         )
 
 
-def plain_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
-    """Return the recipe's own loss of a batch: the mean over exits, if there are several."""
-    outs = run_exits(session.net, session.submodel, x)
-    losses = [
-        objective.masked_loss(
-            session.submodel.network, out, truth, session.labels if session.recipe.masked else None
-        )
-        for out in outs
-    ]
-    return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+def draw_examples(session: Session) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield one pass over the raw examples and their labels in random order."""
+    if session.resident is None:
+        for chosen in shuffle(len(session.y), session.recipe.batch, session.generator):
+            yield (
+                to_device(session.x[chosen], session.device),
+                to_device(session.y[chosen], session.device),
+            )
+        return
+    order = torch.randperm(len(session.y), generator=session.generator).to(session.device)
+    x, y = (values[order] for values in session.resident)
+    for start, end in batch_bounds(len(order), session.recipe.batch):
+        yield x[start:end], y[start:end]
 
 
 def shuffle(examples: int, batch: int, generator: torch.Generator) -> Iterator[NDArray[np.int64]]:

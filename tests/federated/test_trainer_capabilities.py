@@ -15,7 +15,7 @@ from federated.trainer_capabilities import (
     list_required_capabilities,
     name_hook,
 )
-from federated.training.training_loop import OPTIMISERS
+from federated.training.training_step import OPTIMISERS
 from models.named_network import network
 from models.submodel_building import initial
 from tests.support.small_tasks import PYTORCH

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,14 @@ from federated.settings import validate
 from federated.task import Recipe
 from federated.trainer_capabilities import CAPABILITIES, name_hook
 from federated.training import evaluation_passes
+from federated.training.captured_step import CapturedSteps
 from federated.training.hooks import Survey
 from federated.training.score_sums import Tallies
 from federated.training.training_inputs import Array, Examples, Execution, TrainingData, TrainingSet
 from federated.training.training_loop import descend, open_session, train
 from federated.wire.messages import Run
 from models.cost import cost
+from models.families.catalogue import family
 from models.random_state import isolate_random_state
 from models.submodel import Submodel
 from models.submodel_building import build, shapes, statistics
@@ -60,6 +63,14 @@ class PyTorchTrainer:
         self.device = device
         self.runtime = f"torch {torch.__version__} {device}"
         self.accelerator = Cuda() if device == "cuda" else None
+        self.captured = CapturedSteps() if device == "cuda" else None
+
+    @cached_property
+    def stream(self) -> torch.cuda.Stream | None:
+        """A stream of the GPU for this trainer alone, so that trainers in several threads compute
+        at the same time.
+        """
+        return torch.cuda.Stream() if self.device == "cuda" else None  # type: ignore[no-untyped-call]
 
     @property  # not cached, since the owner's methods may be loaded later
     def capabilities(self) -> frozenset[str]:
@@ -75,10 +86,14 @@ class PyTorchTrainer:
     @contextmanager
     def load(self, start: Start) -> Iterator[PyTorchNetwork]:
         try:
-            net = build_network(start).to(self.device)
-            with isolate_random_state(start.seed, self.device):  # dropout draws
-                yield PyTorchNetwork(net, start, self.device)
+            with torch.cuda.stream(self.stream):  # does nothing without a stream
+                net = build_network(start, often=self.device == "cuda").to(self.device)
+                draws = isolate_random_state(start.seed, self.device)
+                with draws if may_draw(start) else nullcontext():
+                    yield PyTorchNetwork(net, start, self.device, self.captured)
         except torch.OutOfMemoryError as error:
+            if self.captured is not None:
+                self.captured.clear()
             raise MemoryError(str(error)) from error
 
     def survey(self, run: Run, data: Examples, memory: int) -> dict[str, Any]:
@@ -108,20 +123,27 @@ class PyTorchTrainer:
         self, submodel: Submodel, x: Array, y: Array, labels: Sequence[int]
     ) -> Callable[[], object]:
         net = build(submodel).to(self.device)
-        return partial(
-            train, net, submodel, Recipe(batch=len(x)), TrainingSet(x, y, labels), seed=0
-        )
+        recipe, data = Recipe(batch=len(x)), TrainingSet(x, y, labels)
+
+        def take_step() -> None:
+            with torch.cuda.stream(self.stream):
+                train(net, submodel, recipe, data, seed=0, captured=self.captured)
+
+        return take_step
 
 
 @dataclass(frozen=True)
 class PyTorchNetwork:
-    """A module with the weights of a start, on a device. PyTorch's global random generator stays
-    seeded until the context of this network ends.
+    """A module with the weights of a start, on a device. If the task may draw from PyTorch's global
+    random generator, that stays seeded until the context of this network ends.
+
+    captured: captured steps to train with; None: launch each operation of a step
     """
 
     net: nn.Module
     start: Start
     device: str
+    captured: CapturedSteps | None = None
 
     def train(self, data: TrainingData, execution: Execution) -> TrainingResult:
         start, recipe = self.start, self.start.recipe
@@ -135,6 +157,7 @@ class PyTorchNetwork:
             find_loaded_hooks(recipe.hook) if recipe.hook else None,
             on_step=execution.on_step,
             stop=execution.stop,
+            captured=self.captured,
         )
         names = [*shapes(start.submodel)]
         names += statistics(start.submodel) if recipe.norm == "tracked" else []
@@ -164,9 +187,27 @@ class PyTorchNetwork:
         return evaluation_passes.evaluate(self.net, self.start.submodel, recipe, data, stop)
 
 
-def build_network(start: Start) -> nn.Module:
-    """Build the network of a start on the CPU."""
-    net = build(start.submodel, seed=start.recipe.seed)
+def may_draw(start: Start) -> bool:
+    """Return whether a task may draw from PyTorch's global generators. A task that does not can run
+    beside others in one process.
+    """
+    hook = start.recipe.hook
+    steady = not hook or find_loaded_hooks(hook).steady
+    return family(start.submodel.network).draws or not steady
+
+
+@lru_cache(maxsize=8)
+def build_once(submodel: Submodel, seed: int) -> nn.Module:
+    """Return an initial network that no one changes. To draw it takes longer than to copy it."""
+    return build(submodel, seed=seed)
+
+
+def build_network(start: Start, *, often: bool) -> nn.Module:
+    """Build the network of a start on the CPU. often: keep the initial network for the next
+    start.
+    """
+    submodel, seed = start.submodel, start.recipe.seed
+    net = deepcopy(build_once(submodel, seed)) if often else build(submodel, seed=seed)
     state = net.state_dict()
     for name, value in start.weights.items():
         np.copyto(state[name].numpy(), value)  # into the network's own memory

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from export.trainstep.optimisers import MOVES
-from federated.training.training_loop import OPTIMISERS
+from federated.training.training_step import OPTIMISERS
 
 SETTINGS = {
     "sgd": {"momentum": 0.9},

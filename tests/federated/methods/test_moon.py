@@ -13,7 +13,8 @@ from federated.method import configure
 from federated.methods.catalogue import find_method
 from federated.methods.moon import contrast, contrast_loss, run_with_projection
 from federated.training.training_inputs import TrainingSet
-from federated.training.training_loop import descend, open_session, plain_loss
+from federated.training.training_loop import descend, open_session
+from federated.training.training_step import plain_loss
 from models.layers.basic import ProjectedLinear
 from models.menu import menu
 from models.named_network import network

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from federated.training.objective import loss, mask_logits, prepare_batch, tally
+from federated.training.objective import loss, mark_labels, mask_logits, prepare_batch, tally
 from models.submodel import Network
 
 CLASSES = Network("n", "", (1,), 3)
@@ -54,7 +54,9 @@ def test_the_loss_of_tokens_is_a_mean_over_tokens():
 
 
 def test_logits_of_absent_tokens_are_zero_at_every_place():
-    assert mask_logits(torch.full((1, 3, 2), 7.0), [1]).tolist() == [[[0, 0], [7, 7], [0, 0]]]
+    assert mask_logits(torch.full((1, 3, 2), 7.0), mark_labels([1], 3, "cpu")).tolist() == [
+        [[0, 0], [7, 7], [0, 0]]
+    ]
 
 
 def test_a_tally_of_classes():

@@ -1,0 +1,87 @@
+"""Take one training step as a recipe describes it: loss, gradients, corrections, optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from federated.task import Optimiser, Recipe
+from federated.training import objective
+from federated.training.hooks import Hooks, Session
+from federated.training.step_corrections import Correction
+from models.layers.early_exits import run_exits
+
+__all__ = ["OPTIMISERS", "TrainingStep", "list_trained", "plain_loss"]
+
+OPTIMISERS: Mapping[Optimiser, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """A step that each call of `take` repeats.
+
+    session, hooks, correction: of the training
+    optimiser: of the session's parameters
+    """
+
+    session: Session
+    hooks: Hooks
+    correction: Correction
+    optimiser: torch.optim.Optimizer
+
+    @classmethod
+    def create(cls, session: Session, hooks: Hooks, correction: Correction) -> TrainingStep:
+        """Return the step of a training, with an optimiser without state."""
+        return cls(session, hooks, correction, make_optimiser(session))
+
+    def take(self, x: Tensor, truth: Tensor) -> Tensor:
+        """Train on a prepared batch. Return its loss."""
+        session, hooks = self.session, self.hooks
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = (
+            plain_loss(session, x, truth) if hooks.loss is None else hooks.loss(session, x, truth)
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.correction.add(session)
+        if hooks.step is not None:
+            hooks.step(session)
+        if session.recipe.clip > 0:
+            nn.utils.clip_grad_norm_(session.parameters, session.recipe.clip)
+        self.optimiser.step()
+        self.correction.move(session)
+        return loss.detach()
+
+
+def make_optimiser(session: Session) -> torch.optim.Optimizer:
+    """Return the recipe's optimiser over the session's parameters, without state."""
+    recipe, device = session.recipe, session.device
+    made: Callable[..., torch.optim.Optimizer] = OPTIMISERS[recipe.optimiser]
+    own: dict[str, Any] = {"momentum": recipe.momentum} if recipe.optimiser == "sgd" else {}
+    lr: float | Tensor = recipe.lr
+    if device.type == "cuda":
+        lr = torch.tensor(recipe.lr, device=device)  # a captured step reads it at each replay
+        own |= {} if recipe.optimiser == "sgd" else {"capturable": True}
+    fused = device.type in {"cpu", "cuda"}
+    return made(session.parameters, lr=lr, weight_decay=recipe.decay, fused=fused, **own)
+
+
+def list_trained(net: nn.Module, recipe: Recipe) -> list[nn.Parameter]:
+    """Return the parameters that a recipe trains."""
+    return [p for name, p in net.named_parameters() if name not in recipe.frozen]
+
+
+def plain_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
+    """Return the recipe's own loss of a batch: the mean over exits, if there are several."""
+    outs = run_exits(session.net, session.submodel, x)
+    losses = [
+        objective.masked_loss(session.submodel.network, out, truth, session.held) for out in outs
+    ]
+    return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
