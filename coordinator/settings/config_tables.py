@@ -122,7 +122,10 @@ class Simulate(Record, frozen=True):
     ] = DEFAULT
     workers: Annotated[
         Natural,
-        Meta(description="Training processes; 0: one per CPU, at most 4 with cuda."),
+        Meta(
+            description="Training processes, or threads with cuda; 0: one per CPU, at most 4 with "
+            "cuda."
+        ),
     ] = 0
     target: Annotated[
         float,

@@ -31,7 +31,7 @@ from coordinator.settings.config_tables import AGENTS
 from coordinator.simulate import results
 from coordinator.simulate.device_data import DataSource, name_devices
 from coordinator.simulate.simulated_devices import Devices, ServingLink
-from coordinator.simulate.workers import OwnThread, ProcessPool, Workers
+from coordinator.simulate.workers import OwnThread, Workers, open_workers
 from coordinator.store.run_folders import list_runs
 from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import check_buffer_size
@@ -132,7 +132,7 @@ def simulate_once(
         )
         if prepared.store.rounds_done < config.rounds:
             with open_device_folder(prepared.store) as spool:
-                run_in_processes(prepared, source, LinePrinter(say).read, spool)
+                run_with_workers(prepared, source, LinePrinter(say).read, spool)
         with writing(folder):
             return results.write(folder, config, prepared.store, source, say)
 
@@ -173,7 +173,7 @@ def simulate_run(
             return
         with open_device_folder(prepared.store) as spool:
             if here is None:
-                run_in_processes(prepared, source, read, spool)
+                run_with_workers(prepared, source, read, spool)
             else:
                 run_in_thread(prepared, source, read, spool, OwnThread(source, config, here))
 
@@ -186,12 +186,12 @@ def writing(folder: Path) -> Iterator[None]:
         yield
 
 
-def run_in_processes(prepared: Prepared, source: DataSource, read: Publish, folder: Path) -> None:
-    """Execute the run with simulated devices, which train in worker processes. An error that stops
+def run_with_workers(prepared: Prepared, source: DataSource, read: Publish, folder: Path) -> None:
+    """Execute the run with simulated devices, which train in workers. An error that stops
     the devices is raised. folder: of the devices' files.
     """
     broker, config = MemoryBroker(), prepared.config
-    devices = Devices(broker, config, source, ProcessPool(source, config))
+    devices = Devices(broker, config, source, open_workers(source, config))
     link = MemoryLink(broker, "coordinator")
     try:
         begin = partial(devices.begin, folder=folder)

@@ -27,7 +27,7 @@ from coordinator.settings.config import load
 from coordinator.simulate.device_data import DataSource
 from coordinator.simulate.results import find_target_round
 from coordinator.simulate.simulation import simulate, simulate_run
-from coordinator.simulate.workers import ProcessPool
+from coordinator.simulate.workers import ProcessPool, ThreadPool
 from coordinator.store.run_folders import list_runs
 from coordinator.store.run_store import Store
 from federated.errors import ConfigError, DataError, FleetError, StoreError, Unknown
@@ -388,6 +388,15 @@ def test_a_stopped_simulation_surveys_no_device(tmp_path: Path):
         assert list(workers.survey(2, asked)) == [{}, {}]
     finally:
         workers.close()
+
+
+def test_threads_learn_what_processes_learn(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Threads serve GPUs, but can also compute on processors."""
+    folder, _, _ = done
+    monkeypatch.setattr("coordinator.simulate.simulation.open_workers", ThreadPool)
+    run(tmp_path)
+    expected, found = weights(folder), weights(tmp_path)
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
 def test_a_simulation_starts_from_a_checkpoint(done, tmp_path: Path):
