@@ -69,7 +69,7 @@ SMOOTH: dict[str, Any] = {
 # after a few steps; weights are of the order of 1, and float32 rounds these by 6e-8
 ROUNDING = 1e-5
 CPU, GPU = "cpu", "cuda"
-# whose exits interpolate; the gradient of that adds in any order on a GPU
+# which differed by 6e-8; probably the gradients of its interpolated exits are added in any order
 UNORDERED = {"depthfl"}
 # with dropout, for which a GPU draws other numbers
 DRAWING = {"efficientnet", "mobilenet", "transformer", "vgg"}
