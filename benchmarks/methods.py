@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from coordinator.assign.data_compatibility import build_network
+from coordinator.assign.majority_network import build_network
 from coordinator.run.config_sources import ConfigSources
 from coordinator.settings.config import load, parse_setting
 from coordinator.simulate.simulation import simulate

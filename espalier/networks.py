@@ -48,7 +48,7 @@ def network(
     DataError; MissingExtra.
     """
     with require_extra("espalier.network", "coordinator"):
-        from coordinator.assign.data_compatibility import build_network
+        from coordinator.assign.majority_network import build_network
         from federated.data.loading import load_central
         from federated.task import Card
         from models.user_networks.given_network import count_outputs

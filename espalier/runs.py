@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator.observe.events import Publish
-from coordinator.run.event_stream import Channel, EventStream
+from coordinator.run.background_run import Channel, EventStream
 from coordinator.settings import config_tables
 from coordinator.settings.service_tables import Broker
 from espalier.argument_checks import check_is, check_path, read_array

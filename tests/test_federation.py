@@ -15,7 +15,7 @@ import torch
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import Event, RoundDelayed
 from coordinator.phases.run_context import ENDLESS, PATIENCE
-from coordinator.round import phase_progress
+from coordinator.round import next_round_actions
 from coordinator.store.run_store import Store
 from federated.errors import ConfigError, FleetError, StoreError
 from federated.method import Tensors
@@ -236,7 +236,7 @@ def test_foreign_messages_are_refused_and_the_round_continues(tmp_path: Path) ->
 def test_a_killed_agent_does_not_delay_the_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phase_progress, "RETURN_TIME", 1.0)
+    monkeypatch.setattr(next_round_actions, "RETURN_TIME", 1.0)
     broker = MemoryBroker()
 
     def die(update: Update) -> Update:

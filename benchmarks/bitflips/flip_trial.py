@@ -25,7 +25,7 @@ from benchmarks.bitflips.interrupted_run import (
 )
 from benchmarks.bitflips.sqlite_row_bytes import Span, find_rows
 from benchmarks.fault_schedules.virtual_agent import RUN
-from coordinator.views.run_check import check_folder, check_run
+from coordinator.views.run_damage_check import check_folder, check_run
 from federated.runtime.atomic_files import sha256
 
 __all__ = ["CORE", "KINDS", "Flip", "Outcome", "run_undamaged", "try_flip"]

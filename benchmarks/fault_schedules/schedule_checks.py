@@ -17,12 +17,13 @@ from benchmarks.fault_schedules.random_schedules import COORDINATOR
 from benchmarks.fault_schedules.virtual_training import learn
 from benchmarks.replay import ReplayResult, replay
 from coordinator.fleet.message_loop import MessageLoop
+from coordinator.fleet.update_inbox import update_path
 from coordinator.round import round_events as on
 from coordinator.round import round_step as steps
 from coordinator.round.round_actions import Action, Answer, TurnAway
 from coordinator.round.round_state import Round
+from coordinator.store.file_digest_check import find_problem
 from coordinator.store.journal import Journal, pack
-from coordinator.store.run_files import find_problem, update_path
 from coordinator.store.run_store import Store
 from federated.errors import StoreError
 from federated.wire import envelope, messages

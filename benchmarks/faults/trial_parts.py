@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.faults.forked_process import ForkedProcess
-from coordinator.broker import embedded_broker
+from coordinator.broker import embedded_broker_config
 from coordinator.broker.local_addresses import find_free_port
-from coordinator.broker.mosquitto import MAX_PACKET, find_mosquitto
+from coordinator.broker.mosquitto_config import MAX_PACKET, find_mosquitto
 from coordinator.simulate.demo_fleet import process_environment
 from federated.errors import FleetError
 
@@ -115,7 +115,7 @@ class Broker:
         self._command = (
             self._mosquitto(folder, persistent)
             if kind == "mosquitto"
-            else embedded_broker.prepare("127.0.0.1", self.port, folder, MAX_PACKET)
+            else embedded_broker_config.prepare("127.0.0.1", self.port, folder, MAX_PACKET)
         )
         self.start()
 

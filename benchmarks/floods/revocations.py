@@ -17,7 +17,7 @@ from benchmarks.attacks.strangers import make_address
 from benchmarks.faults.trial import RUN
 from benchmarks.faults.trial_certificates import Doors
 from benchmarks.floods.attacker import connect_packet
-from coordinator.access.broker_access import AuthorityWatcher, BrokerAccess
+from coordinator.access.broker_setup import AuthorityWatcher, BrokerAccess
 from coordinator.broker import local_broker as brokers
 from federated.errors import LinkError
 from federated.wire import topics

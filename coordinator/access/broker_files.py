@@ -10,7 +10,7 @@ from pathlib import Path
 
 from coordinator.access.certificate_authority import Authority
 from coordinator.broker.local_broker import ACL_FILE
-from coordinator.broker.mosquitto import COORDINATOR, format_acl
+from coordinator.broker.mosquitto_config import COORDINATOR, format_acl
 from federated.errors import ConfigError, explain_os_errors
 from federated.system.users import is_root
 

@@ -26,8 +26,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from coordinator.access.certificate_registry import Certificate, Registry
-from coordinator.access.certificates import (
+from coordinator.access.certificate_files import (
     BACKDATED,
     Pair,
     check_private,
@@ -48,7 +47,8 @@ from coordinator.access.certificates import (
     to_pem,
     write_pair,
 )
-from coordinator.broker.mosquitto import COORDINATOR, TlsFiles
+from coordinator.access.certificate_registry import Certificate, Registry
+from coordinator.broker.mosquitto_config import COORDINATOR, TlsFiles
 from federated.errors import ConfigError, Refused, StoreError, explain_os_errors
 from federated.runtime import atomic_files
 from federated.wire import topics

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from coordinator.assign import agent_filter
-from coordinator.assign.data_compatibility import explain_unit_mismatch
+from coordinator.assign.majority_network import explain_unit_mismatch
 from coordinator.settings.config import Config
 from coordinator.settings.config_tables import AGENTS
 from federated.data.dataset import explain_misfit

@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from coordinator.broker import embedded_broker, mosquitto
+from coordinator.broker import embedded_broker_config as embedded
+from coordinator.broker import mosquitto_config as mosquitto
 from coordinator.broker import passwords as users
 from coordinator.broker.client_disconnection import (
     configure_plugin,
@@ -28,7 +29,7 @@ from coordinator.broker.client_disconnection import (
     find_plugin,
 )
 from coordinator.broker.local_addresses import check_exposure, find_free_port, find_reachable_hosts
-from coordinator.broker.mosquitto import COORDINATOR, MAX_PACKET, TlsFiles, find_mosquitto
+from coordinator.broker.mosquitto_config import COORDINATOR, MAX_PACKET, TlsFiles, find_mosquitto
 from federated.errors import LinkError
 from federated.runtime import atomic_files
 from federated.wire.links.mqtt_client_setup import ClientSetup, connect, disconnect
@@ -244,8 +245,8 @@ def start(
         entry = replace(entry, ca=str(tls.ca), cert=str(tls.coordinator))
     address, url = f"{'mqtts://' if tls else ''}{far}:{port}", format_url(entry)
     if program is None:
-        command = embedded_broker.prepare(near.strip("[]"), port, folder, max_packet)
-        own = Program("embedded", embedded_broker.describe(), command, folder / "embedded.log")
+        command = embedded.prepare(near.strip("[]"), port, folder, max_packet)
+        own = Program("embedded", embedded.describe(), command, folder / "embedded.log")
         return Broker(own, address, url)
     configuration = folder / "mosquitto.conf"
     plugin = find_plugin(program) if tls is not None else None

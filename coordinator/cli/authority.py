@@ -60,7 +60,7 @@ def authority(hosts: tuple[str, ...], target: Path | None, pki: str, form: str) 
 
 def describe(authority: Authority) -> dict[str, Any]:
     """Return the authority as plain values. agents: with the last certificate of each."""
-    from coordinator.access.certificates import read_server_names
+    from coordinator.access.certificate_files import read_server_names
 
     last = {certificate.name: certificate for certificate in authority.registry.certificates()}
     return {

@@ -26,7 +26,7 @@ def check(run: str, repair: bool, runs: Path, form: str) -> None:
     The exit code is 7 if a file is damaged and was not repaired.
     """
     with print_errors("check"):
-        from coordinator.views.run_check import check_run, render_check
+        from coordinator.views.run_damage_check import check_run, render_check
 
         with show_progress("checking the files"):
             made = check_run(run, runs, repair=repair)

@@ -28,8 +28,8 @@ def doctor(broker: str, run: str | None, form: str) -> None:
     failed, or else that of the first failure.
     """
     with print_errors("doctor"):
-        from coordinator.access.broker_access import add_certificate
-        from coordinator.broker.external_broker import examine
+        from coordinator.access.broker_setup import add_certificate
+        from coordinator.broker.external_broker_checks import examine
         from federated.wire.checks.check_result import print_checks
 
         sys.exit(print_checks(examine(add_certificate(broker), run), form))

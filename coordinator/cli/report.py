@@ -14,7 +14,7 @@ from federated.errors import ConfigError, explain_os_errors, require_extra
 from federated.runtime.console import FORMAT, print_result, show_progress
 
 if TYPE_CHECKING:
-    from coordinator.simulate.comparison import Comparison
+    from coordinator.simulate.device_gains import Comparison
 
 __all__ = ["report"]
 
@@ -45,8 +45,8 @@ def report(run: str | None, out: Path | None, compare: bool, runs: Path, form: s
     with print_errors("report"):
         with require_extra("coordinator report", "simulate"):
             from coordinator.report.run_report import build_report
+            from coordinator.store.run_database_reader import open_records
             from coordinator.store.run_folders import find_current_run
-            from coordinator.store.run_records import open_records
 
         name = run or find_current_run(runs)
         open_records(runs, name).close()  # an unknown run leaves no file
@@ -63,7 +63,7 @@ def report(run: str | None, out: Path | None, compare: bool, runs: Path, form: s
 
 def compare_run_with_bar(name: str, runs: Path) -> list[Comparison]:
     """Train for the comparison, with a progress bar."""
-    from coordinator.simulate.comparison import compare_run
+    from coordinator.simulate.device_gains import compare_run
     from coordinator.store.run_store import Store
 
     done = count(1)

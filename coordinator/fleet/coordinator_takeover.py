@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from coordinator.fleet.link_endpoint import Endpoint
+from coordinator.fleet.message_sender import Endpoint
 from federated.errors import Superseded
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Delivery

@@ -12,18 +12,18 @@ from pathlib import Path
 
 from immutables import Map
 
-from coordinator.access.broker_access import BrokerAccess
+from coordinator.access.broker_setup import BrokerAccess
 from coordinator.assign.eligibility import Eligibility
 from coordinator.fleet.coordinator_takeover import Leadership
 from coordinator.fleet.flood_guard import FloodGuard
-from coordinator.fleet.link_endpoint import Endpoint
+from coordinator.fleet.message_sender import Endpoint
 from coordinator.fleet.round_event_loop import RoundEventLoop
 from coordinator.fleet.run_clock import RunClock
 from coordinator.fleet.update_inbox import SPOILT, Inbox
 from coordinator.observe.events import FleetChanged, LoopTurned, Publish, Rejected
 from coordinator.round import round_events as on
 from coordinator.round.collector_interface import Collector
-from coordinator.round.phase_progress import RELIEF_PAUSE
+from coordinator.round.next_round_actions import RELIEF_PAUSE
 from coordinator.round.round_state import (
     Agent,
     Round,

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from coordinator.fleet.link_endpoint import Endpoint
+from coordinator.fleet.message_sender import Endpoint
 from coordinator.fleet.run_clock import RunClock
-from coordinator.fleet.update_inbox import Inbox
+from coordinator.fleet.update_inbox import TEMPORARY, Inbox
 from coordinator.observe.events import Publish, Rejected
 from coordinator.observe.round_records import RoundRecord
 from coordinator.round import round_actions as do
@@ -22,8 +22,8 @@ from coordinator.round.collector_interface import Collector
 from coordinator.round.round_actions import Action
 from coordinator.round.round_state import Phase, Round, Rules, list_carried_tasks
 from coordinator.round.round_step import step
+from coordinator.store.file_digest_check import find_problem
 from coordinator.store.journal import REMEDY, Base, Journal
-from coordinator.store.run_files import TEMPORARY, find_problem
 from coordinator.store.run_store import Store
 from coordinator.trust.message_checks import check_match
 from federated.errors import Malformed, Refused, StoreError, WireError

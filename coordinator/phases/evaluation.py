@@ -19,8 +19,8 @@ from torch import nn
 
 from coordinator.assign import affordable_submodels
 from coordinator.fleet.submodel_shipment import STATS, Shipment, select_statistics
+from coordinator.observe.fleet_scores import list_networks, make_score, score_devices
 from coordinator.observe.round_records import Score
-from coordinator.observe.score_summary import list_networks, make_score, score_devices
 from coordinator.phases.collectors import Calibration, Scoring
 from coordinator.phases.fleet_history import FleetHistory
 from coordinator.phases.run_context import RunContext, limit_phase

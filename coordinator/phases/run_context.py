@@ -11,7 +11,7 @@ from coordinator.round.leases import FIRST_LEASE, MEDIAN_CAP, SLACK
 from coordinator.round.task_state import MAX_LEASES
 from coordinator.settings.config import Config
 from coordinator.store.control_requests import Control
-from coordinator.store.past_states import PastStates
+from coordinator.store.late_update_bases import PastStates
 from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import Defences
 from federated.method import Method

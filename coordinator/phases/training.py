@@ -19,8 +19,8 @@ from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.selection import make_generator
 from coordinator.fleet.submodel_shipment import Shipment, to_torch
 from coordinator.observe.events import UpdateFolded, time_stage
+from coordinator.observe.fleet_scores import score_training
 from coordinator.observe.round_records import Entry, Folded, Score
-from coordinator.observe.score_summary import score_training
 from coordinator.phases.collectors import LateUpdates, check_update
 from coordinator.phases.fleet_history import (
     FleetHistory,

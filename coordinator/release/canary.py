@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.assign.claimed_counts import limit_counts
+from coordinator.assign.claimed_count_limit import limit_counts
 from export.release_reader import Bundle
 from federated.errors import FleetError, Unknown, UsageError
 from federated.runtime.unit_formatting import format_count

@@ -16,15 +16,15 @@ from typing import Any
 
 import msgspec
 
-from coordinator.access.broker_access import add_certificate
+from coordinator.access.broker_setup import add_certificate
 from coordinator.release import canary
 from coordinator.release import history as releases
 from coordinator.release.archive import Archive
 from coordinator.release.export_run import ExportRequest, write_release
 from coordinator.release.history import History, Item
+from coordinator.release.release_status import report
 from coordinator.release.serving_choice import choose_serving
-from coordinator.release.serving_report import report
-from coordinator.store.run_records import open_records
+from coordinator.store.run_database_reader import open_records
 from export import release_reader
 from export.publish import (
     PublishedReleases,

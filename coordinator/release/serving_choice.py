@@ -4,7 +4,7 @@ smaller one if no update trained that one.
 
 from __future__ import annotations
 
-from coordinator.store.run_records import RunRecords
+from coordinator.store.run_database_reader import RunRecords
 from coordinator.store.training_counts import count_run
 
 __all__ = ["choose_serving"]

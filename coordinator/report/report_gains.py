@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coordinator.report.report_page import (
+from coordinator.report.html_elements import (
     Html,
     escape,
     make_list,
@@ -18,12 +18,12 @@ from coordinator.report.report_page import (
 )
 from coordinator.settings.config_tables import AGENTS
 from coordinator.simulate.device_data import SIMULATED
-from coordinator.store.run_records import RunRecords
+from coordinator.store.run_database_reader import RunRecords
 from coordinator.views.run_status import read_config
 from federated.runtime.unit_formatting import format_count
 
 if TYPE_CHECKING:  # it loads PyTorch, which only --compare needs
-    from coordinator.simulate.comparison import Comparison
+    from coordinator.simulate.device_gains import Comparison
 
 __all__ = ["describe_gains", "format_share", "mean"]
 

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 
 from coordinator.assign.decision_record import Decision
+from coordinator.observe.fleet_scores import VIEWS, format_metric
 from coordinator.observe.round_records import Entry
-from coordinator.observe.score_summary import VIEWS, format_metric
 from coordinator.release.archive import Archive
 from coordinator.release.history import HISTORY, History
-from coordinator.report.repeat_command import describe_repetition
-from coordinator.report.report_gains import describe_gains, format_share, mean
-from coordinator.report.report_page import (
+from coordinator.report.html_elements import (
     Html,
     escape,
     make_code,
@@ -33,8 +31,10 @@ from coordinator.report.report_page import (
     make_table,
     make_tiles,
 )
+from coordinator.report.repeat_command import describe_repetition
+from coordinator.report.report_gains import describe_gains, format_share, mean
 from coordinator.simulate.device_data import SIMULATED
-from coordinator.store.run_records import RunRecords, open_records
+from coordinator.store.run_database_reader import RunRecords, open_records
 from coordinator.views.agent_table import describe_agents
 from coordinator.views.run_plots import draw_plots, list_scores
 from coordinator.views.run_status import describe_end, describe_status, read_config
@@ -49,7 +49,7 @@ from federated.runtime.unit_formatting import (
 )
 
 if TYPE_CHECKING:  # it loads PyTorch, which only --compare needs
-    from coordinator.simulate.comparison import Comparison
+    from coordinator.simulate.device_gains import Comparison
 
 __all__ = ["build_report"]
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import put_agent
 from coordinator.round.leases import compute_lease, estimate_typical_seconds
-from coordinator.round.phase_progress import end_probe
+from coordinator.round.next_round_actions import end_probe
 from coordinator.round.round_actions import Action, Ask, Forget, Prepare
 from coordinator.round.round_state import Agent, Phase, Round, list_carried_tasks, put_task
 from coordinator.round.task_state import Planned, TaskState

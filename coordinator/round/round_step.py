@@ -20,7 +20,7 @@ from coordinator.round import round_and_phase_handlers as phases
 from coordinator.round import round_events as on
 from coordinator.round import update_handlers as updates
 from coordinator.round.leases import count_wasted
-from coordinator.round.phase_progress import end_probe, proceed
+from coordinator.round.next_round_actions import end_probe, proceed
 from coordinator.round.round_actions import Action, Report
 from coordinator.round.round_state import Round, put_task
 from coordinator.round.task_state import TaskState

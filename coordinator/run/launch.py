@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from rich.live import Live
 
-from coordinator.access.broker_access import open_broker_access
-from coordinator.broker import external_broker
+from coordinator.access.broker_setup import open_broker_access
+from coordinator.broker import external_broker_checks
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.event_readers.terminal_output import (
     LinePrinter,
@@ -22,7 +22,7 @@ from coordinator.observe.event_readers.terminal_output import (
     render_scores,
 )
 from coordinator.observe.events import Event, LoopTurned, Publish, publish_to
-from coordinator.observe.score_summary import list_untrained, select_overall
+from coordinator.observe.fleet_scores import list_untrained, select_overall
 from coordinator.round.round_state import Agent
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.rounds import Result
@@ -129,7 +129,9 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View) -> Result:
         open_view(config, fleets, view) as read,
     ):
         if config.broker.url:
-            gate.by_name_only = external_broker.adapt(link, gate.address, config.name, view.say)
+            gate.by_name_only = external_broker_checks.adapt(
+                link, gate.address, config.name, view.say
+            )
         view.say(
             f"run '{config.name}': {config.method_name} on {config.data.name}, up "
             f"to {format_count(config.rounds, 'round')}, stored in {folder}"

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from coordinator.assign import decisions
 from coordinator.assign.agent_track_record import Standing, count_round, reset_timings
-from coordinator.assign.claimed_counts import limit_counts
+from coordinator.assign.claimed_count_limit import limit_counts
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.decisions import Candidate, Verdict
 from coordinator.assign.selection import count_wanted, draw_names, make_generator

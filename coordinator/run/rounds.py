@@ -14,9 +14,10 @@ from functools import partial
 
 from coordinator.assign.selection import make_generator
 from coordinator.fleet.submodel_shipment import Shipment
+from coordinator.fleet.update_inbox import TEMPORARY
 from coordinator.observe.events import PrivacySpent, RoundEnded, RoundStarted, time_stage
+from coordinator.observe.fleet_scores import is_target_reached
 from coordinator.observe.round_records import Entry, RoundRecord, Score
-from coordinator.observe.score_summary import is_target_reached
 from coordinator.phases.evaluation import Evaluator, drop_statistics
 from coordinator.phases.fleet_history import FleetHistory, load_history
 from coordinator.phases.run_context import RunContext
@@ -26,8 +27,7 @@ from coordinator.round.round_state import RoundPlan
 from coordinator.run.recovery import resume_round
 from coordinator.run.round_planning import plan_round
 from coordinator.run.waiting_for_agents import await_able, await_round
-from coordinator.store.past_states import encode_touched
-from coordinator.store.run_files import TEMPORARY
+from coordinator.store.late_update_bases import encode_touched
 from federated.engine.aggregate import Total
 from federated.engine.late_updates import Touched, find_touched
 from federated.errors import ConfigError, FleetError

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from coordinator.assign import agent_filter
-from coordinator.assign.data_compatibility import build_network
+from coordinator.assign.majority_network import build_network
 from coordinator.assign.submodel_pins import match_pins
 from coordinator.observe.event_readers.catalogue import find_readers
 from coordinator.observe.event_readers.prometheus_metrics import MetricsServer

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from coordinator.access.broker_access import BrokerAccess
-from coordinator.assign.data_compatibility import build_network
+from coordinator.access.broker_setup import BrokerAccess
 from coordinator.assign.eligibility import Eligibility
+from coordinator.assign.majority_network import build_network
 from coordinator.assign.submodel_pins import match_pins
 from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.fleet.run_clock import RunClock
@@ -21,12 +21,12 @@ from coordinator.observe.events import Publish
 from coordinator.phases.evaluation import Evaluator
 from coordinator.phases.run_context import ENDLESS, PATIENCE, RunContext
 from coordinator.round.round_state import Rules
-from coordinator.run.network_vote import await_network
+from coordinator.run.network_choice import await_network
 from coordinator.run.rounds import Result, conduct
 from coordinator.run.run_preparation import Prepared, make_weights, propose_menu
 from coordinator.settings.config import Config, to_json
 from coordinator.store.database import Facts
-from coordinator.store.past_states import PastStates
+from coordinator.store.late_update_bases import PastStates
 from coordinator.trust.configured_defences import Defences, check_leaks
 from federated.engine.late_updates import make_buffered
 from federated.errors import ConfigError, EspalierError, LinkError, StoreError, Superseded

@@ -13,10 +13,10 @@ import msgspec
 from rich.table import Table
 
 from coordinator.assign.affordable_submodels import Bounds
-from coordinator.assign.data_compatibility import build_network
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.decisions import Candidate, Verdict, ask_method, decide
 from coordinator.assign.eligibility import Eligibility
+from coordinator.assign.majority_network import build_network
 from coordinator.assign.submodel_pins import match_pins
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.run_preparation import propose_menu

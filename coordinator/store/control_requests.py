@@ -20,8 +20,8 @@ from typing import Literal, TypeAlias
 
 from coordinator.assign.submodel_pins import index_submodels
 from coordinator.store import run_lock
+from coordinator.store.run_database_reader import open_records
 from coordinator.store.run_folders import DATABASE, make_missing_error
-from coordinator.store.run_records import open_records
 from federated.errors import StoreError, Unknown, explain_os_errors
 
 __all__ = [

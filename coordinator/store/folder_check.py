@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coordinator.database_row_digests import find_damage, seal
 from coordinator.store.database import DatabaseDamage, describe_damage
-from coordinator.store.run_files import find_problem
+from coordinator.store.file_digest_check import find_problem
 from coordinator.store.run_folders import DATABASE
 from federated.errors import StoreError, explain_os_errors
 

@@ -48,8 +48,8 @@ from coordinator.store.folder_check import (
     recover,
 )
 from coordinator.store.journal import Base, Journal
+from coordinator.store.run_database_reader import RunRecords
 from coordinator.store.run_folders import DATABASE, make_missing_error
-from coordinator.store.run_records import RunRecords
 from coordinator.store.tensor_files import read_tensors, write_tensors
 from coordinator.trust import norm_and_privacy_tables
 from federated.errors import StoreError, explain_os_errors

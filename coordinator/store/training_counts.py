@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from coordinator.observe.round_records import Score
-from coordinator.store.run_records import RunRecords
+from coordinator.store.run_database_reader import RunRecords
 
 __all__ = [
     "Counts",

@@ -13,8 +13,8 @@ import msgspec
 from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.decision_record import Decision
 from coordinator.observe.round_records import Entry
+from coordinator.store.run_database_reader import open_records
 from coordinator.store.run_folders import find_latest_run
-from coordinator.store.run_records import open_records
 from coordinator.store.training_counts import count_run
 from federated.runtime.unit_formatting import format_count, human_seconds, megabytes
 from federated.safe_terminal_table import make_table, render_table

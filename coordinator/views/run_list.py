@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from coordinator.observe.fleet_scores import list_untrained, select_overall
 from coordinator.observe.now_json import read_now
-from coordinator.observe.score_summary import list_untrained, select_overall
 from coordinator.store import run_lock
+from coordinator.store.run_database_reader import RunRecords, open_records
 from coordinator.store.run_folders import DATABASE, describe_missing, list_runs
-from coordinator.store.run_records import RunRecords, open_records
 from coordinator.views.run_status import (
     describe_config,
     find_last_scores,

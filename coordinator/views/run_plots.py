@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from coordinator.observe.round_records import Entry
+from coordinator.store.run_database_reader import RunRecords, open_records
 from coordinator.store.run_folders import find_current_run
-from coordinator.store.run_records import RunRecords, open_records
 from coordinator.store.training_counts import count_by_round, mark_scores
 from coordinator.views import plot_drawing
 from federated.errors import ConfigError, StoreError, explain_os_errors

@@ -10,18 +10,18 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from coordinator.observe.now_json import STATES, TASKS, Now, read_now
-from coordinator.observe.round_records import Score
-from coordinator.observe.score_summary import (
+from coordinator.observe.fleet_scores import (
     VIEWS,
     format_metric,
     name_headline_metrics,
     select_overall,
 )
+from coordinator.observe.now_json import STATES, TASKS, Now, read_now
+from coordinator.observe.round_records import Score
 from coordinator.settings.config import Config, read_tables
 from coordinator.store import control_requests, run_lock
+from coordinator.store.run_database_reader import RunRecords, open_records
 from coordinator.store.run_folders import find_current_run
-from coordinator.store.run_records import RunRecords, open_records
 from coordinator.store.training_counts import count_run
 from coordinator.views import run_log
 from federated.runtime.unit_formatting import format_count, human_bytes, human_seconds

@@ -12,9 +12,9 @@ import msgspec
 from coordinator.observe.round_records import Entry
 from coordinator.release.archive import Archive
 from coordinator.release.history import History, list_reports
-from coordinator.release.serving_report import report
+from coordinator.release.release_status import report
 from coordinator.settings.config import Config, describe_key, to_json
-from coordinator.store.run_records import RunRecords, open_records
+from coordinator.store.run_database_reader import RunRecords, open_records
 from coordinator.store.training_counts import count_run
 from coordinator.views import agent_table, run_log, run_status
 from coordinator.views.run_plots import list_scores

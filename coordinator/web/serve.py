@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from coordinator.access.broker_access import Poller
+from coordinator.access.broker_setup import Poller
 from coordinator.web.defaults import ADDRESS, TOKEN
 from coordinator.web.page_server import LOCAL, PageServer, Site, format_url
 from coordinator.web.sign_in import load_token

@@ -9,11 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import get_args
 
-from coordinator.access.broker_access import find_broker
+from coordinator.access.broker_setup import find_broker
 from coordinator.access.configured_authority import revoke_agents
 from coordinator.settings.service_tables import Broker
 from coordinator.store import control_requests
-from coordinator.store.run_records import open_records
+from coordinator.store.run_database_reader import open_records
 from coordinator.views.run_status import read_config
 from federated.errors import ConfigError, UsageError
 from federated.runtime.console import Say

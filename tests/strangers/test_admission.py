@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.access.broker_files import write_broker_files
 from coordinator.access.certificate_authority import Authority
-from coordinator.broker.mosquitto import COORDINATOR
+from coordinator.broker.mosquitto_config import COORDINATOR
 from federated.errors import LinkError, Refused, UsageError
 from federated.wire import topics
 from federated.wire.links.mqtt import MqttLink

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker.mosquitto import COORDINATOR, format_acl
+from coordinator.broker.mosquitto_config import COORDINATOR, format_acl
 from federated.wire import topics
 from federated.wire.links.mqtt import MqttLink
 from federated.wire.links.mqtt_client_setup import ClientSetup, connect, disconnect

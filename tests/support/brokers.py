@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.broker.local_broker import Broker
-from coordinator.broker.mosquitto import find_mosquitto
+from coordinator.broker.mosquitto_config import find_mosquitto
 
 __all__ = ["BOTH", "is_listening", "needs_mosquitto", "open_websockets", "read_port"]
 

@@ -9,8 +9,8 @@ from typing import Any
 from coordinator.observe import events
 from coordinator.observe.event_readers.reader import ReaderContext
 from coordinator.observe.events import Event, Publish, skip_repeats
+from coordinator.observe.fleet_scores import list_untrained, select_overall
 from coordinator.observe.round_records import RoundRecord
-from coordinator.observe.score_summary import list_untrained, select_overall
 from federated.runtime.unit_formatting import format_count
 
 __all__ = ["write_log"]

@@ -133,7 +133,7 @@ class RunMeter:
                 pass
 
     def _end(self, done: RoundRecord) -> None:
-        from coordinator.observe.score_summary import select_overall
+        from coordinator.observe.fleet_scores import select_overall
 
         self._rounds.inc()
         self._seconds.observe(done.seconds)

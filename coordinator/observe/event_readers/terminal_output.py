@@ -14,14 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.observe import events
-from coordinator.observe.round_records import RoundRecord, Score
-from coordinator.observe.score_summary import (
+from coordinator.observe.fleet_scores import (
     VIEWS,
     find_main_view,
     format_metric,
     name_headline_metrics,
     select_overall,
 )
+from coordinator.observe.round_records import RoundRecord, Score
 from federated.runtime.console import Say
 from federated.runtime.unit_formatting import format_count, human_bytes
 from federated.safe_terminal_table import SafeTable, make_table

@@ -17,8 +17,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from coordinator.access import certificate_authority as authorities
 from coordinator.access.certificate_authority import LIFE, Authority
-from coordinator.access.certificates import list_own_names, read_server_names
-from coordinator.broker.mosquitto import COORDINATOR
+from coordinator.access.certificate_files import list_own_names, read_server_names
+from coordinator.broker.mosquitto_config import COORDINATOR
 from edge_agent.access.enrolment import sign_request
 from federated.errors import ConfigError, Refused, StoreError, UsageError
 from federated.runtime import atomic_files

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker.external_broker import examine
+from coordinator.broker.external_broker_checks import examine
 from federated.errors import LinkError
 from federated.wire import topics
 from federated.wire.checks.check_result import format_check

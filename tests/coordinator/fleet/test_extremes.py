@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 from coordinator.assign.agent_track_record import Standing, reset_timings
-from coordinator.assign.data_compatibility import (
+from coordinator.assign.decisions import Candidate, decide
+from coordinator.assign.majority_network import (
     build_network,
     explain_unit_mismatch,
     find_majority,
 )
-from coordinator.assign.decisions import Candidate, decide
 from coordinator.fleet.submodel_shipment import to_torch
 from coordinator.fleet.update_inbox import Inbox
 from coordinator.observe import events
@@ -31,9 +31,9 @@ from coordinator.observe.event_readers.log_output import write_log
 from coordinator.observe.event_readers.prometheus_metrics import count_metrics
 from coordinator.observe.event_readers.reader import ReaderContext
 from coordinator.observe.event_readers.terminal_output import LinePrinter
+from coordinator.observe.fleet_scores import score_devices, score_training
 from coordinator.observe.round_records import Folded
 from coordinator.observe.round_records import RoundRecord as Finished
-from coordinator.observe.score_summary import score_devices, score_training
 from coordinator.phases.evaluation import Calibration, Scoring
 from coordinator.phases.task_outcomes import describe_fold, learn_from_update
 from coordinator.round.round_events import ProfileCame, RoundEvent

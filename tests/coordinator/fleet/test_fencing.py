@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.access.broker_access import BrokerAccess
+from coordinator.access.broker_setup import BrokerAccess
 from coordinator.fleet.coordinator_takeover import CARD_PATIENCE, FENCE
 from coordinator.fleet.message_loop import Intake, MessageLoop
 from federated.errors import Superseded

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.access.broker_access import BrokerAccess
+from coordinator.access.broker_setup import BrokerAccess
 from coordinator.fleet import round_event_loop
 from coordinator.fleet.flood_guard import (
     BEATS_AT_ONCE,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.round.collector_interface import Snapshot
-from coordinator.round.phase_progress import RELIEF_PAUSE
+from coordinator.round.next_round_actions import RELIEF_PAUSE
 from coordinator.store.journal import Base, Journal
 from federated.wire.links.memory import MemoryBroker
 from tests.support.manual_clock import Clock

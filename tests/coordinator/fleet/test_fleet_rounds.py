@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.access.broker_access import BrokerAccess
+from coordinator.access.broker_setup import BrokerAccess
 from coordinator.fleet.message_loop import MessageLoop
 from federated.errors import Refused, StoreError
 from federated.task import Task

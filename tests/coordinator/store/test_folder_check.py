@@ -19,7 +19,7 @@ from coordinator.store.database import COPY, Facts, find_copy_damage
 from coordinator.store.folder_check import allow_new_journal, may_begin_journal
 from coordinator.store.run_store import Store
 from coordinator.trust.norm_and_privacy_tables import ChangeNorm
-from coordinator.views.run_check import check_run
+from coordinator.views.run_damage_check import check_run
 from federated.errors import StoreError
 from federated.runtime.sqlite_wal_check import find_log_damage
 from tests.support.scripted_agent import PROFILE

@@ -15,7 +15,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from coordinator.access.certificate_authority import Authority
-from coordinator.access.certificates import Pair, make_name, read_pair, to_general_name, write_pair
+from coordinator.access.certificate_files import (
+    Pair,
+    make_name,
+    read_pair,
+    to_general_name,
+    write_pair,
+)
 from federated.errors import ConfigError
 from federated.wire import tls
 from federated.wire.mqtt_address import MqttAddress, parse_mqtt_address

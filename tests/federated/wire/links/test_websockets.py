@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import embedded_broker
+from coordinator.broker import embedded_broker_config
 from coordinator.broker.local_addresses import find_free_port
 from federated.errors import LinkError
 from federated.wire import envelope, topics
@@ -47,7 +47,7 @@ def open_fast_websockets(folder: Path) -> Iterator[str]:
     seconds for a chunk.
     """
     plain, web = (find_free_port("127.0.0.1", 0) for _ in range(2))
-    command = embedded_broker.prepare("127.0.0.1", plain, folder, 1 << 20)
+    command = embedded_broker_config.prepare("127.0.0.1", plain, folder, 1 << 20)
     with (folder / "embedded.toml").open("a") as settings:
         settings.write(
             f'[ws.1]\nname = "ws"\nlisten = "127.0.0.1:{web}"\nnext_connection_delay_ms = 1\n'

@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from coordinator.cli.main import main
+from coordinator.fleet.update_inbox import update_path
 from coordinator.observe.round_records import RoundRecord
 from coordinator.release.archive import Archive
 from coordinator.release.history import History
@@ -19,7 +20,6 @@ from coordinator.round import round_events as on
 from coordinator.round.round_state import Round
 from coordinator.store.database import COPY, Facts
 from coordinator.store.journal import Base
-from coordinator.store.run_files import update_path
 from coordinator.store.run_store import Store
 from federated.engine.aggregate import Total
 from federated.errors import StoreError

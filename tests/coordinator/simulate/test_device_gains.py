@@ -14,8 +14,8 @@ from coordinator.cli.main import main
 from coordinator.release.stored_run import load_stored_run
 from coordinator.run.config_sources import ConfigSources
 from coordinator.settings.config import Config
-from coordinator.simulate.comparison import Comparison, compare_run, count_steps, simplify
 from coordinator.simulate.demo_fleet import DEVICES, coordinator_command
+from coordinator.simulate.device_gains import Comparison, compare_run, count_steps, simplify
 from coordinator.simulate.simulation import simulate_run
 from coordinator.store.database import Facts
 from coordinator.store.run_store import Store

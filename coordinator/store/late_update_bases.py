@@ -1,5 +1,5 @@
-"""Keep the states that late updates started from (memory-mapped checkpoints), and which parts of
-the network each round since then changed.
+"""Keep the bases of late updates: the states that they started from (memory-mapped checkpoints),
+and which parts of the network each round since then changed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Decide what follows from the state of a round alone: when to ask replacement agents, which update
-to fold next, when to request a snapshot, and when to close the phase.
+"""Decide the next actions of a round from its state alone: when to ask replacement agents, which
+update to fold next, when to request a snapshot, and when to close the phase.
 """
 
 from __future__ import annotations

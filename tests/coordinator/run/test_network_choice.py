@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.assign.data_compatibility import (
+from coordinator.assign.eligibility import Eligibility
+from coordinator.assign.majority_network import (
     build_network,
     explain_unit_mismatch,
     find_majority,
 )
-from coordinator.assign.eligibility import Eligibility
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import AgentsAwaited
-from coordinator.run.network_vote import await_network
+from coordinator.run.network_choice import await_network
 from coordinator.settings.config import load
 from coordinator.trust.message_checks import check_profile
 from federated.data.dataset import explain_misfit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.assign.data_compatibility import pool_moments
+from coordinator.assign.majority_network import pool_moments
 
 
 def test_moments_of_a_large_mean_are_pooled_to_all_digits() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from coordinator.observe.fleet_scores import is_target_reached, score_devices, summarize
 from coordinator.observe.round_records import Score
-from coordinator.observe.score_summary import is_target_reached, score_devices, summarize
 from coordinator.simulate.results import encode_json
 from models.submodel import Network, Submodel
 

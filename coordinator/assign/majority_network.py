@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median_low
 
-from coordinator.assign.claimed_counts import limit_counts
+from coordinator.assign.claimed_count_limit import limit_counts
 from coordinator.settings.config import Config
 from federated.errors import ConfigError
 from federated.runtime.extension_errors import explain_lookup

@@ -1,4 +1,4 @@
-"""Use the configured broker for a run, or start one that ends with the run.
+"""Set up the broker of a run: use the configured one, or start one that ends with the run.
 
 With --tls a thread checks every second what `coordinator enroll` and `coordinator revoke` changed
 in the authority's folder, and updates the broker: a revoked agent loses its rights at once and its
@@ -23,7 +23,7 @@ from coordinator.access.configured_authority import find_default_folder, open_au
 from coordinator.access.enrolment_server_process import EnrolmentProcess
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import check_exposure
-from coordinator.broker.mosquitto import COORDINATOR, limit_packets
+from coordinator.broker.mosquitto_config import COORDINATOR, limit_packets
 from coordinator.settings.service_tables import Broker as Wanted
 from federated.errors import ConfigError, EspalierError
 from federated.runtime.console import Say

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from coordinator.observe.score_summary import make_score
+from coordinator.observe.fleet_scores import make_score
 from coordinator.phases.evaluation import assemble
 from coordinator.release.stored_run import StoredRun, read_run
 from coordinator.run.run_preparation import make_weights

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from coordinator.assign.data_compatibility import build_network, describe_form, find_majority
+from coordinator.assign.majority_network import build_network, describe_form, find_majority
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import AgentsAwaited, Publish
 from coordinator.run.waiting_for_agents import POLL, await_agents

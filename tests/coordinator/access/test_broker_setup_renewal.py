@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.access import broker_access
+from coordinator.access import broker_setup
 from coordinator.access import certificate_authority as authorities
-from coordinator.access.broker_access import (
+from coordinator.access.broker_setup import (
     RENEWAL_CHECK,
     AuthorityWatcher,
     BrokerAccess,
     open_broker_access,
 )
 from coordinator.access.certificate_authority import LIST_LIFE, Authority
-from coordinator.access.certificates import read_list
+from coordinator.access.certificate_files import read_list
 from coordinator.broker.local_broker import find_mosquitto
 from coordinator.settings.service_tables import Broker
 from federated.errors import LinkError
@@ -69,7 +69,7 @@ def test_the_watcher_checks_every_hour_and_loads_the_new_list(
     watcher.poll()
     watcher.poll()
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
-        (logging.WARNING, broker_access.HAND_OVER)
+        (logging.WARNING, broker_setup.HAND_OVER)
     ]
     authority.close()
 
@@ -102,7 +102,7 @@ def test_a_list_that_is_new_at_the_start_is_logged_for_an_external_broker(
     authority = Authority(tmp_path / "pki")
     assert authority.renewed
     AuthorityWatcher(authority, BrokerAccess("h"), None)
-    assert [record.getMessage() for record in caplog.records] == [broker_access.HAND_OVER]
+    assert [record.getMessage() for record in caplog.records] == [broker_setup.HAND_OVER]
     authority.close()
 
 
@@ -122,7 +122,7 @@ def test_a_broker_with_an_expired_list_tells_clients_so(
         with pytest.raises(LinkError, match="restart the coordinator, which renews the list"):
             MqttLink(address, "a", timeout=3)
         monkeypatch.setattr(authorities, "LIST_LIFE", LIST_LIFE)
-        monkeypatch.setattr(broker_access, "RENEWAL_CHECK", 0.0)
+        monkeypatch.setattr(broker_setup, "RENEWAL_CHECK", 0.0)
         until = time.monotonic() + 60
         while tls.find_refusal(address) and time.monotonic() < until:
             time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Pieces of a self-contained HTML page: escaped text, tables, figures, and the page around them.
+"""Elements of a self-contained HTML page: escaped text, tables, figures, and the page around them.
 
 Texts come from other machines (names, boards, reasons), so every text is escaped; only `Html` is
 not. The page loads nothing, and its policy forbids that it could.

@@ -1,5 +1,5 @@
-"""Publish the run's description (its card) and weights at the broker, and send messages to single
-agents.
+"""Send the coordinator's messages: publish the run's description (its card) and weights at the
+broker, and send messages to single agents.
 """
 
 from __future__ import annotations

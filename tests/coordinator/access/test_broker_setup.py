@@ -21,7 +21,7 @@ import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from coordinator.access.broker_access import (
+from coordinator.access.broker_setup import (
     AuthorityWatcher,
     BrokerAccess,
     add_certificate,
@@ -31,7 +31,7 @@ from coordinator.access.broker_access import (
 from coordinator.access.certificate_authority import Authority
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.client_disconnection import find_plugin
-from coordinator.broker.mosquitto import find_mosquitto
+from coordinator.broker.mosquitto_config import find_mosquitto
 from coordinator.cli.main import main
 from coordinator.fleet.message_loop import REVOKED, MessageLoop
 from coordinator.settings.service_tables import Broker
@@ -422,7 +422,7 @@ def test_a_suspended_agent_loses_its_rights_for_a_while(
     assert calls == [("reload", {"a"}), ("disconnect", {"a"})]
     assert not gate.barred, "the coordinator may hear it again later"
     later = time.monotonic() + 601.0
-    monkeypatch.setattr("coordinator.access.broker_access.time.monotonic", lambda: later)
+    monkeypatch.setattr("coordinator.access.broker_setup.time.monotonic", lambda: later)
     watcher.poll()
     assert calls[2:] == [("reload", frozenset())]
     authority.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from coordinator.broker import external_broker
+from coordinator.broker import external_broker_checks
 from coordinator.broker import local_broker as brokers
 from coordinator.cli.main import main
 from federated.wire.checks.broker_trial import WILDCARDS, Place
@@ -26,7 +26,7 @@ def test_a_run_adapts_its_chunks_to_a_limit_that_the_broker_does_not_state(tmp_p
         contextlib.closing(open_link(broker.address, "coordinator")) as link,
     ):
         assert link.max_chunk == CHUNK
-        assert not external_broker.adapt(link, broker.address, "r", lines.append)
+        assert not external_broker_checks.adapt(link, broker.address, "r", lines.append)
         assert link.max_chunk < 110_000
     assert [line for line in lines if "98304 bytes accepted" in line] == lines
     assert len(lines) == 1
@@ -40,11 +40,11 @@ def test_a_run_knows_that_retained_messages_reach_no_wildcard(
     def try_nothing(place: Place) -> list[Check]:
         return [Check("order", "ok", ""), lacking]
 
-    monkeypatch.setattr(external_broker, "try_basics", try_nothing)
+    monkeypatch.setattr(external_broker_checks, "try_basics", try_nothing)
     lines: list[str] = []
     with contextlib.closing(open_link("memory://any", "coordinator")) as link:
-        assert external_broker.adapt(link, "mqtt://broker", "r", lines.append)
-        assert not external_broker.adapt(link, "memory://any", "r", lines.append)
+        assert external_broker_checks.adapt(link, "mqtt://broker", "r", lines.append)
+        assert not external_broker_checks.adapt(link, "memory://any", "r", lines.append)
     assert lines == ["the broker at mqtt://broker:1883: no wildcards: do this"]
 
 

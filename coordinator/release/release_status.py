@@ -1,5 +1,5 @@
-"""Print the report at the end of `coordinator release`: the stable, canary and previous versions,
-and the version that each agent serves, with its latency and accuracy.
+"""Print the status of a run's releases at the end of `coordinator release`: the stable, canary and
+previous versions, and the version that each agent serves, with its latency and accuracy.
 """
 
 from __future__ import annotations

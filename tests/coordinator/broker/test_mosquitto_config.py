@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.broker import local_broker as brokers
-from coordinator.broker.mosquitto import COORDINATOR, format_acl
+from coordinator.broker.mosquitto_config import COORDINATOR, format_acl
 from federated.errors import LinkError
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from coordinator.assign.claimed_counts import limit_counts
+from coordinator.assign.claimed_count_limit import limit_counts
 from coordinator.observe.round_records import Score
 from federated.training.score_sums import Tallies, Tally, add, metrics
 from models.submodel import Submodel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.assign.claimed_counts import limit_counts
+from coordinator.assign.claimed_count_limit import limit_counts
 
 
 @pytest.mark.parametrize(

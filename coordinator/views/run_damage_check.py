@@ -17,14 +17,15 @@ from typing import Any
 import msgspec
 
 from coordinator.database_row_digests import find_damage
+from coordinator.fleet.update_inbox import update_path
 from coordinator.release.history import HISTORY, History, compute_digest
 from coordinator.settings.config import read_tables
 from coordinator.store import folder_check, run_lock
 from coordinator.store.database import COPY, find_copy_damage, open_database, restore_copy
+from coordinator.store.file_digest_check import find_problem
 from coordinator.store.journal_framing import FRAME, split_records, unpack_plainly
-from coordinator.store.run_files import find_problem, update_path
+from coordinator.store.run_database_reader import RunRecords
 from coordinator.store.run_folders import DATABASE, make_missing_error
-from coordinator.store.run_records import RunRecords
 from federated.errors import ExportError, StoreError
 from federated.runtime.sqlite_wal_check import LogDamage, find_log_damage
 from federated.runtime.unit_formatting import format_count
