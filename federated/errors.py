@@ -28,8 +28,8 @@ from operator import attrgetter
 from types import NoneType
 from typing import Self
 
+from federated.flag_and_argument_names import Spell
 from federated.install_command import pip_command
-from federated.options import Spell
 from federated.safe_text import make_safe
 
 __all__ = [

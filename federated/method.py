@@ -21,10 +21,10 @@ from msgspec import Meta
 from torch import Tensor
 
 from federated.engine.aggregate import Total
-from federated.engine.training_cost import Passes, own_pass
+from federated.engine.training_multiply_adds import Passes, own_pass
 from federated.engine.update_contributions import Part
 from federated.errors import Unknown
-from federated.settings import Settings, validate
+from federated.settings_validation import Settings, validate
 from federated.task import Profile, Recipe, Update
 from federated.training.hooks import Hooks
 from models.slicing import Plan

@@ -30,7 +30,7 @@ from export import release_reader
 from federated.data import loading
 from federated.device import task_execution
 from federated.device.task_execution import perform
-from federated.device.task_runner import Outcome
+from federated.device.task_runner_interface import Outcome
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.pytorch_trainer import PyTorchTrainer
 from federated.device.trainers.trainer import Trainer

@@ -47,7 +47,9 @@ NO_MEMBERS = {
         *("csv_tables", "custom_arrays", "download_progress", "given_data", "held_out_splits"),
         *("image_folders", "loading", "partition_algorithms", "partitions"),
     },
-    "espalier.links": {"connection_diagnosis", "connection_errors", "mqtt_client_setup"},
+    "espalier.links": {
+        *("connection_error_messages", "disconnection_diagnosis", "mqtt_client_setup"),
+    },
     "espalier.readers": {"run_readers", "task_courses", "terminal_output"},
     "espalier.rules": {"arithmetic"},
     "espalier.trainers": {"graph_names", "graph_session", "onnx_network", "pytorch_trainer"},

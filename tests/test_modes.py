@@ -16,7 +16,7 @@ from coordinator.broker import local_broker as brokers
 from coordinator.observe.event_readers.prometheus_metrics import MetricsServer
 from coordinator.settings.service_tables import Metrics
 from coordinator.store.run_store import Store
-from federated.device.spool import Spool
+from federated.device.agent_run_files import Spool
 from federated.runtime import atomic_files
 from federated.training import state_between_rounds
 from tests.support.memory_federation import Member, digits, federate

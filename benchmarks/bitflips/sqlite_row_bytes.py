@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from federated.runtime.sqlite_wal_check import FRAME, HEADER
+from federated.runtime.sqlite_wal_damage import FRAME, HEADER
 
 __all__ = ["Span", "find_rows"]
 

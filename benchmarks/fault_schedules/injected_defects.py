@@ -171,6 +171,6 @@ DEFECTS: dict[str, Defect] = {
         )
     ),
     "an agent's update does not outlive its process": Defect(
-        (("federated.device.spool.Spool.note", do_nothing),)
+        (("federated.device.agent_run_files.Spool.note", do_nothing),)
     ),
 }

@@ -11,8 +11,8 @@ from benchmarks.fault_schedules.virtual_clock import Killed, Process
 from benchmarks.fault_schedules.virtual_links import Cable, Network
 from benchmarks.fault_schedules.virtual_training import DATA, PYTORCH, VirtualRunner, survey_once
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
+from federated.device.agent_run_files import Spool
 from federated.device.agent_state import sending
-from federated.device.spool import Spool
 from federated.errors import EspalierError
 from federated.task import Profile, Timing
 from federated.wire import envelope, messages, topics

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from benchmarks.fault_schedules.lying_agent import falsify_update
 from benchmarks.fault_schedules.virtual_clock import World
 from federated.data.dataset import Dataset
-from federated.device.task_runner import Outcome
+from federated.device.task_runner_interface import Outcome
 from federated.device.trainers.catalogue import open_trainer
 from federated.task import Card, Task, Update
 from federated.wire import tensors

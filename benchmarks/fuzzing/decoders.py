@@ -34,7 +34,7 @@ from export import release_reader
 from export.onnx_session import Session
 from federated.device import profile_file
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
-from federated.device.spool import Spool
+from federated.device.agent_run_files import Spool
 from federated.errors import (
     ConfigError,
     DataError,

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from export import release_reader
 from federated.device.profile_file import FORMAT, Calibration, Sheet
-from federated.device.task_runner import Outcome
+from federated.device.task_runner_interface import Outcome
 from federated.task import Card, Profile, Recipe, Task, Timing, Update
 from federated.wire import envelope, tensors, topics
 from federated.wire import messages as m

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from federated.errors import EspalierError, LinkError
 from federated.runtime.console import Say
 from federated.wire import topics
-from federated.wire.checks.broker_trial import (
+from federated.wire.checks.broker_capability_checks import (
     WILDCARDS,
     Place,
     report_packets,

@@ -11,7 +11,7 @@ import secrets
 import socket
 
 from federated.errors import ConfigError, LinkError
-from federated.options import BROKER, PASSWORDS, PORT, TLS, Option
+from federated.flag_and_argument_names import BROKER, PASSWORDS, PORT, TLS, Option
 
 __all__ = ["check_exposure", "find_free_port", "find_own_address", "find_reachable_hosts"]
 

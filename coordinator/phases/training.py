@@ -42,7 +42,7 @@ from coordinator.round.round_state import RoundPlan
 from coordinator.round.task_state import Planned, Spare, TaskState
 from coordinator.settings.config import Config
 from federated.engine.aggregate import Total
-from federated.engine.part_store import PartStore
+from federated.engine.update_part_files import PartStore
 from federated.method import State
 from federated.task import Recipe, Task, Update
 from models.submodel import Submodel

@@ -26,8 +26,8 @@ from export.onnx_session import Array
 from export.release_writer import Contents, OnEntry
 from federated.data import loading as data
 from federated.errors import ConfigError, DataError, ExportError, Unknown, explain_os_errors
+from federated.flag_and_argument_names import INPUTS
 from federated.method import Method, State
-from federated.options import INPUTS
 from federated.runtime.console import Say, show_progress
 from federated.training.objective import prepare_batch
 from models.submodel import Network, Submodel

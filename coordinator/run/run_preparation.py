@@ -25,9 +25,9 @@ from coordinator.trust.configured_defences import add_defences, check_leaks
 from federated.data import loading as data
 from federated.data.dataset import Dataset
 from federated.errors import ConfigError, read_setting
+from federated.flag_and_argument_names import DATA
 from federated.method import Method, Settings
 from federated.methods.catalogue import METHODS, find_method
-from federated.options import DATA
 from federated.wire import topics
 from federated.wire.codecs.catalogue import find_codec
 from models.given_objects import strip_module

@@ -35,7 +35,7 @@ from coordinator.settings.config_tables import (
 from coordinator.settings.service_tables import Broker, Log, Metrics
 from federated.defaults import METHOD
 from federated.errors import ConfigError, EspalierError, SettingError, Unknown, UsageError
-from federated.settings import Record, Seed, Settings, validate
+from federated.settings_validation import Record, Seed, Settings, validate
 from federated.task import Recipe
 
 __all__ = [

@@ -12,7 +12,7 @@ from msgspec import Meta, field
 
 from federated.defaults import DATASET, HELD, MODEL, PARTITION
 from federated.device.trainers.catalogue import DEFAULT
-from federated.settings import Natural, Record, Seed
+from federated.settings_validation import Natural, Record, Seed
 
 __all__ = [
     "AGENTS",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from federated.settings import Record
+from federated.settings_validation import Record
 from federated.wire.enrolment_token import PORT as ENROLMENT_PORT
 from federated.wire.mqtt_address import PORTS
 

@@ -30,7 +30,7 @@ from coordinator.store import training_counts
 from coordinator.store.run_store import Store
 from coordinator.trust import privacy_budget
 from federated.data import partitions
-from federated.engine.training_cost import effort, macs
+from federated.engine.training_multiply_adds import effort, macs
 from federated.install_command import NAME, pip_command
 from federated.method import State
 from federated.methods.catalogue import find_method
@@ -164,8 +164,8 @@ def find_target(config: Config) -> float:
 
 def compute_effort(config: Config, store: Store) -> dict[str, Any]:
     """Return the multiply-adds of training, forward passes only (see
-    `federated.engine.training_cost`), with the target accuracy and the number of rounds to reach
-    it.
+    `federated.engine.training_multiply_adds`), with the target accuracy and the number of rounds to
+    reach it.
 
     tmac and rounds_to_target are None without a target, or if no evaluated round reached it. The
     result is empty if no device trained, or if the recipe limits the steps of a round, so that

@@ -27,8 +27,8 @@ from coordinator.settings.config import Config
 from coordinator.simulate.device_data import SIMULATED, DataSource, name_devices
 from coordinator.simulate.workers import UNLIMITED, Workers, read_outcome
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
-from federated.device.spool import Spool
-from federated.device.task_runner import Outcome
+from federated.device.agent_run_files import Spool
+from federated.device.task_runner_interface import Outcome
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import FleetError
 from federated.task import MAX_CODECS, Card, Profile, Task, Timing

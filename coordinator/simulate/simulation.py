@@ -37,7 +37,7 @@ from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import check_buffer_size
 from federated.data import partitions
 from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors, read_setting
-from federated.options import RESUME, RUNS, Option
+from federated.flag_and_argument_names import RESUME, RUNS, Option
 from federated.runtime.console import Say
 from federated.runtime.unit_formatting import format_count
 from federated.training import state_between_rounds

@@ -20,7 +20,7 @@ from coordinator.store import agent_tables, run_lock
 from coordinator.store.run_folders import DATABASE
 from coordinator.trust import norm_and_privacy_tables
 from federated.errors import StoreError
-from federated.runtime.sqlite_wal_check import find_log_damage
+from federated.runtime.sqlite_wal_damage import find_log_damage
 from federated.system.disk_sync import sync
 from models.submodel import Network, Submodel
 

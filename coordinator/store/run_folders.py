@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coordinator.store import run_lock
 from federated.errors import StoreError
-from federated.options import RUNS, Spell
+from federated.flag_and_argument_names import RUNS, Spell
 
 __all__ = [
     "DATABASE",

@@ -53,7 +53,7 @@ from coordinator.store.run_folders import DATABASE, make_missing_error
 from coordinator.store.tensor_files import read_tensors, write_tensors
 from coordinator.trust import norm_and_privacy_tables
 from federated.errors import StoreError, explain_os_errors
-from federated.options import NAME, RESUME
+from federated.flag_and_argument_names import NAME, RESUME
 from federated.runtime.atomic_files import make_private, warn_if_public
 from federated.system.disk_sync import sync
 from models.submodel import Submodel

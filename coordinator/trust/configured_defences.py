@@ -25,11 +25,11 @@ from coordinator.trust.norm_and_privacy_tables import ChangeNorm, TrustTables
 from coordinator.trust.norm_bounds import Bound, check_change, compute_bounds, measure_change
 from federated.engine.aggregate import Key, Total, fold
 from federated.engine.differential_privacy import make_private
-from federated.engine.part_store import PartStore
 from federated.engine.robust.catalogue import find_rule
 from federated.engine.robust.rule import Rule, combine, make_robust
 from federated.engine.update_contributions import Part
 from federated.engine.update_norms import clip_parts
+from federated.engine.update_part_files import PartStore
 from federated.errors import ConfigError, StoreError, explain_os_errors
 from federated.method import Method, State
 from federated.methods.catalogue import METHODS

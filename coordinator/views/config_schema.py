@@ -19,7 +19,7 @@ from federated.device.trainers.catalogue import TRAINERS
 from federated.engine.robust.catalogue import RULES
 from federated.method import Method
 from federated.methods.catalogue import find_method, list_loaded_methods
-from federated.settings import Settings
+from federated.settings_validation import Settings
 from federated.wire.codecs.catalogue import CODECS
 from federated.wire.links.catalogue import LINKS
 from models.families.catalogue import FAMILIES

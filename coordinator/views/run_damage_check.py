@@ -27,7 +27,7 @@ from coordinator.store.journal_framing import FRAME, split_records, unpack_plain
 from coordinator.store.run_database_reader import RunRecords
 from coordinator.store.run_folders import DATABASE, make_missing_error
 from federated.errors import ExportError, StoreError
-from federated.runtime.sqlite_wal_check import LogDamage, find_log_damage
+from federated.runtime.sqlite_wal_damage import LogDamage, find_log_damage
 from federated.runtime.unit_formatting import format_count
 from federated.safe_text import make_safe
 from federated.task import Key

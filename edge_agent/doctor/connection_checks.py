@@ -23,7 +23,7 @@ from edge_agent.doctor.non_mqtt_checks import check_link
 from federated.errors import EspalierError, LinkError
 from federated.install_command import pip_command
 from federated.wire import messages, topics
-from federated.wire.checks.broker_trial import Place, check_order, try_broker
+from federated.wire.checks.broker_capability_checks import Place, check_order, try_broker
 from federated.wire.checks.check_result import Check, report_error
 from federated.wire.checks.network_checks import SOON, check_credentials, check_network
 from federated.wire.checks.request_client import Client

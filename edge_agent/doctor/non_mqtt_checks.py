@@ -13,7 +13,7 @@ from edge_agent.doctor.broker_checks import check_coordinator, check_rights, fin
 from federated.errors import LinkError
 from federated.wire import messages, topics
 from federated.wire.checks import request_client
-from federated.wire.checks.broker_trial import report_packets
+from federated.wire.checks.broker_capability_checks import report_packets
 from federated.wire.checks.check_result import Check, report_error
 from federated.wire.checks.network_checks import format_elapsed
 from federated.wire.link import LINK_DOWN, LINK_UP, PROBES, Link, get_scheme

@@ -89,7 +89,7 @@ def _make_updates(worker: Worker, job: Job, run: messages.Run) -> dict[str, dict
     """Perform each kind of work with the run's method and its smallest submodel. Return the header,
     tensor shapes, codec and bytes of each update.
     """
-    from federated.settings import validate
+    from federated.settings_validation import validate
     from models.submodel_building import initial, statistics
 
     assert run.network is not None, "checked when the run was found"

@@ -24,8 +24,8 @@ from edge_agent.device.process_limits import count_cpus, find_memory_limit
 from edge_agent.device.training_conditions import Conditions
 from edge_agent.join.training_process_control import Job, Worker
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
+from federated.device.agent_run_files import LIMIT, Spool
 from federated.device.agent_state import activity
-from federated.device.spool import LIMIT, Spool
 from federated.errors import (
     EspalierError,
     FleetError,

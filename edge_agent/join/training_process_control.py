@@ -25,7 +25,7 @@ import msgspec
 from edge_agent.device.process_limits import Limits, ProcessLimiter
 from federated.data.download_progress import Show
 from federated.device.profile_file import Calibration, Circumstances
-from federated.device.task_runner import Outcome
+from federated.device.task_runner_interface import Outcome
 from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import ConfigError, DataError, EspalierError, MissingExtra, UsageError
 from federated.system.child_processes import OWN_GROUP, was_killed
@@ -166,8 +166,8 @@ class Channel:
 
 
 class Worker:
-    """A training process. Implements `federated.device.task_runner.TaskRunner`; `close` it at the
-    end.
+    """A training process. Implements `federated.device.task_runner_interface.TaskRunner`; `close`
+    it at the end.
     """
 
     def __init__(self, job: Job) -> None:

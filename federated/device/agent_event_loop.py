@@ -17,10 +17,10 @@ from pathlib import Path
 
 from federated.device import agent_actions as do
 from federated.device import agent_events as on
+from federated.device.agent_run_files import Spool
 from federated.device.agent_state import AgentState, OpenTask, active
 from federated.device.agent_step import step
-from federated.device.spool import Spool
-from federated.device.task_runner import Outcome, TaskRunner
+from federated.device.task_runner_interface import Outcome, TaskRunner
 from federated.device.transfers import CACHED, Downloads, Uploads
 from federated.errors import Refused, WireError
 from federated.task import Profile, Task

@@ -29,7 +29,6 @@ from federated.device.agent_actions import (
     Tell,
     Trim,
 )
-from federated.device.agent_rules import drop, fail, make_status, proceed, send_heartbeat
 from federated.device.agent_state import (
     AgentState,
     OpenTask,
@@ -40,6 +39,7 @@ from federated.device.agent_state import (
     remove,
     sending,
 )
+from federated.device.next_agent_actions import drop, fail, make_status, proceed, send_heartbeat
 from federated.task import Task
 
 __all__ = ["step"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from federated.device.spool import Spool, SpooledUpdate, map_file
+from federated.device.agent_run_files import Spool, SpooledUpdate, map_file
 from federated.task import Task
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import WINDOW, Sender, split

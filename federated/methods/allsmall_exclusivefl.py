@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from federated.method import Method, Setting, Settings, vary
 from federated.methods.common.inactive_mechanisms import one_size
-from federated.methods.common.submodel_sizes import propose_sizes
+from federated.methods.common.width_depth_submodels import propose_sizes
 from federated.methods.fedavg import fedavg
 from models.submodel import Network, Submodel
 from models.submodel_building import full

@@ -27,7 +27,7 @@ from torch import Tensor
 from federated.engine.aggregate import Total, mean
 from federated.engine.update_contributions import RowParts, Terms
 from federated.method import Method, Setting, Settings, State, Tensors, round_at
-from federated.methods.common.submodel_sizes import assign, propose_sizes
+from federated.methods.common.width_depth_submodels import assign, propose_sizes
 from federated.task import Optimiser, Recipe, Update
 from models.slicing import Plan, Row, corners, extract
 from models.submodel import Submodel

@@ -48,8 +48,8 @@ from federated.engine.update_contributions import Part
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods.common.fedfa_size_choice import CHOICES, choose
 from federated.methods.common.inactive_mechanisms import one_size, same_blocks
-from federated.methods.common.submodel_sizes import propose_sizes
 from federated.methods.common.trimmed_norm import central_norm
+from federated.methods.common.width_depth_submodels import propose_sizes
 from federated.methods.fedavg import fedavg, finish, parts, recipe
 from federated.methods.heterofl import split_head
 from federated.task import Recipe, Update

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from federated.engine.training_cost import Pass
+from federated.engine.training_multiply_adds import Pass
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods import fedavg

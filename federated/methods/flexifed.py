@@ -42,7 +42,7 @@ from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods import fedavg
 from federated.methods.common.inactive_mechanisms import one_size
-from federated.methods.common.submodel_sizes import propose_sizes
+from federated.methods.common.width_depth_submodels import propose_sizes
 from federated.task import Recipe
 from models.slicing import Plan
 from models.submodel import Network, Submodel

@@ -21,7 +21,7 @@ from torch import Tensor
 from federated.engine.update_contributions import RowParts
 from federated.method import Method, State, vary
 from federated.methods.common.inactive_mechanisms import one_size
-from federated.methods.common.submodel_sizes import propose_sizes
+from federated.methods.common.width_depth_submodels import propose_sizes
 from federated.methods.fedavg import fedavg, parts, recipe
 from federated.task import Recipe, Update
 from models.slicing import Plan, Row

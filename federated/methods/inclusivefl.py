@@ -46,7 +46,7 @@ from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods import fedavg as base
 from federated.methods.common.inactive_mechanisms import same_blocks
-from federated.methods.common.submodel_sizes import propose_sizes
+from federated.methods.common.width_depth_submodels import propose_sizes
 from federated.task import Update
 from models.slicing import Plan, as_slices, corner, extract, is_statistic, read_home
 from models.submodel import Network, Submodel, scale_count

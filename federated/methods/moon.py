@@ -31,10 +31,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from federated.engine.training_cost import Pass
+from federated.engine.training_multiply_adds import Pass
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods.common.inactive_mechanisms import one_round
-from federated.methods.common.submodel_sizes import propose_sizes
+from federated.methods.common.width_depth_submodels import propose_sizes
 from federated.methods.fedavg import fedavg, recipe
 from federated.task import Recipe
 from federated.training.hooks import Hooks, Session

@@ -43,7 +43,7 @@ from federated.methods.common.nefl_submodels import (
     is_step,
     sizes,
 )
-from federated.methods.common.submodel_sizes import propose_sizes
+from federated.methods.common.width_depth_submodels import propose_sizes
 from federated.task import Profile, Recipe, Update
 from models.slicing import Plan, extract
 from models.submodel import Network, Submodel

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from federated.settings import Settings
+from federated.settings_validation import Settings
 from federated.task import Recipe
 from federated.training import objective
 from models.submodel import Network, Submodel

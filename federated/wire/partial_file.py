@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from federated.errors import Refused
-from federated.system.disk_space import reserve_space
+from federated.system.disk_space_reservation import reserve_space
 from federated.wire.chunks import Receiver
 from federated.wire.messages import Manifest
 

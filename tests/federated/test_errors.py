@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from federated.errors import EXIT_CODES, EspalierError, StoreError
-from federated.options import RESUME
+from federated.flag_and_argument_names import RESUME
 
 
 def list_errors(kind: type[EspalierError]) -> Iterator[type[EspalierError]]:

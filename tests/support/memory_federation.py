@@ -24,9 +24,9 @@ from edge_agent.join.participation import find_run
 from federated.data import loading
 from federated.data.dataset import Dataset
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
-from federated.device.spool import Spool
+from federated.device.agent_run_files import Spool
 from federated.device.task_execution import carry_out
-from federated.device.task_runner import Outcome
+from federated.device.task_runner_interface import Outcome
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer
 from federated.task import Profile, Task, Timing, Update

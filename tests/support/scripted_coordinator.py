@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
-from federated.device.spool import Spool
-from federated.device.task_runner import Outcome
+from federated.device.agent_run_files import Spool
+from federated.device.task_runner_interface import Outcome
 from federated.task import Card, Profile, Recipe, Task, Timing
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import Receiver, split

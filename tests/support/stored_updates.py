@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from federated.engine.aggregate import mean
-from federated.engine.part_store import PartStore
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
 from federated.engine.update_contributions import Part
+from federated.engine.update_part_files import PartStore
 
 __all__ = ["OLD", "corner", "part", "result", "store_parts", "whole"]
 

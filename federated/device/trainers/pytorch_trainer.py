@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from federated.device.trainers.trainer import Shapes, Start, TrainingResult
 from federated.errors import ConfigError
 from federated.methods.catalogue import find_loaded_hooks, find_loaded_method, list_loaded_hooks
-from federated.settings import validate
+from federated.settings_validation import validate
 from federated.task import Recipe
 from federated.trainer_capabilities import CAPABILITIES, name_hook
 from federated.training import evaluation_passes

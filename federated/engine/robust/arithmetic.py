@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from federated.engine.aggregate import Key, Sum, Total, bands, fold, is_inside
-from federated.engine.part_store import PartStore, Slot
+from federated.engine.update_part_files import PartStore, Slot
 from federated.method import Tensors
 from models.slicing import Where, as_slices, blocks, read_home
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import statistics
 
 from federated.engine.aggregate import Total, fold
-from federated.engine.part_store import PartStore
 from federated.engine.robust.arithmetic import groups, majority
 from federated.engine.robust.rule import Rule
 from federated.engine.update_norms import change_norm, clip_parts
+from federated.engine.update_part_files import PartStore
 from federated.method import Tensors
 
 __all__ = ["CLIP"]

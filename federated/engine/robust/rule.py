@@ -24,9 +24,9 @@ from typing import Literal
 import numpy as np
 
 from federated.engine.aggregate import Total
-from federated.engine.part_store import PartStore
 from federated.engine.update_contributions import Part
 from federated.engine.update_norms import add_missing_homes, count_once
+from federated.engine.update_part_files import PartStore
 from federated.errors import ConfigError
 from federated.method import Method, State, Tensors
 from federated.task import Update

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from federated.method import Setting, State
-from federated.methods.common.submodel_sizes import assign
+from federated.methods.common.width_depth_submodels import assign
 from federated.task import Profile
 from models.cost import cost
 from models.submodel import Submodel

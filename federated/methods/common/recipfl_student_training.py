@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from federated.engine.training_cost import Pass
+from federated.engine.training_multiply_adds import Pass
 from federated.errors import Refused
 from federated.method import Settings
 from federated.task import Recipe

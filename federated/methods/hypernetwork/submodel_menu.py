@@ -12,7 +12,7 @@ from federated.errors import ConfigError
 from federated.method import Settings
 from federated.methods.common.exit_submodels import sort_menu
 from federated.methods.common.inactive_mechanisms import one_size
-from federated.methods.common.submodel_sizes import propose_sizes
+from federated.methods.common.width_depth_submodels import propose_sizes
 from federated.methods.hypernetwork.operation_graph import read_graph
 from federated.runtime.extension_errors import explain_lookup
 from models import named_network

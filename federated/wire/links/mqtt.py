@@ -29,7 +29,7 @@ from federated.wire.link import (
     Will,
     chunk_within,
 )
-from federated.wire.links.connection_diagnosis import ConnectionHistory
+from federated.wire.links.disconnection_diagnosis import ConnectionHistory
 from federated.wire.links.mqtt_client_setup import (
     MAX_PACKET,
     ClientSetup,

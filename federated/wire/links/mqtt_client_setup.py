@@ -27,7 +27,7 @@ from federated.errors import LinkError
 from federated.system.proxies import find_proxy
 from federated.wire import tls
 from federated.wire.link import Probe, Will
-from federated.wire.links import connection_errors
+from federated.wire.links import connection_error_messages
 from federated.wire.mqtt_address import MqttAddress
 
 __all__ = ["MAX_PACKET", "ClientSetup", "Handlers", "connect", "disconnect", "interrupt", "measure"]
@@ -149,7 +149,7 @@ def _try(setup: ClientSetup, protocol: int, until: float, *, hurry: bool) -> Gre
     try:
         _dial(client, setup.address, protocol)
     except (OSError, ValueError) as error:
-        raise LinkError(connection_errors.explain(setup.address, error, timeout)) from error
+        raise LinkError(connection_error_messages.explain(setup.address, error, timeout)) from error
     client.loop_start()
     answer.received.wait(min(HURRY if hurry else timeout, max(0.1, until - time.monotonic())))
     if answer.reason is not None and not answer.reason.is_failure:
@@ -175,7 +175,7 @@ def _dial(client: mqtt.Client, address: MqttAddress, protocol: int) -> None:
 
 def _make_error(address: MqttAddress, reason: ReasonCode | None) -> LinkError | _ProtocolError:
     """Return the error of a failed connection. reason: the broker's answer; None: no answer."""
-    where = connection_errors.describe(address)
+    where = connection_error_messages.describe(address)
     if reason is None:
         if address.tls and (why := tls.find_refusal(address)):
             return LinkError(f"{where}: {why}")

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from coordinator.broker import external_broker_checks
 from coordinator.broker import local_broker as brokers
 from coordinator.cli.main import main
-from federated.wire.checks.broker_trial import WILDCARDS, Place
+from federated.wire.checks.broker_capability_checks import WILDCARDS, Place
 from federated.wire.checks.check_result import Check
 from federated.wire.link import CHUNK
 from federated.wire.links.catalogue import open_link

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.fleet.published_weights import WeightSlots
 from coordinator.run.run_preparation import propose_menu
-from federated.device.spool import Spool
+from federated.device.agent_run_files import Spool
 from federated.device.transfers import Uploads
 from federated.errors import ConfigError
 from federated.methods.catalogue import find_method

@@ -15,7 +15,7 @@ from coordinator.phases.evaluation import replace_statistics, split_suspects
 from coordinator.round.round_state import Agent, Wasted
 from coordinator.run import run_preparation
 from federated.method import configure
-from federated.methods.common.submodel_sizes import propose_sizes
+from federated.methods.common.width_depth_submodels import propose_sizes
 from federated.methods.fedavg import fedavg
 from federated.task import Update
 from models.menu import menu

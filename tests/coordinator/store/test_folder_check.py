@@ -21,7 +21,7 @@ from coordinator.store.run_store import Store
 from coordinator.trust.norm_and_privacy_tables import ChangeNorm
 from coordinator.views.run_damage_check import check_run
 from federated.errors import StoreError
-from federated.runtime.sqlite_wal_check import find_log_damage
+from federated.runtime.sqlite_wal_damage import find_log_damage
 from tests.support.scripted_agent import PROFILE
 
 

@@ -12,9 +12,9 @@ from coordinator.trust.configured_defences import Defences
 from coordinator.trust.norm_and_privacy_tables import ChangeNorm, TrustTables
 from coordinator.trust.privacy_budget import compute_epsilon
 from federated.engine.aggregate import Total, fold
-from federated.engine.part_store import PartStore
 from federated.engine.robust.catalogue import RULES
 from federated.engine.update_contributions import Part
+from federated.engine.update_part_files import PartStore
 from federated.errors import Refused, StoreError
 from tests.support.small_run_defences import (
     MENU,
@@ -143,7 +143,7 @@ def test_a_full_disk_is_a_store_error(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("federated.engine.part_store.write", full)
+    monkeypatch.setattr("federated.engine.update_part_files.write", full)
     with pytest.raises(StoreError, match=r"update of a in .*: No space left"):
         one.fold(
             kept,

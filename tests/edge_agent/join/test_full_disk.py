@@ -12,7 +12,7 @@ import pytest
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.training_process_control import Job, Worker
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
-from federated.device.spool import Spool
+from federated.device.agent_run_files import Spool
 from federated.task import Recipe, Task
 from federated.wire import messages, tensors
 from federated.wire.chunks import split

@@ -24,7 +24,7 @@ from edge_agent.join.participation import (
 )
 from edge_agent.join.training_process_control import Job, Worker
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
-from federated.device.spool import Spool
+from federated.device.agent_run_files import Spool
 from federated.errors import FleetError
 from federated.task import Profile
 from federated.wire import envelope, messages, topics

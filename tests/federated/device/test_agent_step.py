@@ -16,9 +16,9 @@ from msgspec.structs import astuple, replace
 
 from federated.device import agent_actions as do
 from federated.device import agent_events as on
-from federated.device.agent_rules import REMEMBERED
 from federated.device.agent_state import ANSWERS, AgentState, active, activity, find, sending
 from federated.device.agent_step import LOOK, step
+from federated.device.next_agent_actions import REMEMBERED
 from federated.task import HEARTBEAT, QUICKEST, Task
 from federated.wire.messages import Failure, Heartbeat, Status
 from tests.support.scripted_coordinator import AGENT, CARD, profile, task
@@ -629,14 +629,14 @@ def test_the_pure_modules_import_nothing_that_waits_or_touches_the_machine() -> 
     forbidden = {"logging", "os", "pathlib", "random", "secrets", "socket", "threading", "time"}
     driven = {
         f"federated.device.{name}"
-        for name in ("downloads", "participant", "spool", "trainer", "uploads")
+        for name in ("agent_event_loop", "agent_run_files", "task_execution", "transfers")
     } | {"federated.wire.link"}
     for name in (
         "agent_actions",
         "agent_events",
-        "agent_rules",
         "agent_state",
         "agent_step",
+        "next_agent_actions",
     ):
         tree = ast.parse(
             Path(str(importlib.import_module(f"federated.device.{name}").__file__)).read_text()

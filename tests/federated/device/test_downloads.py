@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from federated.device.agent_run_files import Spool
 from federated.device.agent_state import activity
-from federated.device.spool import Spool
 from federated.wire import messages
 from tests.support.scripted_coordinator import Agent, task
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from federated.device.spool import Spool
+from federated.device.agent_run_files import Spool
 from federated.device.transfers import AHEAD, Uploads
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import STALL, WINDOW

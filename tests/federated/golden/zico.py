@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from federated.engine.training_cost import effort
+from federated.engine.training_multiply_adds import effort
 from federated.training.zico_score import zico
 from tests.support.golden import close, floats, golden
 

@@ -13,9 +13,9 @@ import torch
 from federated.errors import ConfigError, Unknown
 from federated.method import configure
 from federated.methods.catalogue import METHODS, find_method
-from federated.methods.common.submodel_sizes import assign, propose_sizes
+from federated.methods.common.width_depth_submodels import assign, propose_sizes
 from federated.methods.heterofl import own_rows
-from federated.settings import validate
+from federated.settings_validation import validate
 from federated.task import Recipe
 from models.cost import cost
 from models.named_network import network

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from coordinator.broker.local_addresses import find_free_port
-from federated.system.disk_space import BLOCK, reserve_space
+from federated.system.disk_space_reservation import BLOCK, reserve_space
 from tests.support.commands import ROOT
 from tests.support.processes import COORDINATOR, Start, result, wait_for_words
 

@@ -10,7 +10,7 @@ import pytest
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_broker import Broker
 from federated.wire.link import LINK_DOWN, LINK_UP
-from federated.wire.links.connection_diagnosis import STRIKES
+from federated.wire.links.disconnection_diagnosis import STRIKES
 from tests.support.brokers import read_port
 from tests.support.links import listen, open_links, wait_for_delivery
 from tests.support.proxy import Proxy

@@ -20,7 +20,7 @@ from coordinator.broker.local_broker import Broker
 from federated.errors import ConfigError, LinkError
 from federated.wire import topics
 from federated.wire.link import LINK_DOWN
-from federated.wire.links import connection_diagnosis
+from federated.wire.links import disconnection_diagnosis
 from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import is_listening, needs_mosquitto
 from tests.support.links import open_links, wait_for_delivery
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.broker
 def test_a_second_client_of_the_name_ends_the_first_with_a_reason(
     mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_diagnosis, "SHORTS", 1)
+    monkeypatch.setattr(disconnection_diagnosis, "SHORTS", 1)
     first = MqttLink(mosquitto.address, "a")
     second = MqttLink(mosquitto.address, "a")
     try:
@@ -49,7 +49,7 @@ def test_after_one_of_two_namesakes_ends_the_other_stays_connected(
     """Without a reason from the broker, two namesakes disconnect each other in turn. Once one has
     ended, the other stays connected.
     """
-    monkeypatch.setattr(connection_diagnosis, "SHORTS", 2)
+    monkeypatch.setattr(disconnection_diagnosis, "SHORTS", 2)
     pair = [MqttLink(mosquitto.address, "a") for _ in range(2)]
     try:
         ended: list[MqttLink] = []

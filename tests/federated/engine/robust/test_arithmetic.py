@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federated.engine.aggregate import Total, fold, mean
-from federated.engine.part_store import PartStore
 from federated.engine.robust import arithmetic
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
+from federated.engine.update_part_files import PartStore
 from tests.support.stored_updates import OLD, corner, part, result, store_parts, whole
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from federated.engine.part_store import PartStore
 from federated.engine.robust.arithmetic import pick_nearest
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
+from federated.engine.update_part_files import PartStore
 from tests.support.stored_updates import OLD, corner, part, result, store_parts, whole
 
 

@@ -12,7 +12,7 @@ MEASURE = """
 import resource, sys, tempfile
 from pathlib import Path
 import torch
-from federated.engine.part_store import PartStore
+from federated.engine.update_part_files import PartStore
 from federated.method import Part
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from federated.engine.aggregate import Total, fold
-from federated.engine.part_store import PartStore
 from federated.engine.robust.catalogue import RULES
 from federated.engine.robust.rule import combine
 from federated.engine.update_norms import add_missing_homes
+from federated.engine.update_part_files import PartStore
 from federated.method import configure
 from federated.methods.catalogue import METHODS, find_method
 from federated.task import Update

@@ -1,4 +1,4 @@
-"""Submodels of different widths and depths, as most methods propose and assign them."""
+"""Propose submodels of different widths and depths, and assign them, as most methods do."""
 
 from __future__ import annotations
 

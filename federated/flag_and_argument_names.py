@@ -1,5 +1,5 @@
-"""Options that a command takes as a flag and the Python API as an argument: an error names them as
-its reader spells them (`EspalierError.naming`).
+"""Names of the options that a command takes as a flag and the Python API as an argument: an error
+spells them as its reader does (`EspalierError.naming`).
 """
 
 from __future__ import annotations

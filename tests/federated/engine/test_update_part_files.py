@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from federated.engine.part_store import PartStore
 from federated.engine.update_contributions import Part
+from federated.engine.update_part_files import PartStore
 from federated.errors import StoreError
 
 
@@ -91,7 +91,7 @@ def test_a_disk_that_is_full_leaves_no_half_update(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("federated.engine.part_store.write", full)
+    monkeypatch.setattr("federated.engine.update_part_files.write", full)
     with pytest.raises(OSError, match="No space"):
         kept.fold([part([1.0])], ("a", 1))
     assert not list(tmp_path.iterdir())

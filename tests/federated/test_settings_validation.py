@@ -8,7 +8,7 @@ import pytest
 from msgspec import Meta, field
 
 from federated.errors import ConfigError
-from federated.settings import Record, validate
+from federated.settings_validation import Record, validate
 
 Share = Annotated[float, Meta(gt=0, le=1)]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from federated.device.spool import AGE, InUse, Spool, SpooledUpdate, identify_run
+from federated.device.agent_run_files import AGE, InUse, Spool, SpooledUpdate, identify_run
 from federated.errors import StoreError
 from federated.runtime import atomic_files
 from federated.wire.chunks import split

@@ -13,7 +13,7 @@ from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.broker.mosquitto_config import find_mosquitto
 from federated.wire.checks import request_client
-from federated.wire.checks.broker_trial import Place, try_broker
+from federated.wire.checks.broker_capability_checks import Place, try_broker
 from federated.wire.checks.check_result import Check, format_check
 from federated.wire.mqtt_address import parse_mqtt_address
 from tests.support.brokers import BOTH, is_listening, needs_mosquitto

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from federated.device.trainers.pytorch_trainer import to_tensors
-from federated.engine.training_cost import Pass, effort, macs
+from federated.engine.training_multiply_adds import Pass, effort, macs
 from federated.method import configure
 from federated.methods.catalogue import METHODS, find_method
 from federated.training.training_inputs import TrainingSet

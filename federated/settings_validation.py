@@ -1,4 +1,6 @@
-"""Validate settings as records, with errors that name the key, the expected and found value."""
+"""Validate settings as records: the base classes of their tables, and errors that name the key, the
+expected and the found value.
+"""
 
 from __future__ import annotations
 

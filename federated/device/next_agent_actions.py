@@ -1,4 +1,4 @@
-"""Decide what an agent does next, from its state alone: what to discard, to start, and to send."""
+"""Decide the next actions of an agent from its state alone: what to discard, start and send."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from federated.wire.links.connection_diagnosis import (
+from federated.wire.links.disconnection_diagnosis import (
     RESTARTS,
     RESTARTS_WITHIN,
     SHORTS,
