@@ -19,7 +19,7 @@ from edge_agent.doctor.broker_checks import (
     find_card,
 )
 from edge_agent.doctor.device_checks import check_clock, check_device
-from edge_agent.doctor.non_mqtt_checks import check_link
+from edge_agent.doctor.extension_link_checks import check_link
 from federated.errors import EspalierError, LinkError
 from federated.install_command import pip_command
 from federated.wire import messages, topics
