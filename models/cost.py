@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.compute_workload import work
 from models.layers.early_exits import run_exits
 from models.layers.mergeable_branches import (
     Branch,
@@ -25,8 +24,9 @@ from models.layers.mergeable_branches import (
     is_spatial,
     output_features,
 )
+from models.meta_device_cache import ShapeCache
 from models.random_state import isolate_random_state
-from models.shape_cache import ShapeCache
+from models.step_workload import work
 from models.submodel import Submodel
 from models.submodel_building import parameters, rehearsal
 

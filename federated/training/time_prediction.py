@@ -1,6 +1,6 @@
 """Predict how long a submodel takes on a device, from the few submodels that it timed.
 
-The seconds of a step are a weighted sum of its work (`models.compute_workload`): multiply-adds with
+The seconds of a step are a weighted sum of its work (`models.step_workload`): multiply-adds with
 channels padded to whole vectors, bytes moved, and calls of operations. The weights, here called
 prices, are fitted per device by non-negative least squares on relative error. A few timings
 determine the prices only roughly, so the fit also pulls them towards the typical ratios of a kind
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federated.task import Timing
-from models.compute_workload import LANES, work
 from models.cost import count_branches
+from models.step_workload import LANES, work
 from models.submodel import Submodel
 from models.submodel_building import parameters
 

@@ -9,10 +9,10 @@ from types import ModuleType
 import pytest
 from torch import nn
 
-from models.compute_workload import work
 from models.cost import cost
 from models.menu import menu
 from models.named_network import network
+from models.step_workload import work
 from models.submodel_building import full
 
 

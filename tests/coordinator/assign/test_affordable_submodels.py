@@ -19,10 +19,10 @@ from federated.task import Card, Profile, Recipe, Timing
 from federated.training.time_prediction import step_seconds
 from federated.wire.codecs.fp16 import FP16
 from federated.wire.codecs.raw import RAW
-from models.compute_workload import work
 from models.cost import cost
 from models.menu import menu
 from models.named_network import network
+from models.step_workload import work
 from models.submodel import Submodel
 
 NETWORK = network("preresnet", (1, 8, 8), 10)

@@ -29,7 +29,7 @@ def run(code: str) -> None:
 
 def test_that_training_and_counting_costs_load_no_compiler() -> None:
     run("""
-from models.compute_workload import work
+from models.step_workload import work
 from models.named_network import network
 from models.submodel_building import full
 train()

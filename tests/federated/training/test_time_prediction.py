@@ -26,10 +26,10 @@ from federated.training.time_prediction import (
     predict,
     step_seconds,
 )
-from models.compute_workload import work
 from models.cost import cost
 from models.menu import menu, probes
 from models.named_network import network
+from models.step_workload import work
 from models.submodel import Moments, Submodel
 from models.submodel_building import full
 from tests.support.smallest_networks import SMALL, small

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from export.onnx_export import export, predict
 from export.onnx_session import load
-from models.compute_workload import work
 from models.cost import cost
 from models.layers.basic import Scaler
 from models.menu import menu
 from models.named_network import network
+from models.step_workload import work
 from models.submodel import Submodel, scale_count
 from models.submodel_building import address, build, find_labelled, full, normalising, shapes
 from tests.support.memory_federation import Member, digits, federate

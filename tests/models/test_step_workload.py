@@ -9,10 +9,10 @@ import pytest
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.compute_workload import LANES, work
 from models.cost import cost
 from models.menu import menu
 from models.named_network import network
+from models.step_workload import LANES, work
 from models.submodel_building import full
 from tests.support.smallest_networks import SMALL, small
 

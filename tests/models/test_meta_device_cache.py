@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from models.shape_cache import ShapeCache
+from models.meta_device_cache import ShapeCache
 
 
 def test_the_same_shapes_give_an_equal_but_new_tensor():

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.layers.early_exits import run_exits
-from models.shape_cache import ShapeCache
+from models.meta_device_cache import ShapeCache
 from models.submodel import Objective, Submodel
 from models.submodel_building import rehearsal
 
