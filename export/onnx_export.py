@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from export.graph_metadata import describe_graph, describe_interface
-from export.onnx_conversion import OPSET, convert, import_onnx
 from export.onnx_session import INPUT, OUTPUTS, TOKENS, Array, Output
+from export.pytorch_to_onnx import OPSET, convert, import_onnx
 from federated.errors import DataError, ExportError
 from federated.runtime import atomic_files
 from models.submodel import Network

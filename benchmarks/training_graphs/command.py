@@ -26,7 +26,7 @@ from benchmarks.training_graphs.comparison import (
 )
 from edge_agent.join.speed_calibration import build_network, draw_examples
 from export.trainstep.graph_export import export_graph
-from export.trainstep.graph_function import GraphFunction
+from export.trainstep.named_tensor_function import GraphFunction
 from federated.errors import ExportError
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 from federated.task import Recipe

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from export.trainstep.given_draws import GivenDraws
-from export.trainstep.graph_function import GraphFunction
+from export.trainstep.named_tensor_function import GraphFunction
 from export.trainstep.training_step import make_step
 from federated.device.trainers.graph_names import (
     CORRECTION,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from coordinator.release.history import History
-from export.publish import PublishedReleases
+from export.broker_publishing import PublishedReleases
 from federated.runtime.console import Say
 from federated.safe_terminal_table import make_table, render_table
 from federated.wire.release_messages import Serving

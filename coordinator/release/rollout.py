@@ -26,7 +26,7 @@ from coordinator.release.release_status import report
 from coordinator.release.serving_choice import choose_serving
 from coordinator.store.run_database_reader import open_records
 from export import release_reader
-from export.publish import (
+from export.broker_publishing import (
     PublishedReleases,
     announce,
     confirm,

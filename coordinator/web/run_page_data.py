@@ -18,7 +18,7 @@ from coordinator.store.run_database_reader import RunRecords, open_records
 from coordinator.store.training_counts import count_run
 from coordinator.views import agent_table, run_log, run_status
 from coordinator.views.run_plots import list_scores
-from export.publish import PublishedReleases
+from export.broker_publishing import PublishedReleases
 
 __all__ = ["PARTS", "describe_part"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_agent.releases.release_download import ReleaseDownload, locate_version
-from export.publish import SETTLE
+from export.broker_publishing import SETTLE
 from federated.errors import EspalierError, FleetError, WireError
 from federated.wire import envelope, topics
 from federated.wire.link import Delivery, Link

@@ -21,9 +21,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from export.external_data import refuse_foreign_operators
-from export.onnx_conversion import convert, import_onnx
+from export.pytorch_to_onnx import convert, import_onnx
 from export.trainstep.decompositions.table import DECOMPOSITIONS
-from export.trainstep.graph_function import GraphFunction
+from export.trainstep.named_tensor_function import GraphFunction
 from federated.errors import ExportError
 
 __all__ = ["export_graph"]

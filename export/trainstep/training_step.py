@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from export.trainstep.given_draws import Draw, GivenDraws
-from export.trainstep.graph_function import Answers, GraphFunction, make_examples
+from export.trainstep.named_tensor_function import Answers, GraphFunction, make_examples
 from export.trainstep.optimisers import MOVES
 from export.trainstep.weighted_norm import WeightedNorm
 from federated.device.trainers.graph_names import (

@@ -16,9 +16,9 @@ onnx = pytest.importorskip("onnx")
 
 from torch import Tensor, nn  # noqa: E402
 
-from export.onnx_conversion import OPSET  # noqa: E402
 from export.onnx_export import export, predict, weights_digest  # noqa: E402
 from export.onnx_session import METADATA, load  # noqa: E402
+from export.pytorch_to_onnx import OPSET  # noqa: E402
 from export.quantize import quantize  # noqa: E402
 from federated.errors import DataError, ExportError  # noqa: E402
 from models import named_network, submodel_building  # noqa: E402

@@ -14,7 +14,7 @@ import pytest
 from coordinator.release.archive import Archive
 from coordinator.release.history import History, Item, compute_digest, release
 from export import release_reader
-from export.publish import describe_version
+from export.broker_publishing import describe_version
 from federated.errors import ExportError, StoreError
 from federated.runtime import atomic_files
 from tests.support.disk_calls import record_disk_calls

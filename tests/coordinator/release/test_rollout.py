@@ -114,7 +114,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    monkeypatch.setattr("export.publish.SETTLE", 0.1)
+    monkeypatch.setattr("export.broker_publishing.SETTLE", 0.1)
     (tmp_path / "runs" / "spring").mkdir(parents=True)
     broker = MemoryBroker(max_payload=8192)
     devices = {name: Device(name, MemoryLink(broker, name), tmp_path / name) for name in TRAINED}

@@ -14,7 +14,7 @@ from coordinator.broker import local_broker as brokers
 from coordinator.release.archive import Archive
 from coordinator.release.rollout import ReleaseRequest, Rollout
 from export import release_reader
-from export.publish import read_published
+from export.broker_publishing import read_published
 from federated.errors import LinkError
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
@@ -58,8 +58,8 @@ def test_a_release_to_a_stalled_broker_is_complete_when_the_command_ends(
 def test_a_release_that_the_broker_does_not_confirm_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("export.publish.SETTLE", 0.1)
-    monkeypatch.setattr("export.publish.PATIENCE", 0.5)
+    monkeypatch.setattr("export.broker_publishing.SETTLE", 0.1)
+    monkeypatch.setattr("export.broker_publishing.PATIENCE", 0.5)
     (tmp_path / "runs" / "spring").mkdir(parents=True)
     link = MemoryLink(
         MemoryBroker(

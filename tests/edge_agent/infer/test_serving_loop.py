@@ -17,7 +17,7 @@ from edge_agent.infer.engine import Engine
 from edge_agent.infer.infer_options import InferRequest
 from edge_agent.infer.serving_loop import make_serving_report, serve
 from export import release_reader
-from export.publish import announce, describe_version, publish
+from export.broker_publishing import announce, describe_version, publish
 from federated.errors import FleetError, LinkError
 from federated.wire import envelope, topics
 from federated.wire.link import Link

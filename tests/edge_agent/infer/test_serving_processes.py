@@ -19,7 +19,7 @@ pytest.importorskip("uvicorn")
 
 from coordinator.broker import local_broker as brokers
 from export import release_reader
-from export.publish import announce, describe_version, publish
+from export.broker_publishing import announce, describe_version, publish
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from federated.wire.release_messages import Release

@@ -12,7 +12,7 @@ from edge_agent.releases.assigned_release import (
     Subscription,
     find_target,
 )
-from export.publish import announce
+from export.broker_publishing import announce
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.release_messages import Release, Version
 from tests.support.handmade_releases import Clock

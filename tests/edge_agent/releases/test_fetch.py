@@ -15,8 +15,8 @@ from coordinator.broker import local_broker as brokers
 from edge_agent.releases.release_download import locate_version
 from edge_agent.releases.release_follower import fetch, fetch_from
 from export import release_reader
+from export.broker_publishing import announce, describe_version, publish
 from export.onnx_session import load
-from export.publish import announce, describe_version, publish
 from federated.errors import ExportError, FleetError, LinkError, StoreError
 from federated.runtime.atomic_files import sha256
 from federated.wire import envelope, messages, topics

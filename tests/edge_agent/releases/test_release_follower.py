@@ -13,7 +13,7 @@ import pytest
 from edge_agent.releases.assigned_release import Arrival, Subscription
 from edge_agent.releases.release_follower import Follower
 from export import release_reader
-from export.publish import announce, describe_version, publish, withdraw
+from export.broker_publishing import announce, describe_version, publish, withdraw
 from federated.errors import FleetError
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Delivery

@@ -8,7 +8,7 @@ import pytest
 
 from edge_agent.releases.assigned_release import Subscription
 from edge_agent.releases.release_follower import Follower, open_follower_link
-from export.publish import announce, describe_version, publish
+from export.broker_publishing import announce, describe_version, publish
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from federated.wire.release_messages import Release, Serving

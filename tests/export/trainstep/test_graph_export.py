@@ -18,9 +18,9 @@ from benchmarks.training_graphs.comparison import (
     train_with_step,
 )
 from export.external_data import list_foreign_operators
-from export.trainstep.forward_passes import make_calibration, make_evaluation
+from export.trainstep.calibration_and_evaluation import make_calibration, make_evaluation
 from export.trainstep.graph_export import export_graph
-from export.trainstep.graph_function import GraphFunction
+from export.trainstep.named_tensor_function import GraphFunction
 from export.trainstep.training_step import make_step
 from federated.errors import ExportError
 from federated.task import Recipe

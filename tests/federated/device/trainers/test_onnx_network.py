@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from export.trainstep.forward_passes import make_calibration, make_evaluation
+from export.trainstep.calibration_and_evaluation import make_calibration, make_evaluation
 from export.trainstep.graph_export import export_graph
 from export.trainstep.training_step import make_step
 from federated.device.trainers.graph_session import GraphSession

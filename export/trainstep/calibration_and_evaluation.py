@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from export.trainstep.graph_function import Answers, GraphFunction, make_examples
+from export.trainstep.named_tensor_function import Answers, GraphFunction, make_examples
 from export.trainstep.weighted_norm import WeightedNorm
 from federated.device.trainers.graph_names import OUT, STATISTIC
 from models.layers.batch_norm import norms

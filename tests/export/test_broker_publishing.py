@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from export import release_reader
-from export.publish import (
+from export.broker_publishing import (
     PublishedReleases,
     announce,
     describe_version,
