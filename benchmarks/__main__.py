@@ -29,7 +29,8 @@ COMMANDS = {
         "benchmarks.broker_memory:command", "Measure a broker that distributes weights."
     ),
     "codec": LazyCommand(
-        "benchmarks.encoding:command", "Time the encoding and decoding of 45 MB of weights."
+        "benchmarks.weight_encoding_speed:command",
+        "Time the encoding and decoding of 45 MB of weights.",
     ),
     "core": LazyCommand(
         "benchmarks.event_processing:command",
@@ -59,7 +60,7 @@ COMMANDS = {
         "Try networks of torchvision and timm.",
     ),
     "pacing": LazyCommand(
-        "benchmarks.agents_of_unequal_speed:command", "Train on four agents of unequal speed."
+        "benchmarks.speed_based_assignment:command", "Train on four agents of unequal speed."
     ),
     "page": LazyCommand(
         "benchmarks.web_page.command:command",

@@ -22,10 +22,10 @@ from pathlib import Path
 import click
 import psutil
 
+from benchmarks.final_model_recomputation import read_durations, replay
 from benchmarks.output_path_checks import make_folder
 from benchmarks.raw_agents.raw_agent import Raw
 from benchmarks.raw_agents.raw_fleet import RawFleet
-from benchmarks.replay import read_durations, replay
 from coordinator.broker import local_broker as brokers
 from coordinator.simulate.demo_fleet import Running, process, python_command
 from coordinator.store.run_store import Store
@@ -105,7 +105,7 @@ class Scale(Course):
 
     agents, rounds: numbers of agents and rounds
     lost: number of requested updates that were not folded
-    doubled, foreign, equal: see `benchmarks.replay.ReplayResult`
+    doubled, foreign, equal: see `benchmarks.final_model_recomputation.ReplayResult`
     model: bytes of the weights
     base: peak bytes of a coordinator with few agents
     peak: peak bytes of the coordinator with all agents

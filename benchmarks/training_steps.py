@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from benchmarks.timing_comparison import Row, compare, print_rows, time_interleaved
+from benchmarks.interleaved_timing import Row, compare, print_rows, time_interleaved
 from federated.runtime.console import FORMAT, report_errors
 from federated.task import Recipe
 from federated.training.training_inputs import TrainingSet

@@ -7,7 +7,7 @@ from __future__ import annotations
 import click
 import numpy as np
 
-from benchmarks.timing_comparison import Row, compare, print_rows, time_interleaved
+from benchmarks.interleaved_timing import Row, compare, print_rows, time_interleaved
 from federated.runtime.console import FORMAT
 from federated.wire import tensors
 from models.named_network import network

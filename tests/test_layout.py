@@ -314,7 +314,7 @@ def test_only_one_file_each_uses_mqtt_topics_and_checkpoints() -> None:
         # hundreds of clients in one thread, which no link is made for
         "benchmarks.raw_agents.raw_fleet",
         # what our links are compared with
-        "benchmarks.round.bare_client",
+        "benchmarks.round.bare_mqtt_client",
         "federated.wire.links.mqtt",
         "federated.wire.links.mqtt_client_setup",
     }

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from benchmarks.aggregation.updates import NETWORK, map_updates, write_updates
+from benchmarks.interleaved_timing import Row, compare, print_rows
 from benchmarks.peers.environments import choose_peers, list_versions
 from benchmarks.peers.interleaved_processes import hold
-from benchmarks.timing_comparison import Row, compare, print_rows
 from coordinator.fleet.submodel_shipment import to_torch
 from coordinator.phases.training import AT_HAND
 from federated.engine.aggregate import Total, fold

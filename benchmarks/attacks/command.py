@@ -20,7 +20,7 @@ from types import MappingProxyType
 import click
 import msgspec
 
-from benchmarks.attacks.machine_faults import DAMAGE
+from benchmarks.attacks.faults_without_attacker import DAMAGE
 from benchmarks.attacks.malicious_agents import ATTACKERS
 from benchmarks.attacks.process_faults import PROCESS_FAULTS
 from benchmarks.attacks.strangers import STRANGERS, behind_tls

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.attacks.short_keepalive MODULE ARGUMENTS...`: run a command whose link has
-a keepalive of seconds, so that a short pause exceeds it.
+"""`python -m benchmarks.attacks.command_with_short_keepalive MODULE ARGUMENTS...`: run a command
+whose link has a keepalive of seconds, so that a short pause exceeds it.
 """
 
 from __future__ import annotations

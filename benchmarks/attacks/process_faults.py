@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from benchmarks.attacks.short_keepalive import KEEPALIVE
+from benchmarks.attacks.command_with_short_keepalive import KEEPALIVE
 from benchmarks.attacks.strangers import make_address, may_connect
-from benchmarks.faults.real_agents import NAMES, use_real_agents
+from benchmarks.faults.real_agent_scenarios import NAMES, use_real_agents
 from benchmarks.faults.trial import RUN, Trial, strike_later
 from benchmarks.faults.trial_certificates import Doors
 from benchmarks.faults.trial_parts import Process
@@ -61,13 +61,15 @@ def pause(trial: Trial, find: Callable[[], Process]) -> None:
 
 def pause_coordinator(trial: Trial) -> None:
     trial.how = replace(trial.how, delay=0.5)
-    trial.launcher = ("benchmarks.attacks.short_keepalive", "coordinator.cli.main")
+    trial.launcher = ("benchmarks.attacks.command_with_short_keepalive", "coordinator.cli.main")
     pause(trial, lambda: trial.coordinator)
 
 
 def pause_agent(trial: Trial) -> None:
     """Pause an agent while it trains."""
-    agents = use_real_agents(trial, ("benchmarks.attacks.short_keepalive", "edge_agent.cli.main"))
+    agents = use_real_agents(
+        trial, ("benchmarks.attacks.command_with_short_keepalive", "edge_agent.cli.main")
+    )
     victim = trial.rng.choice(NAMES)
     pause(trial, lambda: agents[victim])
 

@@ -23,7 +23,7 @@ from benchmarks.fault_schedules.schedule_run import Trial
 from benchmarks.fault_schedules.virtual_agent import RUN
 from benchmarks.fault_schedules.virtual_clock import Killed, Process
 from benchmarks.fault_schedules.virtual_training import learn
-from benchmarks.replay import ReplayResult, replay
+from benchmarks.final_model_recomputation import ReplayResult, replay
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.views.run_damage_check import check_run
 from federated.errors import StoreError

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from benchmarks.fault_schedules.random_schedules import COORDINATOR
 from benchmarks.fault_schedules.virtual_training import learn
-from benchmarks.replay import ReplayResult, replay
+from benchmarks.final_model_recomputation import ReplayResult, replay
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.update_inbox import update_path
 from coordinator.round import round_events as on

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.faults.real_agents import NAMES, start_agent, use_real_agents
+from benchmarks.faults.real_agent_scenarios import NAMES, start_agent, use_real_agents
 from benchmarks.faults.trial import Trial
 from benchmarks.faults.trial_parts import Process, run_system
 from coordinator.simulate.demo_fleet import python_command

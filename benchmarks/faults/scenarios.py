@@ -14,7 +14,7 @@ from benchmarks.faults.power_cuts import (
     explain_unmountable,
 )
 from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.real_agents import fill_agent_disk, kill_agent
+from benchmarks.faults.real_agent_scenarios import fill_agent_disk, kill_agent
 from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, fill_later, strike_later
 from benchmarks.faults.trial_parts import make_slow_link, mount_small_disk
 

@@ -1,6 +1,6 @@
 """Run a coordinator that kills itself (SIGKILL) at a chosen moment of a round:
 
-python -m benchmarks.faults.killed_coordinator STAGE WHEN COUNT SHARE ARGUMENTS...
+python -m benchmarks.faults.self_killing_coordinator STAGE WHEN COUNT SHARE ARGUMENTS...
 
 STAGE: fold, snapshot, finish, evaluate or save
 WHEN: before, during or after its COUNT-th time

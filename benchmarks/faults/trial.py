@@ -18,10 +18,16 @@ from pathlib import Path
 
 from benchmarks.faults.trial_certificates import Doors
 from benchmarks.faults.trial_parts import Broker, Process, Space
+from benchmarks.final_model_recomputation import (
+    Make,
+    ReplayResult,
+    make_raw_update,
+    read_durations,
+    replay,
+)
 from benchmarks.raw_agents.raw_agent import Raw
 from benchmarks.raw_agents.raw_fleet import RawFleet
 from benchmarks.raw_agents.updates import Array
-from benchmarks.replay import Make, ReplayResult, make_raw_update, read_durations, replay
 from benchmarks.scale import make_flags
 from coordinator.observe.round_records import Entry
 from coordinator.simulate.demo_fleet import python_command
@@ -114,7 +120,7 @@ class Trial:
     """One run, which scenarios configure and break.
 
     fuse: instant at which the coordinator's first life ends, as arguments of
-        `benchmarks.faults.killed_coordinator`
+        `benchmarks.faults.self_killing_coordinator`
     launcher: module and arguments that start every other life of the coordinator
     forked: True to fork coordinators from a process that has imported PyTorch; recovery then lacks
         the seconds of the imports
@@ -222,7 +228,7 @@ class Trial:
                 [
                     sys.executable,
                     "-m",
-                    "benchmarks.faults.killed_coordinator",
+                    "benchmarks.faults.self_killing_coordinator",
                     *self.fuse,
                     *arguments,
                 ]

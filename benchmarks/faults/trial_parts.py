@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.faults.forked_process import ForkedProcess
+from benchmarks.faults.fork_server import ForkedProcess
 from coordinator.broker import embedded_broker_config
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.broker.mosquitto_config import MAX_PACKET, find_mosquitto

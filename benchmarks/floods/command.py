@@ -16,7 +16,7 @@ import click
 import msgspec
 import numpy as np
 
-from benchmarks.floods.revocations import Revocations, measure_revocations
+from benchmarks.floods.mass_revocation import Revocations, measure_revocations
 from benchmarks.floods.trial import FLOODS, Subject, Watch, measure
 from benchmarks.inference import build_random
 from benchmarks.output_path_checks import check_log

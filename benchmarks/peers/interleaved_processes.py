@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.interleaved_timing import RUNS
 from benchmarks.peers.environments import PEERS, set_up
-from benchmarks.timing_comparison import RUNS
 
 __all__ = ["hold"]
 

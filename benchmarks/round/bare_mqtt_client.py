@@ -1,8 +1,8 @@
 """Move the bytes of rounds with MQTT clients that do nothing else: the floor of a round's time.
 
-`python -m benchmarks.round.bare_client HOST:PORT ROUNDS AGENTS SIZE` is the sender: it sends SIZE
-bytes to all agents, in chunks, and receives as much from each. It prints the seconds of
-each round. With the name of an agent as a fifth argument it is that agent.
+`python -m benchmarks.round.bare_mqtt_client HOST:PORT ROUNDS AGENTS SIZE` is the sender: it sends
+SIZE bytes to all agents, in chunks, and receives as much from each. It prints the seconds of each
+round. With the name of an agent as a fifth argument it is that agent.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from pathlib import Path
 import click
 import psutil
 
+from benchmarks.final_model_recomputation import read_durations
+from benchmarks.interleaved_timing import Row, compare, print_rows
 from benchmarks.peers.environments import choose_peers, list_versions, set_up
 from benchmarks.peers.process_usage import read_processor_seconds
-from benchmarks.replay import read_durations
-from benchmarks.timing_comparison import Row, compare, print_rows
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.simulate.demo_fleet import Running, process, python_command, wait_for_words
@@ -120,7 +120,7 @@ def run_fleet(folder: Path, broker: brokers.Broker, agents: int, rounds: int) ->
 def run_bare_clients(folder: Path, broker: brokers.Broker, agents: int, rounds: int) -> Course:
     """Run clients that move the same bytes."""
     what = (broker.address, str(rounds), str(agents), str(measure_model()))
-    command = [sys.executable, "-m", "benchmarks.round.bare_client", *what]
+    command = [sys.executable, "-m", "benchmarks.round.bare_mqtt_client", *what]
     others = [[*command, f"b{index}"] for index in range(agents)]
     return run_peer(folder, command, others, rounds, broker)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import click
 
+from benchmarks.interleaved_timing import Row, compare, print_rows
 from benchmarks.peers.environments import choose_peers, list_versions, set_up
 from benchmarks.simulation.meter import Measured
-from benchmarks.timing_comparison import Row, compare, print_rows
 from federated.errors import ConfigError, FleetError
 from federated.runtime.console import FORMAT, Say, report_errors, speaker
 

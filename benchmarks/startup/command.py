@@ -19,10 +19,10 @@ from pathlib import Path
 import click
 import psutil
 
+from benchmarks.interleaved_timing import RUNS, Row, compare, print_rows
 from benchmarks.peers.environments import choose_peers, list_versions, set_up
 from benchmarks.peers.process_usage import read_processor_seconds, read_shared_memory
 from benchmarks.startup import measured_command
-from benchmarks.timing_comparison import RUNS, Row, compare, print_rows
 from coordinator.broker import local_broker as brokers
 from coordinator.simulate.demo_fleet import (
     Running,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.training_graphs import step_process
-from benchmarks.training_graphs.comparison import (
+from benchmarks.training_graphs.step_and_pytorch_training import (
     Take,
     Trial,
     open_graph,

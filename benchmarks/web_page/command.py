@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from benchmarks.output_path_checks import make_folder
-from benchmarks.web_page.fleet_load import PageLoad, measure
+from benchmarks.web_page.large_fleet_measurement import PageLoad, measure
 from benchmarks.web_page.pictures import README, list_views, take_pictures
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.final_model_recomputation import read_durations
 from benchmarks.raw_agents.raw_agent import Raw
 from benchmarks.raw_agents.raw_fleet import RawFleet
-from benchmarks.replay import read_durations
 from benchmarks.scale import make_flags, raise_file_limit
 from benchmarks.web_page.browser import open_chromium, sign_in
 from coordinator.broker import local_broker as brokers

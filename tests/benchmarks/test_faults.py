@@ -43,7 +43,7 @@ ROOT_ONLY = ("disk full", "disk of an agent full", "1 MB/s and 300 ms")
 FUSED = """
 import sys
 from contextlib import contextmanager
-from benchmarks.faults.killed_coordinator import Fuse
+from benchmarks.faults.self_killing_coordinator import Fuse
 @contextmanager
 def timing(watch, what):
     yield

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.floods.command import judge
-from benchmarks.floods.revocations import measure_revocations
+from benchmarks.floods.mass_revocation import measure_revocations
 from benchmarks.floods.trial import Arm, Watch
 from coordinator.broker import client_disconnection
 from tests.support.brokers import needs_mosquitto

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from benchmarks import scale
+from benchmarks.final_model_recomputation import replay
 from benchmarks.fuzzing.samples import SUBMODEL
 from benchmarks.raw_agents.updates import learn, make_update
-from benchmarks.replay import replay
 from coordinator.broker import local_broker as brokers
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.agents_of_unequal_speed import (
+from benchmarks.speed_based_assignment import (
     CPUS,
     Parts,
     Turn,

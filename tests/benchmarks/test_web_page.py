@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.web_page.browser import find_chromium
 from benchmarks.web_page.command import DOCS, format_conclusion
-from benchmarks.web_page.fleet_load import is_heap_flat, measure, percentile
+from benchmarks.web_page.large_fleet_measurement import is_heap_flat, measure, percentile
 from benchmarks.web_page.pictures import README, list_views
 from coordinator.web.serve import PACKAGE
 

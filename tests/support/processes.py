@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.faults.forked_process import ForkedProcess
+from benchmarks.faults.fork_server import ForkedProcess
 from tests.support.waiting import eventually
 
 __all__ = [

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.training_graphs.comparison import (
+from benchmarks.training_graphs.step_and_pytorch_training import (
     Trial,
     open_graph,
     train_with_pytorch,

@@ -6,7 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.training_graphs.comparison import Trial, train_with_pytorch, train_with_step
+from benchmarks.training_graphs.step_and_pytorch_training import (
+    Trial,
+    train_with_pytorch,
+    train_with_step,
+)
 from export.trainstep.training_step import TrainingStep, make_step
 from federated.errors import ExportError
 from federated.task import Recipe
