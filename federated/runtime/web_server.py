@@ -40,6 +40,7 @@ __all__ = ["CERTIFICATE", "BodyReader", "Limits", "WebServer"]
 CERTIFICATE = "espalier.certificate"  # in a request's scope: the client's (DER), or None
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 LARGE = 1 << 20  # bytes: memory of this size is returned to the system when it is free
+TRIMMING = 1.0  # seconds between two returns of small blocks while bodies arrive
 SHARE = 0.75  # of the memory for bodies that one address may use, so that others are answered
 DRAIN_TIMEOUT = 10.0  # seconds to read the rest of a request that is already answered
 DRAIN_BYTES = 16 << 20
@@ -221,6 +222,7 @@ class BodyReader:
         """
         self._largest, self._total, self._timeout = largest, total, timeout
         self._reserved = Counter[str]()  # bytes by address
+        self._trimmed = -math.inf  # when memory was returned last
         return_free_memory()
 
     @contextlib.asynccontextmanager
@@ -251,8 +253,19 @@ class BodyReader:
         finally:
             self._reserved[client] -= reserved
             self._reserved += Counter()  # forgets addresses without bodies
-            if reserved >= LARGE and (trim := find_function("malloc_trim")) is not None:
-                trim(0)  # also returns the small blocks in which the body arrived
+            if reserved >= LARGE:
+                self._trim()
+
+    def _trim(self) -> None:
+        """Return the small blocks in which a body arrived to the system: after the last body, and
+        during others seldom, since the next one takes them again.
+        """
+        now = time.monotonic()
+        if self._reserved.total() and now < self._trimmed + TRIMMING:
+            return
+        self._trimmed = now
+        if (trim := find_function("malloc_trim")) is not None:
+            trim(0)
 
     def _check(self, size: int, found: str) -> None:
         if size > self._largest:
