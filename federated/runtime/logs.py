@@ -121,6 +121,16 @@ class RotatingHandler(RotatingFileHandler):
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=LARGEST, backupCount=KEPT, encoding="utf-8", delay=True)
         self._complained = False
+        self._line = ""  # of the record that is being written
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        self._line = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The library formats each record twice, first to measure it."""
+        self._line = self._line or super().format(record)
+        return self._line
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the library's name
         if not self._complained:

@@ -138,6 +138,22 @@ def test_files_rotate_and_stay_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(path.stat().st_size <= 1000 for path in found)
 
 
+def test_a_record_is_formatted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def format_record(self: logs.FieldFormatter, record: logging.LogRecord) -> str:
+        made.append(before(self, record))
+        return made[-1]
+
+    before = logs.FieldFormatter.format
+    monkeypatch.setattr(logs.FieldFormatter, "format", format_record)
+    with logs.record_log(tmp_path / "a", {}):
+        log.info("one")
+        log.info("two")
+    assert made == (tmp_path / "a").read_text().splitlines()
+    assert len(made) == 2
+
+
 def test_a_recorded_log_adds_its_fields_until_it_ends(tmp_path: Path) -> None:
     about = {"run": "r", "round": 1}
     with logs.record_log(tmp_path / "a", about):
