@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -17,6 +17,7 @@ __all__ = ["SIMULATED", "DataSource", "name_devices"]
 SIMULATED = "simulation"  # the machine of simulated devices, in their profiles
 
 
+@cache  # each device asks for its own
 def name_devices(agents: int) -> tuple[str, ...]:
     """Return d0 to d9, with leading zeros so that names sort like numbers."""
     digits = len(str(agents - 1))

@@ -117,6 +117,7 @@ class Devices:
         self._workers = workers
         self._stop = threading.Event()
         self._calls = queue.SimpleQueue[int]()  # indices of devices with news
+        self._called = set[int]()  # those of them that wait
         self._thread: threading.Thread | None = None
         self._weights: OrderedDict[str, Path] = OrderedDict()
         self._present: dict[int, tuple[AgentEventLoop, MemoryLink]] = {}  # by index
@@ -148,6 +149,12 @@ class Devices:
             self._thread.join()
         self._workers.close()
 
+    def _call(self, index: int) -> None:
+        """Let a device handle its news, all at once."""
+        if index not in self._called:
+            self._called.add(index)
+            self._calls.put(index)
+
     def join(self, run: messages.Run, folder: Path) -> None:
         """Join a run with all devices. folder: of their files."""
         agents = name_devices(self.source.agents)
@@ -173,6 +180,7 @@ class Devices:
         if time.monotonic() >= self._due:  # also if there is news of other devices all the time
             devices, self._due = list(self._present), time.monotonic() + SWEEP
         for index in devices:
+            self._called.discard(index)  # before it looks: later news call it again
             if index in self._present and not serve_device(*self._present[index]):
                 gone, _ = self._present.pop(index)
                 if gone.state.refused:
@@ -183,7 +191,7 @@ class Devices:
     ) -> tuple[AgentEventLoop, MemoryLink]:
         name = name_devices(self.source.agents)[index]
         will = topics.status(run.run, name), envelope.encode(messages.Status(name, SESSION, False))
-        notify = partial(self._calls.put, index)
+        notify = partial(self._call, index)
         delays = self.config.simulate.delays or (0.0,)
         delay = pick_value(delays, index, self.source.agents)
         runner = PooledRunner(self._workers, index, notify, delay)
