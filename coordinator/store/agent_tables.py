@@ -8,7 +8,8 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import fields
+from operator import attrgetter
 
 import msgspec
 
@@ -28,6 +29,7 @@ CREATE TABLE decisions (round INTEGER, agent TEXT, submodel TEXT NOT NULL, asked
                         seconds REAL NOT NULL, memory INTEGER NOT NULL,
                         PRIMARY KEY (round, agent));
 """
+DECIDED = attrgetter(*(field.name for field in fields(Decision)))  # `astuple` is slow
 
 
 class AgentTables:
@@ -59,10 +61,11 @@ class AgentTables:
             self._database.execute("DELETE FROM decisions WHERE round = ?", (round,))
             self._database.executemany(
                 "INSERT INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                [(round, *astuple(decision)) for decision in decisions.values()],
+                [(round, *DECIDED(decision)) for decision in decisions.values()],
             )
             seal(self._database, "decisions", round)
-            seal(self._database, "profiles")
+            if new:
+                seal(self._database, "profiles")
         self._profiles |= new
 
     def mark_asked(self, round: int, agent: str, reason: str) -> None:

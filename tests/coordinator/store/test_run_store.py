@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 
 from coordinator.assign.agent_track_record import Setback, Standing
 from coordinator.assign.decision_record import Decision
+from coordinator.database_row_digests import find_damage
 from coordinator.observe.round_records import Entry, RoundRecord, Score
 from coordinator.round.round_events import Ticked
 from coordinator.round.round_state import Round
@@ -158,6 +161,20 @@ def test_profiles_decisions_and_standings_round_trip(tmp_path: Path) -> None:
     assert store.agents.read_decisions("a") == [(1, first), (2, second)]
     assert store.agents.read_last_decisions() == {"a": (2, second)}
     assert store.read_last_entries()["b"] == (1, store.read_entries(1)[1])
+    store.close()
+
+
+def test_damage_to_profiles_stays_visible_while_none_is_written(tmp_path: Path) -> None:
+    """A round seals what it writes, and nothing else."""
+    card = Card("d", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,))
+    profile = Profile("a", "h", "s", 0.5, 10**9, 1e6, 2**18, "torch", card, ())
+    store = Store.create(tmp_path, "r")
+    store.agents.write_decisions(1, {}, {"a": profile})
+    with closing(sqlite3.connect(store.folder / "run.sqlite")) as database:
+        with database:
+            database.execute("UPDATE profiles SET agent = 'b'")
+        store.agents.write_decisions(2, {}, {"a": profile})
+        assert find_damage(database) == ["profiles"]
     store.close()
 
 
