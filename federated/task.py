@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
@@ -164,11 +165,11 @@ class Task:
     slot: Name = "0"
     codec: Word = "raw"
 
-    @property
+    @cached_property
     def key(self) -> Key:
         return Key(self.agent, self.submodel.name, self.round, self.work)
 
-    @property
+    @cached_property
     def transfer(self) -> str:
         """Name of the transfer of its update, the same for every offer."""
         return f"{self.round}-{self.attempt}-{self.work}-{self.submodel.name}".replace("@", "_")

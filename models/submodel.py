@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta
@@ -112,7 +113,7 @@ class Submodel:
     branches: Annotated[int, Meta(ge=1)] = 1
     owner: str = ""
 
-    @property
+    @cached_property  # every key of a task contains it
     def name(self) -> str:
         """Short name, unique within a run and safe in topics and file names: `w0.5-d2.2.3`, or
         `w1-b1011.11` if blocks are skipped.

@@ -64,6 +64,7 @@ def step_seconds(timings: Sequence[Timing], submodel: Submodel, batch: int) -> f
     return predict(tuple(timings), submodel, batch, training=True)
 
 
+@lru_cache(maxsize=2**16)  # room for every device of a large fleet, in each round
 def predict(
     timings: tuple[Timing, ...], submodel: Submodel, batch: int, *, training: bool
 ) -> float:
@@ -79,7 +80,7 @@ def predict(
     return float(count_work(submodel, batch, kind.lanes, training) @ prices)
 
 
-# room for every device of a large fleet: a fit takes as long as the rest of a decision
+# a fit takes as long as the rest of a decision
 @lru_cache(maxsize=2**16)
 def fit_machine(timings: tuple[Timing, ...], training: bool) -> tuple[Kind, Vector]:
     """Return the kind of machine that fits the timings best, and its prices in seconds."""
