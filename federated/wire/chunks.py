@@ -58,6 +58,7 @@ class Sender:
         """
         self._have = np.zeros(self.manifest.total, bool)
         self._sent = self._have.copy()
+        self._flying = 0
         self._open = self._asked = False
         self._since, self._wait = now, STALL
 
@@ -81,21 +82,23 @@ class Sender:
         if gained or open != self._open:
             self._since, self._wait = now, STALL
         self._have, self._open, self._asked = bits, open, False
+        self._flying = int((self._sent & ~bits).sum())
 
     @property
     def in_flight(self) -> int:
         """Number of chunks that were sent and are not in the receiver's bitmap."""
-        return int((self._sent & ~self._have).sum())
+        return self._flying
 
     def next_chunks(self, most: int = WINDOW) -> Iterator[Chunk]:
         """Yield the chunks to send now: at most `most`, and at most WINDOW beyond the receiver's
         bitmap.
         """
-        if not self._open or self._asked:
+        if not self._open or self._asked or self._sent.all():
             return
         room = min(most, WINDOW - self.in_flight)
         for index in np.flatnonzero(~self._have & ~self._sent)[: max(0, room)]:
             self._sent[index] = True
+            self._flying += 1
             yield _make_chunk(self.manifest, self._data, int(index))
 
     def check_stall(self, now: float) -> bool:
