@@ -50,7 +50,8 @@ def to_torch(update: Update) -> Update:
     start, views = flat.data_ptr(), dict[str, torch.Tensor]()
     for name, array in arrays.items():
         offset = (array.__array_interface__["data"][0] - start) // 4
-        views[name] = flat[offset : offset + array.size].view(array.shape)
+        strides = [stride // 4 for stride in array.strides]
+        views[name] = flat.as_strided(array.shape, strides, offset)
     return replace(update, tensors=views)
 
 
