@@ -48,7 +48,7 @@ def write_now(context: ReaderContext) -> Publish:
 
 
 class NowWriter:
-    """A writer of the file, about once a second and at each round's start and end."""
+    """A writer of the file, about once a second and at the run's end."""
 
     def __init__(self, context: ReaderContext) -> None:
         self._context, self.rounds = context, context.config.rounds
@@ -79,9 +79,7 @@ class NowWriter:
                 self._note(entry.agent)
             case _:
                 pass
-        self._write(
-            now=isinstance(event, events.RoundStarted | events.RoundEnded | events.RunEnded)
-        )
+        self._write(now=isinstance(event, events.RunEnded))
 
     def _note(self, agent: str) -> None:
         if self._context.fleet is not None:
