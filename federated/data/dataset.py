@@ -168,10 +168,11 @@ def _check(dataset: Dataset, xs: str, x: Array, ys: str, y: Labels | Values) -> 
             f"{name}: expected {xs} of shape [n, features] or [n, channels, height, "
             f"width], found {list(x.shape)}"
         )
-    if x.ndim == 4 and x.shape[1] == x.shape[2] > 4 and x.shape[3] in CHANNELS:
+    if x.ndim == 4 and min(x.shape[1:3]) > max(CHANNELS) and x.shape[3] in CHANNELS:
         raise DataError(
             f"{name}: expected {xs} of shape [n, channels, height, width], found {list(x.shape)}, "
-            "which has the channels last; store x.transpose(0, 3, 1, 2)"
+            "which has the channels last; store x.transpose(0, 3, 1, 2), or x.transpose(0, 1, 3, "
+            f"2) if there are {x.shape[1]} channels"
         )
     _check_shape(dataset, ys, y, x)
     if len(x) != len(y):

@@ -146,6 +146,14 @@ def test_a_test_part_of_a_file_is_the_held_out_part(tmp_path: Path) -> None:
             {"x": np.zeros((2, 8, 8, 3), np.uint8), "y": [0, 1]},
             r"channels last; store x.transpose\(0, 3, 1, 2\)",
         ),
+        (
+            {"x": np.zeros((2, 32, 48, 3), np.uint8), "y": [0, 1]},
+            r"channels last; store x.transpose\(0, 3, 1, 2\).* if there are 32 channels",
+        ),
+        (
+            {"x": np.zeros((2, 48, 32, 1), np.float32), "y": [0, 1]},
+            r"channels last; store x.transpose\(0, 3, 1, 2\)",
+        ),
     ],
 )
 def test_the_error_of_an_unusable_file_gives_the_reason(
@@ -155,6 +163,16 @@ def test_the_error_of_an_unusable_file_gives_the_reason(
     np.savez(path, **arrays)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=message):
         load(str(path))
+
+
+def test_many_channels_of_narrow_images_are_stored_with_the_narrow_axis_first(
+    tmp_path: Path,
+) -> None:
+    """The remedy of the message about channels last, for data that have 32 channels."""
+    path = tmp_path / "own.npz"
+    x = np.zeros((2, 32, 48, 3), np.uint8)
+    np.savez(path, x=x.transpose(0, 1, 3, 2), y=[0, 1])
+    assert load(str(path)).card().inputs == (32, 3, 48)
 
 
 def test_a_missing_a_damaged_and_another_file_are_refused(tmp_path: Path, own: Path) -> None:
