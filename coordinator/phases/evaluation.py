@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from threading import Event
 
 import torch
 from torch import nn
@@ -115,10 +117,15 @@ class Evaluator:
             or select_statistics(state, s)
         ]
         asked = fleet.list_free() if config.devices else ()
-        return state, (
-            *self._score_by_devices(state, calibrated, asked, history),
-            *self._score_centrally(state, calibrated),
-        )
+        stop = Event()
+        with ThreadPoolExecutor(1, "central scores") as beside:
+            # this thread mostly waits for the devices
+            central = beside.submit(self._score_centrally, state, calibrated, stop.is_set)
+            try:
+                by_devices = self._score_by_devices(state, calibrated, asked, history)
+                return state, (*by_devices, *central.result())
+            finally:
+                stop.set()
 
     def _select(self, worked: Mapping[str, Submodel], number: int) -> list[Submodel]:
         """Return the whole menu every few rounds and at the end; in between, the trained submodels
@@ -184,7 +191,12 @@ class Evaluator:
         self._run_phase(state, "evaluate", tasks, scoring)
         return score_devices(scoring.found, self.run.count_ratio)
 
-    def _score_centrally(self, state: State, submodels: Sequence[Submodel]) -> list[Score]:
+    def _score_centrally(
+        self, state: State, submodels: Sequence[Submodel], stop: Callable[[], bool]
+    ) -> list[Score]:
+        """Score submodels on the coordinator's own data. Raises ExportError, Stopped if `stop`
+        returns True.
+        """
         if self.data is None or not len(self.data.x_held):
             return []
         scores, count = [], self.run.config.evaluate.examples or len(self.data.x_held)
@@ -196,7 +208,7 @@ class Evaluator:
                 continue  # the coordinator does not have the whole network
             net = assemble(state, self.run.method, submodel).to(self.device)
             recipe = replace(recipe, batch=fit_batch(submodel.network), per_class=True)
-            tallies = evaluate_locally(net, submodel, recipe, TrainingSet(x, y))
+            tallies = evaluate_locally(net, submodel, recipe, TrainingSet(x, y), stop)
             scores += [
                 make_score(submodel, "central" if view == "all" else f"central/{view}", tally)
                 for view, tally in tallies.items()

@@ -5,19 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
 
 from coordinator.fleet.submodel_shipment import select_statistics
+from coordinator.phases import evaluation
 from coordinator.phases.collectors import Calibration
-from coordinator.phases.evaluation import replace_statistics, split_suspects
+from coordinator.phases.evaluation import evaluate_locally, replace_statistics, split_suspects
 from coordinator.round.round_state import Agent, Wasted
 from coordinator.run import run_preparation
 from federated.method import configure
 from federated.methods.common.width_depth_submodels import propose_sizes
 from federated.methods.fedavg import fedavg
 from federated.task import Update
+from federated.training.score_sums import Tallies
 from models.menu import menu
 from models.named_network import network
 from models.submodel import Submodel
@@ -52,6 +56,35 @@ def test_each_exit_is_scored_centrally_and_on_devices(
     assert found.keys() == {"central", "devices", "labels", "before", "after", *exits}
     assert found["central"].loss == found["central/exit2"].loss != found["central/exit0"].loss
     assert found["devices"].accuracy == found["devices/exit2"].accuracy
+
+
+def test_the_coordinator_scores_while_devices_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device keeps its scores back until the coordinator has scored something itself."""
+    scored, waited = Event(), list[bool]()
+
+    def score(*given: Any) -> Tallies:
+        tallies = evaluate_locally(*given)
+        scored.set()
+        return tallies
+
+    def keep_back(update: Update) -> Update:
+        if update.work == "evaluate":
+            waited.append(scored.wait(30))
+        return update
+
+    monkeypatch.setattr(evaluation, "evaluate_locally", score)
+    settings = {
+        "method.name": "fedavg",
+        "method.widths": [0.25],
+        "method.depths": [1],
+        "train.steps": 1,
+    }
+    done = federate(tmp_path, [Member("a0", digits(0, 1), change=keep_back)], settings)
+    assert waited
+    assert all(waited)
+    assert [s.view for s in done.result.scores if not s.agent] == ["devices", "labels", "central"]
 
 
 def make_statistics(submodel: Submodel, agent: str, value: float, batches: int) -> Update:
