@@ -241,7 +241,7 @@ class Evaluator:
                 [
                     a
                     for a in some
-                    if can_hold(a, submodel, config.assign.memory)
+                    if can_hold(a, submodel, recipe.batch, config.assign.memory)
                     and (not recipe.keep or has_trained(history, a.name, submodel))
                 ]
                 for some in (trusted, suspects)
@@ -316,12 +316,15 @@ def has_trained(history: FleetHistory, agent: str, submodel: Submodel) -> bool:
     return agent in history.folded and history.assigned[agent].plain == submodel
 
 
-def can_hold(agent: Agent, submodel: Submodel, share: float) -> bool:
+def can_hold(agent: Agent, submodel: Submodel, batch: int, share: float) -> bool:
     """Return True if a forward pass fits: the weights twice (received and loaded), and the memory
     of a training step of one example, which stands for a batch without gradients.
+
+    batch: examples of a training step. Where that fits, its smaller one need not be counted, which
+        takes a pass of the network.
     """
-    needed = cost(submodel, 1)
-    return (
-        agent.profile is not None
-        and 2 * needed.bytes + needed.memory <= share * agent.profile.memory
-    )
+    if agent.profile is None:
+        return False
+    room = share * agent.profile.memory
+    costs = (cost(submodel, examples) for examples in (batch, 1))
+    return any(2 * needed.bytes + needed.memory <= room for needed in costs)

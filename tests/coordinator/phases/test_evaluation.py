@@ -14,19 +14,23 @@ import pytest
 from coordinator.fleet.submodel_shipment import select_statistics
 from coordinator.phases import evaluation
 from coordinator.phases.collectors import Calibration
-from coordinator.phases.evaluation import evaluate_locally, replace_statistics, split_suspects
+from coordinator.phases.evaluation import can_hold, replace_statistics, split_suspects
 from coordinator.round.round_state import Agent, Wasted
 from coordinator.run import run_preparation
 from federated.method import configure
 from federated.methods.common.width_depth_submodels import propose_sizes
 from federated.methods.fedavg import fedavg
 from federated.task import Update
+from federated.training.evaluation_passes import evaluate as evaluate_locally
 from federated.training.score_sums import Tallies
+from models.cost import cost
 from models.menu import menu
 from models.named_network import network
+from models.step_workload import work
 from models.submodel import Submodel
 from models.submodel_building import initial, statistics
 from tests.support.memory_federation import Member, digits, federate
+from tests.support.scripted_agent import PROFILE
 
 
 @pytest.mark.slow
@@ -130,6 +134,24 @@ def test_under_a_robust_rule_a_large_batch_count_does_not_dominate() -> None:
         assert all(
             low <= float(value.min()) <= float(value.max()) <= high for value in values.values()
         )
+
+
+def test_the_memory_of_one_example_is_counted_only_where_a_batch_does_not_fit() -> None:
+    submodel = menu(network("preresnet", (1, 8, 8), 3), (0.37,), (1,))[0]
+    batch = cost(submodel, 64)
+    enough, counted = 2 * batch.bytes + batch.memory, work.cache_info().misses
+    assert can_hold(make_agent(2 * enough), submodel, 64, 0.5)
+    assert work.cache_info().misses == counted
+    example = cost(submodel, 1)
+    least = 2 * example.bytes + example.memory
+    assert least < enough
+    assert can_hold(make_agent(2 * least), submodel, 64, 0.5)
+    assert not can_hold(make_agent(2 * least - 2), submodel, 64, 0.5)
+    assert not can_hold(Agent("unknown"), submodel, 64, 0.5)
+
+
+def make_agent(memory: int) -> Agent:
+    return Agent("a", profile=replace(PROFILE, memory=memory))
 
 
 def test_suspects_are_asked_besides_others_after_their_rest() -> None:
