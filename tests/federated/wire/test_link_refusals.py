@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import paho.mqtt.client as mqtt
 import pytest
 
 from coordinator.broker import local_broker as brokers
@@ -34,8 +33,8 @@ def test_a_second_client_of_the_name_ends_the_first_with_a_reason(
     mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disconnection_diagnosis, "SHORTS", 1)
-    first = MqttLink(mosquitto.address, "a", version=mqtt.MQTTv311)
-    second = MqttLink(mosquitto.address, "a", version=mqtt.MQTTv311)
+    first = MqttLink(mosquitto.address, "a")
+    second = MqttLink(mosquitto.address, "a")
     try:
         with pytest.raises(LinkError, match=r"another client .*'a'"):
             wait_for_delivery(first, "never", 10)
@@ -51,7 +50,7 @@ def test_after_one_of_two_namesakes_ends_the_other_stays_connected(
     ended, the other stays connected.
     """
     monkeypatch.setattr(disconnection_diagnosis, "SHORTS", 2)
-    pair = [MqttLink(mosquitto.address, "a", version=mqtt.MQTTv311) for _ in range(2)]
+    pair = [MqttLink(mosquitto.address, "a") for _ in range(2)]
     try:
         ended: list[MqttLink] = []
         until = time.monotonic() + 30
