@@ -20,12 +20,10 @@ __all__ = ["RESTARTS", "RESTARTS_WITHIN", "SHORTS", "STRIKES", "ConnectionHistor
 # number of consecutive connections, each lost with messages in flight and none acknowledged, after
 # which the link fails
 STRIKES = 3
-# after SHORTS consecutive connections shorter than SHORT seconds, the link fails, or warns if the
-# broker would name another client as the reason
+# the link fails after SHORTS consecutive connections shorter than SHORT seconds
 SHORT, SHORTS = 5.0, 5
 RIVALRY = 60.0  # seconds in which a second takeover by another client of this name fails the link
 RESTARTS, RESTARTS_WITHIN = 3, 60.0  # lost sessions in a number of seconds that lead to a warning
-PAUSE = 60.0  # least seconds between two warnings
 
 
 class ConnectionHistory:
@@ -33,42 +31,34 @@ class ConnectionHistory:
 
     address: of the broker, for the messages.
     client_id: name of the link at the broker.
-    explained: whether the broker tells a client that another one replaced it, as those with MQTT 5
-        do; to be set once that is known. Without that, short connections are the only sign of such
-        a client. With it, they are no reason to give up: strangers who open and close connections
-        can make mosquitto before 2.0.19 close those of others (its pull request 3054).
     """
 
     def __init__(self, address: str, client_id: str, now: float) -> None:
-        self._address, self._client_id, self.explained = address, client_id, False
+        self._address, self._client_id = address, client_id
         self._strikes, self._shorts, self._acknowledged, self._since = 0, 0, False, now
         self._taken = -math.inf  # when another client of this name took over last
         self._restarts: deque[float] = deque(maxlen=RESTARTS)
-        self._warned = -math.inf  # when the last warning was due
+        self._warned = -math.inf  # when the last warning about restarts was due
 
     def connected(self, resumed: bool, now: float) -> str:
-        """Record a new connection, and return a warning if the broker keeps restarting or closing
-        connections.
+        """Record a new connection, and return a warning if the broker keeps restarting.
 
         resumed: whether the broker kept the session.
         """
-        self._acknowledged, self._since, warning = False, now, ""
-        if not resumed:
-            self._shorts = 0
-            self._restarts.append(now)
-            first = self._restarts[0]
-            if len(self._restarts) == RESTARTS and now - first <= RESTARTS_WITHIN:
-                warning = (
-                    f"{self._address}: the broker lost the session of '{self._client_id}' "
-                    f"{RESTARTS} times in {now - first:.0f} s; it probably restarts: read its log, "
-                    "and check its limits (memory, packets)"
-                )
-        elif self._shorts >= SHORTS:
-            warning = self._describe_shorts()
-        if not warning or now - self._warned <= PAUSE:
+        self._acknowledged, self._since = False, now
+        if resumed:
+            return ""
+        self._shorts = 0
+        self._restarts.append(now)
+        often = len(self._restarts) == RESTARTS and now - self._restarts[0] <= RESTARTS_WITHIN
+        if not often or now - self._warned <= RESTARTS_WITHIN:
             return ""
         self._warned = now
-        return warning
+        return (
+            f"{self._address}: the broker lost the session of '{self._client_id}' {RESTARTS} times "
+            f"in {now - self._restarts[0]:.0f} s; it probably restarts: read its log, and check "
+            "its limits (memory, packets)"
+        )
 
     def acknowledged(self) -> None:
         """Record that the broker accepted a message."""
@@ -102,15 +92,13 @@ class ConnectionHistory:
                 f"{size} bytes ({topic}): it may restart, or accept no packets of that size; "
                 "lower wire.chunk, or raise the broker's limit (mosquitto: max_packet_size)"
             )
-        if self._shorts >= SHORTS and not self.explained:
-            return self._describe_shorts()
+        if self._shorts >= SHORTS:
+            return (
+                f"{self._address}: the broker keeps closing the connection: read its log; if "
+                f"another client is connected as '{self._client_id}', give each its own name "
+                "(--name)"
+            )
         return ""
-
-    def _describe_shorts(self) -> str:
-        return (
-            f"{self._address}: the broker keeps closing the connection: read its log; if another "
-            f"client is connected as '{self._client_id}', give each its own name (--name)"
-        )
 
     def _is_rival(self, now: float) -> bool:
         """Return True if another client of this name took over twice in a minute: of two, the later

@@ -110,7 +110,6 @@ class MqttLink:
         setup = ClientSetup(self.address, own, will, handlers)
         greeting = connect(setup, timeout=timeout, version=version)
         self._client, self.protocol = greeting.client, greeting.protocol
-        self._history.explained = self.protocol == mqtt.MQTTv5
         self._limit(min(MAX_PACKET, greeting.max_packet) - OVERHEAD)
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
