@@ -149,7 +149,6 @@ WITH_TORCH = {  # all exceptions
     "export.trainstep.optimisers",
     "export.trainstep.training_step",
     "export.trainstep.weighted_norm",
-    "federated.device.trainers.kept_networks",
     "federated.device.trainers.pytorch_trainer",
 }
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))

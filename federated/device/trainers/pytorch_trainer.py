@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from federated.device.trainers.kept_networks import KeptNetworks
 from federated.device.trainers.trainer import Shapes, Start, TrainingResult
 from federated.errors import ConfigError
 from federated.methods.catalogue import find_loaded_hooks, find_loaded_method, list_loaded_hooks
@@ -64,7 +64,6 @@ class PyTorchTrainer:
         self.runtime = f"torch {torch.__version__} {device}"
         self.accelerator = Cuda() if device == "cuda" else None
         self.captured = CapturedSteps() if device == "cuda" else None
-        self._networks = KeptNetworks(device)
 
     @cached_property
     def stream(self) -> torch.cuda.Stream | None:
@@ -88,11 +87,10 @@ class PyTorchTrainer:
     def load(self, start: Start) -> Iterator[PyTorchNetwork]:
         try:
             with torch.cuda.stream(self.stream):  # does nothing without a stream
-                taken = self._networks.take(start)
+                net = build_network(start, often=self.device == "cuda").to(self.device)
                 draws = isolate_random_state(start.seed, self.device)
                 with draws if may_draw(start) else nullcontext():
-                    yield PyTorchNetwork(taken.load(start), start, self.device, self.captured)
-                self._networks.keep(taken, start.submodel, start.recipe)
+                    yield PyTorchNetwork(net, start, self.device, self.captured)
         except torch.OutOfMemoryError as error:
             if self.captured is not None:
                 self.captured.clear()
@@ -196,6 +194,24 @@ def may_draw(start: Start) -> bool:
     hook = start.recipe.hook
     steady = not hook or find_loaded_hooks(hook).steady
     return family(start.submodel.network).draws or not steady
+
+
+@lru_cache(maxsize=8)
+def build_once(submodel: Submodel, seed: int) -> nn.Module:
+    """Return an initial network that no one changes. To draw it takes longer than to copy it."""
+    return build(submodel, seed=seed)
+
+
+def build_network(start: Start, *, often: bool) -> nn.Module:
+    """Build the network of a start on the CPU. often: keep the initial network for the next
+    start.
+    """
+    submodel, seed = start.submodel, start.recipe.seed
+    net = deepcopy(build_once(submodel, seed)) if often else build(submodel, seed=seed)
+    state = net.state_dict()
+    for name, value in start.weights.items():
+        np.copyto(state[name].numpy(), value)  # into the network's own memory
+    return net
 
 
 def to_arrays(values: Mapping[str, Tensor]) -> dict[str, Array]:
