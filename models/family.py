@@ -100,12 +100,12 @@ class Family:
         `layers.basic.Linear`, and "projection" (MOON) to a head named `linear` that is one
         `nn.Linear`.
     help: its data and its presets, one line for the table in docs/networks.md
+    draws: True if training may draw from PyTorch's global generator, as dropout does
     objective: objective of a preset for data of a target; ValueError if it cannot learn them
     pieces: kept entries of the tensors of a submodel that are no leading corners, per axis
     address: section, block and rest of a tensor's name, None outside the sections; used for
         grafting
     torchvision: names and conversion of torchvision's weights, or None
-    draws: True if training may draw from PyTorch's global generator, as dropout does
     """
 
     build: Callable[[Submodel], nn.Module]
@@ -116,11 +116,11 @@ class Family:
     labelled: Callable[[Submodel], frozenset[str]]
     features: frozenset[str]
     help: str
+    draws: bool
     objective: Callable[[str, Target], Objective] = plain_objective
     pieces: Callable[[Submodel], Pieces] = no_pieces
     address: Callable[[str], Address | None] = parse_address
     torchvision: Torchvision | None = None
-    draws: bool = True
 
 
 def list_spellings(name: str, known: Family) -> tuple[str, ...]:

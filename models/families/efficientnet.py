@@ -119,4 +119,5 @@ EFFICIENTNET = Family(
     torchvision=Torchvision(
         {"v2s": "efficientnet_v2_s", "v2s-cifar": "efficientnet_v2_s"}, convert
     ),
+    draws=True,
 )

@@ -86,4 +86,5 @@ MOBILENET = Family(
     features=frozenset({"projection", "scaler", "steps"}),
     help="for images",
     torchvision=Torchvision({"v2": "mobilenet_v2", "v2-cifar": "mobilenet_v2"}, convert),
+    draws=True,
 )

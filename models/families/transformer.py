@@ -164,4 +164,5 @@ TRANSFORMER = Family(
     features=frozenset({"scaler", "steps"}),
     help="for text; `heterofl` and `small` predict masked words, the others the next word",
     objective=objective,
+    draws=True,
 )

@@ -171,4 +171,5 @@ VGG = Family(
     features=frozenset({"projection", "scaler"}),
     help="for images; torchvision's weights are those with batch norm, for 224 x 224 pixels",
     torchvision=Torchvision(NAMES, convert),
+    draws=True,
 )

@@ -96,6 +96,7 @@ def own(network: Network) -> Family:
         labelled=labelled_tensors,
         features=frozenset({"scaler"}),
         help="a network of the user's own or of another library",
+        draws=True,
         pieces=find_pieces,
         address=lambda name: address(network, name),
     )

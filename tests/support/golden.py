@@ -71,6 +71,7 @@ def register_toy(monkeypatch):
             labelled=last_linear,
             features=frozenset({"scaler"}),
             help="of any tensors",
+            draws=False,
             address=parse_address,
         )
         monkeypatch.setitem(FAMILIES, "toy", family)

@@ -192,6 +192,7 @@ TOY_FAMILY = Family(
     labelled=last_linear,
     features=frozenset(),
     help="for points",
+    draws=False,
 )
 
 
