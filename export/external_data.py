@@ -1,5 +1,5 @@
-"""Find the files in which an ONNX graph stores weights outside itself, and the operators that can
-name other files, to check or refuse them. Does not import torch.
+"""Find what an ONNX graph loads from other files: weights stored outside the graph, and operators
+that name a file. Callers check these files, or refuse the graph. Does not import torch.
 
 The digest of a graph does not cover such files, and ONNX Runtime reads them from the folder of the
 graph, or from the working folder of the process if the graph is given as bytes. This module reads

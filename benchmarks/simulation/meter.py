@@ -1,4 +1,4 @@
-"""Measure a simulation in the process that runs it."""
+"""Measure the seconds, processor time and memory of a simulation, in the process that runs it."""
 
 from __future__ import annotations
 

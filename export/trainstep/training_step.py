@@ -1,12 +1,14 @@
-"""One step of training as a function of tensors: forward, backward, corrections, optimiser.
+"""One training step, as the function of tensors that is exported as a graph: loss, gradients g,
+corrections, optimiser. w are the weights, w_0 those at the start of the training.
 
     L = sum_n weight_n loss_n / sum_n weight_n          mean over exits
     g = dL/dw + pull (w - w_0) + c                      c here for FedDyn
     g = g min(1, clip / (|g| + 1e-6))
     w' = optimiser(w, g) - lr c                         c here for SCAFFOLD
 
-as in `federated.training.training_loop`, which it is compared with. A recipe decides which of
-these terms the graph has; their values are inputs.
+`pull` is the weight of FedProx's and FedDyn's proximal term, and c the correction of SCAFFOLD or
+FedDyn. The training recipe decides which of these terms the graph has; their values are inputs.
+Tests compare it with `federated.training.training_loop`.
 """
 
 from __future__ import annotations
