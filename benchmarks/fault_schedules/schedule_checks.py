@@ -17,7 +17,7 @@ from benchmarks.fault_schedules.random_schedules import COORDINATOR
 from benchmarks.fault_schedules.virtual_training import learn
 from benchmarks.final_model_recomputation import ReplayResult, replay
 from coordinator.fleet.message_loop import MessageLoop
-from coordinator.fleet.update_inbox import update_path
+from coordinator.fleet.update_file_names import update_path
 from coordinator.round import round_events as on
 from coordinator.round import round_step as steps
 from coordinator.round.round_actions import Action, Answer, TurnAway

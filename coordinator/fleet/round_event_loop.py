@@ -13,7 +13,8 @@ from pathlib import Path
 
 from coordinator.fleet.message_sender import Endpoint
 from coordinator.fleet.run_clock import RunClock
-from coordinator.fleet.update_inbox import TEMPORARY, Inbox
+from coordinator.fleet.update_file_names import TEMPORARY
+from coordinator.fleet.update_inbox import Inbox
 from coordinator.observe.events import Publish, Rejected
 from coordinator.observe.round_records import RoundRecord
 from coordinator.round import round_actions as do

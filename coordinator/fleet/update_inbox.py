@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import logging
 import math
 import mmap
@@ -16,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.fleet.update_file_names import name_file, update_path
 from federated.errors import Refused
 from federated.system.disk_sync import sync
 from federated.task import Key, Update
@@ -23,11 +23,10 @@ from federated.wire import messages
 from federated.wire.codecs.codec import Codec, decode_update
 from federated.wire.partial_file import HAVE, PART, PartialFile
 
-__all__ = ["TEMPORARY", "Inbox", "update_path"]
+__all__ = ["Inbox"]
 
 log = logging.getLogger(__name__)
 
-TEMPORARY = "now"  # folder of the spool for updates that are not kept once they are folded
 IDLE = 30.0  # seconds over which a transfer's speed is measured while others wait for its slot
 PACE = 32_768  # bytes per second that keep a slot: less than a poor mobile link achieves
 # times that a complete transfer may have a wrong digest: a power cut damages it once, a bad file
@@ -353,18 +352,3 @@ class Inbox:
 def add_suffix(path: Path, suffix: str) -> Path:
     """Return the path of a file that belongs to the transfer into `path`."""
     return path.with_name(path.name + suffix)
-
-
-def update_path(spool: Path, key: Key) -> Path:
-    """Return where an update lies once it is complete: those of a training by round, all others
-    together.
-    """
-    folder = f"round-{key.round:06d}" if key.work == "train" else TEMPORARY
-    return spool / folder / name_file(key)
-
-
-def name_file(key: Key) -> str:
-    """Return a file name that does not depend on the transfer's own name: no two transfers share a
-    file, and a later process finds it.
-    """
-    return f"{hashlib.sha256('/'.join(map(str, key)).encode()).hexdigest()[:32]}.update"

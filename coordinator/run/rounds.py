@@ -14,7 +14,7 @@ from functools import partial
 
 from coordinator.assign.selection import make_generator
 from coordinator.fleet.submodel_shipment import Shipment
-from coordinator.fleet.update_inbox import TEMPORARY
+from coordinator.fleet.update_file_names import TEMPORARY
 from coordinator.observe.events import PrivacySpent, RoundEnded, RoundStarted, time_stage
 from coordinator.observe.fleet_scores import is_target_reached
 from coordinator.observe.round_records import Entry, RoundRecord, Score

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from coordinator.database_row_digests import find_damage
-from coordinator.fleet.update_inbox import update_path
+from coordinator.fleet.update_file_names import update_path
 from coordinator.release.history import HISTORY, History, compute_digest
 from coordinator.settings.config import read_tables
 from coordinator.store import folder_check, run_lock

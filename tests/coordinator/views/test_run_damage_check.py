@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from coordinator.cli.main import main
-from coordinator.fleet.update_inbox import update_path
+from coordinator.fleet.update_file_names import update_path
 from coordinator.observe.round_records import RoundRecord
 from coordinator.release.archive import Archive
 from coordinator.release.history import History
