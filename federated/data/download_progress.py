@@ -50,7 +50,7 @@ class Bar:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Do nothing: whoever watches removes what it shows."""
+        """Do nothing: the watcher removes its own display."""
 
     def update(self, size: int) -> None:
         """Count bytes that have arrived."""

@@ -1,4 +1,4 @@
-"""Read who may open a file."""
+"""Read the permissions of a file."""
 
 from __future__ import annotations
 

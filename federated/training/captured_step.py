@@ -150,7 +150,7 @@ class CapturedSteps:
 
 
 def can_capture(step: TrainingStep) -> bool:
-    """Return whether the step is the same computation each time. A user's network may decide in
+    """Return True if the step is the same computation each time. A user's network may decide in
     Python what to compute.
     """
     family = step.session.submodel.network.family

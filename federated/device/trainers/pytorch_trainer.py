@@ -188,7 +188,7 @@ class PyTorchNetwork:
 
 
 def may_draw(start: Start) -> bool:
-    """Return whether a task may draw from PyTorch's global generators. A task that does not can run
+    """Return True if a task may draw from PyTorch's global generators. A task that does not can run
     beside others in one process.
     """
     hook = start.recipe.hook
