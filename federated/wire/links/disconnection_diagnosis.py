@@ -17,13 +17,14 @@ from federated.wire.link import OVERHEAD
 
 __all__ = ["RESTARTS", "RESTARTS_WITHIN", "SHORTS", "STRIKES", "ConnectionHistory"]
 
-# number of consecutive connections, each lost with messages in flight and none acknowledged, after
-# which the link fails
+# consecutive connections, each lost with messages in flight and none acknowledged: a packet may be
+# too large
 STRIKES = 3
-# the link fails after SHORTS consecutive connections shorter than SHORT seconds
+# consecutive connections shorter than SHORT seconds: another client may use the name
 SHORT, SHORTS = 5.0, 5
 RIVALRY = 60.0  # seconds in which a second takeover by another client of this name fails the link
 RESTARTS, RESTARTS_WITHIN = 3, 60.0  # lost sessions in a number of seconds that lead to a warning
+PAUSE = 60.0  # least seconds between two warnings
 
 
 class ConnectionHistory:
@@ -31,34 +32,43 @@ class ConnectionHistory:
 
     address: of the broker, for the messages.
     client_id: name of the link at the broker.
+    tolerant: only warn of connections that end early, for a client that finds another one of its
+        name by other means; to be set once that is known. Such connections suggest a rejected
+        packet or another client of this name, but strangers who connect and hang up can make
+        mosquitto before 2.0.19 close the connections of others, too (its pull request 3054).
     """
 
     def __init__(self, address: str, client_id: str, now: float) -> None:
-        self._address, self._client_id = address, client_id
+        self._address, self._client_id, self.tolerant = address, client_id, False
         self._strikes, self._shorts, self._acknowledged, self._since = 0, 0, False, now
+        self._suspicion = ""  # why the last connections ended early
         self._taken = -math.inf  # when another client of this name took over last
         self._restarts: deque[float] = deque(maxlen=RESTARTS)
-        self._warned = -math.inf  # when the last warning about restarts was due
+        self._warned = -math.inf  # when the last warning was due
 
     def connected(self, resumed: bool, now: float) -> str:
-        """Record a new connection, and return a warning if the broker keeps restarting.
+        """Record a new connection, and return a warning if the broker keeps restarting or closing
+        connections.
 
         resumed: whether the broker kept the session.
         """
-        self._acknowledged, self._since = False, now
-        if resumed:
-            return ""
-        self._shorts = 0
-        self._restarts.append(now)
-        often = len(self._restarts) == RESTARTS and now - self._restarts[0] <= RESTARTS_WITHIN
-        if not often or now - self._warned <= RESTARTS_WITHIN:
+        self._acknowledged, self._since, warning = False, now, ""
+        if not resumed:
+            self._shorts = 0
+            self._restarts.append(now)
+            first = self._restarts[0]
+            if len(self._restarts) == RESTARTS and now - first <= RESTARTS_WITHIN:
+                warning = (
+                    f"{self._address}: the broker lost the session of '{self._client_id}' "
+                    f"{RESTARTS} times in {now - first:.0f} s; it probably restarts: read its log, "
+                    "and check its limits (memory, packets)"
+                )
+        elif self.tolerant:
+            warning = self._suspicion
+        if not warning or now - self._warned <= PAUSE:
             return ""
         self._warned = now
-        return (
-            f"{self._address}: the broker lost the session of '{self._client_id}' {RESTARTS} times "
-            f"in {now - self._restarts[0]:.0f} s; it probably restarts: read its log, and check "
-            "its limits (memory, packets)"
-        )
+        return warning
 
     def acknowledged(self) -> None:
         """Record that the broker accepted a message."""
@@ -69,6 +79,7 @@ class ConnectionHistory:
         rejected packet or another client of this name.
         """
         self._strikes = self._shorts = 0
+        self._suspicion = ""
 
     def lost(self, taken_over: bool, in_flight: Sequence[tuple[str, int]], now: float) -> str:
         """Record the end of a connection, and return the error if the link must not reconnect.
@@ -85,6 +96,14 @@ class ConnectionHistory:
                 f"{self._address}: another client connected as '{self._client_id}' and "
                 "replaced this one: give each client its own name (--name)"
             )
+        self._suspicion = self._explain(large)
+        return "" if self.tolerant else self._suspicion
+
+    def _explain(self, large: Sequence[tuple[str, int]]) -> str:
+        """Return why connections end early; empty if too few did.
+
+        large: large messages in flight when the last one ended: topic, bytes.
+        """
         if self._strikes >= STRIKES:
             topic, size = max(large, key=lambda one: one[1])
             return (

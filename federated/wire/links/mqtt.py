@@ -110,6 +110,9 @@ class MqttLink:
         setup = ClientSetup(self.address, own, will, handlers)
         greeting = connect(setup, timeout=timeout, version=version)
         self._client, self.protocol = greeting.client, greeting.protocol
+        # A coordinator, whose will concerns no agent, finds another one of its run by its epoch.
+        coordinates = will is not None and not topics.find_sender(will[0])
+        self._history.tolerant = coordinates and self.protocol == mqtt.MQTTv5
         self._limit(min(MAX_PACKET, greeting.max_packet) - OVERHEAD)
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:

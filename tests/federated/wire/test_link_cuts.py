@@ -9,8 +9,10 @@ import pytest
 
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_broker import Broker
+from federated.errors import LinkError
+from federated.wire import topics
 from federated.wire.link import LINK_DOWN, LINK_UP
-from federated.wire.links.disconnection_diagnosis import STRIKES
+from federated.wire.links.disconnection_diagnosis import SHORTS, STRIKES
 from tests.support.brokers import read_port
 from tests.support.links import listen, open_links, wait_for_delivery
 from tests.support.proxy import Proxy
@@ -91,6 +93,37 @@ def test_a_broker_behind_a_port_that_accepts_and_closes_is_waited_for(mosquitto:
             proxy.mend()
             wait_for_delivery(a, LINK_UP)
             assert wait_for_delivery(b, "x").payload == b"during"
+    finally:
+        proxy.close()
+
+
+@pytest.mark.parametrize(
+    ("will", "ends"), [(topics.status("r", "a"), True), (topics.run("r"), False)]
+)
+def test_short_connections_end_the_link_of_an_agent_but_not_of_a_coordinator(
+    mosquitto: Broker, will: str, ends: bool
+) -> None:
+    """Two agents of one name disconnect each other without end. Two coordinators compare epochs,
+    and a run must survive a broker that closes connections for another reason.
+    """
+    proxy = Proxy(read_port(mosquitto))
+    try:
+        with open_links(f"127.0.0.1:{proxy.port}", "a", will=(will, b"")) as (a,):
+            a._client.reconnect_delay_set(0.05, 0.05)  # type: ignore[arg-type]
+            for _ in range(SHORTS - 1):
+                proxy.cut()
+                wait_for_delivery(a, LINK_DOWN)
+                proxy.mend()
+                wait_for_delivery(a, LINK_UP)
+            proxy.cut()
+            wait_for_delivery(a, LINK_DOWN)
+            proxy.mend()
+            if ends:
+                with pytest.raises(LinkError, match="keeps closing the connection"):
+                    wait_for_delivery(a, LINK_UP)
+            else:
+                wait_for_delivery(a, LINK_UP)
+                listen(a, "x")
     finally:
         proxy.close()
 

@@ -14,13 +14,20 @@ SMALL, LARGE = [("status", 300)], [("chunk", 200_000)]
 
 
 def flap(
-    in_flight: list[tuple[str, int]], times: int, *, resumed: bool, refused: bool = False
+    in_flight: list[tuple[str, int]],
+    times: int,
+    *,
+    resumed: bool,
+    refused: bool = False,
+    tolerant: bool = False,
 ) -> tuple[str, str]:
     """Lose connections of one second. Return the first error and the first warning.
 
     resumed: whether the broker keeps the session; refused: whether an attempt to reconnect fails.
+    tolerant: whether the link only warns.
     """
     history, error, warning = ConnectionHistory("mqtt://b:1", "a", 0.0), "", ""
+    history.tolerant = tolerant
     for second in range(1, times + 1):
         found = history.lost(False, in_flight, float(second))
         if refused:
@@ -52,6 +59,18 @@ def test_a_broker_without_sessions_may_also_reject_large_packets() -> None:
     assert not flap(SMALL, 2 * SHORTS, resumed=False)[0]
     error, _ = flap(LARGE, STRIKES, resumed=False)
     assert "may restart, or accept no packets of that size" in error
+
+
+def test_a_tolerant_link_only_warns() -> None:
+    error, warning = flap(SMALL, 20 * SHORTS, resumed=True, tolerant=True)
+    assert not error
+    assert "keeps closing the connection" in warning
+    assert "--name" in warning
+    error, warning = flap(LARGE, STRIKES, resumed=True, tolerant=True)
+    assert not error
+    assert "packet of 200000 bytes (chunk)" in warning
+    assert flap([], SHORTS - 1, resumed=True, tolerant=True) == ("", "")
+    assert "keeps closing the connection" in flap(SMALL, SHORTS, resumed=True)[0]
 
 
 def test_an_attempt_without_an_answer_clears_the_suspicion() -> None:
