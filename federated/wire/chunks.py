@@ -196,7 +196,7 @@ class Receiver:
                 f"transfer {self.manifest.transfer}: {len(self.missing)} of "
                 f"{self.manifest.total} chunks are missing"
             )
-        digest = hashlib.sha256(self._buffer).hexdigest()
+        digest = self._hash()
         if digest != self.manifest.sha256:
             self._have[:] = False
             raise Refused(
@@ -204,6 +204,10 @@ class Receiver:
                 f"{self.manifest.sha256[:16]}, found {digest[:16]}; the transfer starts over"
             )
         return self._buffer.toreadonly()
+
+    def _hash(self) -> str:
+        """Return the sha256 digest of the blob, in hexadecimal."""
+        return hashlib.sha256(self._buffer).hexdigest()
 
     def _locate(self, chunk: Chunk) -> tuple[int, int]:
         """Return the offset and the length of a chunk, in bytes."""

@@ -12,6 +12,7 @@ never reached the disk. The digest shows that, and the transfer starts over.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import mmap
 from pathlib import Path
 
@@ -56,6 +57,8 @@ class PartialFile(Receiver):
             with contextlib.suppress(OSError):
                 new.write_bytes(msgspec.msgpack.encode((self.manifest, have)))
                 new.replace(self._note)
+        if hasattr(mmap, "MADV_DONTNEED"):  # the file keeps the data, which need no memory here
+            self._map.madvise(mmap.MADV_DONTNEED)
         return have
 
     def finish(self, *, sync: bool = True) -> Path:
@@ -87,6 +90,10 @@ class PartialFile(Receiver):
         self.close()
         self._part.unlink(missing_ok=True)
         self._note.unlink(missing_ok=True)
+
+    def _hash(self) -> str:
+        with self._part.open("rb") as file:  # the map would keep the whole blob in memory
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def _load_bitmap(self) -> bytes:
         """Return the bitmap that an earlier process stored for this manifest; empty if there is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,25 @@ def test_another_process_resumes_acknowledged_chunks(path: Path) -> None:
     assert second.finish() == path
     assert path.read_bytes() == DATA
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_acknowledged_chunks_need_no_memory(path: Path) -> None:
+    def measure() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    data = bytes(range(256)) * (64 << 12)
+    manifest = split(data, 1 << 20, "one")
+    receiver, before, most = PartialFile(manifest, path, limit=len(data)), measure(), 0
+    for index, chunk in enumerate(slices(manifest, data), 1):
+        receiver.take(chunk, 0.0)
+        most = max(most, measure())
+        if index % 8 == 0:
+            receiver.acknowledge()
+    whole = receiver.verify()
+    assert max(most, measure()) - before < 16 << 20
+    assert bytes(whole) == data
+    receiver.discard()
 
 
 def test_unacknowledged_chunks_are_missing_after_a_restart(path: Path) -> None:
