@@ -5,11 +5,14 @@ which of them hold the classes or belong to normalising layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from models.families.catalogue import FAMILIES, family
 from models.family import Address, Pieces
@@ -34,6 +37,10 @@ __all__ = [
 ]
 
 STATISTICS = ("running_mean", "running_var")
+FILLS = {
+    *(Tensor.fill_, Tensor.normal_, Tensor.uniform_, Tensor.zero_),
+    *(nn.init.constant_, nn.init.kaiming_uniform_, nn.init.normal_, nn.init.uniform_),
+}
 
 
 def full(made: Network, features: Iterable[str] = ()) -> Submodel:
@@ -55,13 +62,32 @@ def build(submodel: Submodel, device: str = "cpu", seed: int = 0) -> nn.Module:
             f"model '{submodel.network.title}' has no {', '.join(sorted(odd))}; models "
             f"that have: {able or 'none'}"
         )
-    with isolate_random_state(seed), torch.device(device):
+    skips = WithoutValues() if device == "meta" else nullcontext()
+    with isolate_random_state(seed), torch.device(device), skips:
         net = known.build(submodel)
         if "projection" in submodel.features:
             project(net, submodel.width)
     if scalers := {"scaler", "scaler-always"} & set(submodel.features):
         scale(net, submodel.width, always="scaler-always" in scalers)
     return net
+
+
+class WithoutValues(TorchFunctionMode):
+    """Skip operations that only fill a tensor, which is useless on the meta device and takes most
+    of the time there, since PyTorch decomposes random draws in Python.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in FILLS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def rehearsal(submodel: Submodel, batch: int) -> tuple[nn.Module, Tensor]:

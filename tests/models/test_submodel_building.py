@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.named_network import network
 from models.submodel import scale_count
@@ -32,3 +34,24 @@ def test_a_meta_build_allocates_nothing():
         p.device.type
         for p in build(full(network("preresnet-fedfa", (3, 32, 32), 10)), "meta").parameters()
     } == {"meta"}
+
+
+class Operations(TorchDispatchMode):
+    """Note the names of all operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("device", "draws"), [("meta", False), ("cpu", True)])
+def test_a_meta_build_draws_no_numbers(device, draws):
+    submodel = full(network("resnet-small", (1, 8, 8), 10))
+    with Operations() as seen:
+        net = build(submodel, device)
+    assert bool(seen.names & {"normal_", "normal", "uniform_", "fill_"}) == draws
+    assert {p.device.type for p in net.parameters()} == {device}
