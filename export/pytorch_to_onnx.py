@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import re
@@ -27,8 +28,19 @@ def import_onnx() -> Any:
         import onnx
         import onnx.checker
         import onnx.helper
-        import onnxscript  # noqa: F401 (the exporter requires it)
+        import onnxscript  # the exporter requires it
+    _cache_signatures(onnxscript.TracedOnnxFunction)
     return onnx
+
+
+def _cache_signatures(translation: Any) -> None:
+    """Let each translation parse the source of its signature once, not at every export, which takes
+    most of a second for all of them.
+    """
+    parse = translation.function_ir
+    if isinstance(parse, property) and parse.fget is not None:
+        translation.function_ir = functools.cached_property(parse.fget)
+        translation.function_ir.__set_name__(translation, "function_ir")
 
 
 def convert(

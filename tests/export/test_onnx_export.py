@@ -14,11 +14,12 @@ import pytest
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 
+from onnxscript import FLOAT, TracedOnnxFunction, opset20  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from export.onnx_export import export, predict, weights_digest  # noqa: E402
 from export.onnx_session import METADATA, load  # noqa: E402
-from export.pytorch_to_onnx import OPSET  # noqa: E402
+from export.pytorch_to_onnx import OPSET, import_onnx  # noqa: E402
 from export.quantize import quantize  # noqa: E402
 from federated.errors import DataError, ExportError  # noqa: E402
 from models import named_network, submodel_building  # noqa: E402
@@ -60,6 +61,17 @@ class AsFloat(nn.Module):
 class Branching(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.float() if x.sum() > 0 else -x.float()
+
+
+def take_both(a: FLOAT, b: FLOAT) -> FLOAT:
+    return a + b
+
+
+def test_the_exporter_parses_its_translations_once() -> None:
+    import_onnx()
+    translation = TracedOnnxFunction(opset20, take_both)
+    assert translation.function_ir.name == "take_both"
+    assert translation.function_ir is translation.function_ir
 
 
 def test_a_submodel_of_the_real_network_keeps_its_logits_at_every_batch_size(
