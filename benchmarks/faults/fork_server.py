@@ -10,6 +10,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -116,10 +117,14 @@ def run_module(
         file = os.open(path, flags, 0o666)
         os.dup2(file, stream)
         os.close(file)
+    # the server's own may be unlike these: its output may be a file, and this one's a terminal
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(environment)
     if folder is not None:
         os.chdir(folder)
+    tempfile.tempdir = None  # TMPDIR of the given environment counts
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv = [module, *arguments]
     if module == "edge_agent.cli":

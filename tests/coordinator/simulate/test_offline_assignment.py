@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from federated.task import Card, Profile, Timing
 from models.cost import cost
 from models.menu import probes
 from models.named_network import network
-from tests.support.commands import ROOT
 from tests.support.terminal import run_on_terminal
 
 NOTHING = Card("no data", (), "uint8", 0, 0, 0, (), ())
@@ -189,11 +187,8 @@ def test_a_profile_of_another_format_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_terminal_shows_that_the_command_takes_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_a_terminal_shows_that_the_command_takes_time(tmp_path: Path) -> None:
     words = ["assign", "--profile", str(write_profile(tmp_path, "a"))]
-    text = run_on_terminal([sys.executable, "-m", "coordinator.cli", *words], tmp_path)
+    text = run_on_terminal(["coordinator.cli", *words], tmp_path)
     assert "predicting times and memory" in text
     assert text.index("predicting") < text.index("w1-d4.4.4")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from edge_agent.join.training_process_control import Calibrated, Order, Worker
 from federated.device.profile_file import read, select_profile
 from federated.errors import MissingExtra
 from tests.support.processes import AGENT, Start
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.processes
 
@@ -169,27 +167,14 @@ def test_errors_of_the_training_process_take_one_line(
     assert process.returncode == code
 
 
-def test_a_profile_that_is_terminated_leaves_no_files(
-    tmp_path: Path,
-) -> None:
-    places = {
-        "TMPDIR": str(tmp_path / "tmp"),
-        "ESPALIER_CACHE": str(tmp_path / "cache"),
-        "PYTHONUNBUFFERED": "1",
-    }
-    (tmp_path / "tmp").mkdir()
-    code = "from edge_agent.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "profile", "--family", "mlp", "--runtime", "torch"]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **places},
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("board")
-        process.terminate()
-        _, err = process.communicate()
+def test_a_profile_that_is_terminated_leaves_no_files(start: Start, tmp_path: Path) -> None:
+    (folder := tmp_path / "tmp").mkdir()
+    places = {"TMPDIR": str(folder), "ESPALIER_CACHE": str(tmp_path / "cache")}
+    command = [*AGENT, "profile", "--family", "mlp", "--runtime", "torch"]
+    process = start(*command, variables=places)
+    eventually(lambda: (tmp_path / "0.out").read_text().startswith("board"))
+    process.terminate()
+    process.communicate(timeout=60)
+    err = (tmp_path / "0.err").read_text()
     assert (process.returncode, err.strip()) == (130, "interrupted")
-    assert not list((tmp_path / "tmp").iterdir())
+    assert not list(folder.iterdir())

@@ -31,8 +31,9 @@ def test_sigterm_interrupts_only_within_the_context() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_terminal_shows_progress_above_which_lines_stay() -> None:
-    text = run_on_terminal([sys.executable, "-c", STEP])
+def test_a_terminal_shows_progress_above_which_lines_stay(tmp_path: Path) -> None:
+    (tmp_path / "step.py").write_text(STEP)
+    text = run_on_terminal(["step"], tmp_path)
     assert "[bold]lenet" in text, "a label is no markup"
     assert "\x1b[31m" not in text, "a label cannot send control characters"
     assert "2/3" in text
