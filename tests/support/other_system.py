@@ -170,9 +170,9 @@ def restrict(name: str) -> Any:
 def is_open(path: Path) -> bool:
     """Return True if this process has a file open or mapped, or one in a folder."""
     wanted = os.path.realpath(path)
-    used = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    used = {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
     for line in Path(MAPS).read_text().splitlines():
-        used += line.split(maxsplit=5)[5:]
+        used.update(line.split(maxsplit=5)[5:])
     return any(one == wanted or one.startswith(f"{wanted}/") for one in used)
 
 

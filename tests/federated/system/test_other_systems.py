@@ -101,8 +101,8 @@ def test_a_fleet_learns_on_another_system(tmp_path: Path, start: Start, system: 
     """On Windows only the agent runs."""
     port = str(find_free_port("127.0.0.1", 0))
     sets = [
-        *("--set", "broker.kind=embedded", "--set", "method.depths=[1]"),
-        *("--set", "train.epochs=1", "--set", "fleet.wait=90"),
+        *("--set", "broker.kind=embedded", "--method", "fedavg", "--model", "mlp-small"),
+        *("--set", "train.steps=2", "--set", "evaluate.between=false", "--set", "fleet.wait=90"),
     ]
     python = make_python(tmp_path, system)
     words = ["start", "--port", port, "--min-agents", "1", "--rounds", "1", "--format", "json"]
