@@ -27,6 +27,7 @@ from tests.support.memory_federation import RUN, Member, digits, federate
 
 # where neither what is learned nor the scores matter
 SMALL = {
+    "model.name": "mlp-small",
     "method.widths": [0.25, 0.5],
     "method.depths": [1],
     "train.epochs": 1,
@@ -36,7 +37,7 @@ SMALL = {
     "evaluate.examples": 20,
 }
 WITHOUT_DATA = {**SMALL, "data.name": "agents", "evaluate.devices": True}
-PINS = {"good": "w0.5-d1.1.1", "bad": "w0.5-d1.1.1"}
+PINS = {"good": "w0.5-d1", "bad": "w0.5-d1"}
 
 
 def members(count: int = 2) -> list[Member]:
@@ -56,6 +57,7 @@ def test_unequal_agents_learn_one_model(tmp_path: Path) -> None:
         tmp_path,
         fleet,
         {
+            "model.name": "mlp-small",
             "method.widths": [0.25, 0.5],
             "method.depths": [1, 2],
             "rounds": 6,
@@ -68,7 +70,7 @@ def test_unequal_agents_learn_one_model(tmp_path: Path) -> None:
     assert len({s.name for s in done.result.history.assigned.values()}) == 3
     central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}
     assert len(central) == 4
-    assert central["w0.5-d2.2.2"] > 0.9
+    assert central["w0.5-d2"] > 0.9
     assert {s.view for s in done.result.scores} == {"central", "devices", "labels"}
     assert {"waiting: 0 of 3 agents", "waiting: 1 of 3 agents", "waiting: 2 of 3 agents"} & set(
         done.lines
@@ -261,7 +263,7 @@ def test_data_of_another_shape_are_refused_at_join(tmp_path: Path) -> None:
     with pytest.raises(
         FleetError, match=r"odd was refused: this run needs examples of shape \(1, 8, 8\)"
     ):
-        federate(tmp_path, [odd, Member("a1", digits(1, 2))], {"fleet.wait": 3.0})
+        federate(tmp_path, [odd, Member("a1", digits(1, 2))], {**SMALL, "fleet.wait": 3.0})
     assert odd.participant is not None
     assert odd.participant.state.refused
 
@@ -274,7 +276,7 @@ def test_no_agent_can_hold_the_smallest_submodel(tmp_path: Path) -> None:
                 Member("a0", digits(0, 2), memory=100_000),
                 Member("a1", digits(1, 2), memory=100_000),
             ],
-            {"fleet.wait": 0.5},
+            {"model.name": "mlp-small", "fleet.wait": 0.5},
         )
 
 
@@ -450,7 +452,7 @@ def test_two_agents_with_one_name_get_the_reason(tmp_path: Path) -> None:
     federate(
         tmp_path,
         fleet,
-        {**SMALL, "fleet.min_agents": 2, "fleet.deadline": 5.0},
+        {**SMALL, "fleet.min_agents": 2, "fleet.deadline": 2.0},
         broker=broker,
         watch=lambda f: setattr(f, "publish", lambda event: watch(f)),
     )

@@ -60,6 +60,8 @@ def test_a_coordinator_that_starts_its_own_broker_and_two_agents(
         "start",
         "--method",
         "fedfa",
+        "--model",
+        "mlp-small",
         "--min-agents",
         "2",
         "--rounds",

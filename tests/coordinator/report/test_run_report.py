@@ -43,6 +43,7 @@ NAME = "<img src=x onerror=alert(1)>"
 HOSTILE = "</td><script>alert(1)</script>\u202e\"'&"
 SETTINGS = {
     "method.name": "fedavg",
+    "model.name": "mlp-small",
     "method.widths": [0.25],
     "train.steps": 1,
     "rounds": 2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.assign.decision_record import Decision
-from coordinator.observe.events import Event, RoundStarted
+from coordinator.observe.events import Event, RoundEnded, RoundStarted
 from coordinator.phases.run_context import ENDLESS, PATIENCE
 from coordinator.store import control_requests
 from coordinator.store.run_store import Store
@@ -20,13 +21,14 @@ from federated.training.time_prediction import step_seconds
 from tests.support.memory_federation import RUN, Member, digits, federate
 
 SMALL = {
+    "model.name": "mlp-small",
     "method.widths": [0.5, 0.75, 1.0],
     "method.depths": [2],
     "evaluate.every": 99,
     "evaluate.between": False,
     "evaluate.devices": False,
 }
-FIRST, MIDDLE, LAST = (f"w{width:g}-d2.2.2" for width in (0.5, 0.75, 1.0))
+FIRST, MIDDLE, LAST = (f"w{width:g}-d2" for width in (0.5, 0.75, 1.0))
 
 
 def history(folder: Path, agent: str) -> list[Decision]:
@@ -206,13 +208,20 @@ def test_an_agent_that_fails_the_smallest_submodel_is_left_out_for_a_while(tmp_p
 def test_an_agent_that_misses_the_deadline_gets_a_smaller_submodel(
     tmp_path: Path,
 ) -> None:
+    closed = threading.Event()
+
     def delay(update: Update) -> Update:
         if update.work == "train" and update.round == 2:
-            time.sleep(6)
+            assert closed.wait(60)
         return update
 
+    def read(event: Event) -> None:
+        if isinstance(event, RoundEnded) and event.done.round == 2:
+            closed.set()
+
     fleet = [Member("slow", digits(0, 2), change=delay), Member("well", digits(1, 2))]
-    federate(tmp_path, fleet, {**SMALL, "train.steps": 1, "rounds": 3, "fleet.deadline": 4.0})
+    settings = {**SMALL, "train.steps": 1, "rounds": 3, "fleet.deadline": 3.0}
+    federate(tmp_path, fleet, settings, read=read)
     with closing(Store.open(tmp_path / "runs", RUN, read_only=True)) as store:
         outcomes = {e.agent: e.outcome for e in store.read_entries(2)}
         standing = store.agents.read_standings()["slow"]

@@ -17,6 +17,7 @@ from federated.task import Update
 from tests.support.memory_federation import RUN, Member, digits, federate
 
 SMALL = {
+    "model.name": "mlp-small",
     "method.widths": [0.5, 1.0],
     "method.depths": [2],
     "train.steps": 2,

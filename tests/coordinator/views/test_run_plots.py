@@ -19,6 +19,7 @@ pytest.importorskip("matplotlib")
 PNG = b"\x89PNG"
 SETTINGS = {
     "method.name": "fedavg",
+    "model.name": "mlp-small",
     "method.widths": [0.25],
     "train.steps": 1,
     "rounds": 2,

@@ -35,6 +35,7 @@ from tests.support.memory_federation import RUN, Federation, Member, digits, fed
 
 SMALL = {
     "method.name": "fedavg",
+    "model.name": "mlp-small",
     "method.widths": [0.25],
     "train.steps": 2,
     "evaluate.every": 5,
@@ -144,13 +145,13 @@ def test_tasks_are_shown_from_stage_to_stage_and_agents_pinned(
 @pytest.mark.slow
 def test_a_run_is_shown_paused_stopped_and_resumed(going: Callable[..., Going]) -> None:
     run = going(rounds=500)
-    seen = run.until(lambda made: made["rounds_done"] >= 2)
+    seen = run.until(lambda made: made["rounds_done"] >= 2 and len(made["now"]["members"]) == 2)
     assert seen["state"] == "running"
     assert {member["agent"] for member in seen["now"]["members"]} == {"a0", "a1"}
     assert sum(seen["now"]["agents"].values()) == 2
     assert seen["eta"] > 0
     assert re.search(
-        r"run 'test': fedavg of preresnet on digits\n.*rounds done", render_status(seen)
+        r"run 'test': fedavg of mlp-small on digits\n.*rounds done", render_status(seen)
     )
     where = ["--runs", str(run.runs)]
     assert "pauses after the current round" in command("pause", *where)
@@ -200,7 +201,7 @@ def test_stop_now_ends_mid_round_and_the_run_resumes_there(
     going: Callable[..., Going],
 ) -> None:
     # long enough: requests are read once a second
-    run = going(rounds=500, **{"train.steps": 0, "train.epochs": 60})
+    run = going(rounds=500, **{"train.steps": 0, "train.epochs": 10_000})
     run.until(lambda made: made["now"]["phase"] == "train")
     send_request(run.folder, "stop now")
     assert isinstance(run.join(), Stopped)

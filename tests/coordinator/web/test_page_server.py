@@ -36,6 +36,7 @@ from coordinator.web.run_page_data import PARTS, describe_part
 TOKEN = "a-token-for-these-tests"
 SETTINGS = {
     "method.name": "fedavg",
+    "model.name": "mlp-small",
     "method.widths": [0.25],
     "train.steps": 1,
     "rounds": 2,
