@@ -64,10 +64,10 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a ResNet with its initial weights."""
+    """Return a small ResNet with its initial weights."""
     whole = load_central("digits")
     card = whole.card()
-    submodel = full(network("resnet-small", card.inputs, card.outputs, card))
+    submodel = menu(network("resnet-small", card.inputs, card.outputs, card), (0.5,), (1,))[0]
     return exported(submodel, build(submodel).eval(), whole.x, tmp_path_factory.mktemp("untrained"))
 
 
@@ -111,6 +111,7 @@ def test_normalisation_stays_in_float32(untrained: Path, tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.slow
 @exact_int8
 def test_signed_and_unsigned_activations_give_the_same_answers(
     digits: Path, tmp_path: Path
@@ -143,9 +144,11 @@ def test_every_family_can_be_int8(family: str, tmp_path: Path) -> None:
         assert np.abs(found - wanted).mean() < 0.15 * wanted.std(), kind
 
 
-def test_dynamic_int8_is_for_graphs_with_attention(digits: Path, tmp_path: Path) -> None:
+def test_dynamic_int8_is_for_graphs_with_attention(untrained: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"net\.onnx: int8-dynamic .* without attention"):
-        quantize(digits, "int8-dynamic", load_central("digits").x_held[:4], tmp_path / "int8.onnx")
+        quantize(
+            untrained, "int8-dynamic", load_central("digits").x_held[:4], tmp_path / "int8.onnx"
+        )
 
 
 @pytest.mark.parametrize(
@@ -168,10 +171,15 @@ def test_dynamic_int8_is_for_graphs_with_attention(digits: Path, tmp_path: Path)
     ],
 )
 def test_unfit_examples_are_refused_and_nothing_is_written(
-    digits: Path, kind: Kind, x: np.ndarray, error: type[Exception], message: str, tmp_path: Path
+    untrained: Path,
+    kind: Kind,
+    x: np.ndarray,
+    error: type[Exception],
+    message: str,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(error, match=message):
-        quantize(digits, kind, x, tmp_path / "int8.onnx")
+        quantize(untrained, kind, x, tmp_path / "int8.onnx")
     assert not list(tmp_path.iterdir())
 
 

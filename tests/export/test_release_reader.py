@@ -30,7 +30,7 @@ from models.submodel import Moments, Submodel
 
 X = np.random.default_rng(0).integers(0, 17, (24, 1, 8, 8)).astype(np.uint8)
 Y = np.arange(24) % 10
-NETWORK = named_network.network("preresnet", (1, 8, 8), 10, Moments((4.9,), (6.0,)))
+NETWORK = named_network.network("mlp-small", (1, 8, 8), 10, Moments((4.9,), (6.0,)))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_release_contains_files_and_description_of_each_submodel(release: Path) 
         "class",
         10,
     )
-    assert [entry.submodel for entry in read.submodels] == ["w0.125-d1.1.1", "w0.25-d1.1.1"]
+    assert [entry.submodel for entry in read.submodels] == ["w0.125-d1", "w0.25-d1"]
     assert {path.name for path in release.iterdir()} == {
         "manifest.json",
         "MODEL.md",
@@ -103,12 +103,12 @@ def test_manifest_describes_preprocessing(release: Path) -> None:
 
 
 def test_a_device_needs_the_files_of_its_submodel_and_the_check(release: Path) -> None:
-    read = release_reader.read(release, "w0.25-d1.1.1")
-    graphs = [f"w0.25-d1.1.1{kind}.onnx" for kind in ("", ".int8-u8s8", ".int8-s8s8")]
-    assert [file.name for file in release_reader.list_files(read, "w0.25-d1.1.1")] == [
+    read = release_reader.read(release, "w0.25-d1")
+    graphs = [f"w0.25-d1{kind}.onnx" for kind in ("", ".int8-u8s8", ".int8-s8s8")]
+    assert [file.name for file in release_reader.list_files(read, "w0.25-d1")] == [
         "check.tensors",
         *graphs,
-        "w0.25-d1.1.1.tensors",
+        "w0.25-d1.tensors",
     ]
     with pytest.raises(Unknown, match=r"unknown submodel 'w1'; "):
         release_reader.read(release, "w1")
@@ -127,7 +127,7 @@ def test_check_contains_noise_and_outputs_of_each_graph(release: Path) -> None:
 
 
 def test_weights_rebuild_the_network(release: Path) -> None:
-    entry = release_reader.find_entry(release_reader.read(release), "w0.25-d1.1.1")
+    entry = release_reader.find_entry(release_reader.read(release), "w0.25-d1")
     fields, weights = release_reader.read_weights(release, entry)
     submodel = msgspec.convert(fields, Submodel)
     assert submodel.name == entry.submodel
@@ -221,10 +221,10 @@ def graph_of(manifest: dict[str, Any]) -> dict[str, Any]:
         (lambda m: graph_of(m).update(name="gone.onnx"), r"gone\.onnx: no such file"),
         (
             lambda m: m["submodels"][0]["weights"].update(sha256="0" * 64),
-            r"w0\.125-d1\.1\.1\.tensors: expected sha256 0000",
+            r"w0\.125-d1\.tensors: expected sha256 0000",
         ),
         (lambda m: m["check"].update(name="/etc/hostname"), "a file within the folder"),
-        (lambda m: m["check"].update(name="w0.125-d1.1.1.onnx"), "expected sha256"),
+        (lambda m: m["check"].update(name="w0.125-d1.onnx"), "expected sha256"),
         (lambda m: m["submodels"][0].update(submodel="w1-d1"), "expected .*'w1-d1'"),
         (lambda m: m.update(round=8), "expected .*'8'.* found .*'7'"),
         (lambda m: m.update(outputs=11), "expected .*11.* found .*10"),
@@ -237,7 +237,7 @@ def graph_of(manifest: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             lambda m: m["submodels"][0]["variants"].clear(),
-            "expected graphs of w0.125-d1.1.1, fp32 first, each once; found none",
+            "expected graphs of w0.125-d1, fp32 first, each once; found none",
         ),
         (
             lambda m: m["submodels"][0]["variants"].append(m["submodels"][0]["variants"][0]),
@@ -266,7 +266,7 @@ def test_a_folder_without_a_manifest_and_a_foreign_one_are_refused(copy: Path) -
 
 
 def test_submodels_with_different_outputs_are_refused(tmp_path: Path) -> None:
-    other = named_network.network("preresnet", (1, 8, 8), 3)
+    other = named_network.network("mlp-small", (1, 8, 8), 3)
     nets = {
         submodel_building.full(network): submodel_building.build(submodel_building.full(network))
         for network in (NETWORK, other)

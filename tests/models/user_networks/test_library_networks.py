@@ -54,7 +54,8 @@ def folder(tmp_path: Path, transformers: Any) -> Path:
     ("name", "inputs", "sections"),
     [
         ("torchvision:resnet18", (3, 32, 32), 4),
-        ("torchvision:vit_b_16", (3, 32, 32), 1),
+        # 86 million parameters
+        pytest.param("torchvision:vit_b_16", (3, 32, 32), 1, marks=pytest.mark.slow),
         ("torchvision:regnet_y_400mf", (3, 32, 32), 0),
         ("timm:test_vit", (1, 32, 32), 1),
         ("timm:test_efficientnet", (1, 32, 32), 0),
