@@ -72,18 +72,20 @@ def test_incomplete_or_damaged_updates_are_removed(tmp_path: Path, what: str) ->
 
 
 def test_a_flipped_bit_of_a_note_is_found_or_changes_nothing(tmp_path: Path) -> None:
-    first = finished(open_spool(tmp_path / "first"))
-    written = first.path.with_suffix(".task").read_bytes()
-    unchanged = 0
+    kept = finished(spool := open_spool(tmp_path))
+    note = kept.path.with_suffix(".task")
+    written, unchanged = note.read_bytes(), 0
     for place in range(len(written)):
-        kept = finished(spool := open_spool(tmp_path / str(place)))
         damaged = bytearray(written)
         damaged[place] ^= 1 << (place % 8)
-        kept.path.with_suffix(".task").write_bytes(damaged)
+        note.write_bytes(damaged)
+        kept.path.write_bytes(UPDATE)
         found = list(spool.load_updates(CARD))
         assert found in ([], [kept]), place
         unchanged += found == [kept]
-        spool.close()
+    note.write_bytes(written)
+    kept.path.write_bytes(UPDATE)
+    assert list(spool.load_updates(CARD)) == [kept]
     assert unchanged <= len("digest"), "only without its name is the digest not checked"
 
 
