@@ -9,7 +9,7 @@ from federated.wire.links.mqtt import MqttLink
 from tests.support.certificate_authority import Door
 from tests.support.links import connect
 
-__all__ = ["coordinator_link", "receive_all", "wait_for_failure"]
+__all__ = ["coordinator_link", "receive_all", "receive_until", "wait_for_failure"]
 
 
 def coordinator_link(door: Door) -> MqttLink:
@@ -21,6 +21,16 @@ def receive_all(link: MqttLink, seconds: float) -> list[tuple[str, bytes]]:
     return [
         (delivery.topic, delivery.payload) for delivery in iter(lambda: link.receive(seconds), None)
     ]
+
+
+def receive_until(link: MqttLink, topic: str) -> list[tuple[str, bytes]]:
+    """Return all deliveries up to the first on a topic: what was published before has come."""
+    found = list[tuple[str, bytes]]()
+    until = time.monotonic() + 60
+    while time.monotonic() < until and topic not in dict(found):
+        if (delivery := link.receive(0.1)) is not None:
+            found.append((delivery.topic, delivery.payload))
+    return found
 
 
 def wait_for_failure(link: MqttLink) -> str:

@@ -32,7 +32,7 @@ def test_a_broker_with_users_and_a_coordinator_pass_every_check(tmp_path: Path) 
         coordinating(broker.url, tmp_path),
     ):
         found = check_broker(f"mqtt://pi:secret-of-pi@{broker.address}")
-        other = check_broker(f"mqtt://pa:secret-of-pa@{broker.address}")
+        other = check_broker(f"mqtt://pa:secret-of-pa@{broker.address}", last="rights")
         wrong = check_broker(f"mqtt://pi:no@{broker.address}")
     assert set(states(found).values()) == {"ok"}, [format_check(check) for check in found.values()]
     assert found.keys() == {
@@ -76,7 +76,7 @@ def test_only_an_enrolled_device_with_its_own_name_passes(
         ca = certificate(["x"], (-1, 30), tmp_path, "other")
         found, other = (
             check_broker(format_url(door.address(mine))),
-            check_broker(format_url(door.address(mine)), "pa"),
+            check_broker(format_url(door.address(mine)), "pa", last="rights"),
         )
         nobody, foreign = (
             check_broker(format_url(door.address(None))),
@@ -109,7 +109,7 @@ def test_a_broker_without_authentication_or_runs_leads_to_warnings(tmp_path: Pat
 )
 def test_a_small_packet_limit_is_found(limit: int, state: str, tmp_path: Path) -> None:
     with brokers.start(port=0, kind="mosquitto", directory=tmp_path, max_packet=limit) as broker:
-        check = check_broker(broker.address)["packets"]
+        check = check_broker(broker.address, last="packets")["packets"]
     assert check.state == state, format_check(check)
     assert f"the broker states {limit} bytes" in check.found
     assert ("max_packet_size" in check.remedy) == (state != "ok")
@@ -129,7 +129,8 @@ def test_a_silent_coordinator_and_several_runs_are_reported(
             retain=True,
         )
         time.sleep(0.2)
-        several, named = check_broker(broker.address), check_broker(broker.address, run="q")
+        several = check_broker(broker.address, last="run")
+        named = check_broker(broker.address, run="q", last="run")
         link.close()
     assert alone["coordinator"].state == "warn"
     assert (several["run"].state, several["run"].exit) == ("fail", 6)
