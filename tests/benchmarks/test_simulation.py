@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.simulation.command import ENTRIES, LOOP, ONE, SEVERAL, make_rows, run_once
 from benchmarks.simulation.meter import Measured
+from benchmarks.simulation.ours import in_one_process
 from federated.errors import FleetError
 
 PYTHON = Path(sys.executable)
@@ -16,8 +17,7 @@ PYTHON = Path(sys.executable)
 
 @pytest.mark.processes
 def test_our_simulation_and_the_plain_loop_both_learn() -> None:
-    ours = run_once(PYTHON, ENTRIES[ONE], 30)
-    loop = run_once(PYTHON, ENTRIES[LOOP], 30)
+    ours, loop = in_one_process(12), run_once(PYTHON, ENTRIES[LOOP], 12)
     assert min(ours.accuracy, loop.accuracy) > 0.5
     for found in (ours, loop):
         assert 0 < found.client < found.round
