@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from federated.runtime.lazy_compiler_import import defer_compiler
+
+defer_compiler()  # few tests need it, and its import takes seconds
 # their fixtures are for all
 pytest_plugins = [
     "tests.support.enrolment_server",
