@@ -47,8 +47,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker]
         ),
         ([*AGENT, "join"], 2, "--broker is missing"),
         ([*AGENT, "join", "--broker", "h", "--name", "a/b"], 2, "--name: expected"),
-        ([*AGENT, "join", "--broker", "h", "--data", "none.npz"], 3, "no such file"),
-        ([*AGENT, "join", "--broker", "h", "--shard", "4/4"], 2, "shard"),
         ([*AGENT, "join", "--broker", "h", "--model", "resnet"], 2, "--model: expected module:"),
         ([*AGENT, "join", "--broker", "h", "--codec", "fp16"], 2, "--codec: expected module:"),
         ([*AGENT, "bench", "--depths", "99"], 3, "depth 99: "),
@@ -105,6 +103,8 @@ def test_bad_input_ends_a_command_with_its_exit_code(
     [
         ([*COORDINATOR, "start", "--data", "none.npz"], 3, "no such file"),
         ([*AGENT, "join", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),
+        ([*AGENT, "join", "--broker", "h", "--data", "none.npz"], 3, "no such file"),
+        ([*AGENT, "join", "--broker", "h", "--shard", "4/4"], 2, "shard"),
     ],
     ids=lambda value: " ".join(value[3:]) if isinstance(value, list) else None,
 )
