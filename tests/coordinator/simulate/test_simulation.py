@@ -359,18 +359,17 @@ def test_devices_choose_a_submodel_by_their_data_within_a_budget(tmp_path: Path)
         "train.steps=1",
         "rounds=1",
         "evaluate.devices=false",
-        'model.name="preresnet"',
     )
     text = EXPERIMENT[: EXPERIMENT.index("[assign")] + EXPERIMENT[EXPERIMENT.index("[simulate]") :]
     said: list[str] = []
-    run(tmp_path, *given, "method.mac_budget=0.05", "simulate.target=0.5", text=text, said=said)
+    run(tmp_path, *given, "method.mac_budget=0.2", "simulate.target=0.5", text=text, said=said)
     one = json.loads((tmp_path / "out" / "seed0.json").read_text())
     assert one["effort"] == {}
     assert any("no TMAC" in line and "train.steps" in line for line in said)
     macs = {s["name"]: s["macs"] for s in one["submodels"]}
-    whole = cost(full(network("preresnet", (1, 8, 8), 10))).macs
+    whole = cost(full(network("mlp-small", (1, 8, 8), 10))).macs
     assert {macs[name] for name in one["assigned"].values()} <= {
-        m for m in macs.values() if m <= 0.05 * whole
+        m for m in macs.values() if m <= 0.2 * whole
     }
     with pytest.raises(ConfigError, match="mac_budget"):
         run(tmp_path, *given, "method.mac_budget=5", "name=other", text=text)

@@ -47,7 +47,7 @@ def parts(update: dict[str, np.ndarray]) -> list:
 
 
 @pytest.mark.parametrize("name", TRIED)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**31), f=st.integers(0, 3))
 def test_malicious_updates_of_any_size_keep_the_result_within_the_honest_updates(
     tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, f: int
