@@ -6,8 +6,10 @@ import importlib
 import json
 import sys
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from benchmarks.simulation.meter import Contestant
+if TYPE_CHECKING:
+    from benchmarks.simulation.meter import Contestant
 
 __all__ = ["main"]
 

@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from benchmarks.library_networks import list_lines, try_network
+from benchmarks.library_networks import SIDES, list_lines, try_network
 
 pytestmark = pytest.mark.skipif(
     not (find_spec("timm") and find_spec("onnx")), reason="needs the extras networks and export"
 )
 
 
-def test_a_network_is_narrowed_trained_and_exported(tmp_path: Path) -> None:
+def test_a_network_is_narrowed_trained_and_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SIDES, "test_resnet", 64)
     row = try_network("timm:test_resnet", tmp_path)
     assert row.narrow < 0.3
     assert not row.width + row.training + row.export

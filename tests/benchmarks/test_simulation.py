@@ -25,8 +25,8 @@ def test_our_simulation_and_the_plain_loop_both_learn() -> None:
 
 
 def test_a_contestant_that_fails_is_named() -> None:
-    with pytest.raises(FleetError, match=r"plain_loop:nothing failed(.|\n)*nothing"):
-        run_once(PYTHON, "benchmarks.simulation.plain_loop:nothing", 2)
+    with pytest.raises(FleetError, match=r"json:nothing failed(.|\n)*nothing"):
+        run_once(PYTHON, "json:nothing", 2)
 
 
 def test_rivals_are_compared_by_time_memory_and_accuracy() -> None:
