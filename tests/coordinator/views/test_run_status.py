@@ -19,6 +19,7 @@ from coordinator.cli.main import main
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.now_json import FILE
 from coordinator.round.round_events import RoundPlanned
+from coordinator.store import control_requests
 from coordinator.store.control_requests import Stopped, send_request
 from coordinator.store.run_store import Store
 from coordinator.trust.privacy_budget import compute_epsilon
@@ -97,7 +98,8 @@ class Going:
 
 
 @pytest.fixture
-def going(tmp_path: Path) -> Iterator[Callable[..., Going]]:
+def going(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Going]]:
+    monkeypatch.setattr(control_requests, "POLL", 0.1)
     started: list[Going] = []
 
     def go(**settings: Any) -> Going:
