@@ -30,13 +30,26 @@ from federated.wire.link import Probe, Will
 from federated.wire.links import connection_error_messages
 from federated.wire.mqtt_address import MqttAddress
 
-__all__ = ["MAX_PACKET", "ClientSetup", "Handlers", "connect", "disconnect", "interrupt", "measure"]
+__all__ = [
+    "LONGEST_DELAY",
+    "MAX_PACKET",
+    "ClientSetup",
+    "Handlers",
+    "connect",
+    "disconnect",
+    "interrupt",
+    "measure",
+]
 
 log = logging.getLogger(__name__)
 
 MAX_PACKET = 268_435_455  # bytes of an MQTT packet's body (MQTT 5, section 1.5.5)
 EXPIRY = 3600  # seconds that a broker keeps the session of a lost connection (MQTT 5)
 KEEPALIVE = 60  # seconds
+# seconds between attempts to reconnect. A round that waits for no other agent waits 20 s for one
+# that it lost (`coordinator.round.task_state.RETURN_TIME`), also after the coordinator was killed
+# with its broker.
+LONGEST_DELAY = 10.0
 INFLIGHT, QUEUED = 8, 64  # largest numbers of unacknowledged messages, and of unsent ones
 UNKNOWN_USER = ("Bad user name or password", "Not authorized")
 REJECTIONS = 2  # connections that end at a message of a size before that size counts as rejected
@@ -373,11 +386,11 @@ def _try_rate(
 
 
 def _draw_backoff(client: mqtt.Client) -> None:
-    """Draw a first reconnect delay from 1 to 2 s, which grows up to a minute, so that a fleet does
-    not reconnect all at once.
+    """Draw a first reconnect delay from 1 to 2 s, which grows up to `LONGEST_DELAY`, so that a
+    fleet does not reconnect all at once.
     """
     first = 1.0 + random.random()  # noqa: S311  # not used for security
-    client.reconnect_delay_set(first, 60.0)  # type: ignore[arg-type]
+    client.reconnect_delay_set(first, LONGEST_DELAY)  # type: ignore[arg-type]
 
 
 def _make_expiry(packet: int, seconds: int) -> Properties:

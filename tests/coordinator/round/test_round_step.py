@@ -23,6 +23,7 @@ from coordinator.round.round_state import (
 from coordinator.round.round_step import step
 from coordinator.round.task_state import RETURN_TIME, Planned, Spare
 from federated.task import heartbeat_interval
+from federated.wire.links.mqtt_client_setup import LONGEST_DELAY
 from tests.support.round_state_machine import Machine, task
 from tests.support.scripted_agent import PROFILE
 
@@ -87,6 +88,13 @@ def test_a_phase_waits_a_little_for_an_agent_that_just_left() -> None:
     machine.wait(0.1)
     assert machine.closing == "no agents left"
     assert machine.of("b").outcome == "gone"
+
+
+def test_a_phase_waits_longer_than_agents_wait_to_reconnect() -> None:
+    """After a long outage, such as that of a coordinator with its broker, each agent may be in its
+    longest delay; the rest is for connecting.
+    """
+    assert 2 * LONGEST_DELAY <= RETURN_TIME
 
 
 def test_simulated_devices_do_not_return() -> None:
