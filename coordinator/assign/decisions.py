@@ -181,7 +181,9 @@ def explain_none(offers: Sequence[Offer], profile: Profile, share: float) -> str
 def describe_move(before: Offer | None, now: Offer) -> str:
     if before is None or before.submodel == now.submodel:
         return ""
-    return f"moved {'down' if now.seconds < before.seconds else 'up'} from {before.submodel.name}: "
+    # by size: a smaller submodel may be predicted to be slower, from imprecise measurements
+    smaller = cost(now.submodel).parameters < cost(before.submodel).parameters
+    return f"moved {'down' if smaller else 'up'} from {before.submodel.name}: "
 
 
 def explain_choice(

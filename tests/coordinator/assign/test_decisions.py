@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.assign.affordable_submodels import MARGIN, make_offers
+from coordinator.assign.affordable_submodels import MARGIN, Offer, make_offers
 from coordinator.assign.agent_track_record import Standing, record_failure, record_late
 from coordinator.assign.decisions import (
     Candidate,
     Verdict,
     decide,
     decide_absent,
+    describe_move,
     human_seconds,
     mark_undrawn,
     megabytes,
@@ -103,6 +104,12 @@ def test_reasons_name_the_memory() -> None:
     nothing = reason(Candidate("none", device("none", memory=10**6)))
     assert nothing.startswith(f"no submodel fits its memory: {NAMES[0]} needs ")
     assert nothing.endswith(", and training may use 0.6 MB (60% of 1 MB)")
+
+
+def test_a_smaller_submodel_that_is_predicted_to_be_slower_is_a_move_down() -> None:
+    before, after = Offer(MENU[-1], 1.0, 1.0, 1, True), Offer(MENU[0], 2.0, 2.0, 1, True)
+    assert describe_move(before, after) == f"moved down from {NAMES[-1]}: "
+    assert describe_move(after, before) == f"moved up from {NAMES[0]}: "
 
 
 def test_reasons_name_setbacks_and_prediction_errors() -> None:
