@@ -30,6 +30,7 @@ __all__ = [
     "extract",
     "graft",
     "is_statistic",
+    "is_variance",
     "read_home",
 ]
 
@@ -191,6 +192,11 @@ def read_home(tensors: Mapping[str, Tensor], home: str, shape: Sequence[int]) ->
 def is_statistic(home: str) -> bool:
     """Return True if a home, global or of a group, holds running statistics of batch norm."""
     return home.partition("@")[0].endswith(("running_mean", "running_var"))
+
+
+def is_variance(home: str) -> bool:
+    """Return True if a home, global or of a group, holds running variances of batch norm."""
+    return home.partition("@")[0].endswith("running_var")
 
 
 def blocks(where: Where, most: int) -> Iterator[Where]:

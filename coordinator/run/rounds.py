@@ -32,6 +32,7 @@ from federated.engine.aggregate import Total
 from federated.engine.late_updates import Touched, find_touched
 from federated.errors import ConfigError, FleetError
 from federated.method import State
+from models.slicing import is_variance
 
 __all__ = ["Result", "conduct"]
 
@@ -207,19 +208,14 @@ def report_empty_round(run: RunContext, entries: Sequence[Entry]) -> None:
 
 def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, Touched]:
     """Return the state after the round, and the entries that it changed if late updates count. Keep
-    the old weights if the new ones are not finite. Raises ConfigError if the method did not count
-    the round.
+    the old weights if the new ones are not finite.
     """
     number = state.round + 1
     with time_stage(run.publish, "finish"):
         after = drop_statistics(
             run.method.finish(state, total, make_generator(run.config.seed, 3, number))
         )
-    if after.round != number:
-        raise ConfigError(
-            f"method {run.method.name}: expected `finish` to return the state of round {number}, "
-            f"found round {after.round}: return replace(state, round=state.round + 1, ...)"
-        )
+    check_finished(run.method.name, after, number)
     changed = find_touched(total, after.tensors) if run.past is not None else {}
     if not all(bool(value.isfinite().all()) for value in after.tensors.values()):
         log.error("discarded the weights of round %d, which are not finite", number)
@@ -227,6 +223,24 @@ def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, To
     run.defences.release(number, total)
     publish_privacy(run)
     return after, changed
+
+
+def check_finished(method: str, after: State, number: int) -> None:
+    """Check the state that a method returned. Raises ConfigError if the method did not count the
+    round, or made a variance negative: every network would then compute NaN.
+    """
+    if after.round != number:
+        raise ConfigError(
+            f"method {method}: expected `finish` to return the state of round {number}, "
+            f"found round {after.round}: return replace(state, round=state.round + 1, ...)"
+        )
+    for home, value in after.tensors.items():
+        if "/" not in home and is_variance(home) and bool((value < 0).any()):
+            raise ConfigError(
+                f"method {method}: `finish` returned negative variances in {home}: running "
+                "statistics of batch norm are measurements, so take their mean, without momentum "
+                "or other steps"
+            )
 
 
 def evaluate_round(

@@ -29,7 +29,7 @@ from federated.engine.update_contributions import RowParts, Terms
 from federated.method import Method, Setting, Settings, State, Tensors, round_at
 from federated.methods.common.width_depth_submodels import assign, propose_sizes
 from federated.task import Optimiser, Recipe, Update
-from models.slicing import Plan, Row, corners, extract
+from models.slicing import Plan, Row, corners, extract, is_variance
 from models.submodel import Submodel
 from models.submodel_building import full, shapes, statistics
 
@@ -199,7 +199,7 @@ def finish(state: State, total: Total, rng: np.random.Generator) -> State:
     """
     new = {home: mean(one, state.tensors.get(home)) for home, one in total.sums.items()}
     for home, value in new.items():
-        if home.partition("@")[0].endswith("running_var"):
+        if is_variance(home):
             value.clamp_(min=0)
     return replace(state, round=state.round + 1, tensors={**state.tensors, **new})
 

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
-from coordinator.run.rounds import finish_round
+from coordinator.run.rounds import check_finished, finish_round
 from coordinator.run.runner import check_hooks
 from federated.engine.aggregate import Total
 from federated.errors import ConfigError
@@ -76,3 +77,19 @@ def test_a_round_that_the_method_does_not_count_is_an_error() -> None:
     )
     with pytest.raises(ConfigError, match=r"method mine: expected.*round 4, found round 3"):
         finish_round(run, state, Total())
+
+
+def test_negative_variances_are_an_error() -> None:
+    tensors = {"norm.running_var@w1": torch.tensor([1.0, -0.1])}
+    state = State(4, tensors, configure(fedavg(), {}))
+    with pytest.raises(ConfigError, match=r"method mine: .*negative variances in norm.running_var"):
+        check_finished("mine", state, 4)
+
+
+def test_other_tensors_of_a_method_may_be_negative() -> None:
+    tensors = {
+        "momentum/norm.running_var": -torch.ones(2),
+        "norm.running_mean": -torch.ones(2),
+        "norm.running_var": torch.zeros(2),
+    }
+    check_finished("mine", State(4, tensors, configure(fedavg(), {})), 4)
