@@ -1,16 +1,24 @@
-"""Speed up passes on the meta device: cache each operation's result per input shapes."""
+"""Speed up the meta device: cache the result of each operation of a pass per input shapes, and skip
+operations that only fill a tensor.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-__all__ = ["ShapeCache"]
+__all__ = ["ShapeCache", "WithoutValues"]
+
+FILLS = {
+    *(Tensor.fill_, Tensor.normal_, Tensor.uniform_, Tensor.zero_),
+    *(nn.init.constant_, nn.init.kaiming_uniform_, nn.init.normal_, nn.init.uniform_),
+}
 
 
 class ShapeCache(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -68,3 +76,21 @@ def recreate(value: Any) -> Any:
         if isinstance(value, TensorSpec)
         else value
     )
+
+
+class WithoutValues(TorchFunctionMode):
+    """Skip operations that only fill a tensor, which is useless on the meta device and takes most
+    of the time there, since PyTorch decomposes random draws in Python.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in FILLS and (filled := args[0] if args else kwargs["tensor"]).is_meta:
+            return filled
+        return func(*args, **kwargs)

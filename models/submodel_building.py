@@ -5,19 +5,18 @@ which of them hold the classes or belong to normalising layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from models.families.catalogue import FAMILIES, family
 from models.family import Address, Pieces
 from models.layers.basic import project, scale
 from models.layers.batch_norm import NORMS
+from models.meta_device_cache import WithoutValues
 from models.random_state import isolate_random_state
 from models.submodel import Network, Submodel
 
@@ -37,10 +36,6 @@ __all__ = [
 ]
 
 STATISTICS = ("running_mean", "running_var")
-FILLS = {
-    *(Tensor.fill_, Tensor.normal_, Tensor.uniform_, Tensor.zero_),
-    *(nn.init.constant_, nn.init.kaiming_uniform_, nn.init.normal_, nn.init.uniform_),
-}
 
 
 def full(made: Network, features: Iterable[str] = ()) -> Submodel:
@@ -70,24 +65,6 @@ def build(submodel: Submodel, device: str = "cpu", seed: int = 0) -> nn.Module:
     if scalers := {"scaler", "scaler-always"} & set(submodel.features):
         scale(net, submodel.width, always="scaler-always" in scalers)
     return net
-
-
-class WithoutValues(TorchFunctionMode):
-    """Skip operations that only fill a tensor, which is useless on the meta device and takes most
-    of the time there, since PyTorch decomposes random draws in Python.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in FILLS:
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
 
 
 def rehearsal(submodel: Submodel, batch: int) -> tuple[nn.Module, Tensor]:

@@ -47,6 +47,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from models.extension_lookup import import_member, list_required_parameters, locate_failure
 from models.family import Address, Family, Pieces, TypicalData, check_mask, parse_address
 from models.layers.basic import Standardise
+from models.meta_device_cache import WithoutValues
 from models.random_state import isolate_random_state
 from models.submodel import Network, Submodel
 from models.user_networks.channel_groups import spans
@@ -180,7 +181,7 @@ def scales_itself(network: Network) -> bool:
 
 def build_on_meta(network: Network, width: float = 1.0) -> nn.Module:
     """Build the function's network on the meta device, without changing torch's random state."""
-    with isolate_random_state(0), torch.device("meta"):
+    with isolate_random_state(0), torch.device("meta"), WithoutValues():
         return call_function(Submodel(network, width, ()))
 
 

@@ -135,11 +135,12 @@ def test_invalid_functions_are_refused(
         named(function)
 
 
-def test_sizes_may_be_computed_with_tensors(named: Named) -> None:
+@pytest.mark.parametrize("eight", [lambda: torch.full((1,), 8), lambda: torch.empty(1).fill_(8)])
+def test_sizes_may_be_computed_with_tensors(named: Named, eight: Callable[[], Tensor]) -> None:
     """The meta device has no values, and torchvision's RegNet reads them."""
     made = named(
         lambda: nn.Sequential(
-            nn.Flatten(), nn.Linear(64, int(torch.full((1,), 8).sum().item())), nn.Linear(8, 10)
+            nn.Flatten(), nn.Linear(64, int(eight().sum().item())), nn.Linear(8, 10)
         )
     )
     assert sizes(made) == {"1.weight": (4, 64), "2.weight": (10, 4)}
