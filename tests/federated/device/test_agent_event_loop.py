@@ -31,6 +31,7 @@ from tests.support.scripted_coordinator import RUN as HAND_RUN
 from tests.support.waiting import eventually
 
 SMALL = {
+    "model.name": "mlp-small",
     "method.widths": [0.5],
     "method.depths": [2],
     "train.steps": 1,
