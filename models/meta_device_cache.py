@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-__all__ = ["ShapeCache", "WithoutValues"]
+__all__ = ["ShapeCache", "WithoutValues", "list_tensors"]
 
+# Results by operation and inputs. Passes share them: the submodels of a menu repeat their shapes.
+KNOWN: dict[Any, Any] = {}
+LIMIT = 20_000  # results; a pass has up to hundreds that differ
 FILLS = {
     *(Tensor.fill_, Tensor.normal_, Tensor.uniform_, Tensor.zero_),
     *(nn.init.constant_, nn.init.kaiming_uniform_, nn.init.normal_, nn.init.uniform_),
@@ -32,7 +34,6 @@ class ShapeCache(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.known: dict[Any, Any] = {}
 
     def __torch_dispatch__(
         self,
@@ -42,19 +43,18 @@ class ShapeCache(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        leaves, structure = tree_flatten((args, kwargs))
-        key = func, str(structure), *map(describe, leaves)
-        if key in self.known:
-            return tree_map(
-                recreate, self.known[key], is_leaf=lambda value: isinstance(value, TensorSpec)
-            )
+        key = func, describe(args), *((name, describe(value)) for name, value in kwargs.items())
+        if (found := KNOWN.get(key)) is not None:
+            return recreate(found)
         out = func(*args, **kwargs)
-        made = [value for value in tree_leaves(out) if isinstance(value, Tensor)]
-        given = {value.untyped_storage()._cdata for value in leaves if isinstance(value, Tensor)}
-        if all(value.is_meta and value.untyped_storage()._cdata not in given for value in made):
+        made = list_tensors(out)
+        given = {x.untyped_storage()._cdata for x in list_tensors((args, *kwargs.values()))}
+        if all(x.is_meta and x.untyped_storage()._cdata not in given for x in made):
             # A result that shares storage with an input is not cached: the operation works in place
             # or returns a view. One that has values is not, either.
-            self.known[key] = tree_map(describe, out)
+            if len(KNOWN) >= LIMIT:
+                KNOWN.clear()
+            KNOWN[key] = describe(out)
         return out
 
 
@@ -62,20 +62,34 @@ class TensorSpec(tuple[Any, ...]):
     """Shape, strides and dtype of a tensor."""
 
 
+def list_tensors(value: Any) -> list[Tensor]:
+    """Return the tensors among the arguments or results of an operation, which are in lists at
+    most. PyTorch's functions for trees take longer than many operations.
+    """
+    if isinstance(value, Tensor):
+        return [value]
+    return [x for inner in value for x in list_tensors(inner)] if is_list(value) else []
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
 def describe(value: Any) -> Any:
-    return (
-        TensorSpec((value.shape, value.stride(), value.dtype))
-        if isinstance(value, Tensor)
-        else value
-    )
+    """Return an argument or a result as a value to compare: numbers of two types differ, since the
+    types of results do.
+    """
+    if isinstance(value, Tensor):
+        return TensorSpec((value.shape, value.stride(), value.dtype, value.device))
+    return (type(value), *map(describe, value)) if is_list(value) else (type(value), value)
 
 
-def recreate(value: Any) -> Any:
-    return (
-        torch.empty_strided(*value[:2], dtype=value[2], device="meta")
-        if isinstance(value, TensorSpec)
-        else value
-    )
+def recreate(described: Any) -> Any:
+    """Return a result with new tensors on the meta device."""
+    if isinstance(described, TensorSpec):
+        return torch.empty_strided(*described[:2], dtype=described[2], device="meta")
+    kind, *inner = described
+    return kind(map(recreate, inner)) if issubclass(kind, list | tuple) else inner[0]
 
 
 class WithoutValues(TorchFunctionMode):

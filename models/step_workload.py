@@ -21,10 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from models.layers.early_exits import run_exits
-from models.meta_device_cache import ShapeCache
+from models.meta_device_cache import ShapeCache, list_tensors
 from models.submodel import Objective, Submodel
 from models.submodel_building import rehearsal
 
@@ -146,10 +145,7 @@ class OperationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        given, made = (
-            [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
-            for tree in ((args, kwargs), out)
-        )
+        given, made = list_tensors((args, *kwargs.values())), list_tensors(out)
         known = {x.untyped_storage()._cdata for x in given}
         view = not func._schema.is_mutable and any(
             x.untyped_storage()._cdata in known for x in made
