@@ -38,7 +38,8 @@ FAST = ("fedfa", "scaffold", "nefl-wd", "recipfl", "inco-avg")
 QUICK = {
     "rounds": 2,
     "train.epochs": 1,
-    "train.steps": 4,
+    "train.steps": 2,
+    "train.batch": 8,
     "evaluate.every": 2,
     "evaluate.between": False,
     "evaluate.agents": 1,
