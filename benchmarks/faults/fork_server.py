@@ -13,13 +13,14 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from multiprocessing import get_context
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
-__all__ = ["ForkedProcess"]
+__all__ = ["ForkedProcess", "ServedTraining"]
 
 # nearly all that coordinators, agents and training processes import
 PRELOADED = (
@@ -32,34 +33,16 @@ PRELOADED = (
 )
 
 
-class ForkedProcess:
-    """Process that runs `python -m MODULE ARGUMENTS...`, with the interface of `subprocess.Popen`.
+class ServedProcess:
+    """Process that the server forked, with the interface of `subprocess.Popen`."""
 
-    out, errors: files that its output is appended to.
-    folder: its working directory; None: that of this process.
-    """
-
-    def __init__(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        *,
-        out: Path,
-        errors: Path,
-        environment: Mapping[str, str],
-        folder: Path | None = None,
-    ) -> None:
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        """Start a process that calls a function."""
         context = get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
         # of the server and all that it forks; `edge_agent.join.training_process_control` says why
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        self.out = out
-        for file in (out, errors):
-            file.touch()
-        self._process = context.Process(
-            target=run_module,
-            args=(module, list(arguments), out, errors, dict(environment), folder),
-        )
+        self._process = context.Process(target=function, args=arguments)
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -82,11 +65,6 @@ class ForkedProcess:
             raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
         return self.returncode
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """Wait for the end of the process, and return its output."""
-        self.wait(timeout)
-        return self.out.read_text(), None
-
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if self.poll() is None:
@@ -97,6 +75,36 @@ class ForkedProcess:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+class ForkedProcess(ServedProcess):
+    """Process that runs `python -m MODULE ARGUMENTS...`.
+
+    out, errors: files that its output is appended to.
+    folder: its working directory; None: that of this process.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        out: Path,
+        errors: Path,
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+    ) -> None:
+        self.out = out
+        for file in (out, errors):
+            file.touch()
+        super().__init__(
+            run_module, module, list(arguments), out, errors, dict(environment), folder
+        )
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """Wait for the end of the process, and return its output."""
+        self.wait(timeout)
+        return self.out.read_text(), None
 
 
 def run_module(
@@ -135,10 +143,29 @@ def run_module(
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-class ForkedTraining:
-    """Training process, forked from its agent, with the part of the interface of `subprocess.Popen`
+class ServedTraining(ServedProcess):
+    """Training process, forked by the server, with the part of the interface of `subprocess.Popen`
     that `edge_agent.join.training_process_control` uses.
     """
+
+    def __init__(
+        self, command: Sequence[str], *, env: Mapping[str, str], **options: object
+    ) -> None:
+        (questions, ask), (answers, answer) = Pipe(duplex=False), Pipe(duplex=False)
+        with questions, ask, answers, answer:
+            super().__init__(serve_training, questions, answer, dict(env))
+            self.stdin = os.fdopen(os.dup(ask.fileno()), "wb", buffering=0)
+            self.stdout = os.fdopen(os.dup(answers.fileno()), "rb", buffering=0)
+
+
+def serve_training(
+    questions: Connection, answers: Connection, environment: Mapping[str, str]
+) -> NoReturn:
+    run_training(questions.fileno(), answers.fileno(), environment)
+
+
+class ForkedTraining:
+    """Training process like `ServedTraining`, forked from its agent."""
 
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str], **options: object

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.faults.fork_server import ForkedProcess
+from benchmarks.faults.fork_server import ForkedProcess, ServedTraining
 from tests.support.waiting import eventually
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Running",
     "Start",
     "broker",
+    "forked_training",
     "read_address",
     "result",
     "start",
@@ -53,6 +54,15 @@ def broker(tmp_path: Path) -> Iterator[str]:
 
     with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
         yield started.address
+
+
+@pytest.fixture
+def forked_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork training processes of this process from one that has imported PyTorch."""
+    from edge_agent.join import training_process_control
+
+    replaced = SimpleNamespace(**{**vars(subprocess), "Popen": ServedTraining})
+    monkeypatch.setattr(training_process_control, "subprocess", replaced)
 
 
 @pytest.fixture

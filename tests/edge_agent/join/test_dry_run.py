@@ -2,77 +2,61 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from coordinator.broker import local_broker as brokers
 from coordinator.run.runner import choose_probes, complete_card
-from edge_agent.device.process_limits import Limits
-from edge_agent.join.dry_run import perform_dry_run
-from edge_agent.join.training_process_control import Job
 from federated.data import loading
 from federated.method import configure
 from federated.methods.catalogue import find_method
 from federated.wire import envelope, messages, topics
 from federated.wire.links.catalogue import open_link
 from models.named_network import network
+from tests.support.processes import AGENT, Start, result
 
 pytestmark = [pytest.mark.broker, pytest.mark.processes]
 
 
+Show = Callable[..., dict[str, Any]]
+
+
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[str]:
-    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
-        yield started.address
-
-
-def show_dry_run(broker: str, name: str, codec: str = "raw", **given: Any) -> dict[str, Any]:
+def show_dry_run(broker: str, start: Start) -> Show:
     """Announce a run with a method and a codec, and return what a device would send in it."""
-    chosen, card = find_method(name), loading.load_central("digits").card()
-    net = network("preresnet", card.inputs, card.outputs, card)
-    settings = configure(chosen, {"steps": 1, **given}, rounds=2)
-    run = complete_card(
-        messages.Run(
-            "r", name, "preresnet", net, choose_probes(net, chosen, settings), 8, "s", codec=codec
-        ),
-        chosen,
-        settings,
-    )
-    link = open_link(broker, "coordinator")
-    try:
-        link.publish(topics.run("r"), envelope.encode(run), retain=True)
-        found: dict[str, Any] = json.loads(
-            perform_dry_run(
-                Job("a", "digits", None, "0/9", "dirichlet:0.1", 0, "cpu", "", Limits()),
-                broker,
-                "r",
-                as_json=True,
-            )
-        )
-    finally:
-        link.close()
-    return found
+
+    def show(name: str, codec: str = "raw", **given: Any) -> dict[str, Any]:
+        chosen, card = find_method(name), loading.load_central("digits").card()
+        net = network("resnet-small", card.inputs, card.outputs, card)
+        settings = configure(chosen, {"steps": 1, **given}, rounds=2)
+        probes = choose_probes(net, chosen, settings)
+        run = messages.Run("r", name, "resnet-small", net, probes, 8, "s", codec=codec)
+        run = complete_card(run, chosen, settings)
+        with closing(open_link(broker, "coordinator")) as link:
+            link.publish(topics.run("r"), envelope.encode(run), retain=True)
+            shard = ["--data", "digits", "--shard", "0/9", "--partition", "dirichlet:0.1"]
+            where = ["--broker", broker, "--run", "r", "--name", "a", "--seed", "0"]
+            return result(start(*AGENT, "join", "--dry-run", *where, *shard, "--format", "json"))
+
+    return show
 
 
 @pytest.mark.slow
-def test_the_classes_are_shown_if_the_method_needs_them(broker: str) -> None:
-    found = show_dry_run(broker, "heterofl")
+def test_the_classes_are_shown_if_the_method_needs_them(show_dry_run: Show) -> None:
+    found = show_dry_run("heterofl")
     labels = found["train"]["header"]["notes"]["labels"]
     assert labels == sorted(set(labels))
     assert 1 <= len(labels) < 10, "so skewed a shard lacks some classes"
-    assert "labels" not in show_dry_run(broker, "fedavg")["train"]["header"]["notes"]
 
 
 @pytest.mark.slow
 def test_the_methods_tensors_are_shown_and_no_calibration_if_statistics_travel_with_the_weights(
-    broker: str,
+    show_dry_run: Show,
 ) -> None:
-    found = show_dry_run(broker, "scaffold", widths=(0.25,))
+    found = show_dry_run("scaffold", widths=(0.25,))
     weights = {name for name in found["train"]["tensors"] if not name.startswith("c/")}
     assert {
         f"c/{name}" for name in weights if not name.endswith(("running_mean", "running_var"))
@@ -81,17 +65,17 @@ def test_the_methods_tensors_are_shown_and_no_calibration_if_statistics_travel_w
 
 
 @pytest.mark.slow
-def test_tensors_of_a_methods_own_layers_are_shown(broker: str) -> None:
-    assert "sections.0.0.step" in show_dry_run(broker, "nefl-wd")["train"]["tensors"]
+def test_tensors_of_a_methods_own_layers_are_shown(show_dry_run: Show) -> None:
+    assert "sections.0.0.step" in show_dry_run("nefl-wd")["train"]["tensors"]
 
 
 @pytest.mark.slow
-def test_the_bytes_follow_the_runs_codec(broker: str) -> None:
+def test_the_bytes_follow_the_runs_codec(show_dry_run: Show) -> None:
     """fp16 halves the 4 bytes per value; statistics and scores are not encoded."""
     raw, half = (
-        show_dry_run(broker, "fedavg", codec, widths=(0.25,), norm="static")
-        for codec in ("raw", "fp16")
+        show_dry_run("fedavg", codec, widths=(0.25,), norm="static") for codec in ("raw", "fp16")
     )
+    assert "labels" not in raw["train"]["header"]["notes"], "this method does not need the classes"
     values = sum(math.prod(shape) for shape in raw["train"]["tensors"].values())
     assert raw["train"]["bytes"] - half["train"]["bytes"] == pytest.approx(2 * values, rel=0.1)
     assert {work: half[work]["codec"] for work in ("train", "calibrate", "evaluate")} == {

@@ -32,7 +32,7 @@ from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.menu import menu
 from models.named_network import network
 
-pytestmark = [pytest.mark.processes, pytest.mark.timed]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_training")]
 NETWORK = network("preresnet", (1, 8, 8), 10)
 (SMALL,) = menu(NETWORK, (0.25,), (2,))
 CARD = messages.Run("r", "fedavg", "preresnet", NETWORK, (SMALL,), 32, "s")
@@ -86,6 +86,7 @@ def group_of(pid: int) -> Path | None:
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_a_smaller_cpu_quota_leads_to_a_new_profile(devices: list[Device], tmp_path: Path) -> None:
     devices.append(device := Device(Limits(cpus=0.8), tmp_path))
     group = group_of(device.worker.pid)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from coordinator.broker import local_broker as brokers
 from edge_agent.cli.main import main
 from edge_agent.join import profile_command
 from edge_agent.join.training_process_control import Calibrated, Order, Worker
@@ -18,13 +16,7 @@ from federated.errors import MissingExtra
 from tests.support.processes import AGENT, Start
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[str]:
-    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
-        yield started.address
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_training")]
 
 
 def run(*words: str) -> Result:
