@@ -53,7 +53,6 @@ def test_an_unknown_family_is_named() -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.timed
 def test_submodels_are_measured_in_processes_of_their_own() -> None:
     said = list[Row]()
     rows, found = measure(NETWORK, draw_submodels(NETWORK, 7, 1), 8, said.append)

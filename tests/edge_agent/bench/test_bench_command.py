@@ -108,7 +108,6 @@ def test_submodels_are_measured_and_predicted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timed
 def test_crashed_row_reports_and_others_continue(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     words = (
