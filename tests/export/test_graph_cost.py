@@ -51,12 +51,11 @@ def counted(submodel: Submodel, folder: Path) -> tuple[Count, nn.Module]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [0.5, 1.0])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_file_has_the_weights_and_multiply_adds_of_its_network(
-    family: str, width: float, tmp_path: Path
+    family: str, tmp_path: Path
 ) -> None:
-    submodel = menu(small(family), (width,), (1,))[0]
+    submodel = menu(small(family), (0.5,), (1,))[0]
     found, net = counted(submodel, tmp_path)
     assert found.macs == cost(submodel).macs
     layers = [
