@@ -104,6 +104,8 @@ widths = [0.25, 0.5]
 depths = [1]
 [train]
 epochs = 1
+steps = 4
+batch = 8
 [assign.submodels]
 d0 = "w0.5-d1.1.1"
 d1 = "w0.25-d1.1.1"
@@ -197,7 +199,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, start: Start, broker: str) 
         broker,
         *QUICK,
         "--set",
-        "train.epochs=10",
+        "train.epochs=4",
     ]
     coordinator = start(*COORDINATOR, "start", *run, "--format", "json")
     agents = [agent(start, broker, i) for i in range(2)]
