@@ -51,10 +51,11 @@ def test_the_example_package_declares_every_extension_point() -> None:
         assert declared["toy"].partition(":")[2] == MEMBERS[group].partition(":")[2]
 
 
-@pytest.fixture
-def installed(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder into which pip installed the example package, without a network."""
-    source, target = tmp_path / "source", tmp_path / "installed"
+    folder = tmp_path_factory.mktemp("package")
+    source, target = folder / "source", folder / "installed"
     (source / "toy_plugin").mkdir(parents=True)
     shutil.copy(PACKAGE, source)
     (source / "toy_plugin" / "__init__.py").touch()
@@ -98,12 +99,14 @@ def train_fleet(
 
     given: method, model and table `train` of the run
     """
-    path = ["env", f"PYTHONPATH={HERE.parent}:{installed}"]
-    coordinator = start(*path, sys.executable, "-c", PROGRAM, broker, json.dumps(given))
+    path = {"PYTHONPATH": f"{HERE.parent}:{installed}"}
+    program = [sys.executable, "-c", PROGRAM]
+    coordinator = start(*program, broker, json.dumps(given), variables=path)
     agents = [
         start(
-            *(*path, *AGENT, "join", "--broker", broker, "--name", f"a{i}", "--format", "json"),
+            *(*AGENT, "join", "--broker", broker, "--name", f"a{i}", "--format", "json"),
             *("--data", "toy", "--shard", f"{i}/3", "--partition", "iid", "--trainer", trainer),
+            variables=path,
         )
         for i in range(3)
     ]

@@ -34,6 +34,7 @@ from coordinator.store.run_store import Store
 from federated.wire.release_messages import Serving, Version
 from models.given_objects import give
 from tests.support.memory_federation import RUN, Member, digits, federate
+from tests.support.processes import COORDINATOR, Start
 
 pytest.importorskip("matplotlib")
 
@@ -252,7 +253,7 @@ def test_the_note_fits_how_the_run_was_started() -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_command_in_the_page_repeats_a_simulation(tmp_path: Path) -> None:
+def test_the_command_in_the_page_repeats_a_simulation(tmp_path: Path, start: Start) -> None:
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "coordinator"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m coordinator.cli "$@"\n')
@@ -268,7 +269,7 @@ def test_the_command_in_the_page_repeats_a_simulation(tmp_path: Path) -> None:
         environment = {**os.environ, **paths}
         subprocess.run(["bash", "-ec", text], cwd=tmp_path, env=environment, check=True)
 
-    shell("coordinator simulate tiny.toml --seeds 4")
+    assert start(*COORDINATOR, "simulate", "tiny.toml", "--seeds", "4").wait(120) == 0
     page = report(tmp_path, "tiny-seed4")
     (commands,) = re.findall(r"<pre><code>(.*?)</code></pre>", page.source, re.DOTALL)
     shell(html.unescape(commands))
