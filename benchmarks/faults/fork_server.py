@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
-__all__ = ["ForkedProcess", "ServedTraining"]
+__all__ = ["ForkedProcess", "ServedProcess", "ServedTraining"]
 
 # nearly all that coordinators, agents and training processes import
 PRELOADED = (

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks.faults.fork_server import ServedProcess
 from federated.device.task_execution import carry_out
 from federated.errors import Refused
 from federated.task import Recipe, Task
@@ -188,11 +189,10 @@ def test_a_corner_is_read_without_the_rows_below_it(tmp_path, monkeypatch):
 
 KILLED = """
 import os, signal, sys
-from pathlib import Path
 import numpy as np
 from federated.training import state_between_rounds as memory
 
-folder, left, inner = Path(sys.argv[1]), int(sys.argv[2]), memory.read_blocks
+inner = memory.read_blocks
 
 def step():
     global left
@@ -227,14 +227,8 @@ def test_kill_minus_9_at_any_step_leaves_the_old_memory_and_none_or_all_of_the_n
         folder = tmp_path / str(number)
         state_between_rounds.write(folder, 1, {"c/w": before}, since=0)
         (folder / "9.kept").write_bytes(b"of an attempt that nobody took, which the round removes")
-        done = subprocess.run(
-            [sys.executable, "-B", "-c", KILLED, str(folder), str(number)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode in {0, -signal.SIGKILL}, done.stderr
+        code = ServedProcess(exec, KILLED, {"folder": folder, "left": number}).wait(60)
+        assert code in {0, -signal.SIGKILL}
         assert np.array_equal(state_between_rounds.read(folder, 1, shape)["c/w"], before)
         found = state_between_rounds.read(folder, 2, shape)
         assert not found or np.array_equal(found["c/w"], after)
@@ -244,7 +238,7 @@ def test_kill_minus_9_at_any_step_leaves_the_old_memory_and_none_or_all_of_the_n
             "the repeated attempt starts from the old memory"
         )
         assert sorted(path.name for path in folder.iterdir()) == ["1.kept", "2.kept"]
-        if ended := done.returncode == 0:
+        if ended := code == 0:
             break
     assert ended
     assert number > 8
