@@ -301,6 +301,7 @@ def test_two_rounds_of_three_depths_end_with_finite_scores_of_every_exit(tmp_pat
         "model.name": model,
         "rounds": 2,
         "evaluate.every": 2,
+        "evaluate.examples": 20,
         "train.steps": 1,
         "assign.submodels": pins,
     }
@@ -414,6 +415,7 @@ def test_small_exits_without_distillation_end_with_finite_scores_of_values(tmp_p
             "model.name": "resnet-small",
             "rounds": 1,
             "train.steps": 1,
+            "evaluate.examples": 20,
             "data.name": "agents",
         },
     )

@@ -350,7 +350,13 @@ def test_two_rounds_of_unequal_sizes_end_with_finite_scores(tmp_path, model, ser
         "method.server": server,
         "assign.submodels": pins,
     }
-    rounds = {"rounds": 2, "evaluate.every": 2, "train.steps": 2, "evaluate.devices": False}
+    rounds = {
+        "rounds": 2,
+        "evaluate.every": 2,
+        "train.steps": 2,
+        "evaluate.devices": False,
+        "evaluate.examples": 20,
+    }
     done = federate(
         tmp_path, [Member(f"a{i}", digits(i, 30)) for i in range(3)], {**given, **rounds}
     )

@@ -369,6 +369,7 @@ def test_two_rounds_of_unequal_devices_end_with_finite_scores_of_every_submodel(
         "model.name": "resnet-small",
         "rounds": 2,
         "evaluate.every": 2,
+        "evaluate.examples": 20,
         "train.epochs": 1,
     }
     done = federate(tmp_path, fleet, given)

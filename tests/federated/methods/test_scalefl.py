@@ -214,7 +214,7 @@ def test_two_rounds_of_three_levels_end_with_finite_scores(tmp_path, model):
     done = federate(
         tmp_path,
         [Member(f"a{i}", digits(i, 30)) for i in range(3)],
-        {**given, "evaluate.devices": False},
+        {**given, "evaluate.devices": False, "evaluate.examples": 20},
     )
     assert {s.submodel for s in done.result.scores if s.view == "central"} == set(names)
     assert sum(s.view == "central/exit3" for s in done.result.scores) == 1
