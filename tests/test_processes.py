@@ -254,8 +254,15 @@ def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: st
 @pytest.mark.parametrize(
     ("method", "settings", "found"),
     [
-        ("fedfa", ["method.choice=zico", "method.depths=[1,2]", "method.widths=[0.5,1.0]"], "zico"),
-        ("recipfl", [], "histogram"),
+        (
+            "fedfa",
+            [
+                *("model.name=resnet-small", "method.choice=zico"),
+                *("method.depths=[1,2]", "method.widths=[0.5,1.0]"),
+            ],
+            "zico",
+        ),
+        ("recipfl", ["model.name=mlp-small"], "histogram"),
     ],
 )
 def test_devices_are_surveyed_over_the_broker(
@@ -263,9 +270,7 @@ def test_devices_are_surveyed_over_the_broker(
 ) -> None:
     """The method's survey is in the dry run and reaches the coordinator, and the run completes."""
     more = [
-        word
-        for one in (*settings, "train.steps=2", "fleet.wait=90", "model.name=preresnet")
-        for word in ("--set", one)
+        word for one in (*settings, "train.steps=2", "fleet.wait=90") for word in ("--set", one)
     ]
     run = [
         "--method",

@@ -48,6 +48,7 @@ widths = [0.25, 0.5]
 depths = [1, 2]
 [train]
 epochs = 1
+steps = 8
 batch = 16
 [assign.submodels]
 "d0" = "w0.25-d1"
@@ -282,7 +283,8 @@ def test_a_resumed_simulation_is_equal_bit_for_bit(done, tmp_path: Path):
     experiment is refused.
     """
     folder, _, _ = done
-    common = ("evaluate.local=true", "evaluate.per_class=true", "evaluate.every=1")
+    views = ("evaluate.local=true", "evaluate.per_class=true", "evaluate.every=1")
+    common = (*views, "evaluate.examples=20")
     run(tmp_path, *common, "rounds=1")
     with pytest.raises(StoreError, match="already exist: small-seed0"):
         run(tmp_path, *common)
@@ -318,11 +320,12 @@ def test_memories_of_devices_are_resumed_bit_for_bit(tmp_path: Path, method: str
     """
     text = (
         EXPERIMENT.replace("fedfa", method)
-        .replace("batch = 16", "steps = 2\nbatch = 16")
+        .replace("steps = 8", "steps = 2")
         .replace("agents = 3", "agents = 4")
     )
     own = {"scaffold": [], "moon": [], "flexifed": ["method.strategy=basic"]}[method]
-    common = [*own, "evaluate.every=1", "fleet.fraction=0.5", "simulate.workers=1"]
+    quick = ["evaluate.examples=20", "simulate.workers=1"]
+    common = [*own, *quick, "evaluate.every=1", "fleet.fraction=0.5"]
     whole, split = tmp_path / "whole", tmp_path / "split"
     whole.mkdir()
     split.mkdir()
