@@ -116,6 +116,11 @@ __all__ = ["join"]
     help="maximum disk space of the spool; the oldest files are deleted first",
 )
 @click.option(
+    "--enroll-only",
+    is_flag=True,
+    help="enrol this device and end, such as one that only runs inference; needs no PyTorch",
+)
+@click.option(
     "--dry-run", is_flag=True, help="show exactly what would leave this device, without joining"
 )
 @FORMAT
@@ -126,6 +131,7 @@ def join(
     token_file: Path | None,
     run: str | None,
     name: str | None,
+    enroll_only: bool,
     dry_run: bool,
     wait: float,
     spool: Path | None,
@@ -145,11 +151,12 @@ def join(
         from edge_agent.device.process_limits import parse_size
 
         check_code_names(options)
-        broker, name = resolve_broker(
-            broker, name, read_token(token, token_file), keep_renewing=not dry_run
-        )
-        job = make_job(name, options)
-        say = speaker(form)
+        secret = read_token(token, token_file)
+        if enroll_only:
+            enroll(broker, name, secret, form)
+            return
+        broker, name = resolve_broker(broker, name, secret, keep_renewing=not dry_run)
+        job, say = make_job(name, options), speaker(form)
         if dry_run:
             from edge_agent.join.dry_run import perform_dry_run
 
@@ -178,3 +185,15 @@ def join(
             click.echo(json.dumps(asdict(end)))
         if end.refused:
             sys.exit(6)
+
+
+def enroll(broker: str | None, name: str | None, token: str | None, form: str) -> None:
+    """Enrol this device, unless it is enrolled, and print its name."""
+    from edge_agent.access.broker_credentials import resolve_broker
+
+    if token is None:
+        raise UsageError("--enroll-only needs a token: add --token-file FILE")
+    _, name = resolve_broker(broker, name, token)
+    speaker(form)(f"this device is enrolled as '{name}'")
+    if form == "json":
+        click.echo(json.dumps({"agent": name}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import ssl
 from datetime import timedelta
@@ -9,12 +10,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from click.testing import CliRunner
 
 from coordinator.access.certificate_authority import Authority
 from coordinator.access.enrolment_server import EnrolmentServer
 from edge_agent.access import broker_credentials, enrolment
 from edge_agent.access.broker_credentials import read_token, renew_if_due, resolve_broker
 from edge_agent.access.enrolment_files import Credentials, load_credentials, locate_enrolment
+from edge_agent.cli.main import main
 from federated.errors import ConfigError, LinkError, UsageError
 from federated.wire.enrolment_token import Token
 from federated.wire.mqtt_address import parse_mqtt_address
@@ -32,6 +35,20 @@ def test_an_enrolled_device_needs_only_the_brokers_address(token: Token, device:
     load_credentials()[0].pem.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod go="):
         resolve_broker("mqtts://localhost", None)
+
+
+def test_a_device_that_only_infers_enrols_without_joining(token: Token, device: Path) -> None:
+    ended = CliRunner().invoke(main, ["join", "--enroll-only", "--token", str(token)])
+    assert (ended.exit_code, ended.output) == (0, f"this device is enrolled as '{token.name}'\n")
+    assert [one.name for one in load_credentials()] == [token.name]
+    again = ["join", "--enroll-only", "--token", str(token), "--format", "json"]
+    assert json.loads(CliRunner().invoke(main, again).stdout) == {"agent": token.name}
+
+
+def test_enrolling_needs_a_token() -> None:
+    ended = CliRunner().invoke(main, ["join", "--enroll-only", "--broker", "mqtts://host"])
+    assert ended.exit_code == 2
+    assert "--enroll-only needs a token" in ended.output
 
 
 def test_several_enrolments_at_one_broker_require_a_name(
