@@ -48,7 +48,7 @@ def adapt_links(app: Sphinx, name: str, source: list[str]) -> None:
         return
     for path, page in ROOT_PAGES.items():
         source[0] = source[0].replace(f"]({path}", f"]({page}")
-    source[0] = re.sub(r"\[([^\]]+)\]\(\.\./(?!benchmarks/experiments/)[^)]+\)", r"\1", source[0])
+    source[0] = re.sub(r"\[([^\]]+)\]\(\.\./(?!benchmarks/examples/)[^)]+\)", r"\1", source[0])
 
 
 def adapt_included(app: Sphinx, path: object, parent: str, content: list[str]) -> None:

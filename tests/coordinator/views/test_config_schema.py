@@ -16,7 +16,7 @@ from federated.errors import EspalierError
 from federated.methods.catalogue import METHODS, find_method
 
 ROOT = Path(__file__).parents[3]
-EXPERIMENTS = sorted((ROOT / "benchmarks" / "experiments").glob("*.toml"))
+EXAMPLES = sorted((ROOT / "benchmarks" / "examples").glob("*.toml"))
 CHECKER = jsonschema.Draft202012Validator(json.loads(json.dumps(build_schema())))
 
 
@@ -27,11 +27,11 @@ def list_rejected(tree: dict[str, Any]) -> list[str]:
 
 def test_the_schema_is_valid() -> None:
     jsonschema.Draft202012Validator.check_schema(CHECKER.schema)
-    assert EXPERIMENTS
+    assert EXAMPLES
 
 
-@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
-def test_every_experiment_is_valid(file: Path) -> None:
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_every_example_is_valid(file: Path) -> None:
     assert list_rejected(tomllib.loads(file.read_text())) == []
 
 
