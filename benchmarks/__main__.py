@@ -54,7 +54,6 @@ COMMANDS = {
     "inference": LazyCommand(
         "benchmarks.inference:command", "Time inference with exported networks and with PyTorch."
     ),
-    "methods": LazyCommand("benchmarks.methods:command", "Compare all methods in one experiment."),
     "networks": LazyCommand(
         "benchmarks.library_networks:command",
         "Try networks of torchvision and timm.",
@@ -69,6 +68,10 @@ COMMANDS = {
     "predict": LazyCommand(
         "benchmarks.cost_prediction.command:command",
         "Compare predicted with measured training steps.",
+    ),
+    "reproduce": LazyCommand(
+        "benchmarks.reproduction.command:command",
+        "Run the experiment of a paper's table.",
     ),
     "round": LazyCommand("benchmarks.round.command:command", "Time rounds without training."),
     "scale": LazyCommand("benchmarks.scale:command", "Connect many agents to one coordinator."),

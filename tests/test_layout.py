@@ -91,6 +91,7 @@ ROOMS = {
         "peers",
         "aggregation",
         "simulation",
+        "reproduction",
         "startup",
         "generated_docs",
         "fuzzing",

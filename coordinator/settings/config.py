@@ -42,10 +42,12 @@ __all__ = [
     "Config",
     "describe_key",
     "find_table",
+    "flatten",
     "load",
     "load_tables",
     "parse_setting",
     "read_tables",
+    "read_toml",
     "to_json",
 ]
 

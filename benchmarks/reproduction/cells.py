@@ -1,0 +1,199 @@
+"""Run the cells of a table one after another, and log each one that is finished."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.reproduction.experiment import Cell
+from coordinator.assign.majority_network import build_network
+from coordinator.run.config_sources import ConfigSources
+from coordinator.settings.config import Config, load
+from coordinator.simulate.device_data import name_devices
+from coordinator.simulate.simulation import simulate
+from federated.data import loading
+from federated.errors import ConfigError, EspalierError
+from federated.methods.catalogue import find_method
+from federated.runtime.console import Say
+from federated.task import Card
+from models.submodel import Submodel
+
+__all__ = ["Finished", "Place", "assign_groups", "run_cells"]
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """A finished cell, one line of the log.
+
+    row, column, seed: of the cell.
+    settings, groups: of the cell, as its experiment states them.
+    scores: summary of the run (see `docs/simulation.md`), and scores of groups.
+    seconds: duration of the simulation.
+    commit: of the code that ran it.
+    """
+
+    row: str
+    column: str
+    seed: int
+    settings: dict[str, Any]
+    groups: list[float]
+    scores: dict[str, float]
+    seconds: float
+    commit: str
+
+    def belongs_to(self, cell: Cell) -> bool:
+        mine = (self.row, self.column, self.seed, self.settings, tuple(self.groups))
+        its = (cell.row.name, cell.column.name, cell.seed, cell.settings, cell.groups)
+        return mine == its
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where cells run.
+
+    log: file of finished cells.
+    settings: keys and values of this machine, such as `simulate.device`; the log has none of them.
+    data: name of a data set -> file or folder to read instead.
+    """
+
+    log: Path
+    settings: Sequence[tuple[str, Any]] = ()
+    data: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the runs and their results."""
+        return self.log.with_suffix("")
+
+
+def read_log(log: Path) -> list[Finished]:
+    """Return the cells that earlier calls finished, and remove a last line that was cut off.
+    ConfigError: a line is no finished cell.
+    """
+    if not log.exists():
+        return []
+    whole, _, torn = log.read_bytes().rpartition(b"\n")
+    try:
+        found = [msgspec.json.decode(line, type=Finished) for line in whole.splitlines()]
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"--log {log}: expected a file that this command wrote: {error}; choose another file"
+        ) from error
+    if torn:
+        os.truncate(log, len(whole) + 1 if whole else 0)
+    return found
+
+
+def run_cells(cells: Sequence[Cell], place: Place, say: Say) -> Iterator[Finished]:
+    """Yield the cells that are finished: those in the log, and then each other one after its
+    simulation. An error of a cell is only said, and a later call runs it again.
+    """
+    logged = read_log(place.log)
+    for cell in cells:
+        yield from (one for one in logged if one.belongs_to(cell))
+    left = [cell for cell in cells if not any(one.belongs_to(cell) for one in logged)]
+    for number, cell in enumerate(left, 1):
+        say(f"{cell.title}: simulation {number} of {len(left)}")
+        try:
+            found = run_cell(cell, place, say)
+        except EspalierError as error:
+            say(f"{cell.title}: failed: {error}")
+            continue
+        with place.log.open("ab") as file:
+            file.write(msgspec.json.encode(found) + b"\n")
+        yield found
+
+
+def run_cell(cell: Cell, place: Place, say: Say) -> Finished:
+    """Simulate a cell, or resume its interrupted simulation. Raises what `simulate` raises."""
+    flags = [*cell.settings.items(), *place.settings, ("name", cell.run), ("seed", cell.seed)]
+    config = load(None, os.environ, flags)
+    if config.data.name in place.data:
+        flags.append(("data.name", place.data[config.data.name]))
+        config = load(None, os.environ, flags)
+    if cell.groups:
+        flags.append(("assign.submodels", pin_groups(cell, config)))
+    start, runs, out = time.perf_counter(), place.folder / "runs", place.folder / cell.run
+    made = simulate(ConfigSources(None, os.environ, flags=flags), runs, out, resume=True, say=say)
+    [summary] = made["per_seed"].values()
+    members = assign_groups(config.simulate.agents, cell.groups)
+    scores = {
+        name: score_group(out / f"seed{cell.seed}.csv", name, members)
+        for name in cell.experiment.scores.values()
+        if "/" in name
+    }
+    shutil.rmtree(runs / f"{cell.run}-seed{cell.seed}")  # its weights; the results stay
+    return Finished(
+        cell.row.name,
+        cell.column.name,
+        cell.seed,
+        cell.settings,
+        list(cell.groups),
+        summary | scores,
+        round(time.perf_counter() - start, 1),
+        made["commit"],
+    )
+
+
+def assign_groups(devices: int, groups: Sequence[float]) -> list[int]:
+    """Return the group of each device, for groups of these relative sizes."""
+    ends = [sum(groups[: index + 1]) / sum(groups) for index in range(len(groups))]
+    return [
+        next(g for g, end in enumerate(ends) if (device + 0.5) / devices <= end)
+        for device in range(devices)
+        if groups
+    ]
+
+
+def pin_groups(cell: Cell, config: Config) -> dict[str, str]:
+    """Return the submodel of each device: each group has another one of the method's menu."""
+    menu, last = propose_menu(config), max(1, len(cell.groups) - 1)
+    names = [menu[round(g * (len(menu) - 1) / last)].name for g in range(len(cell.groups))]
+    if cell.experiment.largest_first:
+        names.reverse()
+    devices = name_devices(config.simulate.agents)
+    return {
+        device: names[group]
+        for device, group in zip(devices, assign_groups(len(devices), cell.groups), strict=True)
+    }
+
+
+def propose_menu(config: Config) -> tuple[Submodel, ...]:
+    """Return the submodels of the configuration's method, smallest first."""
+    network = build_network(config, [read_card(config.data.name, config.data.root)])
+    return find_method(config.method_name).menu(network, config.settings)
+
+
+@cache  # reading a data set takes seconds
+def read_card(name: str, root: str | None) -> Card:
+    return loading.load_central(name, root).card()
+
+
+def score_group(path: Path, score: str, members: Sequence[int]) -> float:
+    """Return the mean accuracy of the devices of a group, of each its latest in a view.
+
+    path: file of scores of one seed.
+    score: VIEW/GROUP.
+    members: group of each device.
+    """
+    view, _, group = score.partition("/")
+    names = name_devices(len(members))
+    mine = {name for name, other in zip(names, members, strict=True) if str(other) == group}
+    with path.open(newline="") as file:
+        latest = {
+            line["agent"]: float(line["accuracy"])
+            for line in csv.DictReader(file)
+            if line["view"] == view and line["agent"] in mine
+        }
+    if not latest:
+        raise ConfigError(f"no device has the score '{score}': set evaluate.local, or other groups")
+    return statistics.fmean(latest.values())

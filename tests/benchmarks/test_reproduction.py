@@ -1,0 +1,242 @@
+"""Experiments of the papers' tables: their files, their cells, and their tables."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from benchmarks.reproduction import experiment as experiments
+from benchmarks.reproduction.cells import (
+    Finished,
+    assign_groups,
+    pin_groups,
+    read_log,
+    score_group,
+)
+from benchmarks.reproduction.command import command
+from benchmarks.reproduction.experiment import find_experiment, list_experiments
+from benchmarks.reproduction.result_table import (
+    collect_entries,
+    format_csv,
+    format_latex,
+    format_text,
+)
+from coordinator.settings.config import load
+from federated.errors import ConfigError, Unknown
+from federated.methods.catalogue import METHODS
+
+TABLE = """
+paper = "A & B"
+table = "Table 1"
+scores = {worst = "worst", loss = "loss"}
+settings = {rounds = 3, train.lr = 0.5}
+columns = [{name = "x", groups = [1, 3]}, {name = "y", settings.train.lr = 0.25}]
+rows = [
+  {name = "first", settings.method.name = "fedavg", paper = [["50.0 ± 0.5", 1.5], []]},
+  {name = "second", settings.method.name = "fedprox", groups = []},
+]
+[scales.full]
+[scales.small]
+columns = ["y"]
+seeds = [0, 1]
+settings.rounds = 2
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An experiment `table`, the only one."""
+    monkeypatch.setattr(experiments, "FOLDER", tmp_path)
+    path = tmp_path / "table.toml"
+    path.write_text(TABLE)
+    return path
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(command, [str(one) for one in arguments], catch_exceptions=False)
+
+
+def finished(row: str, column: str, seed: int, **scores: float) -> Finished:
+    return Finished(row, column, seed, {}, [], scores, 60.0, "abc")
+
+
+def test_the_settings_of_a_cell_are_those_of_all_its_parts(table: Path) -> None:
+    made = find_experiment("table")
+    first, second = (
+        cell for cell in made.list_cells(made.find_scale("full")) if cell.column.name == "x"
+    )
+    assert first.settings == {"rounds": 3, "train.lr": 0.5, "method.name": "fedavg"}
+    assert (first.groups, second.groups) == ((1, 3), ())
+    cells = made.list_cells(made.find_scale("small", [("train.batch", 4)]))
+    assert [(c.row.name, c.seed) for c in cells] == [
+        *(("first", 0), ("first", 1), ("second", 0), ("second", 1)),
+    ]
+    assert cells[0].settings == {
+        **{"rounds": 2, "train.lr": 0.25, "method.name": "fedavg", "train.batch": 4}
+    }
+    assert len({cell.run for cell in cells}) == 2  # a run's name continues with its seed
+    with pytest.raises(Unknown, match="large"):
+        made.find_scale("large")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('["50.0 ± 0.5", 1.5], []', '["50.0 ± 0.5"], []', "2 numbers of the paper"),
+        ('columns = ["y"]', 'columns = ["z"]', "row or column 'z'"),
+        ('"second"', '"first"', "different names"),
+        ("seeds = [0, 1]", "seed = 0", "seed"),
+    ],
+)
+def test_a_wrong_experiment_is_an_error(table: Path, old: str, new: str, words: str) -> None:
+    table.write_text(TABLE.replace(old, new))
+    with pytest.raises(ConfigError, match=words):
+        find_experiment("table")
+
+
+def test_a_table_shows_means_and_deviations_beside_the_papers_numbers(table: Path) -> None:
+    made = find_experiment("table")
+    found = [
+        finished("first", "x", 0, worst=0.5, loss=1.0),
+        finished("first", "x", 1, worst=0.6, loss=3.0),
+        finished("second", "x", 0, worst=0.25),
+    ]
+    entries = collect_entries(made, found)
+    assert format_csv(entries).splitlines() == [
+        "row,column,score,mean,deviation,seeds,paper",
+        "first,x,worst,55.00,7.07,2,50.0 ± 0.5",
+        "first,x,loss,2.00,1.41,2,1.5",
+        "second,x,worst,25.00,0.00,1,",
+        "second,x,loss,,,0,",
+    ]
+    lines = format_text(made, entries).splitlines()
+    assert lines[0] == "A & B, Table 1"
+    assert [line.split() for line in lines[2:]] == [
+        ["first", "55.0", "±", "7.1", "(50.0", "±", "0.5)", "2.0", "±", "1.4", "(1.5)"],
+        ["second", "25.0", "-"],
+    ]
+    assert (
+        r"first & 55.0 $\pm$ 7.1 (50.0 $\pm$ 0.5) & 2.0 $\pm$ 1.4 (1.5) \\"
+        in format_latex(made, entries).splitlines()
+    )
+
+
+def test_groups_divide_the_devices_by_their_shares() -> None:
+    assert assign_groups(6, [1, 5]) == [0, 1, 1, 1, 1, 1]
+    assert Counter(assign_groups(100, [7, 2, 1])) == {0: 70, 1: 20, 2: 10}
+    assert assign_groups(10, [1] * 5) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert assign_groups(10, []) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "widths"),
+    [
+        ("recipfl-mnist", "ExclusiveFL", ["w1", *["w0.2"] * 4]),
+        ("dynamicfl-table2", "HeteroFL", [*["w0.25"] * 4, *["w0.5"] * 3, *["w1"] * 3]),
+    ],
+)
+def test_the_first_group_has_the_smallest_submodel_or_the_largest(
+    name: str, row: str, widths: list[str]
+) -> None:
+    made = find_experiment(name)
+    cell = next(c for c in made.list_cells(made.find_scale("check")) if c.row.name == row)
+    found = pin_groups(cell, load(None, {}, list(cell.settings.items())))
+    assert [submodel.split("-")[0] for _, submodel in sorted(found.items())] == widths
+
+
+def test_the_score_of_a_group_is_the_mean_of_its_devices_latest_ones(tmp_path: Path) -> None:
+    path = tmp_path / "seed0.csv"
+    path.write_text(
+        "round,view,agent,accuracy\n1,after,d0,0.1\n1,after,d1,0.4\n2,before,d1,0.9\n"
+        "2,after,d1,0.5\n2,after,d2,0.7\n2,after,,0.8\n"
+    )
+    assert score_group(path, "after/0", [0, 1, 1]) == pytest.approx(0.1)
+    assert score_group(path, "after/1", [0, 1, 1]) == pytest.approx(0.6)
+    with pytest.raises(ConfigError, match="local"):
+        score_group(path, "labels/1", [0, 1, 1])
+
+
+def test_a_torn_line_of_the_log_is_removed_and_another_file_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    line = json.dumps({f: getattr(finished("a", "b", 0), f) for f in Finished.__struct_fields__})
+    log.write_text(f'{line}\n{{"row": "a", "col')
+    assert [one.row for one in read_log(log)] == ["a"]
+    assert log.read_text() == f"{line}\n"
+    log.write_text('{"name": "other"}\n')
+    with pytest.raises(ConfigError, match="this command wrote"):
+        read_log(log)
+
+
+def test_every_experiment_states_valid_settings() -> None:
+    for name in list_experiments():
+        made = find_experiment(name)
+        for scale in made.scales:
+            for cell in made.list_cells(made.find_scale(scale)):
+                load(None, {}, [*cell.settings.items(), ("name", cell.run)])
+
+
+def test_the_experiment_of_all_methods_has_all_methods() -> None:
+    assert [row.name for row in find_experiment("methods").rows] == [*METHODS]
+
+
+def test_the_list_names_every_scale(table: Path) -> None:
+    found = json.loads(run("--list", "--format", "json").stdout.splitlines()[-1])["experiments"]
+    assert found == [
+        {
+            **{"name": "table", "paper": "A & B", "table": "Table 1", "scale": scale},
+            **{"minutes": None, "result": None},
+        }
+        for scale in ("full", "small")
+    ]
+    assert "A & B, Table 1" in run("--list").stdout
+
+
+def test_the_command_runs_each_cell_once(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    log = tmp_path / "made" / "log.jsonl"
+    given = ("recipfl-mnist", "--scale", "check", "--log", log, "--set", "train.lr=0.125")
+    made = run(*given, "--only", "ExclusiveFL", "--format", "json")
+    assert made.exit_code == 0, made.output
+    assert "ExclusiveFL, seed 0: simulation 1 of 1" in made.stderr
+    strong, weak = json.loads(made.stdout)["entries"]
+    assert (strong["paper"], weak["paper"]) == ("92.97 ± 1.98", "77.85 ± 5.14")
+    assert 0 <= strong["mean"] <= 100
+    assert 0 <= weak["mean"] <= 100
+    [one] = read_log(log)
+    assert (one.settings["train.lr"], one.groups) == (0.125, [1, 4])
+    assert {path.suffix for path in log.parent.iterdir()} == {
+        *("", ".csv", ".jsonl", ".png", ".tex", ".txt"),
+    }
+    assert not [*(log.parent / "log" / "runs").iterdir()]
+    again = run(*given, "--only", "ExclusiveFL")
+    assert again.exit_code == 0
+    assert "simulation 1" not in again.stdout
+    assert "(92.97 ± 1.98)" in again.stdout
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    given = ("recipfl-mnist", "--scale", "check", "--log", tmp_path / "log.jsonl")
+    made = run(*given, "--set", "data.name=nonesuch.npz")
+    assert made.exit_code != 0
+    assert made.output.count("failed: ") == 2
+    assert "2 of 2 simulations failed" in made.output
+    assert run(*given, "--only", "nobody").exit_code == 2
+
+
+@pytest.mark.parametrize("name", list_experiments())
+def test_a_cell_of_every_experiment_runs(name: str, tmp_path: Path) -> None:
+    made = find_experiment(name)
+    row = made.list_cells(made.find_scale("check"))[0].row.name
+    done = run(name, "--scale", "check", "--only", row, "--log", tmp_path / "log.jsonl")
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_experiments())
+def test_every_cell_of_every_experiment_runs(name: str, tmp_path: Path) -> None:
+    done = run(name, "--scale", "check", "--log", tmp_path / "log.jsonl")
+    assert done.exit_code == 0, done.output
