@@ -55,5 +55,5 @@ def map_updates(folder: str) -> Sequence[Update]:
     for path in sorted(Path(folder).iterdir()):
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        found.append(decode_update(memoryview(mapped), RAW))
+        found.append(decode_update(memoryview(mapped), RAW, len(mapped)))
     return found

@@ -48,7 +48,7 @@ from federated.task import Task, Update
 from federated.training import state_between_rounds
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.chunks import Receiver, Sender
-from federated.wire.codecs.catalogue import CODECS
+from federated.wire.codecs.catalogue import codec_names, find_loaded_codec
 from federated.wire.codecs.raw import RAW
 from federated.wire.enrolment_token import ENROL, parse_token
 from federated.wire.links.memory import MemoryBroker, MemoryLink
@@ -236,10 +236,10 @@ def decode_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], 
 def read_update(path: Path) -> object:
     if not path.stat().st_size:
         return None  # no transfer is empty
-    for codec in CODECS.values():
+    for codec in map(find_loaded_codec, codec_names()):
         with contextlib.suppress(WireError):
-            reader.read(path, codec)
-    return reader.read(path, RAW)
+            reader.read(path, codec, MEBIBYTE)
+    return reader.read(path, RAW, MEBIBYTE)
 
 
 reader = Inbox.__new__(Inbox)  # `read` uses no attribute

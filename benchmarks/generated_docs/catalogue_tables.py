@@ -61,7 +61,9 @@ def list_rules() -> Iterator[str]:
 
 def list_codecs() -> Iterator[str]:
     rows = ((f"`{name}`", one.help, f"{one.size(10**6):,}") for name, one in CODECS.items())
-    return render_table(("`wire.codec`", "encoding", "bytes per million weights"), rows)
+    return render_table(
+        ("`wire.codec`", "encoding", "bytes per million weights, uncompressed"), rows
+    )
 
 
 def list_layouts() -> Iterator[str]:

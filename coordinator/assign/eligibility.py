@@ -14,6 +14,7 @@ from federated.methods.catalogue import METHODS
 from federated.safe_text import make_safe
 from federated.task import Profile
 from federated.trainer_capabilities import describe_missing
+from federated.wire.codecs.catalogue import CODECS
 from models.submodel import Network
 
 __all__ = ["Eligibility", "explain_lacking_capabilities"]
@@ -75,11 +76,13 @@ def explain_lacking_codec(profile: Profile, codec: str) -> str:
     """Return why a device cannot encode updates with a codec; empty if it can."""
     if codec in profile.codecs:
         return ""
-    remedy = (
-        f"join with --codec {codec} if you trust that code"
-        if ":" in codec
-        else "install the version or package that provides it"
-    )
+    known = CODECS.get(codec)
+    if ":" in codec:
+        remedy = f"join with --codec {codec} if you trust that code"
+    elif known and known.compression:
+        remedy = f"install the extra '{known.compression.extra}' on it"
+    else:
+        remedy = "install the version or package that provides it"
     return (
         f"this run encodes updates with the codec '{codec}', which this device lacks (available: "
         f"{', '.join(profile.codecs) or 'none'}): {remedy}"

@@ -19,7 +19,7 @@ from coordinator.observe.events import Publish, Rejected
 from coordinator.observe.round_records import RoundRecord
 from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
-from coordinator.round.collector_interface import Collector
+from coordinator.round.collector_interface import Collector, limit_size
 from coordinator.round.round_actions import Action
 from coordinator.round.round_state import Phase, Round, Rules, list_carried_tasks
 from coordinator.round.round_step import step
@@ -252,16 +252,19 @@ class RoundEventLoop:
         try:
             if problem := find_problem(path, self.round.tasks[key].digest):
                 raise Malformed(f"{path} {problem}")
-            return self.inbox.read(path, find_loaded_codec(self.round.tasks[key].task.codec))
+            return self._read(self.round.tasks[key].task, path)
         except (OSError, ValueError, WireError) as error:
             what = f"the accepted update of {key.agent} in round {key.round}"
             raise StoreError(f"cannot read {what}: {error}; {REMEDY}") from error
+
+    def _read(self, task: Task, path: Path) -> Update:
+        return self.inbox.read(path, find_loaded_codec(task.codec), limit_size(task))
 
     def check(self, task: Task, path: Path, elapsed: float) -> Update:
         """Decode and check the update in a file. If it is folded with the next event, it isn't read
         again. elapsed: seconds since its task was sent. Raises WireError.
         """
-        update = self.inbox.read(path, find_loaded_codec(task.codec))
+        update = self._read(task, path)
         check_match(task, update)
         if self.round.tasks[task.key].outlasting:
             return update  # it is not folded

@@ -267,13 +267,15 @@ class Inbox:
                 transfer.begin(now)
         return slow
 
-    def read(self, path: Path, codec: Codec) -> Update:
+    def read(self, path: Path, codec: Codec, limit: int) -> Update:
         """Read the update in a file; with the codec raw, its tensors are views of the mapped file.
         Raises WireError.
+
+        limit: the most bytes of the update, decompressed.
         """
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return decode_update(memoryview(mapped), codec)
+        return decode_update(memoryview(mapped), codec, limit)
 
     def retry(self, made: bool) -> None:
         """Try again to find room for those that wait. made: whether room was made.

@@ -9,7 +9,7 @@ from coordinator.observe.round_records import Folded
 from coordinator.round.task_state import Planned, TaskState
 from federated.task import Task, Update
 
-__all__ = ["Collector", "Snapshot"]
+__all__ = ["Collector", "Snapshot", "limit_size"]
 
 HEADER = 65_536  # bytes allowed for an update's header
 
@@ -28,14 +28,19 @@ class Snapshot:
     digest: str
 
 
+def limit_size(task: Task) -> int:
+    """Return the maximum size of the task's update in bytes, compressed or not. No device sends
+    more tensors than it received, and no codec enlarges them.
+    """
+    return task.size + HEADER
+
+
 class Collector(Protocol):
     """Checks and sums the updates of a phase: by default of one without spares and snapshots."""
 
     def limit(self, task: Task) -> int:
-        """Return the maximum size of an encoded update, in bytes. No device sends more tensors than
-        it received, and no codec enlarges them.
-        """
-        return task.size + HEADER
+        """Return the maximum size of an encoded update, in bytes."""
+        return limit_size(task)
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
         """Raise Refused for an update that must not be folded.

@@ -19,7 +19,7 @@ from coordinator.round.round_events import (
     TasksDropped,
 )
 from coordinator.store.journal import Base
-from federated.errors import ConfigError, StoreError, Unknown
+from federated.errors import ConfigError, MissingExtra, StoreError, Unknown
 from federated.method import State
 from federated.task import Key
 from federated.wire.codecs.catalogue import find_codec
@@ -83,7 +83,7 @@ def load_codecs(base: Base, events: Sequence[RoundEvent]) -> None:
     for name in {task.codec for task in tasks}:
         try:
             find_codec(name)
-        except (ConfigError, Unknown) as error:
+        except (ConfigError, MissingExtra, Unknown) as error:
             raise StoreError(
                 f"the round in progress has updates encoded with the codec '{name}', and {error}; "
                 "resume where that codec is installed"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import closing
@@ -137,7 +138,9 @@ def _perform(
     source, result = folder / "weights", folder / f"{task.work}.update"
     source.write_bytes(tensors.encode({}, weights))
     worker.rehearse(task, source, result)
-    return decode_update(result.read_bytes(), find_loaded_codec(task.codec)), result.stat().st_size
+    limit = sys.maxsize  # this device encoded it
+    update = decode_update(result.read_bytes(), find_loaded_codec(task.codec), limit)
+    return update, result.stat().st_size
 
 
 def _format(sent: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -62,8 +63,9 @@ class Here:
         try:
             execution = Execution(stop=self.stop)
             loss = carry_out(self.trainer, task, weights, result, self.data, execution)
-            update = self.change(decode_update(result.read_bytes(), find_loaded_codec(task.codec)))
-            result.write_bytes(encode_update(update, find_loaded_codec(task.codec)))
+            codec = find_loaded_codec(task.codec)
+            update = self.change(decode_update(result.read_bytes(), codec, sys.maxsize))
+            result.write_bytes(encode_update(update, codec))
         except Exception as error:  # any error in training is a failure of the task
             logging.getLogger(__name__).info("failed", exc_info=error)
             self.outcome = Outcome(task, None, str(error) or repr(error))

@@ -14,13 +14,30 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from federated.errors import Malformed, Refused, WireError
+from federated.errors import Malformed, MissingExtra, Refused, WireError
 from federated.task import Update
 from federated.wire import tensors
 
-__all__ = ["Codec", "Tensors", "decode_update", "encode_update"]
+__all__ = ["Codec", "Compression", "Tensors", "decode_update", "encode_update", "is_installed"]
 
 Tensors = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A lossless compression of whole encoded updates.
+
+    extra: the extra of this project that provides it.
+    load: imports it. Raises MissingExtra; devices do not offer codecs with it then.
+    compress: returns a compressed blob.
+    decompress: returns the blob. Raises Malformed for one of more bytes than the limit, before they
+        are allocated.
+    """
+
+    extra: str
+    load: Callable[[], object]
+    compress: Callable[[memoryview], bytes]
+    decompress: Callable[[bytes | memoryview, int], bytes]
 
 
 @dataclass(frozen=True)
@@ -36,8 +53,9 @@ class Codec:
     decode: converts received arrays to float32 tensors with the names and shapes that `encode`
         got. It must not trust them, and raises Malformed for invalid ones before it allocates
         anything.
-    size: returns the encoded bytes of a number of float32 values, without names and shapes; at most
-        four per value.
+    size: returns the encoded bytes of a number of float32 values, without names and shapes and
+        before compression; at most four per value.
+    compression: of the encoded update; None: none.
     """
 
     name: str
@@ -46,6 +64,17 @@ class Codec:
     encode: Callable[[Tensors], Tensors]
     decode: Callable[[Tensors], Tensors]
     size: Callable[[int], int]
+    compression: Compression | None = None
+
+
+def is_installed(codec: Codec) -> bool:
+    """Return True if the compression of a codec is installed, or it has none."""
+    try:
+        if codec.compression:
+            codec.compression.load()
+    except MissingExtra:
+        return False
+    return True
 
 
 def encode_update(update: Update, codec: Codec) -> memoryview:
@@ -54,15 +83,21 @@ def encode_update(update: Update, codec: Codec) -> memoryview:
     """
     header = msgspec.to_builtins(replace(update, tensors={}))
     try:
-        return tensors.encode(header, codec.encode(update.tensors))
+        blob = tensors.encode(header, codec.encode(update.tensors))
+        return memoryview(codec.compression.compress(blob)) if codec.compression else blob
     except (WireError, MemoryError):
         raise
     except Exception as error:  # of another package's codec
         raise Refused(f"codec {codec.name}: {type(error).__name__}: {error}") from error
 
 
-def decode_update(buffer: bytes | memoryview, codec: Codec) -> Update:
-    """Decode an update. Its tensors may be views of the buffer. Raises WireError."""
+def decode_update(buffer: bytes | memoryview, codec: Codec, limit: int) -> Update:
+    """Decode an update. Its tensors may be views of the buffer. Raises WireError.
+
+    limit: the most bytes of a compressed update, decompressed.
+    """
+    if codec.compression:
+        buffer = codec.compression.decompress(buffer, limit)
     header, sent = tensors.decode(buffer)
     try:
         update = msgspec.convert(header, Update)

@@ -49,3 +49,4 @@ def test_a_device_learns_how_to_get_a_codec() -> None:
     assert explain_lacking_codec(profile(), "raw") == ""
     assert "join with --codec my:CODEC if you trust" in explain_lacking_codec(profile(), "my:CODEC")
     assert "package" in explain_lacking_codec(profile(), "toy")
+    assert "extra 'zstd'" in explain_lacking_codec(profile(), "int8-zstd")

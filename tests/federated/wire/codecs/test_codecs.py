@@ -5,7 +5,9 @@ TRY_CODEC=module:attribute tries a codec of your own instead of the built-in one
 
 from __future__ import annotations
 
+import struct
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,17 +17,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from federated.errors import Malformed, Refused, Unknown
+from federated.errors import Malformed, MissingExtra, Refused, Unknown
 from federated.task import Update
 from federated.wire import tensors
 from federated.wire.codecs.catalogue import CODECS, codec_names, find_codec, find_loaded_codec
 from federated.wire.codecs.codec import Codec, decode_update, encode_update
+from federated.wire.codecs.zstd import load
 from models.named_network import network
 from models.submodel_building import full
 from tests.support.member_names import list_tried
 from tests.support.plugins import install
 
-TRIED = {name: find_codec(name) for name in list_tried("codec", CODECS)}
+TRIED = {name: find_codec(name) for name in list_tried("codec", codec_names())}
+COMPRESSED = [name for name, codec in TRIED.items() if codec.compression]
+LIMIT = 1 << 20
 SUBMODEL = full(network("mlp", (4,), 3))
 ORDINARY = st.floats(-6e4, 6e4, width=32, allow_subnormal=False)
 
@@ -40,7 +45,7 @@ def update(**values: object) -> Update:
 @given(value=arrays(np.float32, array_shapes(max_dims=3, max_side=5), elements=ORDINARY))
 def test_every_codec_keeps_names_shapes_order_and_dtype(name: str, value: np.ndarray) -> None:
     sent = update(b=value, a=value.T)
-    found = decode_update(encode_update(sent, TRIED[name]), TRIED[name])
+    found = decode_update(encode_update(sent, TRIED[name]), TRIED[name], LIMIT)
     assert list(found.tensors) == ["b", "a"]
     assert found.tensors["a"].shape == value.T.shape
     assert {array.dtype for array in found.tensors.values()} == {np.dtype(np.float32)}
@@ -50,15 +55,19 @@ def test_every_codec_keeps_names_shapes_order_and_dtype(name: str, value: np.nda
 @pytest.mark.parametrize("name", TRIED)
 def test_every_codec_changes_weights_by_less_than_a_tenth(name: str) -> None:
     value = np.random.default_rng(0).normal(0, 0.05, (64, 64)).astype(np.float32)
-    found = decode_update(encode_update(update(w=value), TRIED[name]), TRIED[name]).tensors["w"]
+    sent = encode_update(update(w=value), TRIED[name])
+    found = decode_update(sent, TRIED[name], LIMIT).tensors["w"]
     assert np.linalg.norm(found - value) < 0.1 * np.linalg.norm(value)
 
 
 @pytest.mark.parametrize("name", TRIED)
 def test_every_codec_states_its_encoded_size(name: str) -> None:
-    """A tensor of 4096 values takes exactly the stated bytes beyond the header."""
-    empty = len(encode_update(update(w=np.zeros(0)), TRIED[name]))
-    full_size = len(encode_update(update(w=np.zeros(4096)), TRIED[name]))
+    """A tensor of 4096 values takes exactly the stated bytes beyond the header, until it is
+    compressed.
+    """
+    plain = replace(TRIED[name], compression=None)
+    empty = len(encode_update(update(w=np.zeros(0)), plain))
+    full_size = len(encode_update(update(w=np.zeros(4096)), plain))
     assert abs(full_size - empty - TRIED[name].size(4096)) <= tensors.ALIGNMENT
     assert TRIED[name].size(4096) <= 4 * 4096
     assert ":" in name or TRIED[name].name == name
@@ -96,7 +105,7 @@ def test_half_precision_rejects_values_beyond_its_range(value: float) -> None:
 def test_half_precision_rejects_other_dtypes() -> None:
     blob = encode_update(update(w=[1.0]), CODECS["raw"])
     with pytest.raises(Malformed, match="tensor w: expected float16, found float32"):
-        decode_update(blob, CODECS["fp16"])
+        decode_update(blob, CODECS["fp16"], LIMIT)
 
 
 @settings(max_examples=200, deadline=None)
@@ -148,10 +157,75 @@ def test_eight_bits_reject_what_they_cannot_decode(false: dict[str, np.ndarray],
         CODECS["int8"].decode(false)
 
 
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_compression_saves_bytes_and_loses_nothing(name: str) -> None:
+    sent = update(w=np.random.default_rng(0).normal(0, 0.05, (64, 640)))
+    codec, plain = TRIED[name], replace(TRIED[name], compression=None)
+    blob, larger = encode_update(sent, codec), encode_update(sent, plain)
+    assert len(blob) < 0.95 * len(larger)
+    found = decode_update(blob, codec, len(larger)).tensors["w"]
+    assert (found == decode_update(larger, plain, 0).tensors["w"]).all()
+    with pytest.raises(Malformed, match=f"1 to {len(larger) - 1} bytes, found {len(larger)}"):
+        decode_update(blob, codec, len(larger) - 1)
+
+
+def make_frame(size: int, states: int | None, window: int = 20) -> bytes:
+    """Return a Zstandard frame of zeros. states: the size that it states; None: none."""
+    zstd = load()
+    options = {zstd.CompressionParameter.window_log: window}
+    compressor = zstd.ZstdCompressor(options=options)
+    compressor.set_pledged_input_size(None if states is None else size)
+    frame = bytearray(compressor.compress(bytes(size)) + compressor.flush())
+    if states not in (None, size):  # RFC 8878, 3.1.1.1: 4 bytes after the magic number and flags
+        assert frame[4] >> 5 == 0b101
+        frame[5:9] = struct.pack("<I", states)
+    return bytes(frame)
+
+
+@pytest.mark.skipif("int8-zstd" not in TRIED, reason="the extra zstd is not installed")
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: b"", "header of a Zstandard frame"),
+        (lambda: b"no frame at all", "header of a Zstandard frame"),
+        (lambda: make_frame(1 << 30, 1 << 30, 27), "1 to 1048576 bytes, found 1073741824"),
+        (lambda: make_frame(1 << 19, None), "1 to 1048576 bytes, found None"),
+        (lambda: make_frame(0, 0), "1 to 1048576 bytes, found 0"),
+        (lambda: make_frame(1 << 20, 1 << 18), ""),
+        (lambda: make_frame(1 << 18, 1 << 20), ""),
+        (lambda: make_frame(1 << 18, 1 << 18)[:-4], "one whole frame of 262144 bytes"),
+        (lambda: make_frame(9, 9) + b"more", "one whole frame of 9 bytes"),
+        (lambda: make_frame(9, 9) * 2, "one whole frame of 9 bytes"),
+        (lambda: struct.pack("<III", 0x184D2A50, 4, 0), "found 0"),  # a frame to skip
+    ],
+)
+def test_a_false_frame_is_malformed(make: Callable[[], bytes], why: str) -> None:
+    with pytest.raises(Malformed, match=f"^zstd: .*{why}"):
+        decode_update(make(), TRIED["int8-zstd"], LIMIT)
+
+
+@pytest.mark.skipif("int8-zstd" not in TRIED, reason="the extra zstd is not installed")
+def test_a_frame_that_requires_a_large_window_is_malformed() -> None:
+    """Its decoder would allocate the window: 128 MiB for a limit of 16 MiB."""
+    frame = make_frame(1 << 24, 1 << 24, 27)
+    assert len(frame) < 2000
+    with pytest.raises(Malformed, match="too much memory"):
+        decode_update(frame, TRIED["int8-zstd"], 1 << 24)
+
+
+def test_without_the_extra_its_codecs_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "backports", None)
+    monkeypatch.setitem(sys.modules, "compression", None)
+    with pytest.raises(MissingExtra, match=r"codec with zstd needs.*backports.zstd.*\[zstd\]"):
+        find_codec("int8-zstd")
+    assert {"raw", "int8"} < set(codec_names()) < set(CODECS)
+    assert not any(CODECS[name].compression for name in codec_names())
+
+
 def test_an_error_in_a_codec_is_a_malformed_update() -> None:
     broken = Codec("broken", "", "", lambda t: t, lambda t: {"w": t["absent"]}, lambda n: n)
     with pytest.raises(Malformed, match="codec broken: KeyError"):
-        decode_update(encode_update(update(w=[1.0]), broken), broken)
+        decode_update(encode_update(update(w=[1.0]), broken), broken, LIMIT)
 
 
 def test_a_codec_with_an_unsupported_dtype_is_named_in_the_error() -> None:
