@@ -33,7 +33,10 @@ def answer_offer(r: Round, e: on.UpdateOffered, out: list[Action]) -> Round:
     offer, transfer = e.offer, e.offer.manifest.transfer
     state = find_task(r, Key(e.agent, offer.submodel, offer.round, offer.work), offer.attempt)
     if state is None or state.task.run != offer.run:
-        reason = f"round {offer.round} of attempt {offer.attempt} awaits no such update"
+        reason = (
+            f"nothing waits for this update: its {offer.work} task of round {offer.round}, attempt "
+            f"{offer.attempt}, is unknown, is over, or was given up"
+        )
         out.append(Answer(e.agent, transfer, False, reason, "unasked"))
     elif state.came:
         out.append(Answer(e.agent, transfer, True, "already received"))

@@ -54,9 +54,11 @@ def test_an_offer_for_a_finished_round_is_refused(
         messages.Manifest("1-1-h", 4096, 1024, "0" * 64), "r", 1, 1, "train", "w1-d2"
     )
     answer = send_and_receive(fleet, link, topics.say("r", "h"), envelope.encode(offer))
-    assert answer == [
-        messages.Receipt("1-1-h", False, "round 1 of attempt 1 awaits no such update")
-    ]
+    reason = (
+        "nothing waits for this update: its train task of round 1, attempt 1, is unknown, is over, "
+        "or was given up"
+    )
+    assert answer == [messages.Receipt("1-1-h", False, reason)]
     link.close()
     door.authority.revoke("h")
 
