@@ -48,7 +48,6 @@ widths = [0.25, 0.5]
 depths = [1, 2]
 [train]
 epochs = 1
-steps = 8
 batch = 16
 [assign.submodels]
 "d0" = "w0.25-d1"
@@ -320,7 +319,7 @@ def test_memories_of_devices_are_resumed_bit_for_bit(tmp_path: Path, method: str
     """
     text = (
         EXPERIMENT.replace("fedfa", method)
-        .replace("steps = 8", "steps = 2")
+        .replace("batch = 16", "steps = 2\nbatch = 16")
         .replace("agents = 3", "agents = 4")
     )
     own = {"scaffold": [], "moon": [], "flexifed": ["method.strategy=basic"]}[method]
