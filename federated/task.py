@@ -25,6 +25,7 @@ __all__ = [
     "MAX_CAPABILITIES",
     "MAX_CODECS",
     "SHORTEST",
+    "Augmentation",
     "Board",
     "Card",
     "Key",
@@ -51,6 +52,7 @@ SHORTEST, LONGEST = 1e-12, 1e9
 
 Work = Literal["train", "calibrate", "evaluate"]
 Optimiser = Literal["sgd", "adam", "adamw"]
+Augmentation = Literal["crop", "flip", "cutout"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Recipe:
     norm: "static" trains batch norm with batch statistics and sends none (the fleet calibrates them
         later); "tracked" sends running statistics like weights.
     hide: fraction of the tokens that are hidden from a masked network.
+    augment: random changes to the images of each step (see `federated.training.objective.augment`).
     scores: also evaluate on the device's held-out examples before and after training.
     per_class: send scores with sums per class, which reveal how often each class occurs among the
         held-out examples.
@@ -103,6 +106,7 @@ class Recipe:
     labels: bool = False
     norm: Literal["static", "tracked"] = "static"
     hide: float = 0.15
+    augment: tuple[Augmentation, ...] = ()
     scores: bool = False
     per_class: bool = False
     pull: float = 0.0

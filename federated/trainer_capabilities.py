@@ -16,6 +16,7 @@ __all__ = ["CAPABILITIES", "describe_missing", "list_required_capabilities", "na
 CAPABILITIES: Mapping[str, str] = {
     "adam": "the optimiser Adam",
     "adamw": "the optimiser AdamW",
+    "augment": "random changes to images",
     "clip": "clipping of the gradient's norm",
     "feddyn": "FedDyn's last gradient, kept between rounds",
     "frozen": "parameters that stay as they were received",
@@ -37,6 +38,7 @@ def list_required_capabilities(recipe: Recipe) -> frozenset[str]:
     """Return the capabilities that a recipe requires of a trainer."""
     conditions = {
         recipe.optimiser: recipe.optimiser != "sgd",
+        "augment": bool(recipe.augment),
         "clip": recipe.clip > 0,
         "frozen": bool(recipe.frozen),
         "keep": bool(recipe.keep),

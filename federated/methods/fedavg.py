@@ -28,7 +28,7 @@ from federated.engine.aggregate import Total, mean
 from federated.engine.update_contributions import RowParts, Terms
 from federated.method import Method, Setting, Settings, State, Tensors, round_at
 from federated.methods.common.width_depth_submodels import assign, propose_sizes
-from federated.task import Optimiser, Recipe, Update
+from federated.task import Augmentation, Optimiser, Recipe, Update
 from models.slicing import Plan, Row, corners, extract, is_variance
 from models.submodel import Submodel
 from models.submodel_building import full, shapes, statistics
@@ -100,6 +100,12 @@ SETTINGS: Mapping[str, Setting] = {
         least=0,
         most=1,
     ),
+    "augment": Setting(
+        Recipe.augment,
+        "random changes to the images of each training step: crop (shift), flip (left to right), "
+        "cutout (hide a square)",
+        each=Augmentation,
+    ),
     "norm": Setting(
         "tracked",  # FedAvg's mean is over all tensors; a plain recipe sends no statistics
         "batch norm statistics: averaged like weights (tracked) or measured (static)",
@@ -108,6 +114,7 @@ SETTINGS: Mapping[str, Setting] = {
 }
 RECIPE = tuple(f.name for f in fields(Recipe))
 TENTH = 0.1
+IMAGE_AXES = 3  # channels, height, width
 CLIP = 1.0  # default for regression, whose gradients have no bound
 
 
@@ -154,10 +161,13 @@ def dispatch(state: State, plan: Plan) -> dict[str, Tensor]:
 
 
 def recipe(state: State, submodel: Submodel) -> Recipe:
-    """Return the settings as a recipe. Regression has no classes to mask, and its squared error has
-    no bound while the network is untrained, so it clips gradients by default.
+    """Return the settings as a recipe. Only images are augmented. Regression has no classes to
+    mask, and its squared error has no bound while the network is untrained, so it clips gradients
+    by default.
     """
     known: dict[str, Any] = {key: state.settings[key] for key in RECIPE if key in state.settings}
+    if len(submodel.network.inputs) != IMAGE_AXES:
+        known["augment"] = ()
     made = Recipe(**{**known, "lr": learning_rate(state.settings, state.round + 1)})
     return (
         replace(made, masked=False, clip=made.clip or CLIP)

@@ -7,16 +7,18 @@ section 4; the authors' code). A causal one predicts the next token at each posi
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
+from federated.task import Augmentation
 from federated.training.score_sums import fields
 from models.submodel import Network
 
 __all__ = [
+    "augment",
     "flatten_places",
     "loss",
     "mark_labels",
@@ -26,6 +28,60 @@ __all__ = [
     "standardise_values",
     "tally",
 ]
+
+BORDER = 8  # a crop moves an image by at most its size divided by this
+
+
+def augment(
+    x: Tensor, kinds: Collection[Augmentation], mean: Sequence[float], generator: torch.Generator
+) -> Tensor:
+    """Return raw images [n, channels, height, width] with random changes, drawn for each image.
+
+    crop: shifted by up to an eighth of the height and the width, with zeros beyond the border
+    flip: mirrored left to right, or not
+    cutout: a square of half the height and the width, at a random centre, becomes the mean colour
+        (DeVries and Taylor, arXiv 1708.04552)
+
+    mean: of each channel, or one for all
+    generator: on the CPU, so that every device draws the same
+    """
+    if "crop" in kinds:
+        x = crop(x, generator)
+    if "flip" in kinds:
+        flipped = torch.rand(len(x), generator=generator) < 1 / 2
+        x = torch.where(flipped.to(x.device).reshape(-1, 1, 1, 1), x.flip(-1), x)
+    if "cutout" in kinds:
+        rows, columns = (
+            cut_out(len(x), size, generator).to(x.device) for size in (x.shape[2], x.shape[3])
+        )
+        hidden = rows[:, None, :, None] & columns[:, None, None, :]
+        colour = torch.tensor(mean, dtype=torch.float64).to(x.device)
+        colour = colour if x.is_floating_point() else colour.round()
+        x = torch.where(hidden, colour.to(x.dtype).reshape(1, -1, 1, 1), x)
+    return x
+
+
+def crop(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Return images that are shifted, each by other numbers of rows and columns."""
+    n, _, height, width = x.shape
+    most = height // BORDER, width // BORDER
+    down, across = (
+        torch.randint(2 * m + 1, (n, 1), generator=generator) + torch.arange(size)
+        for m, size in zip(most, (height, width), strict=True)
+    )
+    padded = F.pad(x, (most[1], most[1], most[0], most[0]))
+    images = torch.arange(n, device=x.device).reshape(-1, 1, 1)
+    rows, columns = down.to(x.device)[:, :, None], across.to(x.device)[:, None, :]
+    return padded.movedim(1, -1)[images, rows, columns].movedim(-1, 1).contiguous()
+
+
+def cut_out(images: int, size: int, generator: torch.Generator) -> Tensor:
+    """Return the places of an axis within half its size around a random centre: bool [images,
+    size].
+    """
+    centre = torch.randint(size, (images, 1), generator=generator)
+    place = torch.arange(size)
+    return (place >= centre - size // 4) & (place < centre - size // 4 + size // 2)
 
 
 def prepare_batch(

@@ -155,10 +155,10 @@ def batches(session: Session) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield one pass over the data in random order: the inputs of the network and their truth, on
     its device.
     """
-    for x, y in draw_examples(session):
-        yield objective.prepare_batch(
-            session.submodel.network, session.recipe.hide, x, y, session.generator
-        )
+    network, recipe, generator = session.submodel.network, session.recipe, session.generator
+    for raw, y in draw_examples(session):
+        x = objective.augment(raw, recipe.augment, network.mean, generator)
+        yield objective.prepare_batch(network, recipe.hide, x, y, generator)
 
 
 def draw_examples(session: Session) -> Iterator[tuple[Tensor, Tensor]]:

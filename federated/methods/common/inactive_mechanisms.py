@@ -17,13 +17,17 @@ __all__ = ["inactive", "one_exit", "one_round", "one_size", "one_step", "same_bl
 
 
 def inactive(method: Method, menu: Sequence[Submodel], settings: Settings) -> tuple[str, ...]:
-    """Return every reason for a run of this menu: those of the method, and milestones of the
-    learning rate after the run's last round.
+    """Return every reason for a run of this menu: those of the method, milestones of the learning
+    rate after the run's last round, and augmentation of examples that are no images.
 
     settings: from `configure`, with the run's number of rounds; 0 (unknown) gives no reason that
         depends on it
     """
-    return (*method.inactive(menu, settings), *late_milestones(settings))
+    return (
+        *method.inactive(menu, settings),
+        *late_milestones(settings),
+        *augmented_others(menu, settings),
+    )
 
 
 def late_milestones(settings: Settings) -> Iterator[str]:
@@ -33,6 +37,12 @@ def late_milestones(settings: Settings) -> Iterator[str]:
             f"milestones {late} come after the last of {rounds} rounds: set train.milestones to "
             "fractions of the run, such as [0.5, 0.75]"
         )
+
+
+def augmented_others(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    shape = menu[0].network.inputs
+    if settings["augment"] and len(shape) != 3:
+        yield (f"train.augment changes images only, but examples have the shape {shape}: remove it")
 
 
 def one_size(

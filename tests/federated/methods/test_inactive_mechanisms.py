@@ -11,6 +11,7 @@ from federated.method import configure
 from federated.methods.catalogue import METHODS, find_method
 from federated.methods.common.inactive_mechanisms import inactive
 from models.named_network import network
+from models.submodel_building import initial
 from tests.support.short_run import train_briefly
 
 NET = network("preresnet", (1, 8, 8), 10)
@@ -211,3 +212,15 @@ def test_where_a_mechanism_is_off_the_weights_are_those_without_it(
     )
     for home, value in wanted.items():
         torch.testing.assert_close(found[home], value, rtol=1e-4, atol=1e-5)
+
+
+def test_only_images_are_augmented():
+    words = network("mlp-small", (6,), 2)
+    chosen = find_method("fedavg")
+    settings = configure(chosen, {"augment": ["crop", "flip"]}, rounds=20)
+    for net, augmented in ((NET, ("crop", "flip")), (words, ())):
+        menu = chosen.menu(net, settings)
+        state = chosen.start(initial(net, 0), menu, settings)
+        assert chosen.recipe(state, menu[0]).augment == augmented
+        reported = [r for r in inactive(chosen, menu, settings) if "images only" in r]
+        assert len(reported) == (net is words)

@@ -25,6 +25,7 @@ from tests.support.small_tasks import (
     parameters,
     perform,
     task,
+    weights,
 )
 
 
@@ -205,3 +206,17 @@ def test_the_first_step_of_adam_is_the_rate_in_each_direction(optimiser):
     net = linear()
     train(net, BARE, replace(PLAIN, optimiser=optimiser, lr=0.01), ONE, seed=0)
     assert net.weight.flatten().tolist() == pytest.approx([0.01, -0.01], rel=1e-4)
+
+
+def test_augmented_images_are_drawn_from_the_seed_of_the_task():
+    start = weights(SMALL)
+
+    def train_flipped(number, **recipe):
+        given = replace(task(**recipe), round=number)
+        tensors = perform(given, start, examples())[0].tensors
+        return {name: value.tobytes() for name, value in tensors.items()}
+
+    flipped = train_flipped(3, augment=("flip",))
+    assert flipped == train_flipped(3, augment=("flip",))
+    assert flipped != train_flipped(3)
+    assert flipped != train_flipped(4, augment=("flip",))
