@@ -17,6 +17,7 @@ functions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, get_args
@@ -86,6 +87,16 @@ SETTINGS: Mapping[str, Setting] = {
         "rounds at which the learning rate is divided by 10",
         above=0,
         schedule=True,
+    ),
+    "warmup": Setting(
+        0.0,
+        "first rounds, in which the learning rate rises in equal steps",
+        least=0,
+        schedule=True,
+    ),
+    "cosine": Setting(
+        False,
+        "after the warm-up, the learning rate falls to 0 at the end of the run along half a cosine",
     ),
     "momentum": Setting(Recipe.momentum, "momentum of sgd", least=0, most=1),
     "decay": Setting(Recipe.decay, "weight decay", least=0),
@@ -177,9 +188,18 @@ def recipe(state: State, submodel: Submodel) -> Recipe:
 
 
 def learning_rate(settings: Settings, number: int) -> float:
-    """Return the learning rate of a round, counted from 1."""
+    """Return the learning rate of a round, counted from 1. In a run of unknown length it does not
+    fall along a cosine.
+    """
     passed = sum(number >= milestone for milestone in milestone_rounds(settings))
-    return float(settings["lr"] * settings["lr_decay"] ** (number - 1) * TENTH**passed)
+    rate = settings["lr"] * settings["lr_decay"] ** (number - 1) * TENTH**passed
+    rounds = settings["rounds"]
+    warm = round_at(settings["warmup"], rounds)
+    if number <= warm:
+        rate *= number / (warm + 1)
+    elif settings["cosine"] and rounds > warm:
+        rate *= (1 + math.cos(math.pi * min(1.0, (number - 1 - warm) / (rounds - warm)))) / 2
+    return float(rate)
 
 
 def milestone_rounds(settings: Settings) -> list[int]:

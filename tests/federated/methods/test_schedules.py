@@ -90,6 +90,30 @@ def test_every_rate_lasts_a_round_in_a_short_run(rounds, found):
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"warmup": 3}, [0.25, 0.5, 0.75, 1, 1, 1, 1]),
+        ({"warmup": 0.3}, [1 / 3, 2 / 3, 1, 1, 1, 1, 1]),
+        ({"cosine": True}, [1, 0.9504844, 0.8117449, 0.6112605, 0.3887395, 0.1882551, 0.0495156]),
+        ({"warmup": 3, "cosine": True}, [0.25, 0.5, 0.75, 1, 0.8535534, 0.5, 0.1464466]),
+        ({"cosine": True, "milestones": [5]}, [1, 0.9504844, 0.8117449, 0.6112605, 0.0388740]),
+    ],
+)
+def test_the_rate_rises_in_the_warm_up_and_falls_along_a_cosine(given, found):
+    """(1 + cos(pi k / n)) / 2 in round k of n after the warm-up, counted from 0."""
+    settings = configure(find_method("fedavg"), {"lr": 1.0, **given}, rounds=7)
+    rates = [learning_rate(settings, number) for number in range(1, len(found) + 1)]
+    assert rates == pytest.approx(found, abs=1e-6)
+
+
+def test_a_run_of_unknown_length_or_with_more_rounds_keeps_a_rate_that_does_not_rise():
+    settings = configure(find_method("fedavg"), {"lr": 1.0, "cosine": True}, rounds=0)
+    assert learning_rate(settings, 9) == 1.0
+    settings = configure(find_method("fedavg"), {"lr": 1.0, "cosine": True}, rounds=4)
+    assert learning_rate(settings, 6) == 0.0
+
+
 # ---- distillation --------------------------------------------------------------------------------
 
 
