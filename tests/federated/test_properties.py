@@ -35,8 +35,13 @@ NETS = {
     "vit": partial(network, "vit-micro", (1, 16, 16), 3),
     "lenet": partial(network, "lenet", (1, 16, 16), 3),
 }
-# a hypernetwork computes one tensor after another, so these methods get networks of few tensors
-FEW_TENSORS = {"recipfl": ("lenet", "mlp")}
+# A hypernetwork computes one tensor after another, so it gets networks of few tensors. FedFA grafts
+# blocks, so it gets networks of several depths.
+SUITED = {
+    "recipfl": ("lenet", "mlp"),
+    "fedfa": ("preresnet", "mlp"),
+    "fedfa-d": ("preresnet", "mlp"),
+}
 COMMON = settings(max_examples=3, deadline=None)
 # under which whole networks combine as in FedAvg
 SAME_WEIGHTS = {"norm": "static", "weighting": "samples"}
@@ -49,7 +54,7 @@ NO_JUMP = {"fedyogi": {"tau": 0.99}}
 def families(name):
     """Return the first two families that a method serves, the one with more tensors first."""
     able = []
-    for family in FEW_TENSORS.get(name, NETS):
+    for family in SUITED.get(name, NETS):
         try:
             find_method(name).menu(NETS[family](), configure(find_method(name), {}))
         except ConfigError:
@@ -175,7 +180,7 @@ def on_fleets(trial, index, check, *, whole=True):
     """Check one fleet of unequal agents on the first family, whose many tensors take long, and
     drawn fleets on the second, unless a hypernetwork computes its tensors.
     """
-    if index == 0 or trial.method.name in FEW_TENSORS:
+    if index == 0 or trial.method.name == "recipfl":
         check(mixed(trial, whole=whole))
     else:
         COMMON(given(fleet=fleets(trial))(lambda fleet: check(fleet)))()
