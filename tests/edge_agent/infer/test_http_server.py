@@ -249,19 +249,27 @@ def test_requests_beyond_the_memory_for_bodies_are_refused_with_retry_after(
     server = stack.enter_context(contextlib.closing(HttpServer(engine, HERE, lambda: {})))
     host, port = server.url.removeprefix("http://").split(":")
     body = b'{"inputs": [2, 1]}'.ljust(990)
-    with socket.create_connection((host, int(port)), 10) as link:
-        link.sendall(
+    links: list[socket.socket] = []
+
+    def hold_back() -> bool:
+        """Send headers without the body, on a new connection, since the server closes slow ones."""
+        for link in links:
+            link.close()
+        links[:] = [stack.enter_context(socket.create_connection((host, int(port)), 10))]
+        links[0].sendall(
             b"POST /infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 990\r\n\r\n"
         )
-        eventually(lambda: call(server.url, "/infer", body, JSON)[0] == 503)
-        request = urllib.request.Request(f"{server.url}/infer", body, JSON)
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=60)
-        assert refused.value.headers["Retry-After"] == "1"
-        refused.value.close()
-        link.sendall(body)
-        assert link.recv(12) == b"HTTP/1.1 200"
+        return call(server.url, "/infer", body, JSON)[0] == 503
+
+    eventually(hold_back)
+    request = urllib.request.Request(f"{server.url}/infer", body, JSON)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=60)
+    assert refused.value.headers["Retry-After"] == "1"
+    refused.value.close()
+    links[0].sendall(body)
+    assert links[0].recv(12) == b"HTTP/1.1 200"
     assert call(server.url, "/infer", body, JSON)[0] == 200
 
 
