@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "codec": LazyCommand(
         "benchmarks.weight_encoding_speed:command",
-        "Time the encoding and decoding of 45 MB of weights.",
+        "Time each encoding of weights, and count its bytes.",
     ),
     "core": LazyCommand(
         "benchmarks.event_processing:command",

@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
 
 from benchmarks.interleaved_timing import Row, compare, print_rows, time_interleaved
 from federated.runtime.console import FORMAT
@@ -20,6 +19,7 @@ from federated.task import Update
 from federated.wire import tensors
 from federated.wire.codecs.catalogue import codec_names, find_codec
 from federated.wire.codecs.codec import decode_update, encode_update
+from models import pretrained
 from models.named_network import network
 from models.submodel_building import full, initial
 
@@ -77,13 +77,13 @@ def measure(weights: Mapping[str, NDArray[np.float32]], *, trained: bool) -> lis
 )
 @FORMAT
 def command(weights: Path | None, form: str) -> None:
-    """Time the encoding and decoding of 45 MB of weights, and count the bytes.
+    """Time each encoding of weights, and count its bytes.
 
     The time of one copy in memory is measured for comparison.
     """
     if weights is None:
         found = {name: value.numpy() for name, value in initial(NETWORK, 0).items()}
     else:
-        loaded = load_file(weights)
+        loaded = {name: value.numpy() for name, value in pretrained.read(weights).items()}
         found = {name: value for name, value in loaded.items() if value.dtype == np.float32}
     print_rows(measure(found, trained=weights is not None), form, {})

@@ -20,7 +20,7 @@ from models.submodel import Network
 from models.submodel_building import find_labelled, full, shapes
 from models.user_networks.library_networks import LIBRARIES, load_trained
 
-__all__ = ["load"]
+__all__ = ["load", "read"]
 
 Tensors = Mapping[str, Tensor]
 
