@@ -33,13 +33,13 @@ class ConnectionHistory:
     address: of the broker, for the messages.
     client_id: name of the link at the broker.
     tolerant: only warn of connections that end early, for a client that finds another one of its
-        name by other means; to be set once that is known. Such connections suggest a rejected
-        packet or another client of this name, but strangers who connect and hang up can make
-        mosquitto before 2.0.19 close the connections of others, too (its pull request 3054).
+        name by other means. Such connections suggest a rejected packet or another client of this
+        name, but strangers who connect and hang up can make mosquitto before 2.0.19 close the
+        connections of others, too (its pull request 3054).
     """
 
-    def __init__(self, address: str, client_id: str, now: float) -> None:
-        self._address, self._client_id, self.tolerant = address, client_id, False
+    def __init__(self, address: str, client_id: str, now: float, *, tolerant: bool = False) -> None:
+        self._address, self._client_id, self._tolerant = address, client_id, tolerant
         self._strikes, self._shorts, self._acknowledged, self._since = 0, 0, False, now
         self._suspicion = ""  # why the last connections ended early
         self._taken = -math.inf  # when another client of this name took over last
@@ -63,7 +63,7 @@ class ConnectionHistory:
                     f"{RESTARTS} times in {now - first:.0f} s; it probably restarts: read its log, "
                     "and check its limits (memory, packets)"
                 )
-        elif self.tolerant:
+        if self._tolerant and self._suspicion:
             warning = self._suspicion
         if not warning or now - self._warned <= PAUSE:
             return ""
@@ -97,7 +97,7 @@ class ConnectionHistory:
                 "replaced this one: give each client its own name (--name)"
             )
         self._suspicion = self._explain(large)
-        return "" if self.tolerant else self._suspicion
+        return "" if self._tolerant else self._suspicion
 
     def _explain(self, large: Sequence[tuple[str, int]]) -> str:
         """Return why connections end early; empty if too few did.

@@ -95,7 +95,11 @@ class MqttLink:
         self._restarting = threading.Lock()
         self._acknowledged = threading.Event()
         self._fatal, self._closed, self._greeted, self._up = "", False, False, False
-        self._history = ConnectionHistory(str(self.address), client_id, time.monotonic())
+        # A coordinator, whose will concerns no agent, finds another one of its run by its epoch.
+        coordinates = will is not None and not topics.find_sender(will[0])
+        self._history = ConnectionHistory(
+            str(self.address), client_id, time.monotonic(), tolerant=coordinates
+        )
         self._blocked = False  # whether `publish` waits for room
         self._dropped, self._logged = 0, -math.inf  # deliveries without room; when it was logged
         self._shut = 0  # disconnections in a row without a successful connection
@@ -110,9 +114,6 @@ class MqttLink:
         setup = ClientSetup(self.address, own, will, handlers)
         greeting = connect(setup, timeout=timeout, version=version)
         self._client, self.protocol = greeting.client, greeting.protocol
-        # A coordinator, whose will concerns no agent, finds another one of its run by its epoch.
-        coordinates = will is not None and not topics.find_sender(will[0])
-        self._history.tolerant = coordinates and self.protocol == mqtt.MQTTv5
         self._limit(min(MAX_PACKET, greeting.max_packet) - OVERHEAD)
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:

@@ -26,8 +26,8 @@ def flap(
     resumed: whether the broker keeps the session; refused: whether an attempt to reconnect fails.
     tolerant: whether the link only warns.
     """
-    history, error, warning = ConnectionHistory("mqtt://b:1", "a", 0.0), "", ""
-    history.tolerant = tolerant
+    history = ConnectionHistory("mqtt://b:1", "a", 0.0, tolerant=tolerant)
+    error, warning = "", ""
     for second in range(1, times + 1):
         found = history.lost(False, in_flight, float(second))
         if refused:
@@ -69,6 +69,7 @@ def test_a_tolerant_link_only_warns() -> None:
     error, warning = flap(LARGE, STRIKES, resumed=True, tolerant=True)
     assert not error
     assert "packet of 200000 bytes (chunk)" in warning
+    assert "may restart, or accept" in flap(LARGE, STRIKES, resumed=False, tolerant=True)[1]
     assert flap([], SHORTS - 1, resumed=True, tolerant=True) == ("", "")
     assert "keeps closing the connection" in flap(SMALL, SHORTS, resumed=True)[0]
 
