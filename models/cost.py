@@ -24,7 +24,7 @@ from models.layers.mergeable_branches import (
     is_spatial,
     output_features,
 )
-from models.meta_device_cache import ShapeCache
+from models.meta_device_speedups import ShapeCache
 from models.random_state import isolate_random_state
 from models.step_workload import work
 from models.submodel import Submodel

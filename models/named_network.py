@@ -14,7 +14,7 @@ import torch
 
 from models.families.catalogue import family, parse
 from models.family import Family, TypicalData
-from models.meta_device_cache import ShapeCache
+from models.meta_device_speedups import ShapeCache
 from models.submodel import DataMoments, Moments, Network, Target
 from models.submodel_building import full, rehearsal
 from models.user_networks.library_networks import UnsupportedNetwork

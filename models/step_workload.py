@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.layers.early_exits import run_exits
-from models.meta_device_cache import ShapeCache, list_tensors
+from models.meta_device_speedups import ShapeCache, list_tensors
 from models.submodel import Objective, Submodel
 from models.submodel_building import rehearsal
 

@@ -92,6 +92,11 @@ class Network:
         """The name of the family, as messages show it."""
         return describe_name(self.family)
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether an example is an image: channels, height and width."""
+        return len(self.inputs) == 3
+
 
 @dataclass(frozen=True)
 class Submodel:

@@ -16,7 +16,7 @@ from models.families.catalogue import FAMILIES, family
 from models.family import Address, Pieces
 from models.layers.basic import project, scale
 from models.layers.batch_norm import NORMS
-from models.meta_device_cache import WithoutValues
+from models.meta_device_speedups import WithoutValues
 from models.random_state import isolate_random_state
 from models.submodel import Network, Submodel
 

@@ -125,7 +125,6 @@ SETTINGS: Mapping[str, Setting] = {
 }
 RECIPE = tuple(f.name for f in fields(Recipe))
 TENTH = 0.1
-IMAGE_AXES = 3  # channels, height, width
 CLIP = 1.0  # default for regression, whose gradients have no bound
 
 
@@ -177,7 +176,7 @@ def recipe(state: State, submodel: Submodel) -> Recipe:
     by default.
     """
     known: dict[str, Any] = {key: state.settings[key] for key in RECIPE if key in state.settings}
-    if len(submodel.network.inputs) != IMAGE_AXES:
+    if not submodel.network.reads_images:
         known["augment"] = ()
     made = Recipe(**{**known, "lr": learning_rate(state.settings, state.round + 1)})
     return (

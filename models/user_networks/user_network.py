@@ -47,7 +47,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from models.extension_lookup import import_member, list_required_parameters, locate_failure
 from models.family import Address, Family, Pieces, TypicalData, check_mask, parse_address
 from models.layers.basic import Standardise
-from models.meta_device_cache import WithoutValues
+from models.meta_device_speedups import WithoutValues
 from models.random_state import isolate_random_state
 from models.submodel import Network, Submodel
 from models.user_networks.channel_groups import spans

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.meta_device_cache import ShapeCache
+from models.meta_device_speedups import ShapeCache
 from models.submodel import Submodel
 from models.submodel_building import build, example
 

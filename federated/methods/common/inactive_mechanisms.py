@@ -18,7 +18,7 @@ __all__ = ["inactive", "one_exit", "one_round", "one_size", "one_step", "same_bl
 
 def inactive(method: Method, menu: Sequence[Submodel], settings: Settings) -> tuple[str, ...]:
     """Return every reason for a run of this menu: those of the method, milestones of the learning
-    rate after the run's last round, and augmentation of examples that are no images.
+    rate after the run's last round, and augmentation of examples that are not images.
 
     settings: from `configure`, with the run's number of rounds; 0 (unknown) gives no reason that
         depends on it
@@ -40,9 +40,12 @@ def late_milestones(settings: Settings) -> Iterator[str]:
 
 
 def augmented_others(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
-    shape = menu[0].network.inputs
-    if settings["augment"] and len(shape) != 3:
-        yield (f"train.augment changes images only, but examples have the shape {shape}: remove it")
+    network = menu[0].network
+    if settings["augment"] and not network.reads_images:
+        yield (
+            "train.augment changes images only, but examples have the shape "
+            f"{network.inputs}: remove it"
+        )
 
 
 def one_size(

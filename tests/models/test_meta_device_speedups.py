@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models import meta_device_cache
-from models.meta_device_cache import ShapeCache
+from models import meta_device_speedups
+from models.meta_device_speedups import ShapeCache
 
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
     """Return an empty cache, which the test fills."""
-    monkeypatch.setattr(meta_device_cache, "KNOWN", made := {})
+    monkeypatch.setattr(meta_device_speedups, "KNOWN", made := {})
     return made
 
 
@@ -51,7 +51,7 @@ def test_passes_share_results_up_to_a_limit(known, monkeypatch):
         with ShapeCache():
             x * x
     assert len(known) == 1
-    monkeypatch.setattr(meta_device_cache, "LIMIT", 1)
+    monkeypatch.setattr(meta_device_speedups, "LIMIT", 1)
     with ShapeCache():
         x + x
     assert [key[0] for key in known] == [torch.ops.aten.add.Tensor]
