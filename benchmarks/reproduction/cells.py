@@ -77,7 +77,7 @@ class Place:
 
 def read_log(log: Path) -> list[Finished]:
     """Return the cells that earlier calls finished, and remove a last line that was cut off.
-    ConfigError: a line is no finished cell.
+    Raises ConfigError for a line that is not a finished cell.
     """
     if not log.exists():
         return []
@@ -95,7 +95,7 @@ def read_log(log: Path) -> list[Finished]:
 
 def run_cells(cells: Sequence[Cell], place: Place, say: Say) -> Iterator[Finished]:
     """Yield the cells that are finished: those in the log, and then each other one after its
-    simulation. An error of a cell is only said, and a later call runs it again.
+    simulation. A cell that fails is reported, and a later call runs it again.
     """
     logged = read_log(place.log)
     for cell in cells:

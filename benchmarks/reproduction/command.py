@@ -96,7 +96,7 @@ def reproduce(experiment: Experiment, cells: list[Cell], place: Place, say: Say)
         entries = collect_entries(experiment, found)
         write_files(experiment, entries, place.log, say)
         say(format_text(experiment, entries))
-        say(f"wrote {place.log} and the table beside it, as .txt, .csv, .tex and .png")
+        say(f"wrote {place.log}, and the table beside it")
     if failed := len(cells) - len(found):
         raise EspalierError(
             f"{failed} of {len(cells)} simulations failed (see above); run the command again to "

@@ -118,7 +118,8 @@ __all__ = ["join"]
 @click.option(
     "--enroll-only",
     is_flag=True,
-    help="enrol this device and end, such as one that only runs inference; needs no PyTorch",
+    help="enrol this device and exit, without joining a run; for devices that only run inference "
+    "(needs no PyTorch)",
 )
 @click.option(
     "--dry-run", is_flag=True, help="show exactly what would leave this device, without joining"

@@ -236,7 +236,7 @@ def _measure_within_memory(
     free = measure_training_memory(site.limits, site.trainer, read_board())
     what = (
         f"{submodel.name} at batch {batch} needs about {needed / 1e6:.0f} MB to train, but only "
-        f"{free / 1e6:.0f} MB are free beside PyTorch and the agent"
+        f"{free / 1e6:.0f} MB are left after PyTorch and the agent"
     )
     if needed > free:
         raise InsufficientMemory(what)

@@ -107,7 +107,7 @@ def test_submodels_that_exceed_the_memory_are_skipped_unless_all_do(
     with pytest.raises(
         ConfigError,
         match=r"cannot calibrate: w0.* at batch 8 needs about \d+ MB to train.*"
-        r"\d+ MB are free beside PyTorch",
+        r"\d+ MB are left after PyTorch",
     ):
         calibrate(JOB, None, Order("mobilenet", "torch", 8, threads=1, fresh=True), PYTORCH)
 
