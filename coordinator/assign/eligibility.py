@@ -19,6 +19,9 @@ from models.submodel import Network
 
 __all__ = ["Eligibility", "explain_lacking_capabilities"]
 
+OWN_AGENT = "With edge-agent"
+OTHER_CLIENT = "Another client must support it, and list it in its profile"
+
 
 @dataclass(frozen=True)
 class Eligibility:
@@ -54,21 +57,24 @@ class Eligibility:
 
 
 def explain_lacking_capabilities(profile: Profile, needed: Collection[str], method: str) -> str:
-    """Return why a device's trainer cannot follow the recipes of a run; empty if it can. method:
-    its name in the configuration.
+    """Return why a device's trainer cannot follow the recipes of a run; empty if it can. A client
+    that is not edge-agent (docs/protocol.md) gets the same text.
+
+    method: its name in the configuration.
     """
     if not (absent := describe_missing(needed, profile.capabilities)):
         return ""
     remedies = []
     if not profile.runtime.startswith("torch "):
-        remedies.append("install the extra 'train' on it, and join with --trainer pytorch")
+        remedies.append("install its extra 'train', and join with --trainer pytorch")
     if ":" in method:
         remedies.append(f"join with --method {method} if you trust that code")
     elif method.lower() not in METHODS:
         remedies.append(f"install the package that adds the method '{method}'")
     return (
-        f"this run requires {absent}, which the device's trainer ({profile.runtime}) lacks: "
-        f"{' and '.join(remedies) or 'install the version of the coordinator'}"
+        f"this run requires {absent}, which this device's profile does not list under "
+        f"capabilities (trainer: {profile.runtime}). {OWN_AGENT}: "
+        f"{' and '.join(remedies) or 'install the version of the coordinator'}. {OTHER_CLIENT}"
     )
 
 
@@ -80,10 +86,10 @@ def explain_lacking_codec(profile: Profile, codec: str) -> str:
     if ":" in codec:
         remedy = f"join with --codec {codec} if you trust that code"
     elif known and known.compression:
-        remedy = f"install the extra '{known.compression.extra}' on it"
+        remedy = f"install its extra '{known.compression.extra}'"
     else:
         remedy = "install the version or package that provides it"
     return (
         f"this run encodes updates with the codec '{codec}', which this device lacks (available: "
-        f"{', '.join(profile.codecs) or 'none'}): {remedy}"
+        f"{', '.join(profile.codecs) or 'none'}). {OWN_AGENT}: {remedy}. {OTHER_CLIENT}"
     )

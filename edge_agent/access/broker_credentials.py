@@ -46,12 +46,18 @@ MAX_TOKEN_LENGTH = 4096  # characters read from a token file
 
 
 def resolve_broker(
-    broker: str | None, name: str | None, token: str | None = None, *, keep_renewing: bool = False
+    broker: str | None,
+    name: str | None,
+    token: str | None = None,
+    *,
+    enrol: bool = True,
+    keep_renewing: bool = False,
 ) -> tuple[str | None, str | None]:
     """Return the broker's address with this device's credentials, and the agent's name there.
 
     The name is the given one, else that of the certificate, else the broker's user.
     token: enrol with it first, unless this device already did.
+    enrol: False: only read the agent's name from a token that this device did not enrol with.
     keep_renewing: renew the certificate whenever it is due, as long as this process lives.
     Raises UsageError, ConfigError, LinkError, MissingExtra.
     """
@@ -63,9 +69,9 @@ def resolve_broker(
                 f"--name {name}: expected the token's name '{parsed.name}': omit --name, or "
                 f"request a token for this name (coordinator enroll {name})"
             )
-        credentials = load_or_enrol(parsed)
-        name = credentials.name
-        if broker is None:
+        credentials = load_or_enrol(parsed) if enrol else load_enrolment(parsed)
+        name = parsed.name
+        if broker is None and credentials is not None:
             broker = format_url(credentials.broker_address)
     if broker is None or get_scheme(broker) not in PORTS:
         return broker, name  # only MQTT brokers ask for certificates
@@ -103,16 +109,20 @@ def find_credentials(address: MqttAddress, name: str | None) -> Credentials | No
     return matching[0] if matching else None
 
 
+def load_enrolment(token: Token) -> Credentials | None:
+    """Return the enrolment made earlier with this token, or None."""
+    made = (locate_enrolment(token), hashlib.sha256(token.secret).hexdigest())
+    return next((one for one in load_credentials() if (one.folder, one.token) == made), None)
+
+
 def load_or_enrol(token: Token) -> Credentials:
     """Return the enrolment made earlier with this token, or enrol now."""
-    folder, digest = locate_enrolment(token), hashlib.sha256(token.secret).hexdigest()
-    for credentials in load_credentials():
-        if (credentials.folder, credentials.token) == (folder, digest):
-            return credentials
+    if (known := load_enrolment(token)) is not None:
+        return known
     with require_extra("edge-agent join --token", "secure"):
         from edge_agent.access import enrolment  # needs cryptography
 
-        return enrolment.enrol(token, folder)
+        return enrolment.enrol(token, locate_enrolment(token))
 
 
 def read_token(text: str | None, file: Path | None) -> str | None:

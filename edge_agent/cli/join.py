@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,12 +20,23 @@ from edge_agent.cli.flags import (
     print_errors,
 )
 from edge_agent.device.state_folder import IN_HOME, SPOOL
+from federated.defaults import METHOD
 from federated.device.trainers.catalogue import DEFAULT, TRAINERS
 from federated.errors import UsageError
-from federated.runtime.console import FORMAT, speaker
+from federated.runtime.console import FORMAT, Say, speaker
 from federated.runtime.logs import log_options
 
+if TYPE_CHECKING:
+    from edge_agent.join.training_process_control import Job
+
 __all__ = ["join"]
+
+UNENROLLED = (
+    "the token was not used, because a dry run does not enrol this device: the coordinator's run "
+    f"is unknown, and the following is for the default method ({METHOD}) and network. To see the "
+    "messages of the coordinator's run, enrol first: edge-agent join --enroll-only --token-file "
+    "FILE\n"
+)
 
 
 @click.command()
@@ -152,16 +163,20 @@ def join(
         from edge_agent.device.process_limits import parse_size
 
         check_code_names(options)
+        if enroll_only and dry_run:
+            raise UsageError("--enroll-only and --dry-run cannot be combined: use one of them")
         secret = read_token(token, token_file)
         if enroll_only:
             enroll(broker, name, secret, form)
             return
-        broker, name = resolve_broker(broker, name, secret, keep_renewing=not dry_run)
+        broker, name = resolve_broker(
+            broker, name, secret, enrol=not dry_run, keep_renewing=not dry_run
+        )
         job, say = make_job(name, options), speaker(form)
         if dry_run:
-            from edge_agent.join.dry_run import perform_dry_run
-
-            speaker("text")(perform_dry_run(job, broker, run, as_json=form == "json"))
+            if broker is None and secret is not None:
+                say(UNENROLLED)
+            show_dry_run(job, broker, run, as_json=form == "json")
             return
         if broker is None:
             raise UsageError(
@@ -171,13 +186,7 @@ def join(
         from edge_agent.join.participation import JoinRequest
         from edge_agent.join.participation import join as take_part
 
-        if name is None:
-            say(f"no --name: this agent is called '{job.name}', after this machine")
-        if not options["data"]:
-            say(
-                "no --data: training on a shard of the built-in handwritten digits, selected by "
-                f"the name '{job.name}'"
-            )
+        say_defaults(say, job.name, named=name is not None, has_data=bool(options["data"]))
         limit = parse_size(spool_limit, "--spool-limit")
         request = JoinRequest(job, broker, run, wait, spool, limit, when=when, fresh=fresh)
         end = take_part(request, stop_on_signals(), say)
@@ -186,6 +195,24 @@ def join(
             click.echo(json.dumps(asdict(end)))
         if end.refused:
             sys.exit(6)
+
+
+def say_defaults(say: Say, agent: str, *, named: bool, has_data: bool) -> None:
+    """Print what the agent uses in place of --name and --data."""
+    if not named:
+        say(f"no --name: this agent is called '{agent}', after this machine")
+    if not has_data:
+        say(
+            "no --data: training on a shard of the built-in handwritten digits, selected by the "
+            f"name '{agent}'"
+        )
+
+
+def show_dry_run(job: Job, broker: str | None, run: str | None, *, as_json: bool) -> None:
+    """Print every message that would leave this device."""
+    from edge_agent.join.dry_run import perform_dry_run
+
+    speaker("text")(perform_dry_run(job, broker, run, as_json=as_json))
 
 
 def enroll(broker: str | None, name: str | None, token: str | None, form: str) -> None:

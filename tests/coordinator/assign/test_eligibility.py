@@ -27,6 +27,14 @@ def test_a_device_learns_what_its_trainer_lacks_and_how_to_join() -> None:
     assert "method" not in why
 
 
+def test_a_client_of_another_project_learns_what_to_support() -> None:
+    lacks = explain_lacking_capabilities(profile(), {"clip"}, "fedavg")
+    codec = explain_lacking_codec(profile(), "int8-zstd")
+    for why, remedy in ((lacks, "extra 'train'"), (codec, "extra 'zstd'")):
+        own, other = why.index("With edge-agent"), why.index("Another client must support it")
+        assert own < why.index(remedy) < other
+
+
 def test_a_device_learns_how_to_get_an_external_method() -> None:
     own, packaged = (
         explain_lacking_capabilities(profile(), {"hook:toy"}, name) for name in ("my:toy", "toy")

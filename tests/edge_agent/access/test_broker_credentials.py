@@ -45,6 +45,33 @@ def test_a_device_that_only_infers_enrols_without_joining(token: Token, device: 
     assert json.loads(CliRunner().invoke(main, again).stdout) == {"agent": token.name}
 
 
+@pytest.mark.slow
+def test_a_dry_run_does_not_use_up_the_token(token: Token, device: Path) -> None:
+    words = ["join", "--dry-run", "--token", str(token), "--limit-cpus", "1", "--format", "json"]
+    shown = CliRunner().invoke(main, words)
+    assert "the token was not used" in shown.stderr
+    assert json.loads(shown.stdout)["profile"]["agent"] == token.name
+    assert load_credentials() == []
+    assert resolve_broker(None, None, str(token))[0] is not None, "it still enrols"
+
+
+def test_enrolling_and_a_dry_run_cannot_be_combined(token: Token, device: Path) -> None:
+    words = ["join", "--dry-run", "--enroll-only", "--token", str(token)]
+    assert CliRunner().invoke(main, words).exit_code == 2
+    assert load_credentials() == []
+
+
+def test_without_permission_to_enrol_a_token_only_tells_the_name(
+    token: Token, device: Path
+) -> None:
+    assert resolve_broker(None, None, str(token), enrol=False) == (None, token.name)
+    with pytest.raises(UsageError, match=f"expected the token's name '{token.name}'"):
+        resolve_broker(None, "other", str(token), enrol=False)
+    assert load_credentials() == []
+    enrolled = resolve_broker(None, None, str(token))
+    assert resolve_broker(None, None, str(token), enrol=False) == enrolled
+
+
 def test_enrolling_needs_a_token() -> None:
     ended = CliRunner().invoke(main, ["join", "--enroll-only", "--broker", "mqtts://host"])
     assert ended.exit_code == 2
