@@ -3,7 +3,8 @@ and merge, load and export the results.
 
     network, menu, cost, slice, merge      submodels of one network, without a run
     run, Simulation, Fleet, events         a run, as an iterator of typed events
-    load_run, predict, export              the results of a run
+    load_run, predict                      the results of a run
+    export                                 ONNX files of a run, or of modules that were cut by hand
 
 Only these names are stable; other modules of the project may change. Importing this package loads
 no PyTorch: the functions that need it raise MissingExtra, with the command that installs it. All
@@ -12,7 +13,8 @@ errors are subclasses of EspalierError.
 
 from coordinator.observe import events
 from espalier.networks import cost, menu, merge, network, slice
-from espalier.runs import Fleet, Run, Simulation, export, load_run, predict, run
+from espalier.results import export, load_run, predict
+from espalier.runs import Fleet, Run, Simulation, run
 from federated.errors import EspalierError
 from models.submodel import Network, Submodel
 

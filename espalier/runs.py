@@ -1,13 +1,12 @@
-"""Start runs on simulated or real devices, follow their events, and use their results."""
+"""Start runs on simulated or real devices, and follow their events."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,21 +15,19 @@ from coordinator.observe.events import Publish
 from coordinator.run.background_run import Channel, EventStream
 from coordinator.settings import config_tables
 from coordinator.settings.service_tables import Broker
-from espalier.argument_checks import check_is, check_path, read_array
+from espalier.argument_checks import check_is, check_path
 from espalier.passed_object_names import name_data, name_method, name_model
+from espalier.results import load_run
 from federated.defaults import METHOD
 from federated.errors import ArgumentError, ConfigError, require_extra
 from models.given_objects import is_given
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import nn
 
     from coordinator.release.stored_run import StoredRun
-    from export.release_reader import Bundle
 
-__all__ = ["Fleet", "Run", "Simulation", "export", "load_run", "predict", "run"]
+__all__ = ["Fleet", "Run", "Simulation", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +84,6 @@ class Run(EventStream):
 
 
 SIMULATION = Simulation()
-EXPORTED = "a run of espalier.load_run, or an existing .onnx file"
 
 
 def run(
@@ -217,87 +213,3 @@ def read_environment(env: Simulation | Fleet) -> dict[str, Any]:
     elif isinstance(env, Fleet) and env.broker is not None:
         found |= flatten({"broker": env.broker})
     return found
-
-
-def load_run(
-    run: Path | str, model: nn.Module | None = None, *, runs: Path | str = "runs"
-) -> StoredRun:
-    """Return a stored run with its `weights` (tensors by name), `scores`, `history` (one record per
-    round), `network`, `menu` and `config`. `slice`, `merge`, `predict` and `export` continue it.
-
-    run: its folder, or its name below `runs`.
-    model: the module that the run was started with, if another process started it.
-
-    Raises StoreError for a run that is missing, damaged or without a finished round; ConfigError
-    for a network whose code is not here; MissingExtra.
-    """
-    with require_extra("espalier.load_run", "coordinator"):
-        from torch import nn
-
-        from coordinator.release.stored_run import load_stored_run
-
-    check_path("run", run)
-    check_path("runs", runs)
-    check_is("model", model, (nn.Module, NoneType), "an nn.Module or None")
-    return load_stored_run(run, Path(runs), model)
-
-
-def predict(
-    source: StoredRun | Path | str, x: NDArray[Any], submodel: str = ""
-) -> NDArray[np.float32]:
-    """Return the outputs for raw examples: logits [n, outputs], or values in raw units.
-
-    source: a run, or an exported .onnx file, which needs no PyTorch.
-    x: raw examples [n, *inputs] in the units of the training data.
-    submodel: name of a submodel of the run; empty: the largest.
-
-    Raises Unknown; DataError for examples that do not fit; ExportError for a submodel without batch
-    norm statistics, or a damaged file; MissingExtra.
-    """
-    x = read_array("x", x)
-    if isinstance(source, Path | str):
-        from export import onnx_session
-
-        if not Path(source).exists() and Path(source).suffix != ".onnx":  # the name of a run
-            raise ArgumentError("source", EXPORTED, source)
-        return onnx_session.load(Path(source)).predict(x)
-    with require_extra("espalier.predict", "coordinator"):
-        from coordinator.release.stored_run import StoredRun, predict_run
-
-    check_is("source", source, (StoredRun,), EXPORTED)
-    check_is("submodel", submodel, (str,), "the name of a submodel")
-    return predict_run(source, submodel or source.menu[-1].plain.name, x)
-
-
-def export(
-    run: StoredRun,
-    out: Path | str,
-    submodels: Sequence[str] = (),
-    *,
-    inputs: Path | str | None = None,
-    int8: bool = True,
-) -> Bundle:
-    """Write submodels of a run as ONNX files with a manifest and a model card, compared with
-    PyTorch on real examples, as `coordinator export` does; return the manifest.
-
-    out: folder of the release.
-    submodels: names of submodels; empty: all that have batch norm statistics.
-    inputs: file with raw examples, for a run whose data are not on this machine.
-    int8: also try int8.
-
-    Raises Unknown, ExportError, DataError, MissingExtra.
-    """
-    with require_extra("espalier.export", "coordinator,export"):
-        from coordinator.release.export_run import ExportRequest, write_release
-        from coordinator.release.stored_run import StoredRun
-
-    check_is("run", run, (StoredRun,), "a run of espalier.load_run")
-    check_path("out", out)
-    if isinstance(submodels, str) or not isinstance(submodels, Sequence):
-        expected = 'names of submodels in a list, such as ["w0.5-d2.2.2"]'
-        raise ArgumentError("submodels", expected, submodels)
-    if inputs is not None:
-        check_path("inputs", inputs)
-    examples = None if inputs is None else Path(inputs)
-    asked = ExportRequest(run.name, run.folder.parent, Path(out), submodels, examples, int8)
-    return write_release(asked)[0]

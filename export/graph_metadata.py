@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from export.onnx_session import TOKENS
+from export.onnx_session import NO_ROUND, TOKENS
 from models.submodel import Network
 
 __all__ = ["describe_graph", "describe_interface"]
@@ -71,7 +71,7 @@ def describe_graph(graph: Any, properties: dict[str, str]) -> None:
     graph.output[0].doc_string = f"float32 [{', '.join(made['axes'])}]: {made['meaning']}." + (
         f" Classes: {', '.join(made['classes'])}." if "classes" in made else ""
     )
-    graph.doc_string = (
-        f"Submodel {properties['submodel']} of run {properties['run']}, round "
-        f"{properties['round']}."
-    )
+    source = f"run {properties['run']}, round {properties['round']}"
+    if properties["round"] == str(NO_ROUND):
+        source = properties["run"]
+    graph.doc_string = f"Submodel {properties['submodel']} of {source}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from export.onnx_session import NO_ROUND
 from export.release_reader import Bundle, Entry, Variant, list_files, recommended_entries
 
 __all__ = ["NAME", "render_card"]
@@ -33,7 +34,8 @@ def render_card(bundle: Bundle) -> str:
         _render_usage(bundle),
         _render_files(bundle),
     ]
-    return "\n\n".join([f"# {bundle.run}, round {bundle.round}", *parts]) + "\n"
+    title = bundle.run if bundle.round == NO_ROUND else f"{bundle.run}, round {bundle.round}"
+    return "\n\n".join([f"# {title}", *parts]) + "\n"
 
 
 def _render_summary(bundle: Bundle) -> str:
@@ -44,6 +46,8 @@ def _render_summary(bundle: Bundle) -> str:
         else "One network"
     )
     facts = "".join(f"\n- {name}: {value}" for name, value in bundle.about.items())
+    if bundle.round == NO_ROUND:
+        return f"{several}, exported from Python without a run. Predicts {says}.\n{facts}".rstrip()
     return (
         f"{several}, trained with federated learning: the training data never left the devices. "
         f"Predicts {says}.\n\n- run: {bundle.run}{facts}"

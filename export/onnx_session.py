@@ -25,6 +25,7 @@ from federated.errors import DataError, ExportError, explain_os_errors
 __all__ = [
     "INPUT",
     "METADATA",
+    "NO_ROUND",
     "OUTPUTS",
     "TOKENS",
     "Array",
@@ -42,6 +43,7 @@ INPUT = "input"
 # objective -> name of the output
 OUTPUTS = {"class": "logits", "masked": "logits", "next": "logits", "value": "values"}
 TOKENS = ("masked", "next")
+NO_ROUND = 0  # `round` of a graph that is not from a run
 METADATA = (
     "objective",
     "outputs",

@@ -118,8 +118,8 @@ class Entry:
 class Bundle:
     """Contents of a manifest.
 
-    run: name of the run
-    round: round that the weights are from
+    run: name of the run, or of the network if its submodels were trained by hand
+    round: round that the weights are from, or `export.onnx_session.NO_ROUND`
     inputs: shape of one raw example
     dtype: type of raw examples
     objective: see `models.submodel.Network`

@@ -26,8 +26,8 @@ __all__ = ["Contents", "OnEntry", "write"]
 class Contents:
     """Contents of a new release.
 
-    run: name of the run
-    round: number of the round that the weights are from
+    run: name of the run, or of the network if its submodels were trained by hand
+    round: number of the round that the weights are from, or `export.onnx_session.NO_ROUND`
     nets: networks by submodel, all for the same inputs and outputs, batch norm calibrated
     examples: raw examples [n >= 2, *inputs] to measure with, for texts with hidden tokens
     truth: labels of the examples, or None if unknown

@@ -22,7 +22,7 @@ from models.slicing import corners, extract
 from models.submodel import Network, Submodel
 from models.submodel_building import address, build, full, initial, shapes, statistics
 
-__all__ = ["begin_round", "cut", "fold_by_hand"]
+__all__ = ["begin_round", "cut", "fold_by_hand", "rebuild"]
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,18 @@ def cut(submodel: Submodel, weights: Tensors | None) -> nn.Module:
     local = shapes(submodel) | statistics(submodel)
     plan = corners({home: tuple(value.shape) for home, value in whole.items()}, submodel, local)
     net.load_state_dict(extract(whole, plan), strict=False)
+    return net.eval()
+
+
+def rebuild(submodel: Submodel, tensors: Tensors) -> nn.Module:
+    """Return the module of a submodel that has these tensors, in evaluation mode. Raises
+    ConfigError; DataError for a missing parameter, or a tensor of another shape.
+    """
+    try:
+        net = build(submodel)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    net.load_state_dict(read_tensors(submodel, tensors, submodel.name), strict=False)
     return net.eval()
 
 

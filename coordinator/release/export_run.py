@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-import torch
 
 from coordinator.fleet.submodel_shipment import select_statistics
 from coordinator.phases.evaluation import assemble
+from coordinator.release.release_examples import load_examples
 from coordinator.release.serving_choice import choose_serving
 from coordinator.release.stored_run import read_run
-from coordinator.settings.config import Config
 from coordinator.settings.config_tables import AGENTS
 from coordinator.store.run_store import Store
 from coordinator.store.training_counts import count_run
 from export import release_reader, release_writer
-from export.onnx_session import Array
 from export.release_writer import Contents, OnEntry
-from federated.data import loading as data
-from federated.errors import ConfigError, DataError, ExportError, Unknown, explain_os_errors
-from federated.flag_and_argument_names import INPUTS
+from federated.errors import ConfigError, ExportError, Unknown, explain_os_errors
 from federated.method import Method, State
 from federated.runtime.console import Say, show_progress
-from federated.training.objective import prepare_batch
-from models.submodel import Network, Submodel
+from models.submodel import Submodel
 from models.submodel_building import statistics
 
 __all__ = ["ExportRequest", "export_run", "write_release"]
-
-# raw inputs, 128 of them to calibrate int8: the others show half a percentage point as 5 examples
-EXAMPLES = 128 + 1024
 
 
 @dataclass(frozen=True)
@@ -171,60 +161,3 @@ def choose_submodels(
             "finish the run, or set evaluate.every = 1"
         )
     return ready
-
-
-def load_examples(
-    config: Config, inputs: Path | None, network: Network, hide: float
-) -> tuple[Array, Array | None, tuple[str, ...]]:
-    """Return real raw inputs to measure with, in the form that the network receives, the right
-    answers if they are known, and the names of the classes if they are known: from a file, or drawn
-    from the run's held-out data. hide: share of hidden tokens. Raises ConfigError, DataError.
-    """
-    if inputs is None and config.data.name == AGENTS:
-        raise ConfigError.naming(
-            lambda spell: (
-                "the coordinator of this run has no data: give raw examples to compare "
-                f"with, with {spell(INPUTS)}"
-            )
-        )
-    if inputs is not None:
-        x, y, classes = load_inputs(inputs, network)
-        if x.shape[1:] != network.inputs:
-            raise DataError(
-                f"{inputs}: expected examples x of shape [n, {', '.join(map(str, network.inputs))}]"
-                f", found {list(x.shape)}"
-            )
-    else:
-        whole = data.load_central(config.data.name, config.data.root)
-        x, y, classes = whole.x_held, whole.y_held, whole.classes
-    drawn = np.random.default_rng(0).permutation(len(x))[:EXAMPLES]
-    x, y = np.ascontiguousarray(x[drawn]), None if y is None else y[drawn]
-    if network.objective != "masked":
-        return x, y, classes
-    posed, truth = prepare_batch(
-        network, hide, torch.from_numpy(x), torch.from_numpy(x), torch.Generator().manual_seed(0)
-    )
-    return posed.numpy(), truth.numpy(), ()
-
-
-def load_inputs(path: Path, network: Network) -> tuple[Array, Array | None, tuple[str, ...]]:
-    """Return the raw examples of a file, the answers if it has any, and the names of the classes if
-    it has any. Raises DataError for an invalid file, or answers that do not fit the network.
-    """
-    if path.suffix == ".npz" and path.is_file():
-        # read_npz reports what is wrong with the file
-        with (
-            suppress(ValueError, OSError, zipfile.BadZipFile),
-            np.load(path, allow_pickle=False) as arrays,
-        ):
-            if "x" in arrays.files and "y" not in arrays.files:
-                return arrays["x"], None, ()
-    whole = data.load(str(path))
-    target = network.objective if network.objective in {"class", "value"} else "token"
-    if whole.target != target or whole.outputs > network.outputs:
-        words = {"class": "classes", "token": "tokens", "value": "values"}
-        raise DataError(
-            f"{path}: expected at most {network.outputs} {words[target]} in y, as in the network; "
-            f"found {whole.outputs} {words[whole.target]}"
-        )
-    return whole.x, whole.y, whole.classes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import nn
 
 import espalier
 from federated.errors import ArgumentError, describe_value
+
+OTHER = espalier.Network("mlp", "small", (4,), 3)
 
 Call = Callable[[Any, Any], object]  # a call with a network and its smaller submodel
 
@@ -64,7 +67,17 @@ def wrong(words: str, call: Call) -> Any:
         wrong("source: expected a run", lambda *_: espalier.predict(5, np.zeros((1, 4)))),
         wrong("x: expected an array", lambda *_: espalier.predict("a.onnx", "rows")),
         wrong("x: expected an array", lambda *_: espalier.predict("a.onnx", [[1], [2, 3]])),
-        wrong("run: expected a run", lambda *_: espalier.export("mine", "out")),
+        wrong("source: expected a network", lambda *_: espalier.export("mine", "out")),
+        wrong(
+            "submodels: expected modules by submodel",
+            lambda net, small: espalier.export(net, "out", [small]),
+        ),
+        wrong(
+            "submodels: expected submodels of menu(network)",
+            lambda net, small: espalier.export(
+                net, "out", {replace(small, network=OTHER): espalier.slice(net, small)}
+            ),
+        ),
     ],
 )
 def test_a_wrong_argument_is_named(

@@ -11,9 +11,9 @@ import pytest
 from coordinator.release.export_run import (
     ExportRequest,
     export_run,
-    load_inputs,
     write_release,
 )
+from coordinator.release.release_examples import read_examples
 from federated.data.loading import load_central
 from federated.errors import DataError, ExportError
 from models.submodel import Network
@@ -104,10 +104,10 @@ def test_networks_of_several_families_are_one_release(tmp_path: Path) -> None:
 def test_names_of_classes_come_from_the_inputs(tmp_path: Path) -> None:
     table = tmp_path / "plants.csv"
     table.write_text("height,leaves,kind\n1.5,3,rose\n2,4,elm\n1,5,rose\n")
-    x, y, classes = load_inputs(table, Network("mlp", "", (2,), 2, (0.0,), (1.0,)))
+    x, y, classes = read_examples(table, Network("mlp", "", (2,), 2, (0.0,), (1.0,)), 0.15)
     assert (x.shape, classes) == ((3, 2), ("elm", "rose"))
     assert y is not None
-    assert y.tolist() == [1, 0, 1]
+    assert dict(zip(x[:, 0].tolist(), y.tolist(), strict=True)) == {1.5: 1, 2.0: 0, 1.0: 1}
 
 
 @pytest.fixture(scope="module")
