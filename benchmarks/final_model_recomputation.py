@@ -5,6 +5,7 @@ in the recorded order, and check that the final model is equal bit for bit.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from federated.errors import StoreError
 from federated.method import Method, State
 from federated.methods.catalogue import find_method
 from federated.task import Task, Update
+from federated.wire.codecs.catalogue import find_codec
+from federated.wire.codecs.codec import decode_update, encode_update
 from models.submodel import Submodel
 
 __all__ = ["Make", "ReplayResult", "read_durations", "replay"]
@@ -173,8 +176,10 @@ def fold_again(
         foreign += devices.attempts > 0 and entry.digest not in {
             hashlib.sha256(data).hexdigest() for data in made
         }
+        codec = find_codec(config.wire.codec)
+        received = decode_update(encode_update(update, codec, weights), codec, sys.maxsize, weights)
         plan = method.place(states[-1], submodel)
-        fold(total, method.parts(states[-1], plan, to_torch(update)), (entry.agent, number))
+        fold(total, method.parts(states[-1], plan, to_torch(received)), (entry.agent, number))
     return total, foreign
 
 

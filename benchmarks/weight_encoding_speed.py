@@ -1,6 +1,6 @@
 """`python -m benchmarks codec`: time the encoding and decoding of the weights of a ResNet-18 (45
 MB), plain and as updates with each codec, compared with one copy into a reused buffer, and count
-the bytes.
+the bytes, also of an update from two checkpoints.
 """
 
 from __future__ import annotations
@@ -26,28 +26,33 @@ from models.submodel_building import full, initial
 __all__ = ["command"]
 
 COPIES = {"encode": 2.2, "decode": 0.7}  # goal: at most the time of this many copies
-SHARE = 0.23  # goal: of the bytes of float32, for int8-zstd and trained weights
+SHARE = 0.23  # goal: of the bytes of float32, for int8-zstd and an update of a run
 
+Weights = Mapping[str, NDArray[np.float32]]
 NETWORK = network("preresnet-18", (3, 32, 32), 10)
 
 
-def measure(weights: Mapping[str, NDArray[np.float32]], *, trained: bool) -> list[Row]:
-    """Return the rows. trained: whether the goal for the bytes of trained weights applies."""
+def measure(weights: Weights, received: Weights) -> list[Row]:
+    """Return the rows of an update.
+
+    weights: the trained weights.
+    received: the weights that the device received; empty: the goal for the bytes does not apply.
+    """
     whole = full(NETWORK)
     buffer = bytearray()
     blob = bytes(tensors.encode({"submodel": whole.name}, weights, buffer))
     source, target = np.frombuffer(blob, np.uint8), np.empty(len(blob), np.uint8)
     update = Update("run", 1, 1, "agent", "train", whole, "r0", 1, 1, weights)
     codecs = {name: find_codec(name) for name in codec_names() if name != "raw"}
-    sent = {name: encode_update(update, codec) for name, codec in codecs.items()}
+    sent = {name: encode_update(update, codec, received) for name, codec in codecs.items()}
     tasks: dict[str, Callable[[], object]] = {
         "encode": lambda: tensors.encode({"submodel": "w1"}, weights, buffer),
         "decode": lambda: tensors.decode(blob),
         "copy": lambda: np.copyto(target, source),
     }
     for name, codec in codecs.items():
-        tasks[f"encode {name}"] = partial(encode_update, update, codec)
-        tasks[f"decode {name}"] = partial(decode_update, sent[name], codec, len(blob))
+        tasks[f"encode {name}"] = partial(encode_update, update, codec, received)
+        tasks[f"decode {name}"] = partial(decode_update, sent[name], codec, len(blob), received)
     times = time_interleaved(tasks)
     copy = times.pop("copy")
     timed = [
@@ -60,7 +65,7 @@ def measure(weights: Mapping[str, NDArray[np.float32]], *, trained: bool) -> lis
         )
         for name, found in times.items()
     ]
-    goals = {"int8-zstd": 1 / SHARE} if trained else {}
+    goals = {"int8-zstd": 1 / SHARE} if received else {}
     sizes = [
         compare(f"bytes {name}", len(one) / 1e6, "raw", len(blob) / 1e6, goals.get(name), "MB")
         for name, one in sent.items()
@@ -70,20 +75,27 @@ def measure(weights: Mapping[str, NDArray[np.float32]], *, trained: bool) -> lis
 
 @click.command("codec")
 @click.option(
-    "--weights",
+    "--checkpoints",
+    nargs=2,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="checkpoint of a run, RUN/round-NNNNNN.safetensors, whose bytes to count; without it, the "
-    "weights of an untrained ResNet-18, which compress less than trained ones",
+    help="checkpoints of two rounds, RUN/round-NNNNNN.safetensors: what a device received, and "
+    "what it trained if the run has one device; without them, an untrained ResNet-18",
 )
 @FORMAT
-def command(weights: Path | None, form: str) -> None:
+def command(checkpoints: tuple[Path, Path] | None, form: str) -> None:
     """Time each encoding of weights, and count its bytes.
 
     The time of one copy in memory is measured for comparison.
     """
-    if weights is None:
-        found = {name: value.numpy() for name, value in initial(NETWORK, 0).items()}
-    else:
-        loaded = {name: value.numpy() for name, value in pretrained.read(weights).items()}
-        found = {name: value for name, value in loaded.items() if value.dtype == np.float32}
-    print_rows(measure(found, trained=weights is not None), form, {})
+    if checkpoints is None:
+        initial_weights = {name: value.numpy() for name, value in initial(NETWORK, 0).items()}
+        print_rows(measure(initial_weights, {}), form, {})
+        return
+    before, after = map(read_weights, checkpoints)
+    print_rows(measure(after, before), form, {})
+
+
+def read_weights(checkpoint: Path) -> Weights:
+    """Return the float32 tensors of a checkpoint."""
+    loaded = {name: value.numpy() for name, value in pretrained.read(checkpoint).items()}
+    return {name: value for name, value in loaded.items() if value.dtype == np.float32}

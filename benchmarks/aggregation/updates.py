@@ -45,7 +45,7 @@ def write_updates(name: str, count: int) -> Iterator[str]:
                 "bench", 1, 1, f"a{index:03d}", "train", submodel, "r0", 10 + index, 1, sent
             )
             update = replace(update, notes={"labels": list(range(10)), "loss": 1.0})
-            (Path(folder) / f"{index:03d}").write_bytes(encode_update(update, RAW))
+            (Path(folder) / f"{index:03d}").write_bytes(encode_update(update, RAW, {}))
         yield folder
 
 
@@ -55,5 +55,5 @@ def map_updates(folder: str) -> Sequence[Update]:
     for path in sorted(Path(folder).iterdir()):
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        found.append(decode_update(memoryview(mapped), RAW, len(mapped)))
+        found.append(decode_update(memoryview(mapped), RAW, len(mapped), {}))
     return found

@@ -23,7 +23,6 @@ from coordinator.round.round_step import HANDLERS
 from coordinator.store.journal import Journal
 from federated.device.agent_state import AgentState
 from federated.task import Key
-from federated.wire.codecs.raw import RAW
 
 __all__ = ["DEFECTS"]
 
@@ -117,9 +116,11 @@ def find_newest(self: Journal, checkpoint: str) -> Any:
     return None
 
 
-def read_unverified(self: RoundEventLoop, key: Any) -> Any:
+def read_unverified(self: RoundEventLoop, key: Any, collector: Any) -> Any:
     """Read an update from the spool without checking its digest."""
-    return self._updates.pop(key, None) or self.inbox.read(self.inbox.path(key), RAW, 1 << 30)
+    if key in self._updates:
+        return self._updates.pop(key)
+    return self._read(self.round.tasks[key].task, self.inbox.path(key), collector)
 
 
 def announce_again(a: AgentState) -> AgentState:

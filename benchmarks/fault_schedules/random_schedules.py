@@ -163,5 +163,6 @@ def draw(seed: int) -> Schedule:
         "journal.every": rng.choice((1, 2, 5)),
         "journal.waiting": rng.choice((1, 3, 64)),
         "wire.slots": rng.choice((1, 2, 8)),
+        "wire.codec": rng.choice(("raw", "raw", "int8")),
     }
     return Schedule(seed, paces, settings, faults)

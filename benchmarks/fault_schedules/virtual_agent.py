@@ -199,6 +199,7 @@ class Device:
             DATA,
             timings,
             survey_once(run),
+            codecs=("raw", "int8"),
             capabilities=tuple(sorted(PYTORCH.capabilities)),
         )
         return (

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +18,11 @@ from benchmarks.fault_schedules.virtual_clock import World
 from federated.data.dataset import Dataset
 from federated.device.task_runner_interface import Outcome
 from federated.device.trainers.catalogue import open_trainer
+from federated.errors import Refused
 from federated.task import Card, Task, Update
 from federated.wire import tensors
+from federated.wire.codecs.catalogue import find_loaded_codec
+from federated.wire.codecs.codec import encode_update
 from federated.wire.messages import Run
 from models.submodel_building import statistics
 
@@ -140,12 +142,13 @@ class VirtualRunner:
             return None
         (task, weights, result), self.present = self.present, None
         try:
-            made = learn(task, tensors.decode(weights.read_bytes())[1])
+            received = tensors.decode(weights.read_bytes())[1]
+            made = learn(task, received)
             if self.character == "liar":
                 made = falsify_update(made, self.world.random)
-            result.write_bytes(
-                tensors.encode(msgspec.to_builtins(replace(made, tensors={})), made.tensors)
-            )
+            result.write_bytes(encode_update(made, find_loaded_codec(task.codec), received))
+        except Refused as error:  # a lie that the codec cannot represent
+            return Outcome(task, None, str(error))
         except OSError as error:
             return Outcome(task, None, f"{error}", full=error.errno == errno.ENOSPC)
         return Outcome(task, result, loss=float(made.notes.get("loss", math.nan)))

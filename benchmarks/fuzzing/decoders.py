@@ -26,6 +26,7 @@ from coordinator.assign import agent_filter
 from coordinator.broker import passwords
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.update_inbox import Inbox
+from coordinator.round.collector_interface import Collector
 from coordinator.round.round_events import PhaseBegan
 from coordinator.round.task_state import Planned, TaskState
 from coordinator.settings import config
@@ -132,7 +133,7 @@ def check_transfer(data: bytes) -> None:
                 )
 
 
-class AcceptAll:
+class AcceptAll(Collector):
     """Collector that accepts every update."""
 
     def limit(self, task: Task) -> int:
@@ -146,12 +147,6 @@ class AcceptAll:
 
     def prepare(self, agent: str) -> Planned:
         return Planned(samples.TASK)
-
-    def settle(self) -> None:
-        return None
-
-    def snapshot(self) -> None:
-        pass
 
 
 class Listener:
@@ -238,8 +233,8 @@ def read_update(path: Path) -> object:
         return None  # no transfer is empty
     for codec in map(find_loaded_codec, codec_names()):
         with contextlib.suppress(WireError):
-            reader.read(path, codec, MEBIBYTE)
-    return reader.read(path, RAW, MEBIBYTE)
+            reader.read(path, codec, MEBIBYTE, {})
+    return reader.read(path, RAW, MEBIBYTE, {})
 
 
 reader = Inbox.__new__(Inbox)  # `read` uses no attribute

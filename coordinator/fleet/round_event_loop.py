@@ -133,9 +133,8 @@ class RoundEventLoop:
         if self.journal is not None and any(is_binding(event, action) for action in actions):
             self.journal.sync()
         if isinstance(event, on.UpdateFolded):
-            self._collectors[self.phase.work].fold(
-                self.round.tasks[event.key], self._update(event.key)
-            )
+            collector = self._collectors[self.phase.work]
+            collector.fold(self.round.tasks[event.key], self._update(event.key, collector))
             if not any(isinstance(one, on.UpdateFolded) for one in islice(self._events, 1, None)):
                 self._collectors[self.phase.work].settle()
         for action in actions:
@@ -244,7 +243,7 @@ class RoundEventLoop:
         elif self.phase.work == "train" and not self.phase.closed:
             self._snapshot()
 
-    def _update(self, key: Key) -> Update:
+    def _update(self, key: Key, collector: Collector) -> Update:
         """Return a checked update. Raises StoreError if its file is missing or damaged."""
         if key in self._updates:
             return self._updates.pop(key)
@@ -252,23 +251,28 @@ class RoundEventLoop:
         try:
             if problem := find_problem(path, self.round.tasks[key].digest):
                 raise Malformed(f"{path} {problem}")
-            return self._read(self.round.tasks[key].task, path)
+            return self._read(self.round.tasks[key].task, path, collector)
         except (OSError, ValueError, WireError) as error:
             what = f"the accepted update of {key.agent} in round {key.round}"
             raise StoreError(f"cannot read {what}: {error}; {REMEDY}") from error
 
-    def _read(self, task: Task, path: Path) -> Update:
-        return self.inbox.read(path, find_loaded_codec(task.codec), limit_size(task))
+    def _read(self, task: Task, path: Path, collector: Collector | None) -> Update:
+        """Read an update. Without a collector, only its header is used."""
+        codec = find_loaded_codec(task.codec)
+        received = collector.received(task) if codec.changes and collector is not None else {}
+        return self.inbox.read(path, codec, limit_size(task), received)
 
     def check(self, task: Task, path: Path, elapsed: float) -> Update:
         """Decode and check the update in a file. If it is folded with the next event, it isn't read
         again. elapsed: seconds since its task was sent. Raises WireError.
         """
-        update = self._read(task, path)
+        unused = self.round.tasks[task.key].outlasting  # it is not folded
+        collector = None if unused else self._collectors[task.work]
+        update = self._read(task, path, collector)
         check_match(task, update)
-        if self.round.tasks[task.key].outlasting:
-            return update  # it is not folded
-        self._collectors[task.work].check(task, update, elapsed)
+        if collector is None:
+            return update
+        collector.check(task, update, elapsed)
         self._updates[task.key] = update
         return update
 
@@ -317,7 +321,7 @@ class RoundEventLoop:
             and collector is not None
             and self.phase.work == "train"
         ):
-            collector.fold(self.round.tasks[event.key], self._update(event.key))
+            collector.fold(self.round.tasks[event.key], self._update(event.key, collector))
 
     def resume(self, collector: Collector) -> None:
         """Finish after the replay: ask again for updates that the spool lost, and send again

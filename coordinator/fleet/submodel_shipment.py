@@ -21,6 +21,7 @@ from coordinator.trust.message_checks import compute_shapes
 from federated.method import Method, State
 from federated.task import Recipe, Task, Update, Work
 from federated.wire import tensors
+from federated.wire.codecs.codec import Tensors
 from models.slicing import Plan
 from models.submodel import Submodel
 
@@ -141,6 +142,10 @@ class Shipment:
     def cut(self, submodel: Submodel) -> Mapping[str, torch.Tensor]:
         """Return the tensors of a submodel, by local name."""
         return self._cut(self.parcel(submodel))
+
+    def received(self, submodel: Submodel) -> Tensors:
+        """Return the tensors of a submodel as an agent that trains it receives them."""
+        return {name: value.numpy() for name, value in self.cut(submodel).items()}
 
     def task(
         self, agent: str, submodel: Submodel, recipe: Recipe, deadline: float, *, round: int

@@ -20,7 +20,7 @@ from federated.errors import Refused
 from federated.system.disk_sync import sync
 from federated.task import Key, Update
 from federated.wire import messages
-from federated.wire.codecs.codec import Codec, decode_update
+from federated.wire.codecs.codec import Codec, Tensors, decode_update
 from federated.wire.partial_file import HAVE, PART, PartialFile
 
 __all__ = ["Inbox"]
@@ -267,15 +267,16 @@ class Inbox:
                 transfer.begin(now)
         return slow
 
-    def read(self, path: Path, codec: Codec, limit: int) -> Update:
+    def read(self, path: Path, codec: Codec, limit: int, received: Tensors) -> Update:
         """Read the update in a file; with the codec raw, its tensors are views of the mapped file.
         Raises WireError.
 
         limit: the most bytes of the update, decompressed.
+        received: the weights that its agent received.
         """
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return decode_update(memoryview(mapped), codec, limit)
+        return decode_update(memoryview(mapped), codec, limit, received)
 
     def retry(self, made: bool) -> None:
         """Try again to find room for those that wait. made: whether room was made.

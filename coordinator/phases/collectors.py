@@ -17,6 +17,7 @@ from coordinator.trust.message_checks import check_scores, check_statistics, che
 from federated.engine.aggregate import Total, fold, mean
 from federated.engine.update_contributions import Part
 from federated.task import Task, Update
+from federated.wire.codecs.codec import Tensors
 from models.slicing import corner
 from models.submodel import Submodel
 
@@ -98,6 +99,9 @@ class LateUpdates(Collector):
     def __init__(self, run: RunContext) -> None:
         self.run = run
         self._rebuild = lru_cache(CACHED)(lambda number: rebuild_shipment(run, number))
+
+    def received(self, task: Task) -> Tensors:
+        return self._rebuild(task.round).received(task.submodel)
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
         check_update(self.run, self._rebuild(task.round), task, update, elapsed)

@@ -45,6 +45,7 @@ from federated.engine.aggregate import Total
 from federated.engine.update_part_files import PartStore
 from federated.method import State
 from federated.task import Recipe, Task, Update
+from federated.wire.codecs.codec import Tensors
 from models.submodel import Submodel
 from models.submodel_building import shapes
 
@@ -162,6 +163,10 @@ class Training(Collector):
         )
 
     # ---- as a collector --------------------------------------------------------------------------
+
+    def received(self, task: Task) -> Tensors:
+        late = task.round != self.plan.round
+        return self._late.received(task) if late else self.shipment.received(task.submodel)
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
         if task.round != self.plan.round:

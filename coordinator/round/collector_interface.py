@@ -8,6 +8,7 @@ from typing import Protocol
 from coordinator.observe.round_records import Folded
 from coordinator.round.task_state import Planned, TaskState
 from federated.task import Task, Update
+from federated.wire.codecs.codec import Tensors
 
 __all__ = ["Collector", "Snapshot", "limit_size"]
 
@@ -41,6 +42,10 @@ class Collector(Protocol):
     def limit(self, task: Task) -> int:
         """Return the maximum size of an encoded update, in bytes."""
         return limit_size(task)
+
+    def received(self, task: Task) -> Tensors:
+        """Return the weights that the agent received, by local name."""
+        raise AssertionError("updates of this phase are not encoded")
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
         """Raise Refused for an update that must not be folded.

@@ -139,7 +139,7 @@ def _perform(
     source.write_bytes(tensors.encode({}, weights))
     worker.rehearse(task, source, result)
     limit = sys.maxsize  # this device encoded it
-    update = decode_update(result.read_bytes(), find_loaded_codec(task.codec), limit)
+    update = decode_update(result.read_bytes(), find_loaded_codec(task.codec), limit, weights)
     return update, result.stat().st_size
 
 

@@ -46,7 +46,7 @@ def carry_out(
         state_between_rounds.write(kept, task.round, memory, since=task.since)
     if task.work == "train":
         update = replace(update, notes={**update.notes, **execution.effort()})
-    result.write_bytes(encode_update(update, find_loaded_codec(task.codec)))
+    result.write_bytes(encode_update(update, find_loaded_codec(task.codec), received))
     return float(update.notes.get("loss", math.nan))
 
 

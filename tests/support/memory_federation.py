@@ -32,7 +32,7 @@ from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer
 from federated.task import Profile, Task, Timing, Update
 from federated.training.training_inputs import Execution
-from federated.wire import envelope, messages, topics
+from federated.wire import envelope, messages, tensors, topics
 from federated.wire.codecs.catalogue import CODECS, find_loaded_codec
 from federated.wire.codecs.codec import decode_update, encode_update
 from federated.wire.link import Link
@@ -64,8 +64,9 @@ class Here:
             execution = Execution(stop=self.stop)
             loss = carry_out(self.trainer, task, weights, result, self.data, execution)
             codec = find_loaded_codec(task.codec)
-            update = self.change(decode_update(result.read_bytes(), codec, sys.maxsize))
-            result.write_bytes(encode_update(update, codec))
+            received = tensors.decode(weights.read_bytes())[1]
+            update = decode_update(result.read_bytes(), codec, sys.maxsize, received)
+            result.write_bytes(encode_update(self.change(update), codec, received))
         except Exception as error:  # any error in training is a failure of the task
             logging.getLogger(__name__).info("failed", exc_info=error)
             self.outcome = Outcome(task, None, str(error) or repr(error))

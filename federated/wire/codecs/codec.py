@@ -3,6 +3,9 @@ with one: its fields as a header, and its tensors.
 
 Weights for devices, batch norm statistics and scores are sent without a codec: an error in weights
 would be in every update of the round.
+
+A lossy codec should encode changes: of each weight, its trained minus its received value. The error
+is then relative to what training changed, which is small beside the weights.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 from numpy.typing import NDArray
 
 from federated.errors import Malformed, MissingExtra, Refused, WireError
@@ -55,6 +59,7 @@ class Codec:
         anything.
     size: returns the encoded bytes of a number of float32 values, without names and shapes and
         before compression; at most four per value.
+    changes: whether it encodes the changes of the weights instead of the trained weights.
     compression: of the encoded update; None: none.
     """
 
@@ -64,6 +69,7 @@ class Codec:
     encode: Callable[[Tensors], Tensors]
     decode: Callable[[Tensors], Tensors]
     size: Callable[[int], int]
+    changes: bool = False
     compression: Compression | None = None
 
 
@@ -77,13 +83,21 @@ def is_installed(codec: Codec) -> bool:
     return True
 
 
-def encode_update(update: Update, codec: Codec) -> memoryview:
+def encode_update(update: Update, codec: Codec, received: Tensors) -> memoryview:
     """Encode an update. Raises Refused for values that the codec cannot represent, or a codec that
     fails.
+
+    received: the weights that the device received.
     """
     header = msgspec.to_builtins(replace(update, tensors={}))
+    trained = update.tensors
+    if codec.changes:
+        trained = {
+            name: value - received[name] if _is_received(name, value, received) else value
+            for name, value in trained.items()
+        }
     try:
-        blob = tensors.encode(header, codec.encode(update.tensors))
+        blob = tensors.encode(header, codec.encode(trained))
         return memoryview(codec.compression.compress(blob)) if codec.compression else blob
     except (WireError, MemoryError):
         raise
@@ -91,10 +105,13 @@ def encode_update(update: Update, codec: Codec) -> memoryview:
         raise Refused(f"codec {codec.name}: {type(error).__name__}: {error}") from error
 
 
-def decode_update(buffer: bytes | memoryview, codec: Codec, limit: int) -> Update:
+def decode_update(
+    buffer: bytes | memoryview, codec: Codec, limit: int, received: Tensors
+) -> Update:
     """Decode an update. Its tensors may be views of the buffer. Raises WireError.
 
     limit: the most bytes of a compressed update, decompressed.
+    received: the weights that the device received.
     """
     if codec.compression:
         buffer = codec.compression.decompress(buffer, limit)
@@ -104,8 +121,19 @@ def decode_update(buffer: bytes | memoryview, codec: Codec, limit: int) -> Updat
     except msgspec.ValidationError as error:
         raise Malformed(f"header of an update: {error}") from error
     try:
-        return replace(update, tensors=codec.decode(sent))
+        found = codec.decode(sent)
+        if codec.changes:
+            found = {
+                name: value + received[name] if _is_received(name, value, received) else value
+                for name, value in found.items()
+            }
+        return replace(update, tensors=found)
     except WireError:
         raise
     except Exception as error:  # of another package's codec: one agent must not end the run
         raise Malformed(f"codec {codec.name}: {type(error).__name__}: {error}") from error
+
+
+def _is_received(name: str, value: NDArray[Any], received: Tensors) -> bool:
+    known = received.get(name)
+    return known is not None and known.shape == value.shape and known.dtype == np.float32

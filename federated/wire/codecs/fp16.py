@@ -1,7 +1,8 @@
-"""The codec `fp16`: half precision (IEEE 754 binary16), which needs half the bytes.
+"""The codec `fp16`: changes of weights in half precision (IEEE 754 binary16), which needs half the
+bytes.
 
-The relative error of a value is at most 2^-11; below 2^-14 the absolute error is at most 2^-25.
-Values beyond 65504 cannot be sent.
+The relative error of a change is at most 2^-11; below 2^-14 the absolute error is at most 2^-25.
+Changes beyond 65504 cannot be sent.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def encode(tensors: Tensors) -> Tensors:
             half = value.astype(np.float16)
         if not np.isfinite(half).all():
             raise Refused(
-                f"tensor {name}: expected values up to {LARGEST:g}, the most that float16 can "
+                f"tensor {name}: expected changes up to {LARGEST:g}, the most that float16 can "
                 f"hold, found {np.abs(value).max():g}: use wire.codec = 'raw'"
             )
         found[name] = half
@@ -39,10 +40,11 @@ def decode(tensors: Tensors) -> Tensors:
 
 FP16 = Codec(
     name="fp16",
-    help="half precision: relative error of at most 2^-11 (below 2^-14: absolute error of at most "
-    "2^-25); no values above 65504",
-    layout="each tensor as float16",
+    help="half precision of the changes of weights: relative error of at most 2^-11 (below 2^-14: "
+    "absolute error of at most 2^-25); no changes above 65504",
+    layout="the change of each tensor as float16",
     encode=encode,
     decode=decode,
     size=lambda count: 2 * count,
+    changes=True,
 )

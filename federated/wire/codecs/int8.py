@@ -1,4 +1,4 @@
-"""The codec `int8`: eight bits per value, which need about a quarter of the bytes.
+"""The codec `int8`: eight bits per change of a weight, which need about a quarter of the bytes.
 
 Each row of a tensor's first axis (the weights of an output channel) has a scale: its largest
 absolute value over 127. A value is rounded up or down at random to a multiple of the scale, with
@@ -77,12 +77,13 @@ def decode(tensors: Tensors) -> Tensors:
 
 INT8 = Codec(
     name="int8",
-    help="8 bits per value, with a scale for each row of a tensor and random rounding: error of "
-    "less than 1/127 of the row's largest value, 0 on average",
-    layout=f"a float32 array `{SCALES}`, then each tensor as int8: a value is its int8 times its "
-    "scale. A tensor of two or more axes whose rows along the first axis have at least "
-    f"{SHORTEST} values has one scale for each row, in order; every other tensor has one",
+    help="8 bits per change of a weight, with a scale for each row of a tensor and random "
+    "rounding: error of less than 1/127 of the row's largest change, 0 on average",
+    layout=f"a float32 array `{SCALES}`, then the change of each tensor as int8: a value is its "
+    "int8 times its scale. A tensor of two or more axes whose rows along the first axis have at "
+    f"least {SHORTEST} values has one scale for each row, in order; every other tensor has one",
     encode=encode,
     decode=decode,
     size=lambda count: count + count // 64,
+    changes=True,
 )

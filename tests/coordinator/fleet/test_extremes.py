@@ -189,7 +189,7 @@ def send_through(meta: dict[str, Any], values: dict[str, np.ndarray], folder: Pa
     """Encode an update and read it as the coordinator does. Raises WireError."""
     path = folder / "update"
     path.write_bytes(tensors.encode(meta, values))
-    return Inbox(folder / "spool", 8).read(path, RAW, 1 << 20)
+    return Inbox(folder / "spool", 8).read(path, RAW, 1 << 20, {})
 
 
 def meta_of(task: Task, **changed: Any) -> dict[str, Any]:

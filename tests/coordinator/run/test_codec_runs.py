@@ -21,7 +21,7 @@ from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.cost import cost
 from models.extension_lookup import NAMED
 from models.named_network import network
-from models.submodel_building import full
+from models.submodel_building import full, initial
 from tests.support.memory_federation import Member, digits, federate, make_config, run_members
 from tests.support.restarted_coordinator import Fuse, Killed
 
@@ -41,7 +41,7 @@ def test_a_codec_changes_a_run_by_its_rounding_only(
     tmp_path: Path, codec: str, saved: float, loss: float
 ) -> None:
     """The same two agents train the same round. Uploads shrink, and each weight of the mean is off
-    by at most `loss` times the largest trained one.
+    by at most `loss` times the largest change of a device.
     """
     if codec not in codec_names():
         pytest.skip(f"the codec {codec} is not installed")
@@ -53,11 +53,11 @@ def test_a_codec_changes_a_run_by_its_rounding_only(
         assert made.result.rounds == 1
     values = 2 * sum(value.numel() for value in found["raw"].values())
     assert sent["raw"] - sent[codec] == pytest.approx(saved * values, rel=0.1)
-    largest = 0.0
+    largest, before = 0.0, initial(network("mlp", (1, 8, 8), 10), make_config(FEDAVG).seed)
     for home, value in found["raw"].items():
         off = float((found[codec][home] - value).abs().max())
-        # the largest trained weight can be twice that of the mean of two
-        assert off <= loss * 2 * float(value.abs().max()) + 2**-25, home
+        # the mean of two changes can be small where they have opposite signs
+        assert off <= loss * 4 * float((value - before[home]).abs().max()) + 2**-22, home
         largest = max(largest, off)
     assert largest > 0, "nothing was rounded: the codec was not used"
 

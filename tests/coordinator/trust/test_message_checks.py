@@ -218,7 +218,7 @@ def test_statistics_must_be_finite_and_from_a_plausible_number_of_batches() -> N
 def read(folder: Path, data: bytes) -> Update:
     path = folder / "update"
     path.write_bytes(data)
-    return Inbox(folder / "spool", 1).read(path, RAW, 1 << 20)
+    return Inbox(folder / "spool", 1).read(path, RAW, 1 << 20, {})
 
 
 def blob(header: Any, body: bytes = b"") -> bytes:

@@ -163,7 +163,7 @@ def test_an_agent_without_pytorch_measures_itself_and_trains(tmp_path: Path) -> 
         worker.rehearse(msgspec.to_builtins(task), tmp_path / "weights", result)
     finally:
         worker.close()
-    update = decode_update(result.read_bytes(), find_loaded_codec("raw"), 1 << 20)
+    update = decode_update(result.read_bytes(), find_loaded_codec("raw"), 1 << 20, {})
     assert update.steps == 2
     assert update.tensors.keys() == shapes(WHOLE).keys()
     assert not update.tensors.keys() & statistics(WHOLE).keys()

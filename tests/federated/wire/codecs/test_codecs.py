@@ -45,7 +45,7 @@ def update(**values: object) -> Update:
 @given(value=arrays(np.float32, array_shapes(max_dims=3, max_side=5), elements=ORDINARY))
 def test_every_codec_keeps_names_shapes_order_and_dtype(name: str, value: np.ndarray) -> None:
     sent = update(b=value, a=value.T)
-    found = decode_update(encode_update(sent, TRIED[name]), TRIED[name], LIMIT)
+    found = decode_update(encode_update(sent, TRIED[name], {}), TRIED[name], LIMIT, {})
     assert list(found.tensors) == ["b", "a"]
     assert found.tensors["a"].shape == value.T.shape
     assert {array.dtype for array in found.tensors.values()} == {np.dtype(np.float32)}
@@ -55,8 +55,8 @@ def test_every_codec_keeps_names_shapes_order_and_dtype(name: str, value: np.nda
 @pytest.mark.parametrize("name", TRIED)
 def test_every_codec_changes_weights_by_less_than_a_tenth(name: str) -> None:
     value = np.random.default_rng(0).normal(0, 0.05, (64, 64)).astype(np.float32)
-    sent = encode_update(update(w=value), TRIED[name])
-    found = decode_update(sent, TRIED[name], LIMIT).tensors["w"]
+    sent = encode_update(update(w=value), TRIED[name], {})
+    found = decode_update(sent, TRIED[name], LIMIT, {}).tensors["w"]
     assert np.linalg.norm(found - value) < 0.1 * np.linalg.norm(value)
 
 
@@ -66,17 +66,37 @@ def test_every_codec_states_its_encoded_size(name: str) -> None:
     compressed.
     """
     plain = replace(TRIED[name], compression=None)
-    empty = len(encode_update(update(w=np.zeros(0)), plain))
-    full_size = len(encode_update(update(w=np.zeros(4096)), plain))
+    empty = len(encode_update(update(w=np.zeros(0)), plain, {}))
+    full_size = len(encode_update(update(w=np.zeros(4096)), plain, {}))
     assert abs(full_size - empty - TRIED[name].size(4096)) <= tensors.ALIGNMENT
     assert TRIED[name].size(4096) <= 4 * 4096
     assert ":" in name or TRIED[name].name == name
 
 
+@pytest.mark.parametrize("name", [name for name, codec in TRIED.items() if codec.changes])
+def test_the_error_of_a_codec_is_relative_to_the_change_of_the_weights(name: str) -> None:
+    rng = np.random.default_rng(0)
+    received = {"w": rng.normal(0, 1, (64, 64)).astype(np.float32)}
+    value = received["w"] + rng.normal(0, 1e-3, (64, 64)).astype(np.float32)
+    sent = encode_update(update(w=value), TRIED[name], received)
+    found = decode_update(sent, TRIED[name], LIMIT, received).tensors["w"]
+    assert np.linalg.norm(found - value) < 0.1 * np.linalg.norm(value - received["w"])
+
+
+def test_only_tensors_that_were_received_are_sent_as_changes() -> None:
+    """1.5 - 1 and 2 - 0: `v` was not received, and `u` was received with another shape."""
+    received = {"w": np.float32([1.0]), "u": np.float32([1.0, 1.0])}
+    sent = encode_update(update(w=[1.5], v=[2.0], u=[3.0]), CODECS["fp16"], received)
+    values = tensors.decode(sent)[1]
+    assert [values[name].tolist() for name in "wvu"] == [[0.5], [2.0], [3.0]]
+    found = decode_update(sent, CODECS["fp16"], LIMIT, received).tensors
+    assert [found[name].tolist() for name in "wvu"] == [[1.5], [2.0], [3.0]]
+
+
 def test_raw_is_the_format_of_tensors_byte_for_byte() -> None:
     sent = update(w=[[1.0, 2.0]])
-    header, values = tensors.decode(encode_update(sent, CODECS["raw"]))
-    assert bytes(encode_update(sent, CODECS["raw"])) == bytes(tensors.encode(header, values))
+    header, values = tensors.decode(encode_update(sent, CODECS["raw"], {}))
+    assert bytes(encode_update(sent, CODECS["raw"], {})) == bytes(tensors.encode(header, values))
     assert values["w"].tolist() == [[1.0, 2.0]]
 
 
@@ -98,14 +118,14 @@ def test_half_precision_by_hand() -> None:
 
 @pytest.mark.parametrize("value", [65520.0, -1e30, np.inf, np.nan])
 def test_half_precision_rejects_values_beyond_its_range(value: float) -> None:
-    with pytest.raises(Refused, match=r"tensor w: expected values up to 65504.*'raw'"):
-        encode_update(update(w=[1.0, value]), CODECS["fp16"])
+    with pytest.raises(Refused, match=r"tensor w: expected changes up to 65504.*'raw'"):
+        encode_update(update(w=[1.0, value]), CODECS["fp16"], {})
 
 
 def test_half_precision_rejects_other_dtypes() -> None:
-    blob = encode_update(update(w=[1.0]), CODECS["raw"])
+    blob = encode_update(update(w=[1.0]), CODECS["raw"], {})
     with pytest.raises(Malformed, match="tensor w: expected float16, found float32"):
-        decode_update(blob, CODECS["fp16"], LIMIT)
+        decode_update(blob, CODECS["fp16"], LIMIT, {})
 
 
 @settings(max_examples=200, deadline=None)
@@ -131,7 +151,7 @@ def test_eight_bits_are_right_on_average_and_the_same_each_time() -> None:
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_eight_bits_reject_values_that_are_not_finite(value: float) -> None:
     with pytest.raises(Refused, match="tensor w: expected finite values"):
-        encode_update(update(w=[1.0, value]), CODECS["int8"])
+        encode_update(update(w=[1.0, value]), CODECS["int8"], {})
 
 
 @pytest.mark.parametrize(
@@ -161,12 +181,12 @@ def test_eight_bits_reject_what_they_cannot_decode(false: dict[str, np.ndarray],
 def test_compression_saves_bytes_and_loses_nothing(name: str) -> None:
     sent = update(w=np.random.default_rng(0).normal(0, 0.05, (64, 640)))
     codec, plain = TRIED[name], replace(TRIED[name], compression=None)
-    blob, larger = encode_update(sent, codec), encode_update(sent, plain)
+    blob, larger = encode_update(sent, codec, {}), encode_update(sent, plain, {})
     assert len(blob) < 0.95 * len(larger)
-    found = decode_update(blob, codec, len(larger)).tensors["w"]
-    assert (found == decode_update(larger, plain, 0).tensors["w"]).all()
+    found = decode_update(blob, codec, len(larger), {}).tensors["w"]
+    assert (found == decode_update(larger, plain, 0, {}).tensors["w"]).all()
     with pytest.raises(Malformed, match=f"1 to {len(larger) - 1} bytes, found {len(larger)}"):
-        decode_update(blob, codec, len(larger) - 1)
+        decode_update(blob, codec, len(larger) - 1, {})
 
 
 def make_frame(size: int, states: int | None, window: int = 20) -> bytes:
@@ -201,7 +221,7 @@ def make_frame(size: int, states: int | None, window: int = 20) -> bytes:
 )
 def test_a_false_frame_is_malformed(make: Callable[[], bytes], why: str) -> None:
     with pytest.raises(Malformed, match=f"^zstd: .*{why}"):
-        decode_update(make(), TRIED["int8-zstd"], LIMIT)
+        decode_update(make(), TRIED["int8-zstd"], LIMIT, {})
 
 
 @pytest.mark.skipif("int8-zstd" not in TRIED, reason="the extra zstd is not installed")
@@ -210,7 +230,7 @@ def test_a_frame_that_requires_a_large_window_is_malformed() -> None:
     frame = make_frame(1 << 24, 1 << 24, 27)
     assert len(frame) < 2000
     with pytest.raises(Malformed, match="too much memory"):
-        decode_update(frame, TRIED["int8-zstd"], 1 << 24)
+        decode_update(frame, TRIED["int8-zstd"], 1 << 24, {})
 
 
 def test_without_the_extra_its_codecs_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,13 +245,13 @@ def test_without_the_extra_its_codecs_are_not_offered(monkeypatch: pytest.Monkey
 def test_an_error_in_a_codec_is_a_malformed_update() -> None:
     broken = Codec("broken", "", "", lambda t: t, lambda t: {"w": t["absent"]}, lambda n: n)
     with pytest.raises(Malformed, match="codec broken: KeyError"):
-        decode_update(encode_update(update(w=[1.0]), broken), broken, LIMIT)
+        decode_update(encode_update(update(w=[1.0]), broken, {}), broken, LIMIT, {})
 
 
 def test_a_codec_with_an_unsupported_dtype_is_named_in_the_error() -> None:
     made = replace(CODECS["raw"], name="wide", encode=lambda t: {"w": t["w"].astype(np.uint16)})
     with pytest.raises(Refused, match=r"codec wide: ValueError: tensor w: .*found uint16"):
-        encode_update(update(w=[1.0]), made)
+        encode_update(update(w=[1.0]), made, {})
 
 
 TOY = """
