@@ -77,7 +77,7 @@ def compute_lease(r: Round, agent: Agent, work: Work, seconds: float) -> float:
     predicted delivers in the end. Such devices are asked less often (see `Wasted`), so one that
     never delivers costs less and less.
     """
-    if not r.rules.leases:
+    if not r.rules.timeouts:
         return 0.0
     wasted = agent.wasted[work].leases if work in agent.wasted else 0
     least = MIN_LEASE if work in agent.pace or wasted else FIRST_LEASE

@@ -130,7 +130,7 @@ def settle(r: Round, out: list[Action]) -> Round:
             if outcome == "stale"
             else f"round {state.task.round} is closed"
         )
-        if phase.closing != "quorum" and outcome != "stale" and r.rules.leases:
+        if phase.closing != "quorum" and outcome != "stale" and r.rules.timeouts:
             # a lease may be longer than the configured deadline, and a silent agent must not
             # hold every round until it
             r = count_wasted(r, state, lenient=phase.closing == "deadline")

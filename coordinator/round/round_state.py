@@ -186,15 +186,15 @@ class Rules(Struct, frozen=True):
         folding arrive; 0: unlimited.
     durable: whether received updates survive this process, so that they stay in the spool until a
         snapshot holds them.
-    leases: whether tasks have leases. Those of simulated devices have none, since their speeds are
-        made up.
+    timeouts: whether tasks have leases, and silent agents are disconnected. Not in a simulation:
+        the speeds of its devices are made up, and a busy machine delays their messages.
     """
 
     stale: int = -1
     every: int = 0
     most: int = 0
     durable: bool = True
-    leases: bool = True
+    timeouts: bool = True
 
 
 class Phase(Struct, frozen=True):

@@ -45,7 +45,7 @@ def tick(r: Round, e: on.Ticked, out: list[Action]) -> Round:
     if r.now < r.due:
         return r
     due = math.inf
-    for agent in list(r.agents.values()):
+    for agent in list(r.agents.values()) if r.rules.timeouts else ():
         if agent.online and r.now - agent.seen > agents.SILENCE:
             r = agents.disconnect(r, agent.name, f"silent for {agents.SILENCE:.0f} s", out)
         elif agent.online:

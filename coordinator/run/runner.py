@@ -80,8 +80,8 @@ def run(
     """
     config = prepared.config
     with oversee(prepared.store.folder, config, read, prepared.metrics, options.clock) as oversight:
-        leases = options.patience < ENDLESS
-        rules = read_rules(prepared.method, config, durable=options.durable, leases=leases)
+        timeouts = options.patience < ENDLESS
+        rules = read_rules(prepared.method, config, durable=options.durable, timeouts=timeouts)
         fleet = assemble_fleet(prepared, link, oversight, rules, RunClock(options.clock))
         fleet.follow(oversight.control, options.gate)
         bind(fleet)
@@ -89,8 +89,8 @@ def run(
         return _announce(prepared, fleet, oversight, options)
 
 
-def read_rules(method: Method, config: Config, *, durable: bool, leases: bool) -> Rules:
-    """Return the rules of a run. durable, leases: see `Rules`."""
+def read_rules(method: Method, config: Config, *, durable: bool, timeouts: bool) -> Rules:
+    """Return the rules of a run. durable, timeouts: see `Rules`."""
     fleet, late = config.fleet, "buffered" in method.allows
     if fleet.late == "take" and fleet.mode == "sync" and not late:
         log.warning(
@@ -104,7 +104,7 @@ def read_rules(method: Method, config: Config, *, durable: bool, leases: bool) -
         every=config.journal.every,
         most=config.journal.waiting,
         durable=durable,
-        leases=leases,
+        timeouts=timeouts,
     )
 
 

@@ -28,7 +28,7 @@ def await_round(run: RunContext) -> None:
     After rounds without updates, wait longer each time, since the cause may pass.
     """
     config, fleet = run.config.fleet, run.fleet
-    empty = count_empty(run.store) if fleet.round.rules.leases else 0
+    empty = count_empty(run.store) if fleet.round.rules.timeouts else 0
     until = fleet.clock() + (MIN_DELAY * 2 ** (empty - 1) if empty else 0.0)
     while fleet.clock() < until:
         run.publish(RoundDelayed("no update in the last round; delaying the next one"))
@@ -56,7 +56,7 @@ def await_able(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
         try:
             return plan()
         except FleetError as error:
-            if not fleet.round.rules.leases or (limit and fleet.clock() - since > limit):
+            if not fleet.round.rules.timeouts or (limit and fleet.clock() - since > limit):
                 raise
             why = str(error)
         unable = {agent.name for agent in fleet.list_free()}

@@ -143,7 +143,7 @@ def measure_phase(r: Round, courses: Sequence[TaskCourse]) -> tuple[float, float
     if r.phase is None:
         return 0.0, None
     last = max((time for course in courses for _, time in course.stages), default=0.0)
-    has_limit = r.rules.leases and math.isfinite(r.phase.limit)
+    has_limit = r.rules.timeouts and math.isfinite(r.phase.limit)
     return (
         last if r.phase.closed else round(r.now - r.phase.began, 3),
         round(r.phase.limit, 3) if has_limit else None,

@@ -98,10 +98,18 @@ def test_a_phase_waits_longer_than_agents_wait_to_reconnect() -> None:
 
 
 def test_simulated_devices_do_not_return() -> None:
-    machine = Machine(Rules(leases=False), "ab").begin("ab", 10.0)
+    machine = Machine(Rules(timeouts=False), "ab").begin("ab", 10.0)
     machine.arrive("a")
     machine.leave("b")
     assert machine.closing == "no agents left"
+
+
+def test_simulated_devices_may_be_silent_while_the_machine_is_busy() -> None:
+    machine = Machine(Rules(timeouts=False), "ab").begin("ab", 10.0)
+    machine.wait(2 * SILENCE)
+    assert all(machine.round.agents[name].online for name in "ab")
+    machine.arrive("ab")
+    assert (machine.order, machine.closing) == ("ab", "quorum")
 
 
 def test_at_its_deadline_a_phase_closes_and_aborts_open_tasks() -> None:
