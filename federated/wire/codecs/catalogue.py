@@ -8,6 +8,7 @@ from federated.wire.codecs.codec import Codec, is_installed
 from federated.wire.codecs.fp16 import FP16
 from federated.wire.codecs.int8 import INT8
 from federated.wire.codecs.raw import RAW
+from federated.wire.codecs.top10 import TOP10
 from federated.wire.codecs.zstd import add_zstd
 from models.extension_lookup import ExtensionPoint, load_all
 
@@ -21,6 +22,7 @@ CODECS: dict[str, Codec] = {
     "int8": INT8,
     "int8-zstd": add_zstd(INT8),
     "raw": RAW,
+    "top10-zstd": TOP10,
 }
 
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from federated.errors import Malformed, require_extra
 from federated.wire.codecs.codec import Codec, Compression
 
-__all__ = ["add_zstd"]
+__all__ = ["ZSTD", "add_zstd"]
 
 LEVEL = 1  # the updates are close to noise: higher levels take longer and save nothing
 WINDOW = 23  # log2 of the most bytes that a decoder must remember: what RFC 8878 asks decoders for
