@@ -15,7 +15,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from coordinator.cli.main import main
 from edge_agent.releases.assigned_release import Subscription
 from edge_agent.releases.release_follower import Follower, open_follower_link
 from export import onnx_session, release_reader
@@ -24,7 +26,7 @@ from federated.data import loading
 from federated.wire import tensors
 from federated.wire.release_messages import Serving
 from tests.support.memory_federation import RUN, Member, digits, federate
-from tests.support.processes import COORDINATOR, WITHOUT_TORCH, Start, read_address
+from tests.support.processes import WITHOUT_TORCH, Start, read_address
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker]
@@ -45,10 +47,10 @@ def train(folder: Path, rounds: int) -> None:
     """Run up to this round."""
     members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
     quick = {
-        "model.name": "resnet-small",
+        "model.name": "resnet-tiny",
         "data.name": "digits",
         "train.epochs": 1,
-        "train.steps": 20,
+        "train.steps": 2,
         "train.batch": 16,
         "evaluate.devices": False,
     }
@@ -62,26 +64,18 @@ def train(folder: Path, rounds: int) -> None:
 
 
 @pytest.fixture
-def release(tmp_path: Path, runs: Path, broker: str, start: Start) -> Command:
-    """Run `coordinator release` as a process. Return its exit code, result and messages."""
+def release(runs: Path, broker: str) -> Command:
+    """Run `coordinator release`. Return its exit code, result and messages.
+
+    It runs in this process, which has imported the exporter; `test_processes` starts it.
+    """
 
     def run(*arguments: str) -> RESULT:
-        process = start(
-            *COORDINATOR,
-            "release",
-            RUN,
-            "--runs",
-            str(runs),
-            "--broker",
-            broker,
-            *arguments,
-            "--format",
-            "json",
-        )
-        out, _ = process.communicate(timeout=120)
-        said = max(tmp_path.glob("*.err"), key=lambda path: int(path.stem)).read_text()
-        assert "Traceback" not in said, said
-        return process.returncode, json.loads(out.splitlines()[-1]) if out else {}, said
+        where = ["--runs", str(runs), "--broker", broker]
+        done = CliRunner().invoke(main, ["release", RUN, *where, *arguments, "--format", "json"])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+        lines = done.stdout.splitlines()
+        return done.exit_code, json.loads(lines[-1]) if lines else {}, done.stderr
 
     return run
 

@@ -20,13 +20,14 @@ from models.submodel import Network
 from tests.support.memory_federation import RUN, Member, digits, federate
 
 QUICK = {
-    "model.name": "resnet-small",
+    "model.name": "mlp-small",
     "data.name": "digits",
     "rounds": 1,
     "train.epochs": 1,
     "train.steps": 3,
     "train.batch": 16,
     "evaluate.devices": False,
+    "evaluate.examples": 20,
 }
 
 
@@ -36,11 +37,8 @@ def run_and_export(folder: Path, *pins: str, **given: Any) -> dict[str, str]:
     """
     members = [Member(f"a{i}", digits(i, len(pins))) for i in range(len(pins))]
     named = {key.replace("_", "."): value for key, value in given.items()}
-    federate(
-        folder,
-        members,
-        {**QUICK, "assign.submodels": {f"a{i}": pin for i, pin in enumerate(pins)}, **named},
-    )
+    assigned = {f"a{i}": pin for i, pin in enumerate(pins)}
+    federate(folder, members, {**QUICK, "assign.submodels": assigned, **named})
     made, assignment = write_release(
         ExportRequest(RUN, folder / "runs", folder / "out", int8=False)
     )
@@ -58,20 +56,20 @@ def run_and_export(folder: Path, *pins: str, **given: Any) -> dict[str, str]:
 def test_branches_are_merged_into_one_network_for_all_devices(tmp_path: Path, norm: str) -> None:
     found = run_and_export(
         tmp_path,
-        "w1-d2.2.2",
-        "w1-d2.2.2-x2",
+        "w1-d2",
+        "w1-d2-x2",
         method_name="dynamicfl",
         method_branches=2,
         train_norm=norm,
     )
-    assert found == {"a0": "w1-d2.2.2", "a1": "w1-d2.2.2"}
-    assert {path.name for path in (tmp_path / "out").glob("*.onnx")} == {"w1-d2.2.2.onnx"}
+    assert found == {"a0": "w1-d2", "a1": "w1-d2"}
+    assert {path.name for path in (tmp_path / "out").glob("*.onnx")} == {"w1-d2.onnx"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["static", "tracked"])
 def test_submodels_with_their_own_norms_and_steps_are_exported(tmp_path: Path, norm: str) -> None:
-    pins = ("w0.447214-d2.2.2-steps", "w1-d2.2.2-steps")
+    pins = ("w0.447214-d2-steps", "w1-d2-steps")
     assert set(
         run_and_export(
             tmp_path, *pins, method_name="nefl-w", method_gammas=(0.2, 1.0), train_norm=norm
@@ -81,23 +79,24 @@ def test_submodels_with_their_own_norms_and_steps_are_exported(tmp_path: Path, n
 
 @pytest.mark.slow
 def test_submodels_of_a_hypernetwork_are_exported(tmp_path: Path) -> None:
-    assert set(
-        run_and_export(tmp_path, "w0.2-d2.2.2", "w1-d2.2.2", method_name="recipfl").values()
-    ) == {
-        "w0.2-d2.2.2",
-        "w1-d2.2.2",
-    }
+    found = run_and_export(tmp_path, "w0.2-d2", "w1-d2", method_name="recipfl")
+    assert set(found.values()) == {"w0.2-d2", "w1-d2"}
 
 
 @pytest.mark.slow
 def test_networks_of_several_families_are_one_release(tmp_path: Path) -> None:
     found = run_and_export(
-        tmp_path, "mlp-w1-d2", "w1-d2.2.2", method_name="recipfl", method_models=("mlp",)
+        tmp_path,
+        "mlp-w1-d2",
+        "w1-d3",
+        method_name="recipfl",
+        method_models=("mlp",),
+        model_name="vit-micro",
     )
-    assert set(found.values()) == {"mlp-w1-d2", "w1-d2.2.2"}
+    assert set(found.values()) == {"mlp-w1-d2", "w1-d3"}
     assert {path.name for path in (tmp_path / "out").glob("*.onnx")} == {
         "mlp-w1-d2.onnx",
-        "w1-d2.2.2.onnx",
+        "w1-d3.onnx",
     }
 
 
@@ -112,28 +111,9 @@ def test_names_of_classes_come_from_the_inputs(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run of two rounds, in a folder."""
-    folder = tmp_path_factory.mktemp("run")
-    members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
-    federate(
-        folder,
-        members,
-        {
-            **QUICK,
-            "rounds": 2,
-            "train.epochs": 2,
-            "train.steps": 0,
-            "assign.submodels": {"a0": "w0.5-d2.2.2", "a1": "w1-d2.2.2"},
-        },
-    )
-    return folder
-
-
-@pytest.fixture(scope="module")
-def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of one round, in a folder."""
     folder = tmp_path_factory.mktemp("run")
-    settings = {**QUICK, "evaluate.examples": 20, "assign.submodels": {"a0": "w1-d2.2.2"}}
+    settings = {**QUICK, "assign.submodels": {"a0": "w1-d2"}}
     federate(folder, [Member("a0", digits(0, 9))], settings)
     return folder
 
@@ -141,14 +121,14 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_an_export_reports_the_size_and_accuracy_of_each_graph(run: Path) -> None:
     lines: list[str] = []
-    found = export_run(ExportRequest(RUN, run / "runs", run / "told", ("w1-d2.2.2",)), lines.append)
+    found = export_run(ExportRequest(RUN, run / "runs", run / "told", ("w1-d2",)), lines.append)
     entry = found["submodels"][0]
     assert [variant["kind"] for variant in entry["variants"]] == ["fp32", "int8-u8s8", "int8-s8s8"]
     assert (found["calibrated"], found["examples"], found["labelled"]) == (128, 231, True)
-    assert found["about"] == {"method": "fedfa", "data": "digits", "model": "resnet-small"}
+    assert found["about"] == {"method": "fedfa", "data": "digits", "model": "mlp-small"}
     before, after = (variant["accuracy"] for variant in entry["variants"][:2])
     size = entry["variants"][1]["file"]["size"]
-    assert lines[0] == "w1-d2.2.2: 174,970 parameters, 1,648,256 multiply-adds"
+    assert lines[0] == "w1-d2: 13,322 parameters, 12,928 multiply-adds"
     assert lines[1].startswith("  fp32 ")
     assert f"accuracy {before:.4f}, differs from PyTorch by at most" in lines[1]
     assert lines[2].split()[:5] == [
@@ -160,7 +140,7 @@ def test_an_export_reports_the_size_and_accuracy_of_each_graph(run: Path) -> Non
     ]
     assert "measured on 231 real examples that were not used to calibrate" in lines
     assert (
-        f"w1-d2.2.2 | 174,970 | 1,648,256 | int8-u8s8 | {size / 1e3:,.0f} kB | {after:.4f}"
+        f"w1-d2 | 13,322 | 12,928 | int8-u8s8 | {size / 1e3:,.0f} kB | {after:.4f}"
         in (run / "told/MODEL.md").read_text()
     )
 
@@ -173,7 +153,7 @@ def test_an_input_file_may_have_answers_or_none(run: Path) -> None:
     for name, labelled in (("blind", False), ("seeing", True)):
         lines: list[str] = []
         found = export_run(
-            ExportRequest(RUN, run / "runs", run / name, ("w1-d2.2.2",), run / f"{name}.npz"),
+            ExportRequest(RUN, run / "runs", run / name, ("w1-d2",), run / f"{name}.npz"),
             lines.append,
         )
         assert (found["calibrated"], found["examples"], found["labelled"]) == (20, 20, labelled)
@@ -200,14 +180,12 @@ def test_an_input_file_may_have_answers_or_none(run: Path) -> None:
     ],
 )
 def test_inputs_that_do_not_fit_the_network_are_refused(
-    short_run: Path, tmp_path: Path, arrays: dict[str, np.ndarray], message: str
+    run: Path, tmp_path: Path, arrays: dict[str, np.ndarray], message: str
 ) -> None:
     np.savez(tmp_path / "odd.npz", **arrays)
     with pytest.raises(DataError, match=message):
         export_run(
-            ExportRequest(
-                RUN, short_run / "runs", tmp_path / "out", ("w1-d2.2.2",), tmp_path / "odd.npz"
-            ),
+            ExportRequest(RUN, run / "runs", tmp_path / "out", ("w1-d2",), tmp_path / "odd.npz"),
             str,
         )
 
@@ -219,5 +197,10 @@ def test_a_method_that_keeps_layers_on_devices_cannot_be_exported(tmp_path: Path
         r"linear.bias",
     ):
         run_and_export(
-            tmp_path, "w1-d1.1.1", "w1-d2.2.2", method_name="flexifed", method_strategy="basic"
+            tmp_path,
+            "w1-d1.1.1",
+            "w1-d2.2.2",
+            method_name="flexifed",
+            method_strategy="basic",
+            model_name="resnet-small",
         )

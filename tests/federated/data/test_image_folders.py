@@ -198,17 +198,21 @@ def test_a_palette_with_transparency_keeps_its_colours(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_cifar_10_as_a_zip_has_the_published_moments() -> None:
-    """60,000 WebP images: 12 s."""
+def test_cifar_10_as_a_zip_has_the_published_moments(tmp_path: Path) -> None:
+    """Every tenth of its 60,000 WebP images, whose moments differ by up to 0.002."""
     if not PUBLISHED.is_file():
         pytest.skip("no cifar10.zip beside this checkout")
-    whole = load_central(str(PUBLISHED))
+    with zipfile.ZipFile(PUBLISHED) as archive, zipfile.ZipFile(tmp_path / "c.zip", "w") as some:
+        assert len(archive.namelist()) == 60_000
+        for name in sorted(archive.namelist())[::10]:
+            some.writestr(name, archive.read(name))
+    whole = load_central(str(tmp_path / "c.zip"))
     assert (whole.x.shape, whole.x_held.shape, whole.outputs) == (
-        (50000, 3, 32, 32),
-        (10000, 3, 32, 32),
+        (5000, 3, 32, 32),
+        (1000, 3, 32, 32),
         10,
     )
-    assert np.bincount(whole.y).tolist() == [5000] * 10
+    assert np.bincount(whole.y).tolist() == [500] * 10
     card = whole.card()
-    assert np.allclose(np.array(card.mean) / 255, [0.4914, 0.4822, 0.4465], atol=1e-4)
-    assert np.allclose(np.array(card.std) / 255, [0.2470, 0.2435, 0.2616], atol=1e-4)
+    assert np.allclose(np.array(card.mean) / 255, [0.4914, 0.4822, 0.4465], atol=3e-3)
+    assert np.allclose(np.array(card.std) / 255, [0.2470, 0.2435, 0.2616], atol=3e-3)
