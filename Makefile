@@ -43,14 +43,13 @@ TIMED := $$(grep -rl --include='test_*.py' 'mark\.timed' tests)
 test: $(VENV)/installed-dev
 ifeq ($(strip $(TESTS)),)
 	$(SIDE_BY_SIDE) -m "not slow and not timed"
-	$(BIN)/python -m pytest -m "not slow and timed" $(TIMED)
+	$(BIN)/python -m pytest -m timed $(TIMED)
 else
 	$(BIN)/python -m pytest $(TESTS)
 endif
 
 test-all: test
-	$(SIDE_BY_SIDE) -m "slow and not timed" $(SLOW)
-	$(BIN)/python -m pytest -m "slow and timed" $(TIMED)
+	$(SIDE_BY_SIDE) -m slow $(SLOW)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -42,13 +42,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Repeat what may fail because the machine was busy; the summary counts such repeats.
 
     A measurement of the machine is made up to three times, and a test with brokers or processes
-    gets a second try. `make test-all` finds the files with slow tests, and with tests that measure
-    time, by the text of their marks.
+    gets a second try. The Makefile finds the files with slow tests, and with tests that measure
+    time, by the text of their marks. No test has both: slow tests run side by side.
     """
     for item in items:
         for mark in ("slow", "timed"):
             if item.get_closest_marker(mark) and f"mark.{mark}" not in read_source(item.path):
                 raise pytest.UsageError(f"{item.nodeid}: write its mark as pytest.mark.{mark}")
+        if item.get_closest_marker("slow") and item.get_closest_marker("timed"):
+            raise pytest.UsageError(f"{item.nodeid}: a slow test cannot run alone; make it short")
         if item.get_closest_marker("timed"):
             item.add_marker(pytest.mark.flaky(reruns=2))
         elif item.get_closest_marker("broker") or item.get_closest_marker("processes"):

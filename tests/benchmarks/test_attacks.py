@@ -112,7 +112,7 @@ def test_a_log_loses_only_the_line_that_was_cut_off(tmp_path: Path) -> None:
         "mute",
         "rot in a checkpoint",
         "speaks for another + sends NaN",
-        pytest.param("flood of chunks", marks=pytest.mark.timed),
+        "flood of chunks",
         "two coordinators",
     ],
 )

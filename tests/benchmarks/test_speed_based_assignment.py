@@ -1,6 +1,4 @@
-"""Four agents under limits get submodels with equal round times, and a slowed agent gets a smaller
-one.
-"""
+"""The benchmark of agents of unequal speed: its summary, and a short run."""
 
 from __future__ import annotations
 
@@ -53,23 +51,18 @@ def test_the_summary_names_the_rounds_in_which_the_slowed_agent_changed_submodel
 
 @pytest.mark.broker
 @pytest.mark.processes
-@pytest.mark.timed
 @pytest.mark.slow
-@pytest.mark.timeout(580)
-def test_four_agents_keep_pace_and_the_slowed_one_gets_a_smaller_submodel_during_the_run(
-    tmp_path: Path,
-) -> None:
-    """The benchmark promises a ratio of 1.3 on an idle machine. With one submodel for all agents it
-    would be 10.
+def test_a_short_run_records_every_turn_of_agents_under_limits(tmp_path: Path) -> None:
+    """`python -m benchmarks pacing` measures whether agents keep pace, alone on its machine.
+    tests/coordinator/assign and tests/coordinator/run/test_round_planning.py check how measured
+    seconds decide the submodels.
     """
-    made = measure(tmp_path, lambda text: None, Parts(5, 3, 0))
-    assert [t.outcome for t in made.turns] == ["folded"] * 4 * 8
-    sizes = [read_width(submodel) for submodel in made.submodels]
-    assert sizes == sorted(sizes, reverse=True)
-    assert len(set(sizes)) == 4, made.submodels
-    assert made.ratio <= 2.5
-    assert 5 < made.moved <= 8
-    why = next(t.reason for t in made.turns if (t.round, t.agent) == (made.moved, "a1"))
-    assert why.startswith("moved down from ")
-    assert "times as long as profiled" in why
-    assert made.longest < 60
+    said = list[str]()
+    made = measure(tmp_path, said.append, Parts(1, 1, 0))
+    assert [(t.round, t.agent, t.outcome) for t in made.turns] == [
+        (number, agent, "folded") for number in (1, 2) for agent in CPUS
+    ]
+    assert read_width(made.submodels[0]) > read_width(made.submodels[-1]), "ten times fewer cpus"
+    assert all(t.seconds > 0 and t.step > 0 and t.predicted > 0 and t.reason for t in made.turns)
+    assert made.ratio >= 1
+    assert "a1 is slowed down 3 times" in said

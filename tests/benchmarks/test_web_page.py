@@ -46,7 +46,6 @@ def test_the_readme_shows_the_page_in_small_pictures() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timed
 @pytest.mark.processes
 @pytest.mark.broker
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine")

@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.broker,
     pytest.mark.slow,
-    pytest.mark.timed,
     needs_mosquitto,
 ]
 

@@ -34,7 +34,6 @@ AXE = Path(__file__).parents[3] / "coordinator/web/page/node_modules/axe-core/ax
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timed,
     pytest.mark.processes,
     pytest.mark.broker,
     pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine"),

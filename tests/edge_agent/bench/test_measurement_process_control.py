@@ -18,7 +18,7 @@ from edge_agent.bench.report import Row
 from edge_agent.device.process_limits import Limits
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.timed
+pytestmark = pytest.mark.processes
 PICTURE = Path(__file__).parents[2] / "export" / "image.onnx"
 GRAPH = Plan(Row("", "image.onnx", "onnx", "cpu", 1), str(PICTURE), seconds=0.05)
 

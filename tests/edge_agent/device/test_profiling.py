@@ -18,7 +18,6 @@ from models.menu import menu
 from models.named_network import network
 from tests.support.small_tasks import PYTORCH
 
-pytestmark = pytest.mark.timed
 DATA = loading.load_device("digits", name="a", shard="0/8", partition="iid")
 NETWORK = network("preresnet", (1, 8, 8), 10)
 SMALL, LARGE = menu(NETWORK, (0.25,), (2, 4))
@@ -31,6 +30,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.timed
 def test_a_deeper_network_takes_longer() -> None:
     torch.set_num_threads(1)
     assert 0 < time_step(SMALL, 32, DATA, PYTORCH) < time_step(LARGE, 32, DATA, PYTORCH)
