@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from export.external_data import refuse_external_files, refuse_foreign_operators
 from federated.errors import DataError, ExportError, explain_os_errors
+from federated.onnx_graph_contents import refuse_external_files, refuse_foreign_operators
 
 __all__ = [
     "INPUT",

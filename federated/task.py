@@ -24,10 +24,13 @@ __all__ = [
     "LONGEST",
     "MAX_CAPABILITIES",
     "MAX_CODECS",
+    "MAX_GRAPH",
     "SHORTEST",
     "Augmentation",
     "Board",
     "Card",
+    "Graph",
+    "GraphKind",
     "Key",
     "Optimiser",
     "Profile",
@@ -47,11 +50,15 @@ LABELS = 16  # largest number of labels of a device
 MAX_CODECS = 32  # largest number of codecs that a profile lists
 MAX_CAPABILITIES = 128  # largest number of capabilities that a profile lists
 
+# bytes of a training graph, which holds no weights
+MAX_GRAPH = 1 << 24
+
 # seconds of a step: no machine is beyond these limits, and predictions from such values overflow
 SHORTEST, LONGEST = 1e-12, 1e9
 
 Work = Literal["train", "calibrate", "evaluate"]
 Optimiser = Literal["sgd", "adam", "adamw"]
+GraphKind = Literal["step", "calibration", "evaluation"]
 Augmentation = Literal["crop", "flip", "cutout"]
 
 
@@ -131,6 +138,20 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Graph:
+    """A training graph in ONNX, see `federated.device.trainers.graph_names`.
+
+    kind: what it computes: a training step, batch norm statistics, or the network's outputs.
+    digest: sha256 of its file, hexadecimal; it is published at `model/graph/DIGEST`.
+    size: bytes of its file.
+    """
+
+    kind: GraphKind
+    digest: Digest
+    size: Natural
+
+
+@dataclass(frozen=True)
 class Task:
     """One piece of work for one agent.
 
@@ -151,6 +172,8 @@ class Task:
         0: never.
     slot: topic level that the weights are published under.
     codec: name of the codec for the tensors of the update.
+    graphs: the training graphs that the work needs, of the submodel without its owner; empty for a
+        trainer without the capability `graphs`.
     """
 
     run: Name
@@ -168,6 +191,7 @@ class Task:
     lease: float = 0.0
     slot: Name = "0"
     codec: Word = "raw"
+    graphs: Annotated[tuple[Graph, ...], Meta(max_length=3)] = ()
 
     @cached_property
     def key(self) -> Key:
@@ -283,7 +307,8 @@ class Profile:
     runtime: name and version of the trainer.
     data: description of the local data.
     timings: of the submodels in the card's `calibration`, in their order, without those that do not
-        fit into memory; at least one, or empty as long as the card's `network` is nil.
+        fit into memory; at least one, or empty as long as the card's `network` is nil, or with the
+        capability `graphs`.
     survey: result of a method's survey hook; in msgpack at most 1,024 bytes, 16 per output of the
         network, and 144 per submodel of the card's `menu`. Empty without such a hook.
     board: the hardware.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from federated.task import Recipe
 
-__all__ = ["CAPABILITIES", "describe_missing", "list_required_capabilities", "name_hook"]
+__all__ = ["CAPABILITIES", "GRAPHS", "describe_missing", "list_required_capabilities", "name_hook"]
 
 CAPABILITIES: Mapping[str, str] = {
     "adam": "the optimiser Adam",
@@ -27,6 +27,11 @@ CAPABILITIES: Mapping[str, str] = {
     "tracked": "running statistics of batch norm that are sent with the weights",
 }
 """Capabilities that a recipe describes as data. A hook is code, named `hook:METHOD`."""
+
+GRAPHS = "graphs"
+"""Capability of a trainer that has no code of networks: it trains with the graphs that a task names
+(`Task.graphs`).
+"""
 
 
 def name_hook(name: str) -> str:

@@ -144,6 +144,7 @@ WITH_TORCH = {  # all exceptions
     "export.trainstep.decompositions.indexing",
     "export.trainstep.decompositions.pooling",
     "export.trainstep.decompositions.table",
+    "export.trainstep.export_process",
     "export.trainstep.given_draws",
     "export.trainstep.graph_export",
     "export.trainstep.named_tensor_function",

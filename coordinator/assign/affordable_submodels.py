@@ -2,6 +2,8 @@
 afford.
 
 Predictions start from the agent's measurements and are corrected by its earlier rounds. An agent
+that measured nothing, since it trains with exported graphs, begins with the smallest submodel, and
+is predicted from the rounds that it has trained. An agent
 can afford a submodel that fits its memory and whose download, training and upload fit the round.
 Without a deadline, a round is as long as the quickest agent needs for the largest submodel that any
 agent can hold, but not shorter than a quarter of the fleet's median for it.
@@ -15,7 +17,7 @@ from dataclasses import dataclass, replace
 from statistics import median_high, median_low
 
 from coordinator.assign.agent_track_record import Standing, list_active
-from federated.task import Profile, Recipe
+from federated.task import Profile, Recipe, Timing
 from federated.training.time_prediction import step_seconds
 from federated.wire.codecs.codec import Codec
 from models.cost import Cost, cost
@@ -29,6 +31,7 @@ __all__ = [
     "count_traffic",
     "find_affordable",
     "find_bounds",
+    "find_timings",
     "is_quick",
     "make_offers",
 ]
@@ -38,6 +41,9 @@ MARGIN = 0.05
 # the fleet's median time over the shortest one that sets the pace, at most: a false claim of one
 # agent must not shrink the submodels of all others
 MAX_LEAD = 4.0
+# seconds of a training on an agent of unknown speed: long enough for a slow board, and an upper
+# limit of the round only where no other agent was measured
+UNKNOWN = 300.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class Offer:
     memory: bytes of a training step.
     fits: whether the agent has that memory.
     barred: the setback that excludes this submodel, in words; empty if there is none.
+    missing: what the agent needs for it and does not have yet, in words; empty if there is nothing.
     """
 
     submodel: Submodel
@@ -58,10 +65,11 @@ class Offer:
     memory: int
     fits: bool
     barred: str = ""
+    missing: str = ""
 
     @property
     def possible(self) -> bool:
-        return self.fits and not self.barred
+        return self.fits and not self.barred and not self.missing
 
 
 @dataclass(frozen=True)
@@ -95,22 +103,30 @@ def make_offers(
     known = standing or Standing()
     steps = count_steps(recipe, profile.data.examples)
     rate = known.rate or profile.uplink
-    made = []
+    timings, made = find_timings(profile, known), []
     for submodel in menu:
         needs = cost(submodel, recipe.batch)
         transfer = count_traffic(needs, codec) / rate if rate > 0 else 0.0
-        step = known.step * step_seconds(profile.timings, submodel.unowned, recipe.batch)
+        step = known.step * step_seconds(timings, submodel.unowned, recipe.batch)
+        training = steps * step + known.step * known.extra if timings else UNKNOWN
         memory = math.ceil(known.memory * needs.memory)
         made.append(
             Offer(
                 submodel,
                 step,
-                steps * step + known.step * known.extra + transfer,
+                training + transfer,
                 memory,
                 memory <= share * profile.memory,
             )
         )
     return [replace(offer, barred=find_barrier(offer, made, known)) for offer in made]
+
+
+def find_timings(profile: Profile, standing: Standing) -> tuple[Timing, ...]:
+    """Return the timings from which predictions start: of the profile, or else of earlier rounds;
+    empty if the speed of the agent is unknown.
+    """
+    return profile.timings or standing.timings
 
 
 def count_traffic(needs: Cost, codec: Codec) -> int:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from federated.task import Profile
+from federated.task import Profile, Timing
 
 __all__ = [
     "PROOF",
@@ -28,6 +28,7 @@ __all__ = [
     "record_failure",
     "record_in_time",
     "record_late",
+    "record_timing",
     "reset_timings",
 ]
 
@@ -106,6 +107,8 @@ class Standing:
     misses: late rounds in a row.
     setbacks: the latest last.
     usual: as step, but rises slowly; it sets the fleet's pace.
+    timings: of the submodels that an agent without timings in its profile has trained, at its speed
+        in the first of these trainings.
     """
 
     basis: str = ""
@@ -117,6 +120,7 @@ class Standing:
     misses: int = 0
     setbacks: tuple[Setback, ...] = ()
     usual: float = 1.0
+    timings: tuple[Timing, ...] = ()
 
 
 def reset_timings(standing: Standing, profile: Profile) -> Standing:
@@ -155,6 +159,16 @@ def learn(standing: Standing, seen: Observed) -> Standing:
         rate=update_rate(standing.rate, seen),
         extra=extra,
     )
+
+
+def record_timing(standing: Standing, timing: Timing) -> Standing:
+    """Return the record with the step time of a submodel, unless it has one. Its later times change
+    `step`.
+    """
+    if timing.submodel in (one.submodel for one in standing.timings):
+        return standing
+    first = replace(timing, seconds=timing.seconds / standing.step)
+    return replace(standing, timings=(*standing.timings, first))
 
 
 def update_average(before: float, found: float, weight: float) -> float:

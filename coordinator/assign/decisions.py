@@ -11,6 +11,7 @@ from coordinator.assign.affordable_submodels import (
     Offer,
     find_affordable,
     find_bounds,
+    find_timings,
     is_quick,
     make_offers,
 )
@@ -46,6 +47,7 @@ class Candidate:
     standing: what earlier rounds have shown.
     previous: the submodel that it had last, as a menu lists it.
     pin: the submodel that a person fixed for it; None: none.
+    missing: name of a submodel -> what the agent needs for it and does not have yet, in words.
     """
 
     name: str
@@ -53,6 +55,12 @@ class Candidate:
     standing: Standing = field(default_factory=Standing)
     previous: Submodel | None = None
     pin: Pin | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its speed is known."""
+        return bool(find_timings(self.profile, self.standing))
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,8 @@ def decide(
 
     def predict(c: Candidate, codec: str, standing: Standing) -> tuple[Offer, ...]:
         encode = find_codec(codec)
-        return tuple(make_offers(c.profile, menu, recipe, settings.memory, encode, standing))
+        offers = make_offers(c.profile, menu, recipe, settings.memory, encode, standing)
+        return tuple(replace(o, missing=c.missing.get(o.submodel.name, "")) for o in offers)
 
     made = [predict(c, wire.codec, c.standing) for c in candidates]
     # the pace follows usual speeds: one slow round of the quickest agent must not raise all others
@@ -94,6 +103,7 @@ def decide(
         if c.standing.step == c.standing.usual
         else predict(c, wire.codec, replace(c.standing, step=c.standing.usual))
         for c, offers in zip(candidates, made, strict=True)
+        if c.is_timed
     ]
     allowed = find_bounds(pacing, recipe, settings.slack, config.fleet.deadline)
     found = []
@@ -135,13 +145,17 @@ def decide_one(
     before = next((offer for offer in offers if offer.submodel == previous), None)
     pin = candidate.pin
     can = (pin.submodel,) if pin is not None else find_affordable(offers, allowed, before)
-    if not can:
+    if not candidate.is_timed:
+        can = can[:1]
+    if not can or any(o.missing for o in offers if o.submodel == can[0].unowned):
         none = Decision(candidate.name, reason=explain_none(offers, candidate.profile, share))
         return Verdict(None, none, offers, allowed)
     chosen = choose(index, candidate, can)
     offer = next(o for o in offers if o.submodel == chosen.unowned)
     if pin is not None:
         why = f"pinned by {pin.source}"
+    elif not candidate.is_timed:
+        why = "the smallest that it can train, since its speed is not known yet"
     elif chosen.unowned != can[-1]:
         why = (
             f"chosen by the method from {len(can)} affordable submodels; the largest is "
@@ -170,7 +184,8 @@ def explain_none(offers: Sequence[Offer], profile: Profile, share: float) -> str
     """Return why an agent gets no submodel."""
     fitting = [o for o in offers if o.fits]
     if fitting:
-        return f"excluded for now: {fitting[0].barred}, and there is no smaller submodel"
+        why = fitting[0].barred or f"{fitting[0].submodel.name}: {fitting[0].missing}"
+        return f"excluded for now: {why}, and there is no smaller submodel"
     return (
         f"no submodel fits its memory: {offers[0].submodel.name} needs "
         f"{megabytes(offers[0].memory)}, and training may use {megabytes(share * profile.memory)} "
@@ -199,6 +214,8 @@ def explain_choice(
     if not larger:
         return f"the largest submodel: {time}"
     following = larger[0]
+    if following.missing:
+        return f"the largest with training graphs; {following.submodel.name}: {following.missing}"
     if following.barred:
         return f"{following.barred}; retried after enough rounds in time"
     if not following.fits:

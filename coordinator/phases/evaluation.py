@@ -242,6 +242,7 @@ class Evaluator:
                     a
                     for a in some
                     if can_hold(a, submodel, recipe.batch, config.assign.memory)
+                    and not self.run.explain_missing_graphs(a.name, submodel, recipe)
                     and (not recipe.keep or has_trained(history, a.name, submodel))
                 ]
                 for some in (trusted, suspects)
@@ -250,8 +251,10 @@ class Evaluator:
             for agent in (*probes, *able[: config.evaluate.agents or None]):
                 chosen.append((agent, submodel, recipe, agent in probes))
                 if agent.profile is not None:
+                    # without timings, predictions start from measured rounds
+                    known = None if agent.profile.timings else history.standings.get(agent.name)
                     offer = affordable_submodels.make_offers(
-                        agent.profile, [submodel], recipe, 1.0, codec=RAW
+                        agent.profile, [submodel], recipe, 1.0, RAW, known
                     )[0]
                     seconds[agent.name] = seconds.get(agent.name, 0.0) + offer.seconds
         waited = {a.name: seconds.get(a.name, 0.0) for a, _, _, probe in chosen if not probe}
@@ -262,6 +265,7 @@ class Evaluator:
         for agent, submodel, recipe, probe in chosen:
             task = shipment.task(agent.name, submodel, recipe, limit, round=state.round)
             task = replace(task, since=history.folded.get(agent.name, 0))
+            task = self.run.complete_task(task)
             planned.append(Planned(task, seconds.get(agent.name, 0.0), probe))
         return planned
 

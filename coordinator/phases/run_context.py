@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from coordinator.assign.submodel_pins import Pins
 from coordinator.fleet.message_loop import MessageLoop
+from coordinator.fleet.training_graphs import TrainingGraphs
 from coordinator.observe.events import Publish
 from coordinator.round.leases import FIRST_LEASE, MEDIAN_CAP, SLACK
 from coordinator.round.task_state import MAX_LEASES
@@ -15,6 +16,7 @@ from coordinator.store.late_update_bases import PastStates
 from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import Defences
 from federated.method import Method
+from federated.task import Recipe, Task
 from models.submodel import Submodel
 
 __all__ = ["ENDLESS", "MIN_LIMIT", "PATIENCE", "RunContext", "limit_phase"]
@@ -57,6 +59,7 @@ class RunContext:
     defences: checks of updates, robust rules, and the budget of a private run.
     past: the states that late updates are based on; None if late updates do not count.
     pins: the submodels that the configuration fixes for agents.
+    graphs: with which agents without PyTorch train.
     patience: time limit of a phase without a deadline, in predicted seconds of its slowest task.
     """
 
@@ -70,7 +73,20 @@ class RunContext:
     defences: Defences
     past: PastStates | None
     pins: Pins
+    graphs: TrainingGraphs
     patience: float
+
+    def explain_missing_graphs(self, agent: str, submodel: Submodel, recipe: Recipe) -> str:
+        """Return why an agent cannot train a submodel for lack of training graphs; empty if it can,
+        or needs none.
+        """
+        profile = self.fleet.agents[agent].profile
+        return self.graphs.explain_absence(profile, submodel, recipe) if profile else ""
+
+    def complete_task(self, task: Task) -> Task:
+        """Return a task with the training graphs that its agent needs."""
+        agent = self.fleet.agents.get(task.agent)
+        return self.graphs.complete(task, agent.profile) if agent is not None else task
 
     @property
     def count_ratio(self) -> float:

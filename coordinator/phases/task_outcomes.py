@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator.assign.affordable_submodels import count_traffic
+from coordinator.assign.affordable_submodels import count_traffic, find_timings
 from coordinator.assign.agent_track_record import (
     Observed,
     Standing,
@@ -16,11 +16,12 @@ from coordinator.assign.agent_track_record import (
     record_failure,
     record_in_time,
     record_late,
+    record_timing,
 )
 from coordinator.assign.decisions import Verdict
 from coordinator.observe.round_records import Entry
 from coordinator.round.task_state import TaskState
-from federated.task import Profile, Update
+from federated.task import Profile, Timing, Update
 from federated.training.time_prediction import step_seconds
 from federated.wire.codecs.catalogue import find_loaded_codec
 from models.cost import cost
@@ -69,9 +70,9 @@ def learn_from_update(
     """
     submodel, batch = update.submodel.unowned, state.task.recipe.batch
     if not state.resumed:
-        what = cost(submodel, batch)
+        what, timings = cost(submodel, batch), find_timings(profile, standing)
         seen = Observed(
-            step_seconds(profile.timings, submodel, batch),
+            step_seconds(timings, submodel, batch),
             what.memory,
             state.seconds,
             count_traffic(what, find_loaded_codec(state.task.codec)),
@@ -81,6 +82,8 @@ def learn_from_update(
             int(read_number(update.notes, "peak")),
         )
         standing = learn(standing, seen)
+        if not profile.timings and seen.step:
+            standing = record_timing(standing, Timing(submodel, batch, seen.step))
     return record_in_time(standing, list_smaller(verdict, submodel.name))
 
 

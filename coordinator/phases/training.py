@@ -124,6 +124,7 @@ class Training(Collector):
         )
         since = self.history.folded.get(agent, 0)
         task = replace(task, attempt=plan.attempt, since=since, codec=verdict.codec)
+        task = run.complete_task(task)
         return Planned(task, verdict.decision.seconds, agent in plan.probed)
 
     def make_phase(self) -> PhaseBegan:

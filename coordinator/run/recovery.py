@@ -175,6 +175,8 @@ def publish_again(run: RunContext, training: Training | None) -> Training | None
             )
             dropped.append(task.key)
             restart = restart or current
+        else:
+            run.graphs.restore(task)
     if dropped:
         reason = (
             "its weights cannot be rebuilt"

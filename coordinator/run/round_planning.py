@@ -24,6 +24,7 @@ from coordinator.round.round_state import Agent, RoundPlan
 from coordinator.settings.config import Config
 from federated.errors import FleetError
 from federated.method import State
+from federated.trainer_capabilities import GRAPHS
 from models.cost import cost
 from models.submodel import Submodel
 
@@ -135,6 +136,9 @@ def judge_agents(
         name: reset_timings(history.standings.get(name, Standing()), profile)
         for name, profile in profiles.items()
     }
+    recipes = [(submodel, run.method.recipe(state, submodel)) for submodel in run.menu]
+    if any(GRAPHS in profile.capabilities for profile in profiles.values()):
+        run.graphs.request(recipes)
     candidates = [
         Candidate(
             name,
@@ -142,12 +146,17 @@ def judge_agents(
             standings[name],
             history.assigned.get(name),
             run.pins.find(name, run.control.pins),
+            {
+                submodel.name: why
+                for submodel, recipe in recipes
+                if (why := run.graphs.explain_absence(profile, submodel, recipe))
+            },
         )
         for name, profile in profiles.items()
     ]
 
     choose = decisions.ask_method(run.method, state, run.config.seed)
-    recipe = run.method.recipe(state, run.menu[-1])
+    recipe = recipes[-1][1]
     verdicts = {
         verdict.decision.agent: verdict
         for verdict in decisions.decide(run.menu, recipe, candidates, run.config, choose)

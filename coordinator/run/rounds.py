@@ -32,6 +32,7 @@ from federated.engine.aggregate import Total
 from federated.engine.late_updates import Touched, find_touched
 from federated.errors import ConfigError, FleetError
 from federated.method import State
+from federated.wire.topics import GRAPHS
 from models.slicing import is_variance
 
 __all__ = ["Result", "conduct"]
@@ -261,7 +262,7 @@ def evaluate_round(
 def withdraw_weights(run: RunContext, state: State) -> None:
     """Withdraw published weights that no open task needs."""
     run.fleet.endpoint.slots.clear(
-        keep={Shipment.version(state), *(late.task.version for late in run.fleet.late)}
+        keep={GRAPHS, Shipment.version(state), *(late.task.version for late in run.fleet.late)}
     )
 
 

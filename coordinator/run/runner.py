@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -16,6 +17,7 @@ from coordinator.assign.majority_network import build_network
 from coordinator.assign.submodel_pins import match_pins
 from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.fleet.run_clock import RunClock
+from coordinator.fleet.training_graphs import TrainingGraphs
 from coordinator.observe.event_readers.run_readers import Oversight, oversee
 from coordinator.observe.events import Publish
 from coordinator.phases.evaluation import Evaluator
@@ -179,20 +181,22 @@ def _conduct(
     past = (
         PastStates(store, first, config.fleet.staleness) if fleet.round.rules.stale >= 0 else None
     )
-    run = RunContext(
-        config,
-        method if past is None else make_buffered(method, past.base),
-        menu,
-        fleet,
-        store,
-        oversight.publish,
-        oversight.control,
-        Defences(config, store.trust, store.folder / "kept", store.rounds_done + 1),
-        past,
-        match_pins(menu, config.assign.submodels),
-        options.patience,
-    )
-    return conduct(run, Evaluator(run, prepared.data, options.device), first)
+    with closing(TrainingGraphs(fleet.endpoint.slots, store.folder / "graphs")) as graphs:
+        run = RunContext(
+            config,
+            method if past is None else make_buffered(method, past.base),
+            menu,
+            fleet,
+            store,
+            oversight.publish,
+            oversight.control,
+            Defences(config, store.trust, store.folder / "kept", store.rounds_done + 1),
+            past,
+            match_pins(menu, config.assign.submodels),
+            graphs,
+            options.patience,
+        )
+        return conduct(run, Evaluator(run, prepared.data, options.device), first)
 
 
 def check_hooks(method: Method, recipes: Collection[Recipe]) -> None:

@@ -47,22 +47,27 @@ def await_able(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
     have no memory must not end a run of others.
 
     plan: plans the round with the ready agents, or raises FleetError if none can train. It is tried
-        again when another agent comes or is free, and each minute. The error is raised if no such
-        agent comes within `fleet.wait` seconds, or can come, as in a simulation.
+        again when another agent comes or is free, when training graphs were exported, and each
+        minute. The error is raised if no such agent comes within `fleet.wait` seconds, or can come,
+        as in a simulation, and no export is in progress.
     """
     fleet, limit = run.fleet, run.config.fleet.wait
     since = fleet.clock()
     while True:
+        exported = run.graphs.finished
         try:
             return plan()
         except FleetError as error:
-            if not fleet.round.rules.timeouts or (limit and fleet.clock() - since > limit):
+            over = not fleet.round.rules.timeouts or (limit and fleet.clock() - since > limit)
+            if over and not run.graphs.waiting and run.graphs.finished == exported:
                 raise
             why = str(error)
         unable = {agent.name for agent in fleet.list_free()}
         until = fleet.clock() + min(REPUBLISH, limit or REPUBLISH)
         while run.control.paused or (
-            fleet.clock() < until and unable.issuperset(agent.name for agent in fleet.list_free())
+            fleet.clock() < until
+            and run.graphs.finished == exported
+            and unable.issuperset(agent.name for agent in fleet.list_free())
         ):
             run.publish(RunPaused() if run.control.paused else RoundDelayed(why))
             fleet.turn(POLL)

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from export.external_data import check_external_files
 from export.onnx_session import reason
 from federated.errors import ExportError, MissingExtra, Unknown
+from federated.onnx_graph_contents import check_external_files
 
 __all__ = ["Graph", "check_runs", "count_graph", "draw_inputs", "find_provider"]
 

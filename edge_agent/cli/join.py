@@ -21,7 +21,7 @@ from edge_agent.cli.flags import (
 )
 from edge_agent.device.state_folder import IN_HOME, SPOOL
 from federated.defaults import METHOD
-from federated.device.trainers.catalogue import DEFAULT, TRAINERS
+from federated.device.trainers.catalogue import AUTO, DEFAULT, TRAINERS
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT, Say, speaker
 from federated.runtime.logs import log_options
@@ -83,9 +83,10 @@ UNENROLLED = (
 @click.option(
     "--trainer",
     metavar="NAME|module:function",
-    default=DEFAULT,
+    default=AUTO,
     show_default=True,
-    help=f"trainer: {', '.join(TRAINERS)}, one of an installed package, or a function of your own",
+    help=f"trainer: {', '.join(TRAINERS)}, one of an installed package, or a function of your own; "
+    f"{AUTO}: {DEFAULT}, or onnx without PyTorch",
 )
 @click.option(
     "--name",

@@ -12,7 +12,6 @@ import logging
 import math
 import re
 import secrets
-import signal
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ import psutil
 
 from edge_agent.device.sysfs import ROOT, list_entries, read_number, read_text
 from federated.errors import UsageError
-from federated.system.c_library import find_function
 from federated.system.process_limits import limit_data
 from federated.system.processors import limit_processors, list_processors
 
@@ -29,7 +27,6 @@ __all__ = [
     "Limits",
     "ProcessLimiter",
     "count_cpus",
-    "end_with_parent",
     "find_memory_limit",
     "measure_free_memory",
     "parse_size",
@@ -144,14 +141,6 @@ def find_memory_limit(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
             bound = read_number(folder / name)
             bounds += [bound] if bound is not None and bound < UNLIMITED else []
     return min(bounds)
-
-
-def end_with_parent() -> None:
-    """Kill this process when its parent ends for any reason. Otherwise a process that the governor
-    has stopped would never continue.
-    """
-    if (control := find_function("prctl")) is not None:  # Linux
-        control(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _read_machine_memory(root: Path) -> int:

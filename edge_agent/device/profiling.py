@@ -18,7 +18,7 @@ from edge_agent.device.board import read_board
 from edge_agent.device.measurement_cache import MeasurementCache, describe_surroundings
 from edge_agent.device.process_limits import Limits, count_cpus, measure_free_memory
 from federated.data.dataset import explain_misfit
-from federated.device.trainers.trainer import Trainer
+from federated.device.trainers.trainer import GraphTrainer, Trainer
 from federated.errors import ConfigError, DataError
 from federated.task import MAX_CAPABILITIES, MAX_CODECS, Board, Card, Profile, Timing
 from federated.wire.codecs.catalogue import codec_names
@@ -83,7 +83,7 @@ def measure_profile(
     agent: str, run: Run, data: Any, limits: Limits, trainer: Trainer, *, fresh: bool = False
 ) -> Profile:
     """Describe this process's device, time the submodels that the run names on its own data, and
-    set the number of threads.
+    set the number of threads. A trainer of graphs is not timed: none is exported yet.
 
     fresh: ignore cached timings
     DataError: the data do not fit the run's network. ConfigError: no submodel fits the memory.
@@ -94,7 +94,7 @@ def measure_profile(
     notebook = MeasurementCache(describe_surroundings(limits, trainer.runtime), fresh=fresh)
     site = TimingSite(limits, trainer, notebook)
     timings: tuple[Timing, ...] = ()
-    if run.calibration:
+    if run.calibration and not isinstance(trainer, GraphTrainer):
         _, timings = time_submodels(run.calibration, run.batch, data, site)
     profile = describe_device(agent, card, limits, trainer)
     return replace(profile, timings=timings, survey=trainer.survey(run, data, profile.memory))

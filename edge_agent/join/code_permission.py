@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from edge_agent.join.training_process_control import Job
-from federated.device.trainers.catalogue import DEFAULT
+from federated.device.trainers.catalogue import AUTO, DEFAULT
 from federated.errors import Refused, Unknown
 from federated.wire.codecs.catalogue import find_codec
 
@@ -44,7 +44,7 @@ def check_run(job: Job, card: Mapping[str, Any]) -> None:
     for value in walk(card.get("settings", {})):
         if isinstance(value, str):
             check_family(job, value)
-    if job.trainer != DEFAULT:
+    if job.trainer not in (AUTO, DEFAULT):
         return
     network, menu = card.get("network"), card.get("menu")
     if network is not None:

@@ -20,6 +20,8 @@ from edge_agent.join.code_permission import find_allowed_method, load_own
 from edge_agent.join.participation import find_run
 from edge_agent.join.training_process_control import Job, Worker
 from federated.defaults import METHOD, MODEL
+from federated.device.trainers.catalogue import AUTO, DEFAULT
+from federated.errors import UsageError
 from federated.runtime.console import show_progress
 from federated.task import Card, Task, Update, Work
 from federated.wire import messages, tensors
@@ -49,7 +51,15 @@ def perform_dry_run(job: Job, broker: str | None, run: str | None, *, as_json: b
     """Measure, train, calibrate and evaluate once, and return the messages that would be sent.
 
     With a broker, follow its run and method; without, FedFA with a network of the default size.
+    Raises UsageError for a trainer that needs a coordinator's graphs.
     """
+    if job.trainer == "onnx":
+        raise UsageError(
+            "--dry-run cannot train with --trainer onnx, since no coordinator exports graphs for "
+            f"it: add --trainer {DEFAULT}, whose updates have the same form"
+        )
+    if job.trainer == AUTO:
+        job = replace(job, trainer=DEFAULT)
     with closing(Worker(job)) as worker:
         with show_progress("loading the data", of_bytes=True) as show:
             card = worker.load(show)

@@ -20,18 +20,17 @@ from typing import Any
 
 import msgspec
 
-from edge_agent.device.process_limits import end_with_parent
 from edge_agent.join.code_permission import check_allowed, check_family, check_run, load_own
 from edge_agent.join.task_measurement import TaskGauge
 from edge_agent.join.training_process_control import Calibrated, Channel, Job, Order
 from federated.device.task_execution import carry_out
 from federated.device.trainers.catalogue import open_trainer
-from federated.device.trainers.trainer import Trainer
+from federated.device.trainers.trainer import GraphTrainer, Trainer
 from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
 from federated.runtime.lazy_compiler_import import defer_compiler
 from federated.system.child_processes import take_output
 from federated.system.disk_sync import sync
-from federated.system.process_limits import lower_priority
+from federated.system.process_limits import end_with_parent, lower_priority
 from federated.task import Card, Profile, Task
 from federated.training.training_inputs import Execution, Stopped
 from federated.wire import messages
@@ -56,6 +55,11 @@ class Site:
     def card(self) -> Card:
         """Description of the data."""
         return NO_DATA if self.data is None else self.data.card()
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether the trainer runs the code of the networks and methods that messages name."""
+        return not isinstance(self.trainer, GraphTrainer)
 
 
 def serve(channel: Channel) -> None:
@@ -122,7 +126,8 @@ def _load(job: Job, channel: Channel) -> Any:
 def _measure(site: Site, message: dict[str, Any]) -> Profile:
     from edge_agent.device.profiling import measure_profile
 
-    check_run(site.job, message["run"])
+    if site.runs_code:
+        check_run(site.job, message["run"])
     run = msgspec.convert(message["run"], messages.Run)
     profile = measure_profile(
         site.job.name, run, site.data, site.job.limits, site.trainer, fresh=message["fresh"]
@@ -157,7 +162,8 @@ def _perform(
 ) -> dict[str, Any]:
     task = msgspec.convert(message["task"], Task)
     try:
-        check_allowed(site.job, message["task"])
+        if site.runs_code:
+            check_allowed(site.job, message["task"])
         gauge.begin()
         execution = Execution(
             on_step=_report_steps(channel, message["number"], gauge),

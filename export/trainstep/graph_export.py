@@ -20,11 +20,11 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from export.external_data import refuse_foreign_operators
 from export.pytorch_to_onnx import convert, import_onnx
 from export.trainstep.decompositions.table import DECOMPOSITIONS
 from export.trainstep.named_tensor_function import GraphFunction
 from federated.errors import ExportError
+from federated.onnx_graph_contents import refuse_foreign_operators
 
 __all__ = ["export_graph"]
 

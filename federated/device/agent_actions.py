@@ -41,8 +41,8 @@ class AskStatus(Struct, frozen=True):
 
 
 class Fetch(Struct, frozen=True):
-    """Download the weights of a task instead of any others, unless they are here. `WeightsCame` or
-    `WeightsFailed` follows.
+    """Download the weights and the graphs of a task instead of any others, unless they are here.
+    `WeightsCame` or `WeightsFailed` follows.
     """
 
     task: Task

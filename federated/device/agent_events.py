@@ -98,7 +98,7 @@ class TasksAborted(Event, frozen=True, tag=True):
 
 
 class WeightsCame(Event, frozen=True, tag=True):
-    """The weights with this digest are complete and on disk."""
+    """The weights with this digest are complete and on disk, and the graphs of their task."""
 
     digest: str
 

@@ -1,6 +1,8 @@
-"""Store the files of one agent in one run: weights, updates, and the memory kept between rounds.
+"""Store the files of one agent in one run: weights, training graphs, updates, and the memory kept
+between rounds.
 
     DIGEST.weights       downloaded weights; while incomplete, .part and .have (`wire.partial_file`)
+    DIGEST.graph         downloaded training graphs, likewise
     TRANSFER.update      the update of a task
     TRANSFER.task        its task, and the chunks in which it was first offered; an update without
                          this file is incomplete
@@ -22,7 +24,7 @@ import re
 import shutil
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,17 +38,17 @@ from federated.training.state_between_rounds import FOLDER
 from federated.wire import envelope, messages
 from federated.wire.partial_file import HAVE, PART
 
-__all__ = ["AGE", "LIMIT", "InUse", "Spool", "SpooledUpdate", "identify_run", "map_file"]
+__all__ = ["AGE", "GRAPH", "LIMIT", "InUse", "Spool", "SpooledUpdate", "identify_run", "map_file"]
 
 log = logging.getLogger(__name__)
 
-LIMIT = 2 << 30  # bytes of weights and updates, beyond which the oldest are removed
+LIMIT = 2 << 30  # bytes of weights, graphs and updates, beyond which the oldest are removed
 AGE = 14 * 86400.0  # seconds after which an unused file is removed
 FOREVER = 10 * 365 * 86400.0  # a larger age means that the clock was wrong
-WEIGHTS, UPDATE, TASK = ".weights", ".update", ".task"
+WEIGHTS, GRAPH, UPDATE, TASK = ".weights", ".graph", ".update", ".task"
 EPOCH = "coordinator.epoch"
-WHOLE = re.compile(rf"[0-9a-f]{{64}}{re.escape(WEIGHTS)}")
-INCOMPLETE = re.compile(rf"[0-9a-f]{{64}}{re.escape(WEIGHTS)}({re.escape(PART)}|{re.escape(HAVE)})")
+WHOLE = re.compile(rf"[0-9a-f]{{64}}({re.escape(WEIGHTS)}|{re.escape(GRAPH)})")
+INCOMPLETE = re.compile(rf"({WHOLE.pattern})({re.escape(PART)}|{re.escape(HAVE)})")
 
 
 class InUse(StoreError):
@@ -116,15 +118,19 @@ class Spool:
             unlock_path(self.folder, self._lock)
             self._lock = -1
 
-    # ---- weights ---------------------------------------------------------------------------------
+    # ---- weights and graphs ----------------------------------------------------------------------
 
     def weights_path(self, digest: str) -> Path:
         """Return the path of weights with this sha256."""
         return self.folder / f"{digest}{WEIGHTS}"
 
-    def list_weights(self) -> OrderedDict[str, Path]:
-        """Return the weights that an earlier process left, by digest, the latest last. Their bytes
-        are not verified (see `is_intact`).
+    def graph_path(self, digest: str) -> Path:
+        """Return the path of a training graph with this sha256."""
+        return self.folder / f"{digest}{GRAPH}"
+
+    def list_downloads(self) -> OrderedDict[str, Path]:
+        """Return the weights and graphs that an earlier process left, by digest, the latest last.
+        Their bytes are not verified (see `is_intact`).
         """
         found = (
             [path for path in self.folder.iterdir() if WHOLE.fullmatch(path.name)]
@@ -135,17 +141,18 @@ class Spool:
 
     @staticmethod
     def is_intact(path: Path) -> bool:
-        """Return True if weights have the digest that their name states."""
+        """Return True if weights or a graph have the digest that their name states."""
         try:
             return atomic_files.sha256(path) == path.stem
         except OSError:
             return False
 
-    def remove_partial(self, keep: str) -> None:
-        """Remove incomplete weights, except those with the digest `keep`."""
-        for path in self.folder.glob(f"*{WEIGHTS}.*"):
-            if not path.name.startswith(keep):
-                _remove(path)
+    def remove_partial(self, keep: Collection[str]) -> None:
+        """Remove incomplete downloads, except those with the digests `keep`."""
+        for kind in (WEIGHTS, GRAPH):
+            for path in self.folder.glob(f"*{kind}.*"):
+                if path.name.partition(".")[0] not in keep:
+                    _remove(path)
 
     # ---- updates ---------------------------------------------------------------------------------
 
@@ -175,7 +182,7 @@ class Spool:
 
     def load_updates(self, run: messages.Run) -> Iterator[SpooledUpdate]:
         """Yield the finished updates of this run that an earlier process left, the oldest first.
-        Other files of that process are removed, except weights, the epoch and the memory.
+        Other files of that process are removed, except downloads, the epoch and the memory.
         """
         if not self.lasting:
             return

@@ -40,7 +40,7 @@ from federated.device.agent_state import (
     sending,
 )
 from federated.device.next_agent_actions import drop, fail, make_status, proceed, send_heartbeat
-from federated.task import Task
+from federated.task import MAX_GRAPH, Task
 
 __all__ = ["step"]
 
@@ -179,6 +179,9 @@ def take_task(a: AgentState, e: on.TaskCame, out: list[AgentAction]) -> AgentSta
     )
     if a.paused:
         return fail(a, e.task, a.paused, out, paused=True)
+    if (largest := max((one.size for one in e.task.graphs), default=0)) > MAX_GRAPH:
+        reason = f"training graph: expected at most {MAX_GRAPH} bytes, found {largest}"
+        return fail(a, e.task, reason, out)
     return replace(a, tasks=(*a.tasks, OpenTask(e.task, a.now + e.task.deadline)))
 
 

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from federated.device.trainers.trainer import LoadedNetwork, Shapes, Start, TensorShapes, Trainer
+from federated.device.agent_run_files import GRAPH
+from federated.device.trainers.trainer import (
+    GraphTrainer,
+    LoadedNetwork,
+    Shapes,
+    Start,
+    TensorShapes,
+    Trainer,
+)
 from federated.errors import Refused
 from federated.task import Task, Update
 from federated.trainer_capabilities import describe_missing, list_required_capabilities
@@ -33,11 +41,16 @@ def carry_out(
     data: Examples,
     execution: Execution = UNWATCHED,
 ) -> float:
-    """Perform a task with the encoded weights in a file. Write the encoded update to `result` and
-    the device's memory beside it. Return the loss, NaN if the task has none.
+    """Perform a task with the encoded weights in a file, and the task's graphs beside it. Write the
+    encoded update to `result` and the device's memory beside it. Return the loss, NaN if the task
+    has none.
 
     Raises what `perform` raises, Unknown for a codec that is not installed, OSError.
     """
+    if isinstance(trainer, GraphTrainer):
+        trainer.use_graphs(
+            {one.kind: weights.with_name(f"{one.digest}{GRAPH}") for one in task.graphs}
+        )
     kept = result.parent / state_between_rounds.FOLDER
     known = state_between_rounds.read(kept, task.since, _list_variates(task, trainer))
     received = blobs.decode(weights.read_bytes())[1]

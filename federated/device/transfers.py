@@ -1,16 +1,16 @@
-"""Transfer an agent's data: download weights to its disk, keep some of them, and send its finished
-updates to the coordinator. Torch-free.
+"""Transfer an agent's data: download weights and training graphs to its disk, keep some of them,
+and send its finished updates to the coordinator. Torch-free.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from federated.device.agent_run_files import Spool, SpooledUpdate, map_file
+from federated.device.agent_run_files import GRAPH, Spool, SpooledUpdate, map_file
 from federated.task import Task
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import WINDOW, Sender, split
@@ -25,8 +25,8 @@ CACHED = 8  # weights kept on disk: those of a calibration are reused in the nex
 
 
 class Downloads:
-    """Downloads weights into a spool, one at a time, and keeps at most `cached` of them, fewer if
-    the spool is full.
+    """Downloads the weights and the training graphs of a task into a spool, one after the other. It
+    keeps at most `cached` weights, fewer if the spool is full, and all graphs.
 
     shared: weights by digest, the latest last, which agents of one process share; None: those that
     an earlier process left in the spool.
@@ -36,59 +36,78 @@ class Downloads:
         self, link: Link, spool: Spool, shared: OrderedDict[str, Path] | None, cached: int
     ) -> None:
         self.link, self.spool = link, spool
-        self._paths = spool.list_weights() if shared is None else shared
+        self._paths = spool.list_downloads() if shared is None else shared
         # Weights of an earlier process are verified before they are used.
         self._unverified = set(self._paths) if shared is None else set()
         self._cached = cached
         self._download: Download | None = None
+        self._waiting = deque[tuple[RetainedBlob, Path]]()  # further files of the same task
+        self._task = ""  # digest of its weights
+        self._used = frozenset[str]()  # digests of its files
+        self._chunks = 0  # received of its complete files
 
     def path(self, digest: str) -> Path:
         """Return the file of downloaded weights."""
         return self._paths[digest]
 
     def fetch(self, task: Task, now: float) -> bool:
-        """Return True if the weights of a task are here. If not, download them instead of any
-        others.
+        """Return True if the weights and the graphs of a task are here. If not, download them
+        instead of any others.
         """
         self.stop()
-        if self._find(task.digest):
-            return True
-        self.spool.remove_partial(keep=task.digest)
         base = topics.model(task.run, task.slot, task.submodel.name)
-        blob, path = (
-            RetainedBlob(base, task.digest, task.size),
-            self.spool.weights_path(task.digest),
+        weights = RetainedBlob(base, task.digest, task.size), self.spool.weights_path(task.digest)
+        graphs = (
+            (RetainedBlob(topics.graph(task.run, one.digest), one.digest, one.size), one.digest)
+            for one in task.graphs
         )
-        self._download = Download(self.link, blob, path, now, sync=self.spool.lasting)
+        files = [weights, *((blob, self.spool.graph_path(digest)) for blob, digest in graphs)]
+        self._task, self._used = task.digest, frozenset(blob.sha256 for blob, _ in files)
+        self._waiting.extend(file for file in files if not self._find(file[0].sha256))
+        if not self._waiting:
+            return True
+        self.spool.remove_partial(keep=[blob.sha256 for blob, _ in self._waiting])
+        self._chunks = 0
+        self._begin_next(now)
         return False
 
+    def _begin_next(self, now: float) -> None:
+        blob, path = self._waiting.popleft()
+        self._download = Download(self.link, blob, path, now, sync=self.spool.lasting)
+
     def take(self, topic: str, message: messages.Manifest | messages.Chunk, now: float) -> bool:
-        """Handle a message, and return whether it completed the download. Raises Refused, and
-        OSError if the disk has no room.
+        """Handle a message, and return whether it completed the last file of the task. Raises
+        Refused, and OSError if the disk has no room.
         """
         download = self._download
         if download is None or not topic.startswith(download.blob.base + "/"):
             return False
+        chunks = download.received
         try:
             if not download.take(message, now):
                 return False
         except OSError:
             download.discard()
             self._download = None
+            self._waiting.clear()
             raise
         self._download = None
+        self._chunks += chunks + 1
         self._add(download.blob.sha256, download.path)
+        if self._waiting:
+            self._begin_next(now)
+            return False
         return True
 
     @property
     def digest(self) -> str:
-        """Digest of the weights being downloaded; empty without a download."""
-        return self._download.blob.sha256 if self._download is not None else ""
+        """Digest of the weights of the task that `fetch` was last called for."""
+        return self._task
 
     @property
     def received(self) -> int:
-        """Number of chunks received of the weights being downloaded."""
-        return self._download.received if self._download is not None else 0
+        """Number of chunks received for the task whose files are being downloaded."""
+        return self._chunks + self._download.received if self._download is not None else 0
 
     def tick(self, now: float) -> None:
         """Request missing chunks again."""
@@ -105,35 +124,36 @@ class Downloads:
         if self._download is not None:
             self._download.close() if self.spool.lasting else self._download.discard()
             self._download = None
+        self._waiting.clear()
 
     @property
     def removable(self) -> bool:
-        """True if weights can be removed: only this agent has them, and it can download them
+        """True if downloads can be removed: only this agent has them, and it can download them
         again.
         """
         return self.spool.lasting and bool(self._paths)
 
     def remove_all(self) -> None:
-        """Remove all downloaded weights."""
+        """Remove all downloaded weights and graphs."""
         log.warning("no room in %s: removing older weights", self.spool.folder)
         for digest in list(self._paths):
             self._remove(digest)
 
     def trim(self, used: str) -> None:
-        """Remove the oldest weights, except those in use, until the spool is within its limit."""
+        """Remove the oldest downloads, except those in use, until the spool is within its limit."""
         while self.spool.excess() and (
-            old := next((digest for digest in self._paths if digest != used), "")
+            old := next((one for one in self._paths if one not in {used, *self._used}), "")
         ):
-            log.info("the spool is full: removing weights %s", old[:12])
+            log.info("the spool is full: removing %s", self._paths[old].name)
             self._remove(old)
 
     def _find(self, digest: str) -> bool:
-        """Return True if weights are here. Those of an earlier process must be undamaged."""
+        """Return True if a file is here. One of an earlier process must be undamaged."""
         path = self._paths.get(digest)
         if path is None:
             return False
         if digest in self._unverified and not self.spool.is_intact(path):
-            log.warning("%s is damaged: downloading its weights again", path)
+            log.warning("%s is damaged: downloading it again", path)
             self._remove(digest)
             return False
         self._unverified.discard(digest)
@@ -145,9 +165,10 @@ class Downloads:
             path.unlink()
             return
         self._paths[digest] = path
-        while len(self._paths) > self._cached:
-            self._remove(next(iter(self._paths)))
-        self.trim(digest)
+        weights = [one for one, where in self._paths.items() if where.suffix != GRAPH]
+        for old in weights[: max(0, len(weights) - self._cached)]:
+            self._remove(old)
+        self.trim(self._task)
 
     def _remove(self, digest: str) -> None:
         self._unverified.discard(digest)

@@ -1,15 +1,24 @@
-"""Read and set the limits of processes on open files and memory, and their priority."""
+"""Read and set the limits of processes on open files and memory, their priority, and their end."""
 
 from __future__ import annotations
 
 import os
+import signal
+
+from federated.system.c_library import find_function
 
 try:
     import resource
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-__all__ = ["get_descriptor_limit", "limit_data", "lower_priority", "raise_descriptor_limit"]
+__all__ = [
+    "end_with_parent",
+    "get_descriptor_limit",
+    "limit_data",
+    "lower_priority",
+    "raise_descriptor_limit",
+]
 
 
 DESCRIPTORS = 65536  # soft limit of a process, if its hard limit allows that
@@ -51,3 +60,11 @@ def lower_priority(steps: int) -> None:
     """Give other processes priority over this one, if the system can."""
     if hasattr(os, "nice"):
         os.nice(steps)
+
+
+def end_with_parent() -> None:
+    """Kill this process when the thread of its parent that started it ends for any reason, if the
+    system can. Otherwise a process that was stopped would never continue.
+    """
+    if (control := find_function("prctl")) is not None:  # Linux
+        control(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -12,6 +12,7 @@ infer/{id}/ask/{question}                           request to a serving agent, 
 infer/{id}/answer/{question}                        its answer, JSON
 cmd/{id}, cmd/all                                   from the coordinator to one agent, or to all
 model/{slot}/{submodel}/manifest, /c/{i}  retained  weights, while a task needs them
+model/graph/{sha256}/manifest, /c/{i}     retained  training graphs of the run
 release/card                              retained  released versions and their agents
 release/{version}/{file}/manifest, /c/{i} retained  files of a release
 
@@ -29,6 +30,7 @@ from federated.errors import UsageError
 __all__ = [
     "AGENT",
     "FILE",
+    "GRAPHS",
     "NAME",
     "ROOT",
     "SUBMODEL",
@@ -52,6 +54,7 @@ __all__ = [
     "dynamic_security_answer",
     "everyone",
     "find_sender",
+    "graph",
     "heartbeat",
     "manifest",
     "matches",
@@ -72,6 +75,7 @@ __all__ = [
 ]
 
 ROOT = "fl/v1"
+GRAPHS = "graph"  # in the place of a slot
 DOT = ","  # in names that users do not choose; it is in no name
 ALL = "all"  # command topic of all agents, so no agent may have this name
 NAME = r"^(?!\.\.?\Z)[A-Za-z0-9_.-]{1,64}\Z"  # never a path: runs and agents have folders
@@ -208,6 +212,13 @@ def model(run: str, slot: str, submodel: str) -> str:
     """
     place = f"{_name('slot', slot)}/{_spell('submodel', submodel, SUBMODEL)}"
     return f"{ROOT}/{_name('run', run)}/model/{place}"
+
+
+def graph(run: str, digest: str) -> str:
+    """Return the topic under which a training graph is published. Agents may read it as they may
+    read weights.
+    """
+    return model(run, GRAPHS, digest)
 
 
 def release(run: str, version: str, file: str) -> str:

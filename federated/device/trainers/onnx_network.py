@@ -79,7 +79,7 @@ class OnnxNetwork:
 
     def train(self, data: TrainingData, execution: Execution) -> TrainingResult:
         check_examples(data.x, data.y)
-        recipe, session = self.start.recipe, self.graphs["step"]
+        recipe, session = self.start.recipe, self._find("step")
         begun = self._begin(session, data)
         values, draws = dict(begun), Draws(self.start.seed)
         bounds = batch_bounds(len(data.y), recipe.batch)
@@ -114,7 +114,7 @@ class OnnxNetwork:
         self, x: Array, stop: Callable[[], bool] | None = None
     ) -> tuple[dict[str, Array], int]:
         check_examples(x, x)
-        session, sums = self.graphs["calibration"], dict[str, Array]()
+        session, sums = self._find("calibration"), dict[str, Array]()
         order = Draws(self.start.seed).order(len(x), 0)
         bounds = batch_bounds(len(x), self.start.recipe.batch)
         for first, last in bounds:
@@ -130,7 +130,7 @@ class OnnxNetwork:
     def evaluate(
         self, data: TrainingData, recipe: Recipe, stop: Callable[[], bool] | None = None
     ) -> Tallies:
-        session, tallies = self.graphs["evaluation"], dict[str, list[dict[str, list[float]]]]()
+        session, tallies = self._find("evaluation"), dict[str, list[dict[str, list[float]]]]()
         for start in range(0, len(data.y), recipe.batch):
             if stop is not None and stop():
                 raise Stopped
@@ -144,6 +144,12 @@ class OnnxNetwork:
                     tally(self.network, out, truth, per_class=recipe.per_class)
                 )
         return {view: add(each) for view, each in tallies.items()}
+
+    def _find(self, kind: str) -> GraphSession:
+        """Return a graph. Raises Refused if the task did not name it."""
+        if kind not in self.graphs:
+            raise Refused(f"the task for {self.start.submodel.name} names no graph of the {kind}")
+        return self.graphs[kind]
 
     def _begin(self, session: GraphSession, data: TrainingData) -> dict[str, Value]:
         """Return the inputs of a first step, except its examples."""

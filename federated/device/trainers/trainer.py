@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from federated.task import Recipe
 from federated.training.score_sums import Tallies
@@ -20,6 +21,7 @@ from models.submodel import Submodel
 
 __all__ = [
     "Accelerator",
+    "GraphTrainer",
     "LoadedNetwork",
     "Shapes",
     "Start",
@@ -140,7 +142,8 @@ class Trainer(Protocol):
 
     runtime: name and version of the computing library, and its device, such as
         "torch 2.7.0 cpu".
-    capabilities: those of `federated.trainer_capabilities` that it supports.
+    capabilities: those of `federated.trainer_capabilities` that it supports. Without the network's
+        code, `graphs` is one of them, and the trainer is a `GraphTrainer`.
     accelerator: its own memory; None if it uses the memory of the process.
     """
 
@@ -180,6 +183,19 @@ class Trainer(Protocol):
     ) -> Callable[[], object]:
         """Return a function that performs one training step (forward, backward, update) on a batch
         of examples x [n, *inputs], y [n, ...]. Callers time it.
+        """
+
+
+@runtime_checkable
+class GraphTrainer(Trainer, Protocol):
+    """A trainer that runs the training graphs that a task names. It is not asked for a `stepper`
+    and its `training_memory`, so its devices are not timed before they train.
+    """
+
+    def use_graphs(self, graphs: Mapping[str, Path]) -> None:
+        """Use these graphs for the next submodel: files by kind, named after their sha256.
+
+        `shapes` and `load` raise Refused for a graph that must not run or is missing.
         """
 
 

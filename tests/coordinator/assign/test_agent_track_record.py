@@ -17,6 +17,7 @@ from coordinator.assign.agent_track_record import (
     record_failure,
     record_in_time,
     record_late,
+    record_timing,
     reset_timings,
 )
 from federated.task import Card, Profile, Timing
@@ -161,3 +162,14 @@ def test_other_failures_keep_their_reason() -> None:
         "failed",
         "failed in round 4 with w1: RuntimeError: no",
     )
+
+
+def test_the_first_step_time_of_a_submodel_is_kept_at_the_speed_of_the_first_training() -> None:
+    once = record_timing(Standing(), Timing(SMALL, 32, 0.2))
+    assert once.timings == (Timing(SMALL, 32, 0.2),)
+    assert record_timing(once, Timing(SMALL, 32, 0.9)) == once
+    slowed = record_timing(replace(once, step=2.0), Timing(LARGE, 32, 0.8))
+    assert slowed.timings[1] == Timing(LARGE, 32, 0.4), "twice as slow now as then"
+    free = replace(PROFILE, timings=())
+    known = reset_timings(Standing(), free)
+    assert reset_timings(record_timing(known, Timing(SMALL, 32, 0.2)), free).timings

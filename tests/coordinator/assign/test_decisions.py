@@ -240,3 +240,41 @@ def test_a_claim_of_impossible_speed_shrinks_no_other_submodel_much(
         assert fair.submodel is not None
         assert cost(verdict.submodel).parameters >= cost(fair.submodel).parameters
         assert verdict.submodel != MENU[0]
+
+
+def free(name: str, *timed: Submodel, **missing: str) -> Candidate:
+    """Return an agent that trains with graphs, and has trained these submodels in a second per
+    step.
+    """
+    profile = replace(device(name), timings=(), capabilities=("graphs",))
+    timings = tuple(Timing(submodel, 32, 1.0) for submodel in timed)
+    return Candidate(name, profile, Standing(timings=timings), missing=missing)
+
+
+def test_an_agent_of_unknown_speed_begins_with_the_smallest_submodel() -> None:
+    made = judge(free("new"), QUICK)
+    assert [one.decision.submodel for one in made] == [NAMES[0], NAMES[-1]]
+    assert made[0].decision.reason == (
+        "the smallest that it can train, since its speed is not known yet"
+    )
+    assert made[1].bounds.seconds == 10.0, "the pace is that of the others"
+    assert made[0].decision.seconds > 60.0
+    known = judge(free("known", MENU[0]), free("too", MENU[0]))[0]
+    assert known.decision.submodel == NAMES[-1]
+
+
+def test_an_agent_gets_no_submodel_whose_graphs_are_missing() -> None:
+    last = {NAMES[-1]: "its training graphs are being exported"}
+    made = judge(free("a", MENU[0], **last), QUICK)[0].decision
+    assert made.submodel in NAMES[:-1]
+    second = judge(free("b", **{NAMES[0]: "no graph"}))[0].decision
+    assert second.submodel == NAMES[1]
+    none = free("c", MENU[0], **dict.fromkeys(NAMES, "no graph"))
+    assert reason(none).startswith(f"excluded for now: {NAMES[0]}: no graph")
+    pinned = replace(none, pin=Pin(MENU[-1]))
+    assert judge(pinned)[0].submodel is None
+
+
+def test_the_reason_names_the_graphs_that_a_larger_submodel_lacks() -> None:
+    why = reason(free("a", MENU[0], **dict.fromkeys(NAMES[1:], "no graph")))
+    assert why == f"the largest with training graphs; {NAMES[1]}: no graph"

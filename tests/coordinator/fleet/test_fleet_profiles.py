@@ -84,6 +84,18 @@ def test_a_device_times_the_submodels_that_fit_in_the_order_of_the_card(
     assert bool(fleet.list_ready()) is ready
 
 
+def test_a_device_that_trains_with_graphs_need_not_be_timed(
+    fleet: MessageLoop, memory: MemoryBroker
+) -> None:
+    peer = ScriptedAgent(memory, "a")
+    listen(fleet)
+    forget_profile(fleet)
+    free = replace(PROFILE, timings=(), capabilities=("graphs",))
+    peer.say(free, topics.profile("r", "a"))
+    listen(fleet)
+    assert [agent.name for agent in fleet.list_ready()] == ["a"]
+
+
 def test_an_agent_whose_profile_did_not_arrive_is_asked_for_it(
     fleet: MessageLoop, memory: MemoryBroker, clock: Clock
 ) -> None:

@@ -84,3 +84,9 @@ def test_the_bytes_follow_the_runs_codec(show_dry_run: Show) -> None:
         "evaluate": "raw",
     }
     assert {"fp16", "raw"} <= set(half["profile"]["codecs"])
+
+
+def test_a_dry_run_without_graphs_names_the_trainer_that_needs_none(start: Start) -> None:
+    process = start(*AGENT, "join", "--dry-run", "--trainer", "onnx", "--data", "digits")
+    process.communicate(timeout=60)
+    assert process.returncode == 2

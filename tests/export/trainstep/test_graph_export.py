@@ -17,12 +17,12 @@ from benchmarks.training_graphs.step_and_pytorch_training import (
     train_with_pytorch,
     train_with_step,
 )
-from export.external_data import list_foreign_operators
 from export.trainstep.calibration_and_evaluation import make_calibration, make_evaluation
 from export.trainstep.graph_export import export_graph
 from export.trainstep.named_tensor_function import GraphFunction
 from export.trainstep.training_step import make_step
 from federated.errors import ExportError
+from federated.onnx_graph_contents import list_foreign_operators
 from federated.task import Recipe
 from models.layers.batch_norm import calibrate
 from models.menu import menu

@@ -105,11 +105,11 @@ def test_only_resumable_files_stay(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     assert list(spool.load_updates(CARD)) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*there, "memory"])
-    assert spool.list_weights() == {digest: tmp_path / there[0]}
+    assert spool.list_downloads() == {digest: tmp_path / there[0]}
     assert spool.is_intact(tmp_path / there[0])
     (tmp_path / there[0]).write_bytes(b"v")
     assert not spool.is_intact(tmp_path / there[0])
-    spool.remove_partial(keep="1" * 64)
+    spool.remove_partial(keep=["1" * 64])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([there[0], "memory"])
 
 
@@ -123,7 +123,7 @@ def test_a_spool_that_is_not_lasting_writes_no_notes_and_keeps_nothing(tmp_path:
     finished(spool := Spool(tmp_path))
     assert list(spool.load_updates(CARD)) == []
     assert [path.suffix for path in tmp_path.iterdir()] == [".update"]
-    assert spool.list_weights() == {}
+    assert spool.list_downloads() == {}
     assert spool.excess() == 0
 
 

@@ -11,8 +11,11 @@ import pytest
 
 from federated.device.agent_run_files import Spool
 from federated.device.agent_state import activity
-from federated.wire import messages
-from tests.support.scripted_coordinator import Agent, task
+from federated.task import MAX_GRAPH, Graph
+from federated.wire import messages, topics
+from federated.wire.chunks import split
+from federated.wire.retained_blobs import publish
+from tests.support.scripted_coordinator import CHUNK, RUN, Agent, task
 
 
 @pytest.fixture
@@ -117,3 +120,67 @@ def test_a_full_disk_first_removes_weights_and_then_fails_the_task(
     )
     assert list(tmp_path.iterdir()) == []
     assert activity(agent.participant.state) == "idle"
+
+
+GRAPH = bytes(range(200)) * 10
+
+
+def shelve_graph(agent: Agent, data: bytes = GRAPH) -> Graph:
+    manifest = split(data, CHUNK, "g")
+    publish(agent.clerk.link, topics.graph(RUN, manifest.sha256), manifest, memoryview(data))
+    return Graph("step", manifest.sha256, len(data))
+
+
+def test_a_graph_is_downloaded_once_before_the_task_begins(agent: Agent, tmp_path: Path) -> None:
+    graph = shelve_graph(agent)
+    first = replace(task(1), graphs=(graph,))
+    agent.ask(first)
+    assert agent.hand.begun == [first]
+    assert (tmp_path / f"{graph.digest}.graph").read_bytes() == GRAPH
+    agent.hand.end(reason="enough")
+    agent.turn()
+    fetched = agent.fetched
+    for number in range(2, 12):  # more weights than are kept
+        weights = bytes([number]) * 100
+        agent.clerk.shelve(weights, f"v{number}")
+        later = replace(task(number, weights=weights, version=f"v{number}"), graphs=(graph,))
+        agent.ask(later)
+        assert agent.hand.begun[-1] == later
+        agent.hand.end(reason="enough")
+        agent.turn()
+    assert len(list(tmp_path.glob("*.weights"))) == 8
+    assert agent.fetched - fetched == 2 * 10, "a manifest and a chunk of weights each"
+
+
+def test_a_graph_that_an_earlier_process_left_is_not_fetched_again(
+    agent: Agent, tmp_path: Path
+) -> None:
+    asked = replace(task(), graphs=(shelve_graph(agent),))
+    agent.ask(asked)
+    again = Agent(tmp_path, agent.stop())
+    again.ask(asked)
+    assert again.hand.begun == [asked]
+    assert again.fetched == 0
+
+
+def test_a_task_waits_for_a_graph_that_has_another_digest(agent: Agent) -> None:
+    graph = shelve_graph(agent)
+    other = split(GRAPH[1:], CHUNK, "g")
+    publish(agent.clerk.link, topics.graph(RUN, graph.digest), other, memoryview(GRAPH[1:]))
+    asked = replace(task(), graphs=(graph,))
+    agent.ask(asked)
+    assert agent.hand.begun == []
+    assert activity(agent.participant.state) == "download"
+    shelve_graph(agent)
+    agent.turn()
+    assert agent.hand.begun == [asked]
+
+
+def test_a_task_with_too_large_a_graph_fails_at_once(agent: Agent) -> None:
+    graph = replace(shelve_graph(agent), size=MAX_GRAPH + 1)
+    (failure,) = agent.ask(replace(task(), graphs=(graph,)))
+    assert isinstance(failure, messages.Failure)
+    assert failure.reason == (
+        f"training graph: expected at most {MAX_GRAPH} bytes, found {MAX_GRAPH + 1}"
+    )
+    assert agent.hand.begun == []

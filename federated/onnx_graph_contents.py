@@ -1,5 +1,6 @@
-"""Find what an ONNX graph loads from other files: weights stored outside the graph, and operators
-that name a file. Callers check these files, or refuse the graph. Does not import torch.
+"""List the operators of an ONNX graph, and find what it loads from other files: weights stored
+outside the graph, and operators that name a file. Callers check these, or refuse the graph. Does
+not import torch.
 
 The digest of a graph does not cover such files, and ONNX Runtime reads them from the folder of the
 graph, or from the working folder of the process if the graph is given as bytes. This module reads
@@ -19,6 +20,7 @@ __all__ = [
     "check_external_files",
     "list_external_files",
     "list_foreign_operators",
+    "list_operators",
     "refuse_external_files",
     "refuse_foreign_operators",
 ]
@@ -38,7 +40,7 @@ MESSAGES = {
 EXTERNAL_DATA, DATA_LOCATION = 13, 14  # fields of a tensor
 KEY, VALUE = 1, 2  # fields of an entry of a tensor's external data
 OPERATOR, DOMAIN = 4, 7  # fields of a node
-COMPILED = b"EPContext"
+COMPILED = "EPContext"
 STANDARD = (b"", b"ai.onnx")  # names of ONNX's own domain
 VARINT, LONG, BYTES, SHORT = 0, 1, 2, 5  # types of fields on the wire
 
@@ -51,20 +53,31 @@ def list_external_files(model: bytes) -> list[str]:
     return list(dict.fromkeys(name for tensor in tensors for name in _read_tensor(tensor)))
 
 
-def list_foreign_operators(model: bytes) -> list[str]:
-    """Return the operators of a graph that are not ONNX's own, as DOMAIN:NAME, and `EPContext` of
-    any domain. ValueError: the bytes are not protobuf.
+def list_operators(model: bytes) -> list[tuple[str, str]]:
+    """Return the domain and the name of each operator of a graph, ONNX's own domain as "".
+    ValueError: the bytes are not protobuf.
     """
-    found = dict[str, None]()
+    found = dict[tuple[str, str], None]()
     for node in _list_messages(model, "node"):
         texts: dict[int, list[bytes]] = {OPERATOR: [b""], DOMAIN: [b""]}
         for number, value in _read_fields(node):
             if number in texts and isinstance(value, memoryview):
                 texts[number].append(bytes(value))
-        if COMPILED in texts[OPERATOR] or not set(texts[DOMAIN]) <= set(STANDARD):
-            name = b":".join((texts[DOMAIN][-1], texts[OPERATOR][-1]))
-            found[name.decode(errors="replace")] = None
+        # a parser may take any value of a repeated field
+        for domain in texts[DOMAIN][1:] or texts[DOMAIN]:
+            for name in texts[OPERATOR][1:] or texts[OPERATOR]:
+                where = "" if domain in STANDARD else domain.decode(errors="replace")
+                found[where, name.decode(errors="replace")] = None
     return list(found)
+
+
+def list_foreign_operators(model: bytes) -> list[str]:
+    """Return the operators of a graph that are not ONNX's own, as DOMAIN:NAME, and `EPContext` of
+    any domain. ValueError: the bytes are not protobuf.
+    """
+    return [
+        f"{domain}:{name}" for domain, name in list_operators(model) if domain or name == COMPILED
+    ]
 
 
 def check_external_files(path: Path, model: bytes) -> None:
@@ -78,7 +91,7 @@ def check_external_files(path: Path, model: bytes) -> None:
                 f"{path}: expected weights in files of its own folder, found them in '{name}'"
             )
     for name in list_foreign_operators(model):
-        if name.endswith(f":{COMPILED.decode()}"):
+        if name.endswith(f":{COMPILED}"):
             raise ExportError(
                 f"{path}: expected a graph that no execution provider compiled, found {name}: "
                 "choose the graph that it was compiled from"

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from edge_agent.bench.onnx_graph import Graph, check_runs
-from export.external_data import list_external_files, list_foreign_operators
 from export.onnx_session import load
 from federated.errors import ExportError
+from federated.onnx_graph_contents import list_external_files, list_foreign_operators
 
 onnx: Any = pytest.importorskip("onnx")
-TOY = Path(__file__).parent / "toy.onnx"
+TOY = Path(__file__).parents[1] / "export" / "toy.onnx"
 
 
 def external(name: str = "w", where: str | None = "owned.bin") -> Any:
