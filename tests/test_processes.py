@@ -36,6 +36,8 @@ QUICK = [
     "--set",
     "train.epochs=1",
     "--set",
+    "evaluate.devices=false",
+    "--set",
     "fleet.wait=90",
 ]
 
@@ -192,7 +194,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, start: Start, broker: str) 
         "--name",
         "worker",
         "--rounds",
-        "3",
+        "2",
         "--min-agents",
         "2",
         "--broker",
@@ -203,11 +205,11 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, start: Start, broker: str) 
     ]
     coordinator = start(*COORDINATOR, "start", *run, "--format", "json")
     agents = [agent(start, broker, i) for i in range(2)]
-    assert wait_for_words(coordinator, tmp_path / "0.err", "round 2 of 3")
+    assert wait_for_words(coordinator, tmp_path / "0.err", "round 2 of 2")
     time.sleep(0.2)
     children = Path(f"/proc/{agents[0].pid}/task/{agents[0].pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)
-    assert result(coordinator)["rounds"] == 3
+    assert result(coordinator)["rounds"] == 2
     assert result(agents[0], 60)["reason"] == "the run is over"
 
 
