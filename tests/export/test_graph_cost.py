@@ -1,5 +1,5 @@
-"""Counts from the exported file agree with counts from the network. Each export takes about a
-second.
+"""Counts from an exported file agree with those by hand. tests/export/test_every_family.py compares
+them with the network of each family.
 """
 
 from __future__ import annotations
@@ -20,17 +20,12 @@ from export.graph_cost import Count, count  # noqa: E402
 from export.onnx_export import export  # noqa: E402
 from federated.errors import ExportError  # noqa: E402
 from models.cost import cost  # noqa: E402
-from models.families.catalogue import FAMILIES  # noqa: E402
 from models.layers.basic import Norm  # noqa: E402
-from models.layers.batch_norm import NORMS  # noqa: E402
 from models.menu import menu  # noqa: E402
 from models.submodel import Submodel  # noqa: E402
 from models.submodel_building import build  # noqa: E402
 from tests.models.test_every_family import batch  # noqa: E402
 from tests.support.smallest_networks import small  # noqa: E402
-
-# family -> numbers beside its parameters: mean and std of a channel, the scale of attention
-WITHOUT_NORM = {"transformer": 1, "vit": 3}
 
 
 def counted(submodel: Submodel, folder: Path) -> tuple[Count, nn.Module]:
@@ -48,24 +43,6 @@ def counted(submodel: Submodel, folder: Path) -> tuple[Count, nn.Module]:
             net, submodel.network, batch(submodel.network, 2).numpy(), folder / "net.onnx", origin
         )
     ), net
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_file_has_the_weights_and_multiply_adds_of_its_network(
-    family: str, tmp_path: Path
-) -> None:
-    submodel = menu(small(family), (0.5,), (1,))[0]
-    found, net = counted(submodel, tmp_path)
-    assert found.macs == cost(submodel).macs
-    layers = [
-        module
-        for module in net.modules()
-        if "weight" in module._parameters and not isinstance(module, NORMS)
-    ]
-    assert found.weights == sum(layer.weight.numel() for layer in layers)
-    if family in WITHOUT_NORM:
-        assert found.parameters == cost(submodel).parameters + WITHOUT_NORM[family]
 
 
 def test_folded_batch_norm_leaves_one_number_per_channel(tmp_path: Path) -> None:
