@@ -32,9 +32,10 @@ help:
 demo: $(VENV)/installed
 	@$(BIN)/coordinator demo $(DEMO)
 
-# Most tests run in parallel, with one more worker than processors, because some tests mostly wait.
-# After them, the tests that measure time run one at a time.
-SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
+# Most tests run in parallel, with one more worker than processors, because some tests mostly wait; many slow tests do,
+# so they have two more. After the tests that are not slow, those that measure time run one at a time.
+PROCESSORS := $$(getconf _NPROCESSORS_ONLN)
+SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
 
 # The files with slow tests, and those with tests that measure time: importing all others takes as long as many tests.
 SLOW := $$(grep -rl --include='test_*.py' 'mark\.slow' tests)
@@ -42,14 +43,14 @@ TIMED := $$(grep -rl --include='test_*.py' 'mark\.timed' tests)
 
 test: $(VENV)/installed-dev
 ifeq ($(strip $(TESTS)),)
-	$(SIDE_BY_SIDE) -m "not slow and not timed"
+	$(SIDE_BY_SIDE) -n $$(($(PROCESSORS) + 1)) -m "not slow and not timed"
 	$(BIN)/python -m pytest -m timed $(TIMED)
 else
 	$(BIN)/python -m pytest $(TESTS)
 endif
 
 test-all: test
-	$(SIDE_BY_SIDE) -m slow $(SLOW)
+	$(SIDE_BY_SIDE) -n $$(($(PROCESSORS) + 2)) -m slow $(SLOW)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

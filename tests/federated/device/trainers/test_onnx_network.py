@@ -4,6 +4,7 @@ since the two order the examples differently.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from export.trainstep.calibration_and_evaluation import make_calibration, make_evaluation
 from export.trainstep.graph_export import export_graph
+from export.trainstep.named_tensor_function import GraphFunction
 from export.trainstep.training_step import make_step
 from federated.device.trainers.graph_session import GraphSession
 from federated.device.trainers.onnx_network import OnnxNetwork
@@ -31,19 +33,28 @@ from models.submodel_building import build, statistics
 from tests.support.smallest_networks import small
 
 SLOTS = 9
-OPEN: dict[str, dict[str, GraphSession]] = {}  # exports take seconds
+OPEN: dict[str, GraphSession] = {}  # exports take seconds
 PLAIN = Recipe(epochs=3, batch=8, lr=0.05, decay=0.01)
 MLP = menu(small("mlp"), (0.5,), (1,))[0]
 
 
-def open_graphs(submodel: Submodel, recipe: Recipe) -> dict[str, GraphSession]:
-    key = f"{submodel.name} {recipe}"
+def open_graph(
+    make: Callable[..., GraphFunction], submodel: Submodel, *recipe: Recipe
+) -> GraphSession:
+    key = f"{make.__name__} {submodel.network.title} {submodel.name} {recipe}"
     if key not in OPEN:
-        made = [make_step(submodel, recipe, SLOTS), make_evaluation(submodel, SLOTS)]
-        if statistics(submodel):
-            made.append(make_calibration(submodel, SLOTS))
-        OPEN[key] = {one.kind: GraphSession(export_graph(one)) for one in made}
+        OPEN[key] = GraphSession(export_graph(make(submodel, *recipe, SLOTS)))
     return OPEN[key]
+
+
+def open_graphs(submodel: Submodel, recipe: Recipe) -> dict[str, GraphSession]:
+    opened = {
+        "step": open_graph(make_step, submodel, recipe),
+        "evaluation": open_graph(make_evaluation, submodel),
+    }
+    if statistics(submodel):
+        opened["calibration"] = open_graph(make_calibration, submodel)
+    return opened
 
 
 def draw_examples(submodel: Submodel, n: int) -> TrainingSet:
