@@ -28,19 +28,21 @@ def import_onnx() -> Any:
         import onnx
         import onnx.checker
         import onnx.helper
-        import onnxscript  # the exporter requires it
-    _cache_signatures(onnxscript.TracedOnnxFunction)
+        import onnxscript  # noqa: F401 (the exporter requires it)
+    _cache_translations()
     return onnx
 
 
-def _cache_signatures(translation: Any) -> None:
-    """Let each translation parse the source of its signature once, not at every export, which takes
-    most of a second for all of them.
+@functools.cache
+def _cache_translations() -> None:
+    """Let all exports of this process use one table of translations. PyTorch makes a new one for
+    each, which takes half a second.
     """
-    parse = translation.function_ir
-    if isinstance(parse, property) and parse.fget is not None:
-        translation.function_ir = functools.cached_property(parse.fget)
-        translation.function_ir.__set_name__(translation, "function_ir")
+    with contextlib.suppress(ImportError, AttributeError):  # private, so it may change
+        from torch.onnx._internal.exporter import _registration
+
+        table: Any = _registration.ONNXRegistry
+        table.from_torchlib = staticmethod(functools.cache(table.from_torchlib))
 
 
 def convert(
