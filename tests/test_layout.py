@@ -115,6 +115,7 @@ WIDEST = 100  # columns, except for a comment that a tool reads
 MOST_PARAMETERS = 6  # of a function; the options of a command are collected into one record
 TORCH_FREE = (  # packages, rooms and modules that a device without torch, onnx and scipy can import
     "coordinator.cli",
+    "coordinator.release",
     "coordinator.report",
     "coordinator.views",
     "coordinator.web",
@@ -130,6 +131,8 @@ TORCH_FREE = (  # packages, rooms and modules that a device without torch, onnx 
     "models.submodel",
 )
 WITH_TORCH = {  # all exceptions
+    "coordinator.release.export_run",
+    "coordinator.release.stored_run",
     "coordinator.views.config_schema",
     "coordinator.views.method_pages",
     "edge_agent.finetune.adaptation",

@@ -20,7 +20,6 @@ from coordinator.access.broker_setup import add_certificate
 from coordinator.release import canary
 from coordinator.release import history as releases
 from coordinator.release.archive import Archive
-from coordinator.release.export_run import ExportRequest, write_release
 from coordinator.release.history import History, Item
 from coordinator.release.release_status import report
 from coordinator.release.serving_choice import choose_serving
@@ -282,17 +281,24 @@ class Rollout:
         partial = self._archive.folder / f"export.{secrets.token_hex(3)}.part"
         self._say(f"exporting round {self._rounds} of run '{self.run}' and comparing with PyTorch")
         try:
-            export = ExportRequest(self.run, self._archive.runs, partial, inputs=request.inputs)
-            with show_progress("exporting and comparing with PyTorch") as show:
-
-                def say_entry(entry: release_reader.Entry, done: int, total: int) -> None:
-                    show(done, total)
-                    self._say_exported(entry)
-
-                write_release(export, say_entry)
+            self._export(partial, request.inputs)
             return self._archive.add(partial)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+    def _export(self, folder: Path, inputs: Path | None) -> None:
+        """Export the run's last round into a folder."""
+        # imported here, because no other request needs PyTorch, whose import takes seconds
+        from coordinator.release.export_run import ExportRequest, write_release
+
+        request = ExportRequest(self.run, self._archive.runs, folder, inputs=inputs)
+        with show_progress("exporting and comparing with PyTorch") as show:
+
+            def say_entry(entry: release_reader.Entry, done: int, total: int) -> None:
+                show(done, total)
+                self._say_exported(entry)
+
+            write_release(request, say_entry)
 
     def _say_exported(self, entry: release_reader.Entry) -> None:
         kinds = ", ".join(

@@ -334,7 +334,7 @@ def test_an_invalid_share_is_refused_before_an_export(
         raise AssertionError("it was exported")
 
     stable(fleet, "1")
-    monkeypatch.setattr("coordinator.release.rollout.write_release", never)
+    monkeypatch.setattr("coordinator.release.export_run.write_release", never)
     with pytest.raises((UsageError, Unknown)):
         fleet.follow(share=share, force=True)
 
