@@ -14,9 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from federated.data import loading as data
 from federated.defaults import PARTITION
 from federated.errors import (
     ConfigError,
-    EspalierError,
     FleetError,
     MissingExtra,
     explain_os_errors,
@@ -66,10 +66,13 @@ DEVICES = (
     Device("laptop", 0.7, "2GB"),
     Device("jetson", 0.45, "1GB"),
     Device("phone", 0.33, "700MB"),
-    Device("pi", 0.18, "600MB"),
+    Device("pi", 0.2, "600MB"),
 )
+# The fastest sets the pace, so it measures itself before most others load the processors. The
+# slowest takes longest to start and loads them least, so it starts at once.
+START_ORDER = (DEVICES[0], DEVICES[-1], *DEVICES[1:-1])
 RUN = "demo"
-ROUNDS = 13
+ROUNDS = 7
 SILENCE = 100.0  # seconds without output after which a process counts as failed
 WITHOUT_TORCH = (
     "import sys; sys.modules['torch'] = None; from edge_agent.cli.main import main; main()"
@@ -85,7 +88,7 @@ def run_demo(
     limited: limit the devices' processors and memory.
     kind: of the broker.
     keep: folder for the run and all logs; None: a temporary folder.
-    Raises MissingExtra, or EspalierError with the end of the log of the part that failed.
+    Raises MissingExtra, or FleetError with the end of the log of the part that failed.
     """
     start = time.monotonic()
     for package in ("torch", "safetensors", "onnx"):  # imported by processes of the demo
@@ -105,17 +108,20 @@ def run_demo(
         say(f"devices: {', '.join(names)}")
         command = coordinator_command(broker.address, seed, rounds or ROUNDS, folder)
         coordinator = stack.enter_context(process("coordinator", command, folder))
-        agents = []
-        for index, device in enumerate(DEVICES):
+        agents = list[Running]()
+        for device in START_ORDER:
+            index = DEVICES.index(device)
             command = agent_command(device, index, broker.address, seed, limited, folder)
             agents.append(stack.enter_context(process(device.name, command, folder)))
-            if index == 0:
-                # the fastest sets the pace, so it measures itself undisturbed by the others
-                wait_for_words(agents[0], "joined run")
+            if len(agents) == 2:
+                show = partial(repeat, (coordinator, *agents), say)
+                wait_for_words(agents[0], "joined run", show)
         trained = follow(coordinator, agents, say)
         say("exporting to ONNX, and comparing with PyTorch on held-out digits")
-        exported = run_command("export", export_command(trained, folder), folder)
-        run_command("release", release_command(broker.address, folder), folder)
+        # without --keep, its hints would name files that are about to be deleted
+        brief = say if keep is not None else skip_lines(str(folder), say)
+        exported = run_command("export", export_command(trained, folder), folder, brief)
+        run_command("release", release_command(broker.address, folder), folder, say)
         inferred = infer(broker.address, folder, say)
         result = summarize(trained, exported, inferred, broker, time.monotonic() - start)
     print_summary(result, say)
@@ -190,11 +196,13 @@ class Running:
     name: its name in messages.
     popen: the process.
     log: file of its output.
+    repeated: number of characters of the output that `repeat` has printed.
     """
 
     name: str
     popen: subprocess.Popen[bytes]
     log: Path
+    repeated: int = 0
 
     def read(self) -> str:
         """Return its output so far."""
@@ -236,71 +244,72 @@ def process_environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def wait_for_words(running: Running, words: str) -> None:
+def wait_for_words(
+    running: Running, words: str, meanwhile: Callable[[], object] = lambda: None
+) -> None:
     """Wait until a process has printed the words, has ended, or `SILENCE` seconds have passed. The
-    caller finds out which.
+    caller finds out which. meanwhile: called again and again.
     """
     until = time.monotonic() + SILENCE
     while words not in running.read() and running.popen.poll() is None and time.monotonic() < until:
+        meanwhile()
         time.sleep(0.05)
 
 
-def follow(coordinator: Running, agents: Sequence[Running], say: Say) -> dict[str, Any]:
-    """Repeat the coordinator's output until it ends; return its result. Raises FleetError if a
-    process fails or the coordinator falls silent.
-    """
-    position, last_output = 0, time.monotonic()
-    while True:
-        ended = coordinator.popen.poll() is not None
-        text = coordinator.read()
-        complete = text[position : text.rfind("\n") + 1]
+def repeat(processes: Sequence[Running], say: Say) -> bool:
+    """Print the new lines of processes, except their JSON. Return True if there were any."""
+    heard = False
+    for one in processes:
+        text = one.read()
+        complete = text[one.repeated : text.rfind("\n") + 1]
+        one.repeated += len(complete)
+        heard = heard or bool(complete)
+        mark = f"{one.name}: " if one.name in {device.name for device in DEVICES} else ""
         for line in complete.splitlines():
             if not line.startswith("{"):
-                say(f"  {line}")
-        if complete:
-            position, last_output = position + len(complete), time.monotonic()
+                say(f"  {mark}{line}")
+    return heard
+
+
+def skip_lines(words: str, say: Say) -> Say:
+    """Return a function that prints the lines without these words."""
+    return lambda line: None if words in line else say(line)
+
+
+def follow(main: Running, agents: Sequence[Running], say: Say) -> dict[str, Any]:
+    """Repeat the output of a process and of agents until the process ends; return its result.
+    Raises FleetError if one of them fails, or if all fall silent.
+    """
+    last_output = time.monotonic()
+    while True:
+        ended = main.popen.poll() is not None
+        if repeat((main, *agents), say):
+            last_output = time.monotonic()
         if ended:
             break
         failed = [a for a in agents if a.popen.poll() not in (None, 0)]
         if failed or time.monotonic() - last_output > SILENCE:
-            who = failed[0] if failed else coordinator
+            who = failed[0] if failed else main
             raise FleetError(
                 f"{who.name} {'failed' if failed else f'printed nothing for {SILENCE:.0f} s'}; "
                 f"the end of its log:\n{who.tail()}"
             )
         time.sleep(0.1)
-    if coordinator.popen.returncode != 0:
+    if main.popen.returncode != 0:
         raise FleetError(
-            f"the coordinator failed with exit code {coordinator.popen.returncode}; the "
-            f"end of its log:\n{coordinator.tail()}"
+            f"{main.name} failed with exit code {main.popen.returncode}; the end of its log:\n"
+            f"{main.tail()}"
         )
-    result: dict[str, Any] = json.loads(coordinator.tail(1))
+    result: dict[str, Any] = json.loads(main.tail(1))
     return result
 
 
-def run_command(name: str, command: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Run a command; return the JSON on its last line. Raises EspalierError with its errors if it
-    fails.
+def run_command(name: str, command: Sequence[str], folder: Path, say: Say) -> dict[str, Any]:
+    """Run a command and repeat its output; return the JSON on its last line. Raises FleetError if
+    it fails or falls silent.
     """
-    try:
-        done = subprocess.run(  # noqa: S603
-            command,
-            timeout=SILENCE,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            env=process_environment(),
-            cwd=folder,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise EspalierError(f"{name} did not finish within {SILENCE:.0f} s") from error
-    if done.returncode != 0:
-        raise EspalierError(
-            f"{name} failed with exit code {done.returncode}:\n{done.stderr[-2000:]}"
-        )
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    with process(name, command, folder) as running:
+        return follow(running, (), say)
 
 
 def infer(broker: str, folder: Path, say: Say) -> dict[str, Any]:
@@ -313,9 +322,9 @@ def infer(broker: str, folder: Path, say: Say) -> dict[str, Any]:
     command = [
         *(sys.executable, "-c", WITHOUT_TORCH, "infer", "--broker", broker, "--run", RUN),
         *("--name", DEVICES[-1].name, "--store", str(folder / "models")),
-        *(str(inputs), "--format", "json"),
+        *("--threads", "1", str(inputs), "--format", "json"),
     ]
-    found = run_command("infer", command, folder)
+    found = run_command("infer", command, folder, say)
     labels = np.array([answer["label"] for answer in found["answers"]])
     accuracy = float((labels == held.y_held).mean())
     say(
