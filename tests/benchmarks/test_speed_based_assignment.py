@@ -54,15 +54,16 @@ def test_the_summary_names_the_rounds_in_which_the_slowed_agent_changed_submodel
 @pytest.mark.slow
 def test_a_short_run_records_every_turn_of_agents_under_limits(tmp_path: Path) -> None:
     """`python -m benchmarks pacing` measures whether agents keep pace, alone on its machine.
-    tests/coordinator/assign and tests/coordinator/run/test_round_planning.py check how measured
-    seconds decide the submodels.
+    tests/edge_agent/join/test_participation.py checks that a limit shows in the measured seconds,
+    tests/coordinator/assign and tests/coordinator/run/test_round_planning.py how those decide.
     """
     said = list[str]()
     made = measure(tmp_path, said.append, Parts(1, 1, 0))
     assert [(t.round, t.agent, t.outcome) for t in made.turns] == [
         (number, agent, "folded") for number in (1, 2) for agent in CPUS
     ]
-    assert read_width(made.submodels[0]) > read_width(made.submodels[-1]), "ten times fewer cpus"
+    assert len(made.submodels) == len(CPUS)
+    assert all(0 < read_width(submodel) <= 1 for submodel in made.submodels)
     assert all(t.seconds > 0 and t.step > 0 and t.predicted > 0 and t.reason for t in made.turns)
     assert made.ratio >= 1
     assert "a1 is slowed down 3 times" in said
