@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from importlib.metadata import version as installed_version
 
+import click
 from sphinx.application import Sphinx
 
+from coordinator.cli.main import main as coordinator
+from coordinator.cli.options import ConfigOption
+from edge_agent.cli.main import main as edge_agent
 from federated.install_command import NAME
 
 project = "Espalier"
@@ -19,6 +23,7 @@ myst_heading_anchors = 4
 nb_execution_in_temp = True
 nb_execution_mode = "force"  # so that the notebooks are tested
 nb_execution_raise_on_error = True
+nb_merge_streams = True  # one block for what a cell prints
 nb_execution_timeout = 180  # seconds of a cell
 myst_enable_extensions = ["deflist"]
 suppress_warnings = ["myst.header"]  # pages of the repository's root begin with their own headings
@@ -28,7 +33,9 @@ autodoc_member_order = "bysource"
 nitpick_ignore_regex = [("py:.*", ".*")]
 html_theme = "furo"
 html_title = "Espalier"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+smartquotes = False  # they would make one dash of the two of a flag
 templates_path: list[str] = []
 
 # Pages of the repository's root that are also pages here.
@@ -77,7 +84,27 @@ def list_fields(
     lines[:] = shown
 
 
+def load_commands(app: Sphinx) -> None:
+    """Import all commands and the help of their settings, since sphinx-click shows only what is
+    already imported.
+    """
+    for group in (coordinator, edge_agent):
+        context = click.Context(group)
+        found = {name: group.get_command(context, name) for name in group.list_commands(context)}
+        group.commands = {name: command for name, command in found.items() if command}
+        for option in (option for command in group.commands.values() for option in command.params):
+            if isinstance(option, ConfigOption) and (record := option.get_help_record(context)):
+                option.help = record[1]
+
+
+def spell_paths(app: Sphinx, context: click.Context, lines: list[str]) -> None:
+    """Show the path of a default as text."""
+    lines[:] = [re.sub(r"PosixPath\('(.*)'\)", r"\1", line) for line in lines]
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", load_commands)
     app.connect("autodoc-process-docstring", list_fields)
     app.connect("source-read", adapt_links)
+    app.connect("sphinx-click-process-options", spell_paths)
     app.connect("include-read", adapt_included)
