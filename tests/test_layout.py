@@ -131,7 +131,9 @@ TORCH_FREE = (  # packages, rooms and modules that a device without torch, onnx 
     "models.submodel",
 )
 WITH_TORCH = {  # all exceptions
+    "coordinator.release.export_modules",
     "coordinator.release.export_run",
+    "coordinator.release.release_examples",
     "coordinator.release.stored_run",
     "coordinator.views.config_schema",
     "coordinator.views.method_pages",
