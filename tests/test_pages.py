@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import espalier
+from benchmarks.__main__ import main as benchmarks
 from coordinator.cli.main import main as coordinator
 from coordinator.settings.config import load
 from edge_agent.cli.main import main as edge_agent
@@ -32,16 +33,17 @@ PAGES = [
 ]
 FOLDERS = "benchmarks|coordinator|deploy|docs|edge_agent|export|federated|models|tests"
 LABELS = {"labels": [0, 1], "loss": 1.0}
-PROGRAMS = {"coordinator": coordinator, "edge-agent": edge_agent}
+PROGRAMS = {"benchmarks": benchmarks, "coordinator": coordinator, "edge-agent": edge_agent}
 
 
 def find_commands(page: Path) -> list[list[str]]:
-    """Return the commands of `coordinator` and `edge-agent` in a page, each as words: those in code
-    blocks, and those between backticks that have more than a name.
+    """Return the commands of PROGRAMS in a page, each as words: those in code blocks, and those
+    between backticks that have more than a name.
     """
     text = page.read_text().replace("\\\n", " ")  # a backslash continues a command
+    text = text.replace("python -m benchmarks", "benchmarks").replace("benchmarks NAME", "")
     lines = re.findall(r"^ {4,}(.+)$", text, re.MULTILINE) + re.findall(
-        r"`((?:coordinator|edge-agent) [^`]+)`", text
+        rf"`((?:{'|'.join(PROGRAMS)}) [^`]+)`", text
     )
     found = []
     for line in lines:
@@ -130,6 +132,13 @@ def test_the_network_in_the_tutorial_can_be_narrowed_and_made_shallower() -> Non
     small, *_, large = espalier.menu(net, widths=(0.5, 1.0), depths=(1, 2))
     assert 3 * espalier.cost(small).parameters < espalier.cost(large).parameters
     assert espalier.slice(net, small)(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_the_code_of_the_api_page_prints_the_submodels(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(find_python("api.md"), {})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, _ in lines] == ["w0.5-d2.2.2", "w1-d2.2.2"]
+    assert 3 * int(lines[0][1]) < int(lines[1][1])
 
 
 def test_security_names_tests_that_exist() -> None:
