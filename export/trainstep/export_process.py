@@ -49,7 +49,7 @@ def main() -> None:
     """Export an order."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     end_with_parent()
-    lower_priority(10)  # rounds go on
+    lower_priority(5)  # rounds go on
     with os.fdopen(take_output(), "w") as output:
         try:
             order = msgspec.json.decode(sys.stdin.buffer.read(), type=GraphOrder)
