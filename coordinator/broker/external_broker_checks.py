@@ -24,7 +24,7 @@ from federated.wire.checks.request_client import Client
 from federated.wire.link import PROBES, Link, get_scheme
 from federated.wire.mqtt_address import PORTS, parse_mqtt_address
 
-__all__ = ["adapt", "examine"]
+__all__ = ["adapt", "examine_broker"]
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def adapt(link: Link, address: str, run: str, say: Say) -> bool:
     return by_name_only
 
 
-def examine(broker: str, run: str | None) -> Iterator[Check]:
+def examine_broker(broker: str, run: str | None) -> Iterator[Check]:
     """Yield all checks, up to the first failure that the next ones depend on. Raises UsageError for
     a malformed address, ConfigError.
     """

@@ -1,12 +1,13 @@
-"""`coordinator doctor`: check whether a run can use a broker."""
+"""`coordinator doctor`: check this machine and a broker."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
-from coordinator.cli.options import print_errors
+from coordinator.cli.options import RUNS, print_errors
 from federated.runtime.console import FORMAT
 
 __all__ = ["doctor"]
@@ -16,20 +17,22 @@ __all__ = ["doctor"]
 @click.option(
     "--broker",
     metavar="HOST|URL",
-    required=True,
-    help="address of the broker, with the coordinator's credentials",
+    help="address of a broker, with the coordinator's credentials; without it, only this machine "
+    "is checked",
 )
 @click.option("--run", metavar="NAME", help="run whose topics to try  [default: doctor]")
+@RUNS
 @FORMAT
-def doctor(broker: str, run: str | None, form: str) -> None:
-    """Check whether a run can use a broker.
+def doctor(broker: str | None, run: str | None, runs: Path, form: str) -> None:
+    """Check whether this machine and a broker can serve a run.
 
     Print what the broker can do, and a remedy for each problem. The exit code is 0 if nothing
     failed, or else that of the first failure.
     """
     with print_errors("doctor"):
         from coordinator.access.broker_setup import add_certificate
-        from coordinator.broker.external_broker_checks import examine
+        from coordinator.broker.coordinator_checks import examine
         from federated.wire.checks.check_result import print_checks
 
-        sys.exit(print_checks(examine(add_certificate(broker), run), form))
+        address = None if broker is None else add_certificate(broker)
+        sys.exit(print_checks(examine(address, run, runs), form))

@@ -36,7 +36,7 @@ COMMANDS = {
     ),
     "doctor": LazyCommand(
         "coordinator.cli.doctor:doctor",
-        "Check whether a run can use a broker.",
+        "Check whether this machine and a broker can serve a run.",
     ),
     "enroll": LazyCommand(
         "coordinator.cli.enroll:enroll",

@@ -18,13 +18,14 @@ from edge_agent.doctor.broker_checks import (
     check_rights,
     find_card,
 )
-from edge_agent.doctor.device_checks import check_clock, check_device
+from edge_agent.doctor.device_checks import check_device
 from edge_agent.doctor.extension_link_checks import check_link
 from federated.errors import EspalierError, LinkError
 from federated.install_command import pip_command
 from federated.wire import messages, topics
 from federated.wire.checks.broker_capability_checks import Place, check_order, try_broker
 from federated.wire.checks.check_result import Check, report_error
+from federated.wire.checks.machine_checks import check_clock
 from federated.wire.checks.network_checks import SOON, check_credentials, check_network
 from federated.wire.checks.request_client import Client
 from federated.wire.link import get_scheme

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import struct
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from edge_agent.device.board import read_power
@@ -26,48 +19,28 @@ from edge_agent.device.process_limits import (
 from federated.install_command import pip_command
 from federated.wire import messages
 from federated.wire.checks.check_result import Check, State
+from federated.wire.checks.machine_checks import check_disk, check_namesake, check_runtime
 
-__all__ = ["check_clock", "check_device", "check_skew"]
+__all__ = ["check_device", "check_skew"]
 
-# copies of the largest submodel on disk: its weights, an update, and an update in transfer
-COPIES = 3
-# bytes of disk below which there is a warning and a failure, if no run states its needs
-DISK = 500e6, 50e6
-MEMORY = 400e6, 150e6  # the same for memory; PyTorch takes most of the first
+# bytes of memory below which there is a warning and a failure, if no run states its needs
+MEMORY = 400e6, 150e6  # PyTorch takes most of the first
 FRACTION = 0.6  # of the memory that assignment uses (coordinator: assign.memory)
-NAMESAKE = "espalier"  # on the package index: a phylogenetics tool
-TIMEOUT = 120.0  # seconds to load a runtime
-TRIAL = {
-    "torch": "import torch; torch.ones(8, 8) @ torch.ones(8, 8); print(torch.__version__, "
-    "f'{torch.get_num_threads()} threads', sep=', ')",
-    "onnxruntime": "import onnxruntime as o; print(o.__version__, ' "
-    "'.join(o.get_available_providers()), sep=', ')",
-}
 
 
 def check_device(store: Path, card: messages.Run | None) -> Iterator[Check]:
     """Run the checks. store: folder for weights and updates; card: of the run to join, if known."""
     disk, memory = compute_required_bytes(card) or (None, None)
     yield from check_namesake()
-    yield check_disk(store, disk)
+    yield check_disk(store, "--spool", disk)
     yield check_memory(memory)
-    yield check_runtime("torch")
-    yield check_runtime("onnxruntime")
+    found = "not installed: this device can run inference, not train"
+    yield check_runtime("torch", Check("torch", "warn", found, pip_command("train")))
+    absent = Check("onnxruntime", "fail", "not installed", pip_command(), 4)
+    yield check_runtime("onnxruntime", absent)
     yield check_limits()
     yield check_power()
     yield check_heat(read_heat())
-
-
-def check_namesake() -> Iterator[Check]:
-    """Warn if the distribution is installed that has this project's name on the package index."""
-    with suppress(PackageNotFoundError):
-        yield Check(
-            "installation",
-            "warn",
-            f"'{NAMESAKE}' {version(NAMESAKE)} is installed: another project, or an old version of "
-            "this one",
-            f"pip uninstall {NAMESAKE}, then {pip_command()}",
-        )
 
 
 def compute_required_bytes(card: messages.Run | None) -> tuple[int, int] | None:
@@ -86,38 +59,6 @@ def compute_required_bytes(card: messages.Run | None) -> tuple[int, int] | None:
     except Exception:
         # no PyTorch, or a network that is not installed here: the checks work without this
         return None
-
-
-def check_disk(store: Path, largest: int | None) -> Check:
-    """Check that the folder is writable and has room. largest: bytes of the largest submodel."""
-    folder = next(path for path in (store, *store.absolute().parents) if path.exists())
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"0")
-    except OSError as error:
-        return Check(
-            "disk",
-            "fail",
-            f"{folder} is not writable ({error.strerror})",
-            "give this user write access, or set another folder with --spool",
-            7,
-        )
-    free = shutil.disk_usage(folder).free
-    found, (enough, least) = f"{free / 1e9:.3g} GB free in {folder}", DISK
-    if largest is not None:
-        enough = least = COPIES * largest
-        found += f"; {COPIES} copies of the largest submodel take {least / 1e6:.3g} MB"
-    if free < least:
-        return Check(
-            "disk",
-            "fail",
-            found,
-            "free disk space, or set a folder on another disk with --spool",
-            7,
-        )
-    if free < enough:
-        return Check("disk", "warn", found, "free disk space for weights and updates")
-    return Check("disk", "ok", found)
 
 
 def check_memory(smallest: int | None) -> Check:
@@ -144,55 +85,6 @@ def check_memory(smallest: int | None) -> Check:
     if free < MEMORY[0]:
         return Check("memory", "warn", found, "PyTorch alone takes most of it")
     return Check("memory", "ok", found)
-
-
-def check_runtime(package: str) -> Check:
-    """Load a package in a separate process, which crashes if the package was built for another
-    processor.
-    """
-    try:
-        process = subprocess.run(  # noqa: S603
-            [sys.executable, "-c", TRIAL[package]],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Check(
-            package,
-            "fail",
-            f"did not load within {TIMEOUT:.0f} s",
-            "the device is too busy, or its disk too slow",
-            4,
-        )
-    if process.returncode == 0:
-        return Check(package, "ok", process.stdout.strip())
-    errors = process.stderr.strip()
-    if "ModuleNotFoundError" in errors and f"'{package}'" in errors:
-        if package == "torch":
-            return Check(
-                package,
-                "warn",
-                "not installed: this device can run inference, not train",
-                pip_command("train"),
-            )
-        return Check(package, "fail", "not installed", pip_command(), 4)
-    if process.returncode < 0:
-        return Check(
-            package,
-            "fail",
-            f"crashed with signal {-process.returncode}",
-            f"the package was built for another processor: install another build of {package}",
-            4,
-        )
-    return Check(
-        package,
-        "fail",
-        errors.splitlines()[-1] if errors else "fails to load",
-        f"reinstall {package}",
-        4,
-    )
 
 
 def check_limits() -> Check:
@@ -249,18 +141,3 @@ def check_skew(ahead: float, round_trip: float) -> Check:
     state: State = "ok" if skew < SKEW[0] else "warn" if skew < SKEW[1] else "fail"
     remedy = "synchronise this device's clock: timedatectl set-ntp true"
     return Check("skew", state, found, "" if state == "ok" else remedy, 3)
-
-
-def check_clock() -> Check:
-    """Check that the clock is not earlier than the installation of this program."""
-    now, installed = time.time(), Path(__file__).stat().st_mtime
-    found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
-    if now < installed - 86400:
-        return Check(
-            "clock",
-            "fail",
-            f"{found}, before this program was installed",
-            "set the clock: timedatectl set-ntp true; a Raspberry Pi loses the time without power",
-            3,
-        )
-    return Check("clock", "ok", found)

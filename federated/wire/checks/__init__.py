@@ -1,1 +1,1 @@
-"""Checks of a broker and of the way to it, for `edge-agent doctor` and `coordinator doctor`."""
+"""Checks of a machine, a broker and the way to it, for the `doctor` of coordinator and agent."""

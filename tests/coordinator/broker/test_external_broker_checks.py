@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from coordinator.broker import external_broker_checks
 from coordinator.broker import local_broker as brokers
-from coordinator.cli.main import main
 from federated.wire.checks.broker_capability_checks import WILDCARDS, Place
 from federated.wire.checks.check_result import Check
 from federated.wire.link import CHUNK
@@ -46,17 +43,3 @@ def test_a_run_knows_that_retained_messages_reach_no_wildcard(
         assert external_broker_checks.adapt(link, "mqtt://broker", "r", lines.append)
         assert not external_broker_checks.adapt(link, "memory://any", "r", lines.append)
     assert lines == ["the broker at mqtt://broker:1883: no wildcards: do this"]
-
-
-@pytest.mark.broker
-def test_the_doctor_prints_each_check_and_exits_accordingly(tmp_path: Path) -> None:
-    with brokers.start(port=0, kind="embedded", directory=tmp_path) as broker:
-        healthy = CliRunner().invoke(main, ["doctor", "--broker", broker.address])
-    assert healthy.exit_code == 0, healthy.output
-    assert [line.split()[1] for line in healthy.output.splitlines()][:6] == [
-        *("dns", "tcp", "tls", "credentials", "order", "retained")
-    ]
-    gone = CliRunner().invoke(main, ["doctor", "--broker", broker.address, "--format", "json"])
-    told = json.loads(gone.output)
-    assert gone.exit_code == told["exit"] == 5
-    assert told["checks"][-1]["check"] == "tcp"

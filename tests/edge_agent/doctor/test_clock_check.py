@@ -1,10 +1,6 @@
-"""Checks of the clock against the coordinator's and the day of the installation."""
+"""Checks of the clock against the coordinator's."""
 
 from __future__ import annotations
-
-import time
-
-import pytest
 
 from edge_agent.doctor import device_checks
 
@@ -24,9 +20,3 @@ def test_clocks_are_compared() -> None:
     )
     assert "ahead of" in device_checks.check_skew(-900.0, 0.1).found
     assert device_checks.check_skew(float("nan"), 0.1).state == "warn"
-
-
-def test_a_clock_before_the_installation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert device_checks.check_clock().state == "ok"
-    monkeypatch.setattr(time, "time", lambda: 86400.0)
-    assert device_checks.check_clock().state == "fail"

@@ -1,27 +1,13 @@
-"""Checks of the disk, memory, runtimes and heat."""
+"""Checks of the memory and heat, and of what a run needs."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from edge_agent.device.heat_and_load import Heat
 from edge_agent.doctor import device_checks
-from federated.install_command import pip_command
 from federated.wire import messages
 from federated.wire.checks.check_result import Check
 from models.submodel import Network
 from tests.support.doctor_checks import CARD
-
-
-def test_a_full_or_unwritable_disk_fails(tmp_path: Path) -> None:
-    assert device_checks.check_disk(tmp_path / "not" / "yet", 10**6).state == "ok"
-    assert device_checks.check_disk(tmp_path, 10**18).state == "fail"
-    unwritable = device_checks.check_disk(Path("/proc/self"), None)
-    assert (unwritable.state, unwritable.exit) == ("fail", 7)
-    (tmp_path / "file").touch()
-    assert device_checks.check_disk(tmp_path / "file", None).exit == 7
 
 
 def test_too_little_memory_for_the_smallest_submodel_fails() -> None:
@@ -44,27 +30,6 @@ def test_the_needs_of_a_run_follow_from_its_card() -> None:
         )
         is None
     )
-
-
-def test_missing_and_crashing_runtimes_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        device_checks.TRIAL, "torch", "raise ModuleNotFoundError(\"No module named 'torch'\")"
-    )
-    assert device_checks.check_runtime("torch") == Check(
-        "torch",
-        "warn",
-        "not installed: this device can run inference, not train",
-        pip_command("train"),
-    )
-    monkeypatch.setitem(
-        device_checks.TRIAL, "torch", "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
-    )
-    died = device_checks.check_runtime("torch")
-    assert (died.state, died.exit, died.found) == ("fail", 4, "crashed with signal 4")
-    monkeypatch.setitem(
-        device_checks.TRIAL, "onnxruntime", "raise OSError('libgomp.so.1: cannot open')"
-    )
-    assert "libgomp.so.1" in device_checks.check_runtime("onnxruntime").found
 
 
 def test_throttling_leads_to_a_warning() -> None:
