@@ -32,6 +32,14 @@ raise ModuleNotFoundError(f"No module named '{__name__}'", name=__name__)
 FREE_AGENT = [sys.executable, "-c", "from edge_agent.cli.main import main; main()"]
 RUN = ("--method", "fedavg", "--min-agents", "1", "--name", "mixed", "--rounds", "100000")
 SMALL = (*("--set", "method.widths=[0.25]"), *("--set", "method.depths=[1]"))
+# no device without PyTorch has this file
+OWN_NETWORK = """
+from torch import nn
+
+def build():
+    first = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    return nn.Sequential(first, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(128, 10))
+"""
 
 
 @pytest.fixture
@@ -90,14 +98,16 @@ def await_round(folder: Path, process: Running, agents: set[str]) -> int:
 def test_an_agent_without_pytorch_trains_beside_one_with_it(
     tmp_path: Path, start: Start, without_torch: dict[str, str]
 ) -> None:
-    """It waits for the export, then trains alone; the other joins later. Both also calibrate and
-    score.
+    """It waits for the export of a network of one's own, then trains alone; the other joins later.
+    Both also calibrate and score.
     """
-    process, broker = start_run(tmp_path, start, "--model", "mlp")
+    (tmp_path / "own_network.py").write_text(OWN_NETWORK)
+    own = ("--model", "own_network:build")
+    process, broker = start_run(tmp_path, start, *own)
     folder = tmp_path / "runs" / "mixed"
     join(start, FREE_AGENT, broker, "a0", variables=without_torch)
     await_round(folder, process, {"a0"})
-    join(start, AGENT, broker, "a1")
+    join(start, AGENT, broker, "a1", *own)
     number = await_round(folder, process, {"a0", "a1"})
     control_requests.send_request(folder, "stop")
     process.communicate(timeout=PATIENCE)
@@ -118,3 +128,23 @@ def test_an_agent_without_pytorch_trains_beside_one_with_it(
         samples, steps = counts[agent]
         assert samples == profiles[agent].data.examples
         assert steps == -(-samples // 32)
+
+
+def test_an_operator_without_translation_is_named_and_the_round_goes_on(
+    tmp_path: Path, start: Start, without_torch: dict[str, str]
+) -> None:
+    own = ("--model", "tests.support.user_networks:Growing")
+    process, broker = start_run(tmp_path, start, *own)
+    folder, errors = tmp_path / "runs" / "mixed", tmp_path / "0.err"
+    free = join(start, FREE_AGENT, broker, "a0", variables=without_torch)
+    words = "devices without PyTorch cannot train it"
+    eventually(lambda: words in errors.read_text(), PATIENCE)
+    assert "the operator aten.convolution_backward" in errors.read_text()
+    join(start, AGENT, broker, "a1", *own)
+    await_round(folder, process, {"a1"})
+    assert free.poll() is None, "it stays, since another submodel may be exported"
+    store = Store.open(folder.parent, folder.name, read_only=True)
+    reason = store.agents.read_decisions("a0")[-1][1].reason
+    store.close()
+    assert "it has no training graphs: " in reason
+    assert "convolution_backward" in reason

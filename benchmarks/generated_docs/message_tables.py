@@ -15,7 +15,7 @@ from msgspec import inspect
 
 from benchmarks.generated_docs.markdown_table import render_table
 from federated.task import Update
-from federated.trainer_capabilities import CAPABILITIES, name_hook
+from federated.trainer_capabilities import CAPABILITIES, GRAPHS, name_hook
 from federated.wire import field_types
 from federated.wire.envelope import MESSAGES
 
@@ -48,7 +48,11 @@ def list_names() -> Iterator[str]:
 
 
 def list_capabilities() -> Iterator[str]:
-    known = {**CAPABILITIES, name_hook("METHOD"): "code of this method that runs on devices"}
+    known = {
+        **CAPABILITIES,
+        GRAPHS: "work with the graphs that tasks name, without code of the networks",
+        name_hook("METHOD"): "code of this method that runs on devices",
+    }
     return render_table(("capability", "meaning"), ((f"`{k}`", v) for k, v in known.items()))
 
 

@@ -77,9 +77,18 @@ class TrainingGraphs:
     # ---- exports ---------------------------------------------------------------------------------
 
     def request(self, wanted: Iterable[tuple[Submodel, Recipe]]) -> None:
-        """Export the graphs of submodels, in this order, unless that was requested before."""
+        """Export the graphs of submodels, in this order, unless that was requested before, or an
+        earlier process of the run did it.
+        """
         for order in (make_order(submodel, recipe) for submodel, recipe in wanted):
-            if order.name not in self._exports:
+            if order.name in self._exports:
+                continue
+            # the code of a network that is not installed may have changed
+            installed = ":" not in order.submodel.network.family
+            if installed and (found := list_graphs(self._folder / order.name)):
+                self._exports[order.name] = Future[Files]()
+                self._exports[order.name].set_result(found)
+            else:
                 self._exports[order.name] = self._worker.submit(self._provide, order)
 
     def explain_absence(self, profile: Profile, submodel: Submodel, recipe: Recipe) -> str:
@@ -93,13 +102,10 @@ class TrainingGraphs:
         return f"it has no training graphs: {error}" if error is not None else ""
 
     def _provide(self, order: GraphOrder) -> Files:
-        """Return the graphs of an order, from an earlier process of this run or from an export.
-        Raises ExportError. Runs in the thread of the exports.
+        """Export an order and return its graphs. Runs in the thread of the exports. Raises
+        ExportError.
         """
         folder, title = self._folder / order.name, order.submodel.name
-        # the code of a network that is not installed may have changed
-        if ":" not in order.submodel.network.family and (found := list_graphs(folder)):
-            return found
         try:
             if is_given(order.submodel.network.family):
                 raise ExportError(

@@ -17,6 +17,7 @@ from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import Defences
 from federated.method import Method
 from federated.task import Recipe, Task
+from federated.trainer_capabilities import GRAPHS
 from models.submodel import Submodel
 
 __all__ = ["ENDLESS", "MIN_LIMIT", "PATIENCE", "RunContext", "limit_phase"]
@@ -59,6 +60,7 @@ class RunContext:
     defences: checks of updates, robust rules, and the budget of a private run.
     past: the states that late updates are based on; None if late updates do not count.
     pins: the submodels that the configuration fixes for agents.
+    recipes: of the menu's submodels before the first round.
     graphs: with which agents without PyTorch train.
     patience: time limit of a phase without a deadline, in predicted seconds of its slowest task.
     """
@@ -73,8 +75,15 @@ class RunContext:
     defences: Defences
     past: PastStates | None
     pins: Pins
+    recipes: tuple[Recipe, ...]
     graphs: TrainingGraphs
     patience: float
+
+    def request_graphs(self) -> None:
+        """Export training graphs if a connected agent needs some, also before the first round."""
+        agents = self.fleet.agents.values()
+        if any(agent.profile and GRAPHS in agent.profile.capabilities for agent in agents):
+            self.graphs.request(zip(self.menu, self.recipes, strict=True))
 
     def explain_missing_graphs(self, agent: str, submodel: Submodel, recipe: Recipe) -> str:
         """Return why an agent cannot train a submodel for lack of training graphs; empty if it can,

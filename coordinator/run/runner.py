@@ -193,6 +193,7 @@ def _conduct(
             Defences(config, store.trust, store.folder / "kept", store.rounds_done + 1),
             past,
             match_pins(menu, config.assign.submodels),
+            tuple(recipes),
             graphs,
             options.patience,
         )

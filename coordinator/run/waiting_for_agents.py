@@ -37,7 +37,7 @@ def await_round(run: RunContext) -> None:
         while run.control.paused:  # agents stay connected
             run.publish(RunPaused())
             fleet.turn(POLL)
-        await_agents(fleet, config.min_agents, config.wait, run.publish)
+        await_agents(fleet, config.min_agents, config.wait, run.publish, run.request_graphs)
         if not run.control.paused:  # it may be paused while waiting for agents
             return
 
@@ -76,9 +76,15 @@ def await_able(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
         await_agents(fleet, run.config.fleet.min_agents, limit, run.publish)
 
 
-def await_agents(fleet: MessageLoop, wanted: int, limit: float, publish: Publish) -> list[Agent]:
+def await_agents(
+    fleet: MessageLoop,
+    wanted: int,
+    limit: float,
+    publish: Publish,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> list[Agent]:
     """Wait for `wanted` ready agents, and return all ready ones. Raises FleetError if they do not
-    come within `limit` seconds (0: no limit).
+    come within `limit` seconds (0: no limit). meanwhile: called while it waits.
     """
     start = published = time.monotonic()
     while len(ready := fleet.list_ready()) < wanted:
@@ -94,6 +100,7 @@ def await_agents(fleet: MessageLoop, wanted: int, limit: float, publish: Publish
                 f"{describe_absence(fleet) or 'no others connected'}"
             )
         publish(AgentsAwaited(len(ready), wanted))
+        meanwhile()
         fleet.turn(POLL)
     return ready
 

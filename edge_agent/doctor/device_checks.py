@@ -34,7 +34,10 @@ def check_device(store: Path, card: messages.Run | None) -> Iterator[Check]:
     yield from check_namesake()
     yield check_disk(store, "--spool", disk)
     yield check_memory(memory)
-    found = "not installed: this device can run inference, not train"
+    found = (
+        "not installed: this device runs inference, and trains only with graphs that a coordinator "
+        "exports"
+    )
     yield check_runtime("torch", Check("torch", "warn", found, pip_command("train")))
     absent = Check("onnxruntime", "fail", "not installed", pip_command(), 4)
     yield check_runtime("onnxruntime", absent)

@@ -29,7 +29,7 @@ from federated.device.agent_run_files import Spool
 from federated.device.task_execution import carry_out
 from federated.device.task_runner_interface import Outcome
 from federated.device.trainers.catalogue import open_trainer
-from federated.device.trainers.trainer import Trainer
+from federated.device.trainers.trainer import GraphTrainer, Trainer
 from federated.task import Profile, Task, Timing, Update
 from federated.training.training_inputs import Execution
 from federated.wire import envelope, messages, tensors, topics
@@ -108,7 +108,8 @@ class Member:
     abandoned: bool = False
 
     def measure(self, run: messages.Run) -> Profile:
-        timings = tuple(Timing(s, run.batch, self.speed) for s in run.calibration)
+        timed = () if isinstance(self.trainer, GraphTrainer) else run.calibration
+        timings = tuple(Timing(s, run.batch, self.speed) for s in timed)
         facts = {
             "host": "h",
             "system": "s",

@@ -69,7 +69,7 @@ def test_a_task_without_the_graphs_that_it_needs_is_refused(tmp_path: Path) -> N
 
 
 def test_weights_and_graphs_of_other_shapes_are_refused(tmp_path: Path) -> None:
-    wide = {"x": INPUTS["x"], "p.w": (INPUTS["p.w"][0], (1, 3))}
+    wide = {**INPUTS, "p.w": (INPUTS["p.w"][0], (1, 3))}
     other = write_graph(tmp_path, make_model("evaluation", inputs=wide), "evaluation")
     with pytest.raises(Refused, match=r"expected shape \(1, 3\), found \(1, 2\)"):
         perform(tmp_path, (other,), work="evaluate")
