@@ -72,7 +72,7 @@ DEVICES = (
 # slowest takes longest to start and loads them least, so it starts at once.
 START_ORDER = (DEVICES[0], DEVICES[-1], *DEVICES[1:-1])
 RUN = "demo"
-ROUNDS = 7
+ROUNDS = 6
 SILENCE = 100.0  # seconds without output after which a process counts as failed
 WITHOUT_TORCH = (
     "import sys; sys.modules['torch'] = None; from edge_agent.cli.main import main; main()"
