@@ -137,7 +137,9 @@ def test_a_run_is_shown_paused_killed_and_resumed(
     page.get_by_text(IN_ROUND).wait_for(timeout=60_000)
     coordinator.send_signal(signal.SIGKILL)
     page.get_by_text("crashed or was killed").wait_for(timeout=60_000)
-    start_run(start, "--broker", broker, "--resume")
+    resumed = start_run(start, "--broker", broker, "--resume")
+    # until it reads requests, it deletes those to an earlier coordinator
+    assert wait_for_words(resumed, tmp_path / "3.err", " of 500: ")
     page.get_by_text(IN_ROUND).wait_for(timeout=90_000)
     ask(page, "Stop")
     page.get_by_text("Stopped.").wait_for(timeout=90_000)
