@@ -56,9 +56,10 @@ def _render_summary(bundle: Bundle) -> str:
 
 def _render_inputs(bundle: Bundle) -> str:
     shape = ", ".join(map(str, bundle.inputs))
+    place = "" if bundle.round == NO_ROUND else ", as stored on the devices"
     lines = [
-        f"Raw examples, {bundle.dtype} [batch, {shape}], as stored on the devices. The graphs "
-        "include all preprocessing:"
+        f"Raw examples, {bundle.dtype} [batch, {shape}]{place}. The graphs include all "
+        "preprocessing:"
     ]
     shown = {name: value for name, value in bundle.preprocessing.items() if name != "inside"}
     lines += [f"- {name}: {_render_numbers(value)}" for name, value in shown.items()] or [
