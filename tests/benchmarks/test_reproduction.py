@@ -231,8 +231,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(set(list_experiments()) - {"methods"}))
 def test_the_last_row_of_every_table_runs(name: str, tmp_path: Path) -> None:
     """It is the paper's own method in most tables. `test_every_method` runs the methods of the
-    other rows, or other presets of their files, and `test_every_experiment_states_valid_settings`
-    reads the settings of all cells.
+    other rows, and `test_every_experiment_states_valid_settings` reads the settings of all cells.
     """
     made = find_experiment(name)
     row = made.list_cells(made.find_scale("check"))[-1].row.name
