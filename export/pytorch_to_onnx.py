@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import io
 import logging
 import re
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from federated.errors import ExportError, require_extra
+from federated.runtime.torch_import import pause_collection
 
 __all__ = ["OPSET", "convert", "import_onnx"]
 
@@ -63,7 +63,7 @@ def convert(
     ExportError: the module cannot be exported. MissingExtra: onnx is not installed.
     """
     import_onnx()
-    with _silence(), _pause_collection():
+    with _silence(), pause_collection():  # collections take a fifth of an export
         try:
             program = torch.onnx.export(
                 net,
@@ -106,21 +106,6 @@ def _silence() -> Iterator[None]:
             yield
         finally:
             log.setLevel(level)
-
-
-@contextlib.contextmanager
-def _pause_collection() -> Iterator[None]:
-    """Pause the garbage collector, which takes a fifth of an export: the exporter, and its modules
-    at the first export, make hundreds of thousands of objects that stay in use.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _strip_local_paths(model: Any) -> None:

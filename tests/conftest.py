@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from federated.runtime.lazy_compiler_import import defer_compiler
+from federated.runtime.torch_import import defer_compiler
 
 defer_compiler()  # few tests need it, and its import takes seconds
 # their fixtures are for all

@@ -8,6 +8,7 @@ import click
 
 from coordinator.cli.options import RUNS, print_errors
 from federated.runtime.console import FORMAT, print_result, speaker
+from federated.runtime.torch_import import pause_collection
 
 __all__ = ["export"]
 
@@ -59,7 +60,8 @@ def export(
     `coordinator release` sends them to the agents.
     """
     with print_errors("export"):
-        from coordinator.release.export_run import ExportRequest, export_run
+        with pause_collection():
+            from coordinator.release.export_run import ExportRequest, export_run
 
         request = ExportRequest(run, runs, out, wanted, inputs, int8)
         result = export_run(request, speaker(form))

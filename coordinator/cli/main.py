@@ -118,8 +118,8 @@ COMMANDS = {
 @click.option("-v", "--verbose", is_flag=True, help="also log every message to and from the broker")
 def main(verbose: bool) -> None:
     """Train one model on a fleet of unequal devices. Data never leaves the device."""
-    from federated.runtime.lazy_compiler_import import defer_compiler
     from federated.runtime.logs import configure
+    from federated.runtime.torch_import import defer_compiler
 
     defer_compiler()
     configure(verbose=verbose)

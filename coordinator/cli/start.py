@@ -14,6 +14,7 @@ from coordinator.cli.options import FILE, INIT, RUNS, config_flag, list_given, p
 from coordinator.web.defaults import ADDRESS
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT, print_result, speaker
+from federated.runtime.torch_import import pause_collection
 
 __all__ = ["start"]
 
@@ -111,8 +112,9 @@ def start(
     such as ESPALIER_FLEET__MIN_AGENTS=4. `coordinator init` lists all settings.
     """
     with print_errors("start"), ExitStack() as stack:
-        from coordinator.run.config_sources import ConfigSources
-        from coordinator.run.launch import View, start_run
+        with pause_collection():
+            from coordinator.run.config_sources import ConfigSources
+            from coordinator.run.launch import View, start_run
 
         live = form == "text" and sys.stdout.isatty()
         if web is None and (web_certificate, web_key) != (None, None):

@@ -34,7 +34,7 @@ from federated.device.task_execution import carry_out
 from federated.device.trainers.catalogue import DEFAULT, open_trainer
 from federated.errors import ConfigError, EspalierError
 from federated.methods.catalogue import find_method
-from federated.runtime.lazy_compiler_import import defer_compiler
+from federated.runtime.torch_import import defer_compiler
 from federated.system.processors import list_processors
 from federated.task import Task
 from federated.training.training_inputs import Execution

@@ -25,7 +25,7 @@ from edge_agent.device.heat_and_load import BUSY, Load, has_throttled, read_heat
 from edge_agent.device.process_memory import read_memory, reset_peak
 from export import latency as latencies
 from export.latency import measure_latency
-from federated.runtime.lazy_compiler_import import defer_compiler
+from federated.runtime.torch_import import defer_compiler
 from federated.system.child_processes import take_output
 from federated.system.process_limits import end_with_parent
 from models.submodel import Submodel

@@ -51,8 +51,8 @@ def main(verbose: bool) -> None:
 
     Options can also be set in the environment, such as EDGE_AGENT_JOIN_BROKER for --broker of join.
     """
-    from federated.runtime.lazy_compiler_import import defer_compiler
     from federated.runtime.logs import configure
+    from federated.runtime.torch_import import defer_compiler
 
     defer_compiler()
     configure(verbose=verbose)

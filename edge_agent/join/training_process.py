@@ -27,7 +27,7 @@ from federated.device.task_execution import carry_out
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import GraphTrainer, Trainer
 from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
-from federated.runtime.lazy_compiler_import import defer_compiler
+from federated.runtime.torch_import import defer_compiler
 from federated.system.child_processes import take_output
 from federated.system.disk_sync import sync
 from federated.system.process_limits import end_with_parent, lower_priority

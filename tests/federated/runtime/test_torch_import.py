@@ -1,13 +1,19 @@
-"""Deferring the import of PyTorch's compiler. Each case needs a process of its own."""
+"""Deferring the import of PyTorch's compiler, of which each case needs a process of its own, and
+pausing the garbage collector.
+"""
 
+import gc
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
+from federated.runtime.torch_import import pause_collection
+
 DEFER = """
 import sys
-from federated.runtime.lazy_compiler_import import defer_compiler
+from federated.runtime.torch_import import defer_compiler
 defer_compiler()
 import torch
 layer = torch.nn.Linear(2, 2)
@@ -48,3 +54,15 @@ assert not loaded()
 )
 def test_that_a_use_loads_the_compiler_and_training_still_works(use: str) -> None:
     run(f"train()\nassert not loaded()\n{use}\nassert loaded()\ntrain()")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_pauses_and_then_is_as_before(enabled: bool) -> None:
+    gc.enable() if enabled else gc.disable()
+    try:
+        with suppress(ImportError), pause_collection():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
