@@ -36,6 +36,7 @@ from export.onnx_session import Session
 from federated.device import profile_file
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_run_files import Spool
+from federated.device.trainers.graph_checks import refuse_contents
 from federated.errors import (
     ConfigError,
     DataError,
@@ -102,6 +103,10 @@ def check_blob(data: bytes) -> None:
     assert [(n, v.dtype, v.shape, v.tobytes()) for n, v in same.items()] == [
         (n, v.dtype, v.shape, v.tobytes()) for n, v in values.items()
     ]
+
+
+def check_graph(data: bytes) -> None:
+    refuse_contents("a graph", data)
 
 
 def check_topic(data: bytes) -> None:
@@ -345,6 +350,7 @@ def make_message_decoders() -> dict[str, Decoder]:
         ),
         "parts": Decoder(decode_file("w.have", read_part), (), samples.parts()),
         "notes": Decoder(decode_file("t.task", read_note), (), samples.notes()),
+        "graphs": Decoder(check_graph, (Refused,), samples.training_graphs(), "blob"),
     }
 
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from export import release_reader
 from federated.device.profile_file import FORMAT, Calibration, Sheet
 from federated.device.task_runner_interface import Outcome
-from federated.task import Card, Profile, Recipe, Task, Timing, Update
+from federated.task import Card, Graph, Profile, Recipe, Task, Timing, Update
 from federated.wire import envelope, tensors, topics
 from federated.wire import messages as m
 from federated.wire.chunks import slices, split
@@ -56,6 +56,7 @@ __all__ = [
     "split_frames",
     "tokens",
     "topic_names",
+    "training_graphs",
     "transfers",
     "updates",
 ]
@@ -77,8 +78,10 @@ PROFILE = Profile(
     {"zico": {"w1": 2.0}},
 )
 CARD = m.Run("r", "fedfa", "preresnet-10", NETWORK, (SUBMODEL,), 32, "s0", SAID, {"lr": 0.1})
+GRAPHS = (Graph("step", "1" * 64, 400), Graph("evaluation", "2" * 64, 300))
 TASK = Task(
-    "r", 1, 2, "a", "train", SUBMODEL, "v1", "0" * 64, 3000, Recipe(options={"mu": 0.1}), 60.0
+    *("r", 1, 2, "a", "train", SUBMODEL, "v1", "0" * 64, 3000, Recipe(options={"mu": 0.1}), 60.0),
+    graphs=GRAPHS,
 )
 DATA = bytes(range(250)) * 10
 MANIFEST = split(DATA, 1024, "1-2-train-w0.5-d1")
@@ -381,6 +384,17 @@ def parts() -> list[bytes]:
         msgspec.msgpack.encode((MANIFEST, b"")),
         b"\x92\x81\xa8transfer\xa1\xff\xc4\x00",
     ]
+
+
+def training_graphs() -> list[bytes]:
+    """Return a graph in ONNX's protobuf encoding: one operator, and one tensor in another file."""
+
+    def write(number: int, content: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(content)]) + content
+
+    place = write(1, b"location") + write(2, b"w.bin")
+    node, tensor = write(4, b"Add") + write(7, b""), write(13, place)
+    return [write(7, write(1, node)), write(7, write(1, node) + write(5, tensor))]
 
 
 def notes() -> list[bytes]:

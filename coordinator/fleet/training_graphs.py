@@ -27,6 +27,7 @@ from coordinator.fleet.published_weights import WeightSlots
 from export.trainstep.graph_order import GraphOrder, make_order
 from federated.errors import ExportError, StoreError, explain_os_errors
 from federated.safe_text import make_safe
+from federated.system.child_processes import OWN_GROUP
 from federated.task import Graph, GraphKind, Profile, Recipe, Task
 from federated.trainer_capabilities import GRAPHS
 from federated.wire import topics
@@ -131,6 +132,8 @@ class TrainingGraphs:
             [sys.executable, "-m", "export.trainstep.export_process", str(part)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,  # ctrl-C at the coordinator must not reach it
+            creationflags=OWN_GROUP,
             # it finds what this process finds, such as a network of the current folder
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
         )

@@ -6,6 +6,7 @@
     runs/NAME/journal-000021.log         the events since the last checkpoint or snapshot
     runs/NAME/total-000013-000032....    a snapshot of the sum of the round in progress
     runs/NAME/spool/                     received updates that are not folded yet
+    runs/NAME/graphs/                    training graphs for agents without PyTorch
 
 A round is written completely or not at all: the checkpoint is moved into place first, then one
 transaction names it. The database holds the sha256 of each checkpoint and of its own rows; the
