@@ -4,6 +4,7 @@ network.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ from models.submodel import Submodel
 
 __all__ = ["OnnxTrainer"]
 
-REMEDY = "install the extra 'train' on this device, and join with --trainer pytorch"
+log = logging.getLogger(__name__)
+
 OPEN = 3  # graphs in memory: those of one submodel
 
 
@@ -73,7 +75,7 @@ class OnnxTrainer:
 
     def survey(self, run: Run, data: Examples, memory: int) -> dict[str, Any]:
         if run.menu:
-            raise Refused(f"the method {run.method} surveys devices with PyTorch: {REMEDY}")
+            log.info("%s surveys devices with PyTorch: this one sends no survey", run.method)
         return {}
 
     def training_memory(self, submodel: Submodel, batch: int) -> int:
@@ -98,7 +100,10 @@ class OnnxTrainer:
 
 
 def refuse_timing() -> NoReturn:
-    raise Refused(f"the trainer 'onnx' trains only what a coordinator exported: {REMEDY}")
+    raise Refused(
+        "the trainer 'onnx' trains only what a coordinator exported: install the extra 'train' and "
+        "use the trainer 'pytorch'"
+    )
 
 
 def collect_shapes(sessions: Sequence[GraphSession], kind: str) -> dict[str, tuple[int, ...]]:

@@ -94,12 +94,15 @@ def test_the_graphs_of_the_last_task_are_not_used_for_the_next(tmp_path: Path) -
         trainer.shapes(BARE)
 
 
-def test_it_cannot_compute_on_a_gpu_or_survey_a_device() -> None:
+def test_it_cannot_compute_on_a_gpu() -> None:
     with pytest.raises(ConfigError, match="computes on the CPU alone"):
         OnnxTrainer("cuda")
-    card = Run("r", "recipfl", "mlp", None, (), 32, "s", menu=(BARE,))
-    with pytest.raises(Refused, match="recipfl surveys devices with PyTorch"):
-        OnnxTrainer("cpu").survey(card, Data(), 1)
+
+
+def test_it_joins_a_run_whose_method_surveys_devices_without_a_survey() -> None:
+    """The default method, FedFA, then chooses as for a device that scored nothing."""
+    card = Run("r", "fedfa", "mlp", None, (), 32, "s", menu=(BARE,))
+    assert OnnxTrainer("cpu").survey(card, Data(), 1) == {}
 
 
 def test_only_a_trainer_of_graphs_is_given_graphs() -> None:
