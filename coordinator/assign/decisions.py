@@ -147,9 +147,14 @@ def decide_one(
     can = (pin.submodel,) if pin is not None else find_affordable(offers, allowed, before)
     if not candidate.is_timed:
         can = can[:1]
-    if not can or any(o.missing for o in offers if o.submodel == can[0].unowned):
-        none = Decision(candidate.name, reason=explain_none(offers, candidate.profile, share))
-        return Verdict(None, none, offers, allowed)
+    missing = next((o.missing for o in offers if can and o.submodel == can[0].unowned), "")
+    if not can or missing:
+        reason = (
+            f"excluded for now: {can[0].name}, which a person fixed for it: {missing}"
+            if can
+            else explain_none(offers, candidate.profile, share)
+        )
+        return Verdict(None, Decision(candidate.name, reason=reason), offers, allowed)
     chosen = choose(index, candidate, can)
     offer = next(o for o in offers if o.submodel == chosen.unowned)
     if pin is not None:
