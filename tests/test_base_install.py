@@ -24,7 +24,7 @@ BASE = (
     f"import sys; sys.modules |= dict.fromkeys({EXTRAS!r}); from coordinator.cli.main import main; "
     "main(prog_name='coordinator')"
 )
-READING = {"check", "devices", "log", "pause", "pin", "runs", "status", "stop"}
+READING = {"check", "devices", "log", "pause", "pin", "release", "runs", "status", "stop"}
 ARGUMENTS = {
     "assign": ["--profile", "pi.json"],
     "check": ["run"],
@@ -32,7 +32,7 @@ ARGUMENTS = {
     "doctor": ["--broker", "mqtt://127.0.0.1:1"],
     "export": ["run", "--out", "release"],
     "pin": ["pi", "1.0"],
-    "release": ["run"],
+    "release": ["run", "--broker", "127.0.0.1:1"],
     "revoke": ["pi"],
     "simulate": ["run.toml"],
 }

@@ -52,7 +52,10 @@ NO_MEMBERS = {
     },
     "espalier.readers": {"run_readers", "task_courses", "terminal_output"},
     "espalier.rules": {"arithmetic"},
-    "espalier.trainers": {"graph_names", "graph_session", "onnx_network", "pytorch_trainer"},
+    "espalier.trainers": {
+        *("graph_checks", "graph_names", "graph_session", "onnx_network", "onnx_trainer"),
+        "pytorch_trainer",
+    },
 }
 NET = network("mlp", (4,), 2)
 CARD = Run("r", "toy", "mlp", NET, (), 8, "s", menu=(full(NET),))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker.external_broker_checks import examine
+from coordinator.broker.external_broker_checks import examine_broker
 from federated.errors import LinkError
 from federated.wire import topics
 from federated.wire.checks.check_result import format_check
@@ -48,7 +48,7 @@ def test_agents_find_a_run_and_finish_its_rounds(
 
 
 def test_the_doctor_says_what_is_missing(rabbitmq: str) -> None:
-    found = {check.name: check for check in examine(rabbitmq, None)}
+    found = {check.name: check for check in examine_broker(rabbitmq, None)}
     missing = {name: check.state for name, check in found.items() if check.state != "ok"}
     assert missing == {"wildcards": "warn"}, [format_check(check) for check in found.values()]
 
