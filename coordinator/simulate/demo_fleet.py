@@ -72,7 +72,7 @@ DEVICES = (
 # slowest takes longest to start and loads them least, so it starts at once.
 START_ORDER = (DEVICES[0], DEVICES[-1], *DEVICES[1:-1])
 RUN = "demo"
-ROUNDS = 6
+ROUNDS = 9
 # seconds without output after which a process counts as failed; an export on a busy machine needed
 # more than 100 for its first network
 SILENCE = 300.0
