@@ -92,6 +92,12 @@ def command(checkpoints: tuple[Path, Path] | None, form: str) -> None:
         print_rows(measure(initial_weights, {}), form, {})
         return
     before, after = map(read_weights, checkpoints)
+    if [(name, one.shape) for name, one in before.items()] != [
+        (name, one.shape) for name, one in after.items()
+    ]:
+        raise click.UsageError(
+            "--checkpoints: expected two checkpoints of one run, with equal tensors"
+        )
     print_rows(measure(after, before), form, {})
 
 

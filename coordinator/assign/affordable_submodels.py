@@ -3,10 +3,11 @@ afford.
 
 Predictions start from the agent's measurements and are corrected by its earlier rounds. An agent
 that measured nothing, since it trains with exported graphs, begins with the smallest submodel, and
-is predicted from the rounds that it has trained. An agent
-can afford a submodel that fits its memory and whose download, training and upload fit the round.
-Without a deadline, a round is as long as the quickest agent needs for the largest submodel that any
-agent can hold, but not shorter than a quarter of the fleet's median for it.
+is predicted from the rounds that it has trained.
+
+An agent can afford a submodel that fits its memory and whose download, training and upload fit the
+round. Without a deadline, a round is as long as the quickest agent needs for the largest submodel
+that any agent can hold, but not shorter than a quarter of the fleet's median for it.
 """
 
 from __future__ import annotations

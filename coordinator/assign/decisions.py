@@ -150,7 +150,7 @@ def decide_one(
     missing = next((o.missing for o in offers if can and o.submodel == can[0].unowned), "")
     if not can or missing:
         reason = (
-            f"excluded for now: {can[0].name}, which a person fixed for it: {missing}"
+            f"excluded for now: it is pinned to {can[0].name}: {missing}"
             if can
             else explain_none(offers, candidate.profile, share)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.assign.submodel_pins import Pins
@@ -79,11 +80,14 @@ class RunContext:
     graphs: TrainingGraphs
     patience: float
 
-    def request_graphs(self) -> None:
-        """Export training graphs if a connected agent needs some, also before the first round."""
+    def request_graphs(self, recipes: Sequence[Recipe]) -> None:
+        """Export the training graphs of the menu if a connected agent needs some.
+
+        recipes: of the menu's submodels.
+        """
         agents = self.fleet.agents.values()
         if any(agent.profile and GRAPHS in agent.profile.capabilities for agent in agents):
-            self.graphs.request(zip(self.menu, self.recipes, strict=True))
+            self.graphs.request(zip(self.menu, recipes, strict=True))
 
     def explain_missing_graphs(self, agent: str, submodel: Submodel, recipe: Recipe) -> str:
         """Return why an agent cannot train a submodel for lack of training graphs; empty if it can,

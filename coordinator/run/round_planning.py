@@ -24,7 +24,6 @@ from coordinator.round.round_state import Agent, RoundPlan
 from coordinator.settings.config import Config
 from federated.errors import FleetError
 from federated.method import State
-from federated.trainer_capabilities import GRAPHS
 from models.cost import cost
 from models.submodel import Submodel
 
@@ -136,9 +135,8 @@ def judge_agents(
         name: reset_timings(history.standings.get(name, Standing()), profile)
         for name, profile in profiles.items()
     }
-    recipes = [(submodel, run.method.recipe(state, submodel)) for submodel in run.menu]
-    if any(GRAPHS in profile.capabilities for profile in profiles.values()):
-        run.graphs.request(recipes)
+    recipes = [run.method.recipe(state, submodel) for submodel in run.menu]
+    run.request_graphs(recipes)
     candidates = [
         Candidate(
             name,
@@ -148,7 +146,7 @@ def judge_agents(
             run.pins.find(name, run.control.pins),
             {
                 submodel.name: why
-                for submodel, recipe in recipes
+                for submodel, recipe in zip(run.menu, recipes, strict=True)
                 if (why := run.graphs.explain_absence(profile, submodel, recipe))
             },
         )
@@ -156,7 +154,7 @@ def judge_agents(
     ]
 
     choose = decisions.ask_method(run.method, state, run.config.seed)
-    recipe = recipes[-1][1]
+    recipe = recipes[-1]
     verdicts = {
         verdict.decision.agent: verdict
         for verdict in decisions.decide(run.menu, recipe, candidates, run.config, choose)

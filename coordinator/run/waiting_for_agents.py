@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import AgentsAwaited, Publish, RoundDelayed, RunPaused
@@ -37,7 +38,8 @@ def await_round(run: RunContext) -> None:
         while run.control.paused:  # agents stay connected
             run.publish(RunPaused())
             fleet.turn(POLL)
-        await_agents(fleet, config.min_agents, config.wait, run.publish, run.request_graphs)
+        request = partial(run.request_graphs, run.recipes)
+        await_agents(fleet, config.min_agents, config.wait, run.publish, request)
         if not run.control.paused:  # it may be paused while waiting for agents
             return
 

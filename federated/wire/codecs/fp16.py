@@ -40,7 +40,7 @@ def decode(tensors: Tensors) -> Tensors:
 
 FP16 = Codec(
     name="fp16",
-    help="half precision of the changes of weights: relative error of at most 2^-11 (below 2^-14: "
+    help="changes of weights in half precision: relative error of at most 2^-11 (below 2^-14: "
     "absolute error of at most 2^-25); no changes above 65504",
     layout="the change of each tensor as float16",
     encode=encode,

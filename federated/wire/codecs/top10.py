@@ -71,9 +71,8 @@ def decode(tensors: Tensors) -> Tensors:
 
 TOP10 = Codec(
     name="top10-zstd",
-    help="half precision of the tenth of the changes that are largest in each tensor, and of all "
-    f"changes of tensors with at most {WHOLE} values; other weights stay as received; requires the "
-    "extra `zstd`",
+    help="the largest tenth of the changes of each tensor, and all of a tensor with at most "
+    f"{WHOLE} values, in half precision; other weights stay as received; requires the extra `zstd`",
     layout=f"a float16 array `{VALUES}` with the changes that are sent, in order, then for each "
     "tensor a bool array of its shape that marks them; the whole update is then one Zstandard "
     "frame, as for `int8-zstd`",

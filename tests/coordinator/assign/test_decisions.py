@@ -273,7 +273,7 @@ def test_an_agent_gets_no_submodel_whose_graphs_are_missing() -> None:
     assert reason(none).startswith(f"excluded for now: {NAMES[0]}: no graph")
     pinned = replace(none, pin=Pin(MENU[-1]))
     assert judge(pinned)[0].submodel is None
-    assert judge(pinned)[0].decision.reason.endswith("which a person fixed for it: no graph")
+    assert judge(pinned)[0].decision.reason.endswith(f"pinned to {NAMES[-1]}: no graph")
 
 
 def test_the_reason_names_the_graphs_that_a_larger_submodel_lacks() -> None:
