@@ -29,6 +29,7 @@ __all__ = [
     "Control",
     "Requests",
     "Stopped",
+    "begin_requests",
     "pin_agent",
     "read_requests",
     "send_request",
@@ -64,6 +65,19 @@ class Requests:
     stop: str = ""
     seen: bool = True
     pins: dict[str, str] = field(default_factory=dict)
+
+
+def begin_requests(database: sqlite3.Connection) -> None:
+    """Prepare a run's database for requests to the coordinator that has just locked the run. Delete
+    a request to stop that was meant for an earlier coordinator. Raises sqlite3.Error.
+    """
+    with database:
+        database.execute(SCHEMA)
+        database.execute(PINS)
+        if database.execute(FIND_FORMER).fetchone():
+            database.execute("INSERT OR IGNORE INTO requests SELECT * FROM wishes")
+            database.execute("DROP TABLE wishes")
+        database.execute("DELETE FROM requests WHERE about = 'stop'")
 
 
 def send_request(folder: Path, command: Command) -> Requests:
@@ -124,28 +138,16 @@ class Control:
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Delete a request to stop that was meant for an earlier coordinator. Raises StoreError if
-        the run's database cannot be written.
-        """
         self._clock = clock
         self._database = _connect(folder)
-        with (
-            explain_os_errors(StoreError, str(folder / DATABASE), sqlite3.Error),
-            self._database,
-        ):
-            self._database.execute(SCHEMA)
-            self._database.execute(PINS)
-            if self._database.execute(FIND_FORMER).fetchone():
-                self._database.execute("INSERT OR IGNORE INTO requests SELECT * FROM wishes")
-                self._database.execute("DROP TABLE wishes")
-            self._database.execute("DELETE FROM requests WHERE about = 'stop'")
         # never wait for a writer: the next look is a second away
         self._database.execute("PRAGMA busy_timeout = 0")
-        self._looked = -POLL
+        self._looked = clock()
         self._stop = ""
         self._within = False
         self.paused, self.pins = False, dict[str, str]()
-        self.look()
+        with contextlib.suppress(sqlite3.Error):  # as in `look`
+            self._read()
 
     def close(self) -> None:
         self._database.close()

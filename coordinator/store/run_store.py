@@ -31,6 +31,7 @@ from coordinator.database_row_digests import seal
 from coordinator.observe.round_records import RoundRecord
 from coordinator.round.round_state import Round
 from coordinator.store import run_lock
+from coordinator.store.control_requests import begin_requests
 from coordinator.store.database import (
     DatabaseDamage,
     Facts,
@@ -134,8 +135,11 @@ class Store(RunRecords):
             create_database(folder, facts or Facts())
             for created_in in root, root.parent:
                 sync(created_in)
+            database = sqlite3.connect(folder / DATABASE)
+            undo.callback(database.close)
+            begin_requests(database)
             undo.pop_all()
-        return cls(folder, sqlite3.connect(folder / DATABASE), lock)
+        return cls(folder, database, lock)
 
     @classmethod
     def open(cls, root: Path, name: str, *, read_only: bool = False) -> Store:
@@ -151,11 +155,14 @@ class Store(RunRecords):
             lock = run_lock.acquire(folder)
             undo.callback(os.close, lock)
             warn_if_public(folder, HOLDS)
-            with explain_os_errors(StoreError, f"cannot resume run '{name}' in {root}"):
+            problem = f"cannot resume run '{name}' in {root}"
+            with explain_os_errors(StoreError, problem, sqlite3.Error):
                 # a process that was killed may have created files whose names are not on disk yet
                 for created_in in folder, root:
                     sync(created_in)
-            database = open_intact(folder)
+                database = open_intact(folder)
+                undo.callback(database.close)
+                begin_requests(database)
             undo.pop_all()
         return cls(folder, database, lock)
 

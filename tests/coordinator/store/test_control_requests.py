@@ -15,6 +15,7 @@ from coordinator.store.control_requests import (
     Control,
     Requests,
     Stopped,
+    begin_requests,
     pin_agent,
     read_requests,
     send_request,
@@ -32,7 +33,9 @@ SMALL, LARGE = (Submodel(NETWORK, width, ((1, 1),), ("scaler",)) for width in (0
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    sqlite3.connect(tmp_path / "run.sqlite").execute("PRAGMA journal_mode=WAL")
+    with closing(sqlite3.connect(tmp_path / "run.sqlite")) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        begin_requests(database)
     return tmp_path
 
 
@@ -100,19 +103,36 @@ def test_the_next_coordinator_ignores_an_old_stop_but_stays_paused(
 ) -> None:
     send_request(folder, "stop")
     send_request(folder, "pause")
+    with closing(sqlite3.connect(folder / "run.sqlite")) as database:
+        begin_requests(database)
     later = Control(folder)
     assert (later.paused, later.stopping) == (True, False)
     later.close()
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_stop_that_is_sent_while_the_coordinator_starts_is_obeyed(
+    tmp_path: Path, resumed: bool
+) -> None:
+    store = Store.create(tmp_path, "r")
+    if resumed:
+        store.close()
+        store = Store.open(tmp_path, "r")
+    with closing(store):
+        send_request(store.folder, "stop")
+        with closing(Control(store.folder)) as control, pytest.raises(Stopped):
+            control.look()
+
+
 def test_a_pause_that_an_older_version_stored_holds(folder: Path, clock: Clock) -> None:
-    with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
-        database.execute("CREATE TABLE wishes (about PRIMARY KEY, wanted, at, heard)")
-        database.execute("INSERT INTO wishes VALUES ('pause', 'pause', '2026-01-01', 1)")
-    for _ in range(2):
-        with closing(Control(folder, clock)) as control:
-            assert control.paused
-        assert read_requests(folder) == Requests(paused=True)
+    with closing(sqlite3.connect(folder / "run.sqlite")) as database:
+        with database:
+            database.execute("CREATE TABLE wishes (about PRIMARY KEY, wanted, at, heard)")
+            database.execute("INSERT INTO wishes VALUES ('pause', 'pause', '2026-01-01', 1)")
+        begin_requests(database)
+    with closing(Control(folder, clock)) as control:
+        assert control.paused
+    assert read_requests(folder) == Requests(paused=True)
 
 
 @pytest.fixture
@@ -141,7 +161,6 @@ def test_a_pin_lasts_over_restarts_until_it_is_removed(store: Store, clock: Cloc
 def test_only_known_agents_and_submodels_are_pinned_while_the_run_is_in_progress(
     store: Store,
 ) -> None:
-    Control(store.folder).close()
     with pytest.raises(Unknown, match=r"unknown submodel 'w7'.*w0.5-d2-scaler, w1-d2-scaler$"):
         pin_agent(store.folder, "pi", "w7")
     with pytest.raises(Unknown, match=r"unknown agent 'pie'; did you mean pi\?"):

@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks.web_page.browser import find_chromium, open_chromium, sign_in
 from coordinator.observe.now_json import FILE, TaskCourse, read_now
-from coordinator.store.control_requests import Control, read_requests
+from coordinator.store.control_requests import read_requests
 from coordinator.store.run_store import Store
 from coordinator.views.run_status import describe_status
 from coordinator.web.serve import PACKAGE, find_page
@@ -158,7 +158,6 @@ def held(tmp_path: Path) -> Iterator[Path]:
     federate(tmp_path, [Member(f"a{i}", digits(i, 2)) for i in range(2)], settings)
     runs = tmp_path / "runs"
     with closing(Store.open(runs, MEMORY_RUN)) as store:
-        Control(store.folder).close()
         write_courses(
             store.folder,
             TaskCourse("a0", "w0.5-d4.4.4", (("fetch", 0.0), ("train", 1.5)), 30.0),

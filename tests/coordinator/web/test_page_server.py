@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from coordinator.access.certificate_authority import Authority
 from coordinator.cli.main import main
-from coordinator.store.control_requests import Control, read_requests
+from coordinator.store.control_requests import read_requests
 from coordinator.store.run_store import Store
 from federated.runtime.connection_limits import listen
 from federated.wire.links.catalogue import open_link
@@ -213,7 +213,6 @@ def steer(browser: Browser, command: str, **fields: str) -> tuple[int, Any]:
 def test_a_device_is_pinned_and_its_pin_removed(browser: Browser, runs: Path) -> None:
     (submodel,) = (one["name"] for one in describe_part(runs, RUN, "network")["submodels"])
     with closing(Store.open(runs, RUN)):
-        Control(runs / RUN).close()  # as a coordinator does
         status, made = steer(browser, "pin", agent="a0", submodel=submodel)
         assert (status, made["lines"]) == (200, [f"a0 gets {submodel} from the next round on"])
         assert read_requests(runs / RUN).pins == {"a0": submodel}
