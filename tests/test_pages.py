@@ -17,6 +17,7 @@ import torch
 import espalier
 from benchmarks.__main__ import main as benchmarks
 from coordinator.cli.main import main as coordinator
+from coordinator.run.run_preparation import prepare
 from coordinator.settings.config import load
 from edge_agent.cli.main import main as edge_agent
 from federated.engine.aggregate import Total, fold
@@ -93,6 +94,17 @@ def test_a_configuration_in_a_page_is_valid(page: Path, tmp_path: Path) -> None:
             continue
         (tmp_path / "run.toml").write_text(block)
         assert load(tmp_path / "run.toml", {}, ()) != defaults
+
+
+def test_the_private_run_in_the_tutorial_is_accepted(tmp_path: Path) -> None:
+    """A private run is refused if devices would send something without noise."""
+    page = ROOT / "docs" / "private_run.md"
+    (block,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
+    (tmp_path / "private.toml").write_text(block)
+    assert ["coordinator", "start", "--config", "private.toml"] in find_commands(page)
+    config = load(tmp_path / "private.toml", {}, [("name", "private")])
+    prepare(config, tmp_path / "runs", resume=False).close()
+    assert config.private.noise > 0
 
 
 def find_python(page: str) -> str:
