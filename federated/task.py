@@ -65,7 +65,7 @@ Augmentation = Literal["crop", "flip", "cutout"]
 @dataclass(frozen=True)
 class Recipe:
     """The training of a device as data, for a PyTorch loop or an exported graph. The defaults
-    describe a training that every trainer supports; the settings of FedAvg read them.
+    describe a training that every trainer supports; they are also those of FedAvg's settings.
 
     epochs: passes over the local training data.
     steps: maximum number of optimiser steps; 0: all steps of the epochs.
@@ -233,7 +233,7 @@ class Update:
 class Card:
     """The description of a device's data or of a data set: sizes and moments, but no example.
 
-    name: of the data set.
+    name: name of the data set.
     inputs: shape of one raw example.
     dtype: of the raw examples, as numpy names it.
     outputs: number of classes, of regression values, or of tokens in the vocabulary (see `target`).

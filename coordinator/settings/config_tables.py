@@ -243,10 +243,10 @@ class Robust(Record, frozen=True):
     examples: Annotated[
         NotNegative,
         Meta(
-            description="Number of examples with which an agent counts at most in the mean of "
-            "updates, of batch norm statistics and of the devices' scores, as a multiple of the "
+            description="Maximum weight of an agent in the means of updates, batch norm statistics "
+            "and the devices' scores: its number of examples counts up to this multiple of the "
             "median over agents. A warning names agents with more. 0: no limit. Simulations have "
-            "none, since their agents' numbers are facts."
+            "no limit, because their agents cannot report false numbers."
         ),
     ] = 10.0
     rule: Annotated[

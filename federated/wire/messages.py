@@ -87,7 +87,7 @@ class Chunk:
     total: number of chunks.
     size: bytes of all chunks.
     crc32: CRC-32 of `data`.
-    data: the bytes; all chunks but the last have the manifest's size.
+    data: the bytes; their number is the manifest's `chunk`, except in the last chunk.
     """
 
     transfer: Transfer

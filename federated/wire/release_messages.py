@@ -76,16 +76,16 @@ class Serving:
     agent: its name.
     session: identifies its process.
     version: installed version; empty before the first, as are the next three fields.
-    submodel: in use.
-    variant: of the exported files in use, such as `int8`.
+    submodel: submodel in use.
+    variant: variant of the exported files in use, such as `int8`.
     provider: execution provider of ONNX Runtime in use.
     p50: median seconds per request, measured on the device when it installed the version.
-    p90: 90th percentile of the same.
+    p90: 90th percentile of the same times.
     accuracy: on `examples` held-out examples of its own; None without examples.
-    examples: their number.
+    examples: number of these held-out examples.
     before: the previous version.
-    p90_before: of the previous version, measured in the same minute.
-    accuracy_before: of the previous version, measured in the same minute.
+    p90_before: p90 of the previous version, measured in the same minute.
+    accuracy_before: accuracy of the previous version, measured in the same minute.
     answered: number of requests answered since the process started.
     failed: number of requests failed since the process started.
     refused: a later version that the agent rejected.
