@@ -1,4 +1,4 @@
-"""The Python code of the README runs as it is printed."""
+"""The README is short, and its Python code runs as it is printed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def find_section() -> str:
     return README.read_text().split("## From Python\n")[1].split("\n## ")[0]
 
 
-def test_the_section_is_short() -> None:
+def test_the_page_and_its_section_are_short() -> None:
+    assert len(README.read_text().splitlines()) <= 150
     assert len(find_section().rstrip().splitlines()) < 25
 
 
