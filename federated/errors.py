@@ -152,9 +152,13 @@ class MissingExtra(EspalierError):
 
     exit_code = 4
 
-    def __init__(self, command: str, extra: str, package: str) -> None:
+    def __init__(self, command: str, extra: str, package: str, otherwise: str = "") -> None:
+        """otherwise: another way to install the package."""
         self.command, self.extra, self.package = command, extra, package
-        super().__init__(f"{command} needs the package '{package}': {pip_command(extra)}")
+        super().__init__(
+            f"{command} needs the package '{package}': {pip_command(extra)}"
+            + (f", or {otherwise}" if otherwise else "")
+        )
 
 
 @contextmanager

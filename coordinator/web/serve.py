@@ -109,7 +109,7 @@ def find_page() -> Path:
     """Return the folder of the built page. Raises MissingExtra."""
     found = find_spec(PACKAGE)
     if found is None or found.origin is None:
-        raise MissingExtra("coordinator web", "web", PACKAGE)
+        raise MissingExtra("coordinator web", "web", PACKAGE, "in a clone: make web")
     return Path(found.origin).parent / "static"
 
 

@@ -53,10 +53,12 @@ def test_an_address_that_is_no_address_is_refused() -> None:
     assert run_web("--listen", "nonsense")[0] == 2
 
 
-def test_without_the_built_page_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_built_page_the_error_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(serve, "PACKAGE", "espalier_web_that_is_missing")
     code, output = run_web()
-    assert (code, "[web]" in output) == (4, True)
+    assert (code, "[web]" in output, "make web" in output) == (4, True, True)
 
 
 def test_a_new_token_is_secret_and_stays_the_same(tmp_path: Path) -> None:
