@@ -6,18 +6,16 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
 import pytest
 import torch
 
-import espalier
 from benchmarks.__main__ import main as benchmarks
 from coordinator.cli.main import main as coordinator
-from coordinator.run.run_preparation import prepare
 from coordinator.settings.config import load
 from edge_agent.cli.main import main as edge_agent
 from federated.engine.aggregate import Total, fold
@@ -26,53 +24,67 @@ from federated.methods.catalogue import find_method
 from federated.task import Update
 from models.named_network import network as network_named
 from models.submodel_building import initial
+from tests.support.page_blocks import PAGES, REASONS, ROOT, list_blocks
 
-ROOT = Path(__file__).parents[1]
-PAGES = [
-    *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "README", "SECURITY")),
-    *sorted((ROOT / "docs").glob("*.md")),
-]
 FOLDERS = "benchmarks|coordinator|deploy|docs|edge_agent|export|federated|models|tests"
 LABELS = {"labels": [0, 1], "loss": 1.0}
 PROGRAMS = {"benchmarks": benchmarks, "coordinator": coordinator, "edge-agent": edge_agent}
 
 
-def find_commands(page: Path) -> list[list[str]]:
-    """Return the commands of PROGRAMS in a page, each as words: those in code blocks, and those
-    between backticks that have more than a name.
+def find_commands(page: Path) -> list[tuple[str, bool]]:
+    """Return the commands of PROGRAMS in a page, and whether they are whole: those in blocks are,
+    and those between backticks may be parts, such as a flag without its value.
     """
-    text = page.read_text().replace("\\\n", " ")  # a backslash continues a command
-    text = text.replace("python -m benchmarks", "benchmarks").replace("benchmarks NAME", "")
-    lines = re.findall(r"^ {4,}(.+)$", text, re.MULTILINE) + re.findall(
-        rf"`((?:{'|'.join(PROGRAMS)}) [^`]+)`", text
-    )
-    found = []
-    for line in lines:
-        words = shlex.split(line.split("#")[0].replace("'", " "), comments=False)
-        if words and Path(words[0]).name in PROGRAMS and len(words) > 1:
-            found.append([Path(words[0]).name, *words[1:]])
-    return found
+    blocks = (block for block in list_blocks(page) if block.language == "shell")
+    lines = [(line, True) for block in blocks for line in block.lines]
+    text = " ".join(page.read_text().split())
+    parts = re.findall(r"`((?:coordinator|edge-agent|python -m benchmarks) [^`]+)`", text)
+    lines += [(part, False) for part in parts]
+    shorter = [(re.sub("python -m (?=benchmarks [a-z])", "", line), whole) for line, whole in lines]
+    return [one for one in shorter if Path(one[0].split()[0]).name in PROGRAMS]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_block_is_run_or_marked_with_the_reason(page: Path) -> None:
+    """`test_page_blocks` runs those without a reason."""
+    for block in list_blocks(page):
+        assert {*block.reasons} <= REASONS.keys(), block.text
+        assert block.reasons or block.language in ("python", "shell", "toml"), block.text
 
 
 @pytest.mark.parametrize(
-    ("page", "words"),
-    [(page, words) for page in PAGES for words in find_commands(page)],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ("line", "whole"), dict.fromkeys(one for page in PAGES for one in find_commands(page))
 )
-def test_a_command_that_a_page_names_exists(page: Path, words: list[str]) -> None:
-    program, name, *rest = words
-    command = PROGRAMS[program].get_command(click.Context(PROGRAMS[program]), name)
-    assert command is not None, f"{page.name}: {' '.join(words)}"
-    known = {
-        flag
-        for parameter in command.params
-        for flag in (*parameter.opts, *parameter.secondary_opts)
-    }
-    assert {word.split("=")[0] for word in rest if word.startswith("--")} <= known
+def test_a_command_that_a_page_names_is_valid(line: str, whole: bool) -> None:
+    path, name, *words = shlex.split(line, comments=True)
+    parent = click.Context(PROGRAMS[Path(path).name])
+    command = PROGRAMS[Path(path).name].get_command(parent, name)
+    assert command is not None
+    try:
+        command.make_context(name, words, parent)
+    except (click.BadOptionUsage, click.BadParameter):
+        assert not whole
 
 
 def test_the_pages_contain_commands() -> None:
-    assert sum(len(find_commands(page)) for page in PAGES) > 20
+    assert sum(len(find_commands(page)) for page in PAGES) > 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_an_extra_and_a_target_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    extras = {one for found in re.findall(r"'\.\[([a-z,]+)\]'", text) for one in found.split(",")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert extras <= project["optional-dependencies"].keys()
+    targets = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert targets is not None
+    assert {*re.findall(r"(?:`|^ {4})make ([\w-]+)", text, re.MULTILINE)} <= {*targets[1].split()}
+
+
+def test_the_readme_and_its_section_on_python_are_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    assert len(text.split("## From Python\n")[1].split("\n## ")[0].splitlines()) < 25
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -85,40 +97,18 @@ def test_a_file_that_a_page_names_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_configuration_in_a_page_is_valid(page: Path, tmp_path: Path) -> None:
+def test_a_setting_that_a_page_names_exists(page: Path) -> None:
     defaults = load(None, {}, ())
     for table, key in re.findall(r"`\[(\w+)\] (\w+)", page.read_text()):
         assert hasattr(getattr(defaults, table), key), f"[{table}] {key}"
-    for block in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL):
-        if block.startswith("[project."):  # of a package, not of a run
-            continue
-        (tmp_path / "run.toml").write_text(block)
-        assert load(tmp_path / "run.toml", {}, ()) != defaults
-
-
-def test_the_private_run_in_the_tutorial_is_accepted(tmp_path: Path) -> None:
-    """A private run is refused if devices would send something without noise."""
-    page = ROOT / "docs" / "private_run.md"
-    (block,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
-    (tmp_path / "private.toml").write_text(block)
-    assert ["coordinator", "start", "--config", "private.toml"] in find_commands(page)
-    config = load(tmp_path / "private.toml", {}, [("name", "private")])
-    prepare(config, tmp_path / "runs", resume=False).close()
-    assert config.private.noise > 0
-
-
-def find_python(page: str) -> str:
-    """Return the Python code in a page of docs."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-    assert len(blocks) == 1
-    return str(blocks[0])
 
 
 @pytest.mark.usefixtures("forgotten_extensions")
 def test_the_method_in_the_tutorial_runs_and_weights_updates_equally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "equal_weights.py").write_text(find_python("own_method.md"))
+    (block,) = (one for one in list_blocks(ROOT / "docs/own_method.md") if one.file)
+    (tmp_path / block.file).write_text(block.text)
     monkeypatch.syspath_prepend(tmp_path)
     chosen = find_method("equal_weights:equal_weights")
     network = network_named("mlp-small", (1, 2, 2), 2)
@@ -135,22 +125,6 @@ def test_the_method_in_the_tutorial_runs_and_weights_updates_equally(
     new = chosen.finish(state, total, np.random.default_rng(0)).tensors
     values = {name: set(one.flatten().tolist()) for name, one in new.items()}
     assert values == {name: {2.0} for name in new}
-
-
-def test_the_network_in_the_tutorial_can_be_narrowed_and_made_shallower() -> None:
-    names: dict[str, Any] = {"__name__": "tutorial"}
-    exec(find_python("own_network.md"), names)
-    net = espalier.network(names["residual"](), inputs=(1, 8, 8))
-    small, *_, large = espalier.menu(net, widths=(0.5, 1.0), depths=(1, 2))
-    assert 3 * espalier.cost(small).parameters < espalier.cost(large).parameters
-    assert espalier.slice(net, small)(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
-
-
-def test_the_code_of_the_api_page_prints_the_submodels(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(find_python("api.md"), {})
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [name for name, _ in lines] == ["w0.5-d2.2.2", "w1-d2.2.2"]
-    assert 3 * int(lines[0][1]) < int(lines[1][1])
 
 
 def test_security_names_tests_that_exist() -> None:
