@@ -28,8 +28,8 @@ class Row:
 
     name: what is measured
     ours: median
-    rival: what it is compared with
-    theirs: median of the rival
+    baseline: what it is compared with
+    theirs: median of the baseline
     ratio: theirs / ours
     goal: least ratio; None: no such goal
     met: whether the goal is reached; None: no goal
@@ -38,7 +38,7 @@ class Row:
 
     name: str
     ours: float
-    rival: str
+    baseline: str
     theirs: float
     ratio: float
     goal: float | None
@@ -47,11 +47,11 @@ class Row:
 
 
 def compare(
-    name: str, ours: float, rival: str, theirs: float, goal: float | None, unit: str = "ms"
+    name: str, ours: float, baseline: str, theirs: float, goal: float | None, unit: str = "ms"
 ) -> Row:
     ratio = theirs / ours
     return Row(
-        name, ours, rival, theirs, ratio, goal, None if goal is None else ratio >= goal, unit
+        name, ours, baseline, theirs, ratio, goal, None if goal is None else ratio >= goal, unit
     )
 
 
@@ -87,12 +87,12 @@ def print_rows(rows: Sequence[Row], form: str, peers: Mapping[str, str]) -> None
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
-    heads = f"{'':32}{'ours':>9}{'':8}{'rival':18}{'theirs':>9}{'ratio':>7}{'goal':>6}"
+    heads = f"{'':32}{'ours':>9}{'':8}{'baseline':18}{'theirs':>9}{'ratio':>7}{'goal':>6}"
     return [heads, *map(format_row, rows)]
 
 
 def format_row(row: Row) -> str:
     goal = "" if row.goal is None else f"{row.goal:.2f}"
     met = "" if row.met is None else "met" if row.met else "missed"
-    compared = f"{row.name:32}{row.ours:9.2f} {row.unit:7}{row.rival:18}{row.theirs:9.2f}"
+    compared = f"{row.name:32}{row.ours:9.2f} {row.unit:7}{row.baseline:18}{row.theirs:9.2f}"
     return f"{compared}{row.ratio:7.2f}{goal:>6} {met}".rstrip()

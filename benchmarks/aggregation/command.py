@@ -30,7 +30,7 @@ from models.submodel_building import initial
 __all__ = ["command", "count_tensors", "ours", "read_bytes"]
 
 OURS, BYTES, COUNTS = (f"{__name__}:{name}" for name in ("ours", "read_bytes", "count_tensors"))
-GOALS = {  # least ratio of a rival's time to ours, by number of updates
+GOALS = {  # least ratio of a baseline's time to ours, by number of updates
     10: {"nvflare": 1.4, "flwr": 3.0, "pfl": 1.0, "reading": 0.6},
     50: {"nvflare": 1.7, "flwr": 3.0, "pfl": 1.0, "reading": 0.7},
 }
@@ -46,11 +46,11 @@ def measure_fedavg(count: int, peers: Sequence[str]) -> list[Row]:
         together = hold([OURS, *entries.values()], task)
         single = hold([OURS, *entries.values()], {**task, "most": 1})
     return [
-        compare(f"fedavg, {count} {what}", times[OURS], rival, times[entry], goal)
+        compare(f"fedavg, {count} {what}", times[OURS], baseline, times[entry], goal)
         for what, times in (("at hand", together), ("one by one", single))
-        for rival, entry in entries.items()
-        for goal in [GOALS[count][rival] if times is together else 1.0]
-        if times is together or rival == "nvflare"
+        for baseline, entry in entries.items()
+        for goal in [GOALS[count][baseline] if times is together else 1.0]
+        if times is together or baseline == "nvflare"
     ]
 
 

@@ -63,7 +63,7 @@ HOLDING = (
 def do_nothing(trial: Trial) -> None:
     """No attack: a run to compare with."""
     trial.rounds = 10
-    trial.after_begin.append(trial.strike)
+    trial.after_begin.append(trial.record_fault)
 
 
 CATALOGUE: Mapping[str, Scenario] = MappingProxyType(
@@ -76,7 +76,7 @@ EXCLUSIVE = (
     *(
         name
         for name in CATALOGUE
-        if name.startswith(("rot", "coordinator", "clock", "two", "power"))
+        if name.startswith(("bit flip", "coordinator", "clock", "two", "power"))
     ),
     "1 MB/s and 300 ms",
     "agent pauses past its keepalive",

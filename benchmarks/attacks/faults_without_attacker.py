@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.trial import RUN, Trial, coordinator_arguments, strike_later
+from benchmarks.faults.trial import RUN, Trial, coordinator_arguments, break_later
 from benchmarks.faults.trial_parts import Process
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.simulate.demo_fleet import process_environment, python_command
@@ -37,19 +37,19 @@ Scenario = Callable[[Trial], None]
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def rot(pattern: str) -> Scenario:
+def flip_run_bit(pattern: str) -> Scenario:
     """Kill the coordinator in its second round, and flip a bit of one of these files."""
 
     def prepare(trial: Trial) -> None:
         trial.fuse = ("fold", "after", str(trial.rng.randint(6, 7)), "0")
 
         def damage() -> None:
-            if trial.coordinator.lives == 1:
+            if trial.coordinator.starts == 1:
                 flip_bit(trial, pattern)
             elif trial.coordinator.exit_code == DAMAGED:
                 repair(trial)
 
-        trial.before_life.append(damage)
+        trial.before_restart.append(damage)
 
     return prepare
 
@@ -64,7 +64,7 @@ def flip_bit(trial: Trial, pattern: str) -> None:
     data = bytearray(path.read_bytes())
     data[trial.rng.randrange(len(data))] ^= 1 << trial.rng.randrange(8)
     path.write_bytes(data)
-    trial.strike()
+    trial.record_fault()
 
 
 def repair(trial: Trial) -> None:
@@ -88,10 +88,10 @@ def kill_twice(trial: Trial) -> None:
     trial.how = replace(trial.how, delay=0.5)
     due = 0.0
 
-    def strike() -> None:
+    def cause_fault() -> None:
         nonlocal due
         trial.coordinator.kill()
-        trial.strike()
+        trial.record_fault()
         due = time.monotonic() + trial.rng.uniform(1.5, 5.0)
 
     def kill_again() -> None:
@@ -99,9 +99,9 @@ def kill_twice(trial: Trial) -> None:
         if due and time.monotonic() > due:
             due = 0.0
             trial.coordinator.kill()
-            trial.strike()
+            trial.record_fault()
 
-    strike_later(trial, strike, trial.rng.uniform(0, LASTING))
+    break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
     trial.each_turn.append(kill_again)
 
 
@@ -121,10 +121,10 @@ def pause(name: str, shortest: float, longest: float) -> Scenario:
             if process.popen is not None and process.popen.poll() is None:
                 process.popen.send_signal(number)
 
-        def strike() -> None:
+        def cause_fault() -> None:
             nonlocal due
             signal_process(signal.SIGSTOP)
-            trial.strike()
+            trial.record_fault()
             due = time.monotonic() + trial.rng.uniform(shortest, longest)
 
         def wake_up() -> None:
@@ -133,7 +133,7 @@ def pause(name: str, shortest: float, longest: float) -> Scenario:
                 due = 0.0
                 signal_process(signal.SIGCONT)
 
-        strike_later(trial, strike, trial.rng.uniform(0, LASTING))
+        break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
         trial.each_turn.append(wake_up)
 
     return prepare
@@ -145,7 +145,7 @@ def take_over(trial: Trial) -> None:
     earlier: list[Process] = []
     woken = False
 
-    def strike() -> None:
+    def cause_fault() -> None:
         first = trial.coordinator
         assert first.popen is not None
         first.popen.send_signal(signal.SIGSTOP)
@@ -154,14 +154,14 @@ def take_over(trial: Trial) -> None:
         shutil.copytree(trial.runs, copy)
         trial.runs = copy
         trial.coordinator = Process("later", trial.folder, forked=trial.forked)
-        trial.coordinator.lives = first.lives
+        trial.coordinator.starts = first.starts
         trial.stack.callback(trial.coordinator.kill)
         where = ["--broker", f"127.0.0.1:{trial.broker.port}"]
         arguments = coordinator_arguments(
             where, copy, {"rounds": trial.rounds, **trial.settings}, resume=True
         )
         trial.coordinator.start(python_command("coordinator.cli", *arguments))
-        trial.strike()
+        trial.record_fault()
 
     def wake_up() -> None:
         """Wake up the first one once the other one has asked an agent."""
@@ -175,7 +175,7 @@ def take_over(trial: Trial) -> None:
             earlier.clear()
             woken = False
 
-    strike_later(trial, strike, trial.rng.uniform(0.1, LASTING))
+    break_later(trial, cause_fault, trial.rng.uniform(0.1, LASTING))
     trial.each_turn.append(wake_up)
 
 
@@ -185,7 +185,7 @@ def jump(seconds: float) -> Scenario:
     def prepare(trial: Trial) -> None:
         after = str(trial.rng.randint(1, 8))
         trial.launcher = ("benchmarks.attacks.coordinator_with_jumping_clock", str(seconds), after)
-        strike_later(trial, trial.strike, 0.1)
+        break_later(trial, trial.record_fault, 0.1)
 
     return prepare
 
@@ -205,15 +205,15 @@ def partition(way: str) -> Scenario:
             beside = {**trial.how.beside, trial.names[1]: ("127.0.0.1", proxy.port)}
             trial.fleet.how = replace(trial.fleet.how, beside=beside)
 
-            def strike() -> None:
+            def cause_fault() -> None:
                 until = time.monotonic() + trial.rng.uniform(1.0, 4.0)
                 if way == "up":
                     proxy.hold_up = until
                 else:
                     proxy.hold_down = until
-                trial.strike()
+                trial.record_fault()
 
-            strike_later(trial, strike, trial.rng.uniform(0, LASTING))
+            break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
 
         trial.after_begin.append(begin)
 
@@ -224,21 +224,21 @@ def flap(trial: Trial) -> None:
     """Restart the broker three times in a row."""
     trial.how = replace(trial.how, delay=0.5)
 
-    def strike() -> None:
+    def cause_fault() -> None:
         for _ in range(3):
             trial.broker.kill()
             trial.broker.start()
             time.sleep(0.3)
-        trial.strike()
+        trial.record_fault()
 
-    strike_later(trial, strike, trial.rng.uniform(0, LASTING))
+    break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
 
 
 def drop_retained(trial: Trial) -> None:
     """Remove all retained messages, as a broker that lost them."""
     trial.how = replace(trial.how, delay=0.5)
 
-    def strike() -> None:
+    def cause_fault() -> None:
         with closing(open_link(f"{trial.host}:{trial.broker.port}", "broker-itself")) as link:
             link.subscribe(topics.all_topics())
             found: list[str] = []
@@ -246,9 +246,9 @@ def drop_retained(trial: Trial) -> None:
                 found += [delivery.topic] if delivery.retained else []
             for topic in found:
                 link.publish(topic, b"", retain=True)
-        trial.strike()
+        trial.record_fault()
 
-    strike_later(trial, strike, trial.rng.uniform(0, LASTING))
+    break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
 
 
 def exhaust_descriptors(trial: Trial) -> None:
@@ -258,29 +258,29 @@ def exhaust_descriptors(trial: Trial) -> None:
     trial.settings["metrics.listen"] = f"127.0.0.1:{port}"
     opened: list[socket.socket] = []
 
-    def strike() -> None:
+    def cause_fault() -> None:
         for _ in range(CONNECTIONS):
             try:
                 opened.append(socket.create_connection(("127.0.0.1", port), 0.2, ("127.0.0.2", 0)))
             except OSError:
                 break
-        trial.strike()
+        trial.record_fault()
 
     def close() -> None:
         for one in opened:
             one.close()
 
     trial.stack.callback(close)
-    strike_later(trial, strike, 0.1)
+    break_later(trial, cause_fault, 0.1)
 
 
 DAMAGE: Mapping[str, Scenario] = MappingProxyType(
     {
-        "rot in a checkpoint": rot("round-*"),
-        "rot in a snapshot": rot("total-*"),
-        "rot in the journal": rot("journal-*"),
-        "rot in the spool": rot("spool/**/*"),
-        "rot in the database": rot("run.sqlite*"),
+        "bit flip in a checkpoint": flip_run_bit("round-*"),
+        "bit flip in a snapshot": flip_run_bit("total-*"),
+        "bit flip in the journal": flip_run_bit("journal-*"),
+        "bit flip in the spool": flip_run_bit("spool/**/*"),
+        "bit flip in the database": flip_run_bit("run.sqlite*"),
         "coordinator killed while it resumes": kill_twice,
         "coordinator killed in an evaluation": kill_in_evaluation,
         "coordinator pauses": pause("coordinator", 1.0, 6.0),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.faults.trial import RUN, Trial
-from benchmarks.faults.trial_certificates import Doors
+from benchmarks.faults.trial_certificates import TlsSetup
 from benchmarks.raw_agents.raw_agent import Alter, Falsify, RawAgent
 from benchmarks.raw_agents.updates import Array
 from federated.task import Profile, Timing, Update
@@ -43,7 +43,7 @@ def add_attacker(trial: Trial) -> None:
     trial.others.append(LIAR)
     trial.rounds = ROUNDS
     trial.settings["fleet.deadline"] = DEADLINE
-    trial.after_begin.append(trial.strike)
+    trial.after_begin.append(trial.record_fault)
 
 
 def alter_messages(
@@ -204,7 +204,7 @@ def flood(make: Callable[[RawAgent, int], tuple[str, bytes]]) -> Scenario:
         add_attacker(trial)
         # the agent is suspended, and the run must go on without it
         trial.settings |= {"fleet.deadline": PATIENCE, "fleet.min_agents": len(trial.names)}
-        trial.doors = trial.doors or Doors(trial.folder / "pki")  # only such a broker can stop it
+        trial.tls = trial.tls or TlsSetup(trial.folder / "pki")  # only such a broker can stop it
         count = 0
 
         def wait() -> None:

@@ -18,8 +18,8 @@ from types import MappingProxyType
 from benchmarks.attacks.command_with_short_keepalive import KEEPALIVE
 from benchmarks.attacks.strangers import make_address, may_connect
 from benchmarks.faults.real_agent_scenarios import NAMES, use_real_agents
-from benchmarks.faults.trial import RUN, Trial, strike_later
-from benchmarks.faults.trial_certificates import Doors
+from benchmarks.faults.trial import RUN, Trial, break_later
+from benchmarks.faults.trial_certificates import TlsSetup
 from benchmarks.faults.trial_parts import Process
 from coordinator.simulate.demo_fleet import python_command
 from edge_agent.access.enrolment import enrol
@@ -50,13 +50,13 @@ def pause(trial: Trial, find: Callable[[], Process]) -> None:
         if process.popen is not None and process.popen.poll() is None:
             process.popen.send_signal(number)
 
-    def strike() -> None:
+    def cause_fault() -> None:
         signal_process(signal.SIGSTOP)
-        trial.strike()
+        trial.record_fault()
         seconds = trial.rng.uniform(SHORTEST, LONGEST)
         trial.call_later(seconds, lambda: signal_process(signal.SIGCONT))
 
-    strike_later(trial, strike, trial.rng.uniform(0, LASTING))
+    break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
 
 
 def pause_coordinator(trial: Trial) -> None:
@@ -85,16 +85,16 @@ def exhaust_memory(trial: Trial) -> None:
         if process is not None and process.poll() is None:
             resource.prlimit(process.pid, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
 
-    def strike() -> None:
+    def cause_fault() -> None:
         process = trial.coordinator.popen
         if process is None or process.poll() is not None:
             return
         pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[0])
         limit(pages * resource.getpagesize() + ROOM)
-        trial.strike()
+        trial.record_fault()
         trial.call_later(STARVED, lambda: limit(resource.RLIM_INFINITY))
 
-    strike_later(trial, strike, trial.rng.uniform(0, LASTING))
+    break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
 
 
 # ---- killed commands -----------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def kill_command(what: str) -> Scenario:
             arguments = (str(trial.seed), str(trial.runs), RUN, broker, what)
             module = "benchmarks.attacks.killed_command"
             helper.start(python_command(module, *arguments, str(trial.folder / "release")))
-            trial.strike()
+            trial.record_fault()
 
         def finish() -> str:
             until = time.monotonic() + FINISHED
@@ -138,7 +138,7 @@ def find_child(parent: int, words: bytes) -> int | None:
 
 def kill_enrolment(trial: Trial) -> None:
     """Kill the enrolment server while a device enrols. It must get one certificate in the end."""
-    doors = trial.doors = trial.doors or Doors(trial.folder / "pki")
+    tls = trial.tls = trial.tls or TlsSetup(trial.folder / "pki")
     trial.how = replace(trial.how, delay=2.0)  # the server ends with the run
     failed = list[str]()
 
@@ -148,27 +148,27 @@ def kill_enrolment(trial: Trial) -> None:
             pid = find_child(trial.coordinator.popen.pid, b"enrolment_server_process")
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
-                trial.strike()
+                trial.record_fault()
 
     def enrol_device() -> None:
-        token = doors.authority.invite("newcomer", "localhost", doors.enrolment, 60)
+        token = tls.authority.invite("newcomer", "localhost", tls.enrolment, 60)
         until = time.monotonic() + ENROLLED
         while time.monotonic() < until:
             with contextlib.suppress(EspalierError):
                 found = enrol(token, trial.folder / "newcomer")
-                count = len(doors.authority.registry.list_valid("newcomer", time.time()))
+                count = len(tls.authority.registry.list_valid("newcomer", time.time()))
                 if count != 1:
                     failed.append(f"{count} certificates for one token")
-                open_link(make_address(doors, found.pem), f"{RUN}-newcomer").close()
-                trial.intruded += may_connect(doors, None)
+                open_link(make_address(tls, found.pem), f"{RUN}-newcomer").close()
+                trial.intruded += may_connect(tls, None)
                 return
             time.sleep(0.05)
         failed.append(f"a device could not enrol in {ENROLLED:.0f} s")
 
     thread = threading.Thread(target=enrol_device, daemon=True)
-    strike_later(trial, thread.start, 0.0)
+    break_later(trial, thread.start, 0.0)
     for _ in range(KILLS):
-        strike_later(trial, kill, trial.rng.uniform(0, 3 * LASTING))
+        break_later(trial, kill, trial.rng.uniform(0, 3 * LASTING))
 
     def finish() -> str:
         thread.join(ENROLLED)

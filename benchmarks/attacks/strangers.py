@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from benchmarks.faults.trial import RUN, Trial
-from benchmarks.faults.trial_certificates import Doors
+from benchmarks.faults.trial_certificates import TlsSetup
 from benchmarks.faults.trial_parts import Process
 from coordinator.simulate.demo_fleet import python_command
 from edge_agent.access.enrolment import enrol
@@ -32,7 +32,7 @@ REVOKED_WITHIN = 10.0  # seconds until a revoked agent must be disconnected
 PAUSE = 0.05  # seconds between two guesses
 
 Scenario = Callable[[Trial], None]
-Attack = Callable[[Trial, Doors], int]
+Attack = Callable[[Trial, TlsSetup], int]
 """One try of an attack: returns how often it achieved what it may not. It is repeated."""
 
 
@@ -40,69 +40,69 @@ def attack(once: Attack) -> Scenario:
     """Return a scenario that repeats an attack beside the run."""
 
     def prepare(trial: Trial) -> None:
-        doors, stop = open_doors(trial), threading.Event()
+        tls, stop = configure_tls(trial), threading.Event()
 
         def repeat() -> None:
             while not stop.wait(PAUSE):
-                # a door that is not open yet, or that closed the connection
+                # the server does not listen yet, or it closed the connection
                 with contextlib.suppress(OSError, EspalierError):
-                    trial.intruded += once(trial, doors)
+                    trial.intruded += once(trial, tls)
 
         def begin() -> None:
             thread = threading.Thread(target=repeat, daemon=True)
             thread.start()
             trial.stack.callback(thread.join, 30.0)
             trial.stack.callback(stop.set)  # called before the join
-            trial.strike()
+            trial.record_fault()
 
         trial.after_begin.append(begin)
 
     return prepare
 
 
-def open_doors(trial: Trial) -> Doors:
-    """Give the trial's agents certificates, and let the attack last for all of its rounds."""
-    trial.doors = trial.doors or Doors(trial.folder / "pki")
+def configure_tls(trial: Trial) -> TlsSetup:
+    """Configure a trial with TLS, certificates, and an attack that lasts for all rounds."""
+    trial.tls = trial.tls or TlsSetup(trial.folder / "pki")
     trial.rounds = ROUNDS
-    return trial.doors
+    return trial.tls
 
 
 # ---- floods --------------------------------------------------------------------------------------
 
 
-def flood(kind: str, port: Callable[[Doors], int]) -> Scenario:
+def flood(kind: str, port: Callable[[TlsSetup], int]) -> Scenario:
     """Return a scenario that floods a port. kind: see `benchmarks.attacks.connection_flood`."""
 
     def prepare(trial: Trial) -> None:
-        doors = open_doors(trial)
+        tls = configure_tls(trial)
 
         def begin() -> None:
             stranger = Process("stranger", trial.folder)
             trial.stack.callback(stranger.kill)
             stranger.start(
-                python_command("benchmarks.attacks.connection_flood", kind, str(port(doors)))
+                python_command("benchmarks.attacks.connection_flood", kind, str(port(tls)))
             )
-            trial.strike()
+            trial.record_fault()
 
         trial.after_begin.append(begin)
 
     return prepare
 
 
-def broker_port(doors: Doors) -> int:
-    return doors.port
+def broker_port(tls: TlsSetup) -> int:
+    return tls.port
 
 
-def enrolment_port(doors: Doors) -> int:
-    return doors.enrolment
+def enrolment_port(tls: TlsSetup) -> int:
+    return tls.enrolment
 
 
 # ---- credentials ---------------------------------------------------------------------------------
 
 
-def may_connect(doors: Doors, certificate: Path | None) -> int:
+def may_connect(tls: TlsSetup, certificate: Path | None) -> int:
     """Return 1 if the broker accepts a client with this certificate."""
-    address = make_address(doors, certificate)
+    address = make_address(tls, certificate)
     try:
         open_link(address, f"stranger-{secrets.token_hex(4)}").close()
     except LinkError:
@@ -110,35 +110,35 @@ def may_connect(doors: Doors, certificate: Path | None) -> int:
     return 1
 
 
-def make_address(doors: Doors, certificate: Path | None) -> str:
+def make_address(tls: TlsSetup, certificate: Path | None) -> str:
     """Return the broker's address for a client with a certificate, or without one."""
-    files = str(doors.authority.ca), None if certificate is None else str(certificate)
-    return format_url(MqttAddress("localhost", doors.port, tls=True, ca=files[0], cert=files[1]))
+    files = str(tls.authority.ca), None if certificate is None else str(certificate)
+    return format_url(MqttAddress("localhost", tls.port, tls=True, ca=files[0], cert=files[1]))
 
 
-def show_nothing(trial: Trial, doors: Doors) -> int:
-    return may_connect(doors, None)
+def show_nothing(trial: Trial, tls: TlsSetup) -> int:
+    return may_connect(tls, None)
 
 
-def show_foreign(trial: Trial, doors: Doors) -> int:
+def show_foreign(trial: Trial, tls: TlsSetup) -> int:
     """Show the certificate of another authority, in the name of an agent."""
-    other = Doors(trial.folder / "other" / "pki", doors.port, doors.enrolment)
+    other = TlsSetup(trial.folder / "other" / "pki", tls.port, tls.enrolment)
     with closing(other):
         name = f"a{secrets.token_hex(3)}"
-        return may_connect(doors, other.enrol([name])[name][1])
+        return may_connect(tls, other.enrol([name])[name][1])
 
 
-def show_expired(trial: Trial, doors: Doors) -> int:
+def show_expired(trial: Trial, tls: TlsSetup) -> int:
     name = f"old-{secrets.token_hex(3)}"
-    certificate = doors.enrol([name], timedelta(seconds=1))[name][1]
+    certificate = tls.enrol([name], timedelta(seconds=1))[name][1]
     time.sleep(1.5)
-    return may_connect(doors, certificate)
+    return may_connect(tls, certificate)
 
 
-def guess_token(trial: Trial, doors: Doors) -> int:
+def guess_token(trial: Trial, tls: TlsSetup) -> int:
     """Guess the secret of a token."""
     token = Token(
-        "a0", "localhost", doors.enrolment, secrets.token_bytes(SECRET), doors.authority.fingerprint
+        "a0", "localhost", tls.enrolment, secrets.token_bytes(SECRET), tls.authority.fingerprint
     )
     folder = trial.folder / "guesses" / secrets.token_hex(4)
     folder.mkdir(parents=True)
@@ -146,28 +146,28 @@ def guess_token(trial: Trial, doors: Doors) -> int:
     return 1
 
 
-def stay_after_revocation(trial: Trial, doors: Doors) -> int:
+def stay_after_revocation(trial: Trial, tls: TlsSetup) -> int:
     """Stay connected, connect again, or publish after the certificate was revoked."""
     name = f"lost-{secrets.token_hex(3)}"
-    certificate = doors.enrol([name])[name][1]
-    link = open_link(make_address(doors, certificate), f"{RUN}-{name}")
-    doors.authority.revoke(name)
+    certificate = tls.enrol([name])[name][1]
+    link = open_link(make_address(tls, certificate), f"{RUN}-{name}")
+    tls.authority.revoke(name)
     until = time.monotonic() + REVOKED_WITHIN
     try:
         while time.monotonic() < until:
             link.publish(topics.say(RUN, name), b"still here")
             link.receive(0.1)
     except LinkError:
-        return may_connect(doors, certificate)
+        return may_connect(tls, certificate)
     finally:
         link.close()
     return 1
 
 
-def speak_for_another(trial: Trial, doors: Doors) -> int:
+def speak_for_another(trial: Trial, tls: TlsSetup) -> int:
     """Publish as another agent, as the coordinator, and to the broker's own control."""
     name = f"mimic-{secrets.token_hex(3)}"
-    certificate = doors.enrol([name])[name][1]
+    certificate = tls.enrol([name])[name][1]
     mark = secrets.token_hex(8)
     gone = envelope.encode(messages.Status("a0", mark, False))
     topics_of_others = {
@@ -178,12 +178,12 @@ def speak_for_another(trial: Trial, doors: Doors) -> int:
         topics.dynamic_security(): mark.encode(),
     }
     with closing(
-        open_link(make_address(doors, doors.authority.coordinator), f"listener-{mark}")
+        open_link(make_address(tls, tls.authority.coordinator), f"listener-{mark}")
     ) as listener:
         listener.subscribe(topics.all_topics())
         for topic, payload in topics_of_others.items():
             with contextlib.suppress(LinkError):
-                link = open_link(make_address(doors, certificate), f"{RUN}-{name}")
+                link = open_link(make_address(tls, certificate), f"{RUN}-{name}")
                 with closing(link):
                     link.publish(topic, payload)
                     link.flush(2.0)
@@ -194,17 +194,17 @@ def speak_for_another(trial: Trial, doors: Doors) -> int:
         return heard
 
 
-def listen_to_all(trial: Trial, doors: Doors) -> int:
+def listen_to_all(trial: Trial, tls: TlsSetup) -> int:
     """Subscribe to what other agents send and receive."""
     name = f"ear-{secrets.token_hex(3)}"
-    certificate = doors.enrol([name])[name][1]
+    certificate = tls.enrol([name])[name][1]
     heard = 0
     for pattern in (
         topics.all_topics(),
         topics.all_commands(),
         *topics.coordinator_patterns(RUN)[1:],
     ):
-        link = open_link(make_address(doors, certificate), f"{RUN}-{name}")
+        link = open_link(make_address(tls, certificate), f"{RUN}-{name}")
         with closing(link), contextlib.suppress(LinkError):
             link.subscribe(pattern)
             until = time.monotonic() + 1.0
@@ -217,8 +217,8 @@ def listen_to_all(trial: Trial, doors: Doors) -> int:
 
 def behind_tls(trial: Trial) -> None:
     """No attack: a run with TLS, to compare with."""
-    open_doors(trial)
-    trial.after_begin.append(trial.strike)
+    configure_tls(trial)
+    trial.after_begin.append(trial.record_fault)
 
 
 STRANGERS: Mapping[str, Scenario] = MappingProxyType(

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.fault_schedules.random_schedules import COORDINATOR, Schedule
-from benchmarks.fault_schedules.schedule_checks import Oracle, Struck
+from benchmarks.fault_schedules.schedule_checks import Happened, Oracle
 from benchmarks.fault_schedules.schedule_run import Trial
 from benchmarks.fault_schedules.virtual_agent import RUN
 from benchmarks.fault_schedules.virtual_clock import Killed, Process
@@ -95,7 +95,7 @@ class Witness(Oracle):
     def check_kept(self, *, damaged: bool) -> None:
         pass
 
-    def check_end(self, honest: Set[str], struck: Struck, repeated: Sequence[str]) -> ReplayResult:
+    def check_end(self, honest: Set[str], happened: Happened, repeated: Sequence[str]) -> ReplayResult:
         self.result = replay(self.runs, self.run, make=learn)
         return self.result
 

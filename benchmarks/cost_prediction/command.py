@@ -44,7 +44,7 @@ class Row:
 
     predicted_ms, measured_ms: milliseconds of a step
     error: predicted over measured, less 1
-    rival_error: the same for a prediction from multiply-adds alone
+    baseline_error: the same for a prediction from multiply-adds alone
     base_bytes: bytes of the process before
     predicted_bytes, measured_bytes: bytes beyond those
     memory_ratio: of predicted and measured peak with the base, the larger over the smaller
@@ -56,7 +56,7 @@ class Row:
     predicted_ms: float
     measured_ms: float
     error: float
-    rival_error: float
+    baseline_error: float
     base_bytes: int
     predicted_bytes: int
     measured_bytes: int
@@ -69,7 +69,7 @@ class Summary:
     """A family.
 
     mape, worst: mean and largest error of the time
-    rival_mape, rival_worst: the same for multiply-adds alone
+    baseline_mape, baseline_worst: the same for multiply-adds alone
     memory_ratio_worst, memory_beyond_worst: largest ratios, as in Row
     probes: submodels that predictions are made from
     drift: largest difference between measurements of a probe
@@ -82,8 +82,8 @@ class Summary:
     submodels: int
     mape: float
     worst: float
-    rival_mape: float
-    rival_worst: float
+    baseline_mape: float
+    baseline_worst: float
     memory_ratio_worst: float
     memory_beyond_worst: float
     probes: tuple[str, ...]
@@ -153,7 +153,7 @@ def make_row(
         predicted_ms=seconds * 1000,
         measured_ms=taken.seconds * 1000,
         error=seconds / taken.seconds - 1,
-        rival_error=price * cost(submodel).training_macs / taken.seconds - 1,
+        baseline_error=price * cost(submodel).training_macs / taken.seconds - 1,
         base_bytes=taken.base,
         predicted_bytes=memory,
         measured_bytes=beyond,
@@ -168,9 +168,9 @@ def divide(a: float, b: float) -> float:
 
 
 def summarise(rows: Sequence[Row], small: tuple[str, ...], drift: float, busy: float) -> Summary:
-    errors, rival = (
+    errors, baseline = (
         [abs(row.error) for row in rows],
-        [abs(row.rival_error) for row in rows],
+        [abs(row.baseline_error) for row in rows],
     )
     mean, worst, memory = (
         statistics.mean(errors),
@@ -182,8 +182,8 @@ def summarise(rows: Sequence[Row], small: tuple[str, ...], drift: float, busy: f
         submodels=len(rows),
         mape=mean,
         worst=worst,
-        rival_mape=statistics.mean(rival),
-        rival_worst=max(rival),
+        baseline_mape=statistics.mean(baseline),
+        baseline_worst=max(baseline),
         memory_ratio_worst=memory,
         memory_beyond_worst=max(row.beyond_ratio for row in rows),
         probes=small,
@@ -200,7 +200,7 @@ def name_network(made: Network) -> str:
 
 def format_row(one: Row) -> str:
     time = (
-        f"{one.predicted_ms:10.1f}{one.measured_ms:10.1f}{one.error:+8.1%}{one.rival_error:+9.1%}"
+        f"{one.predicted_ms:10.1f}{one.measured_ms:10.1f}{one.error:+8.1%}{one.baseline_error:+9.1%}"
     )
     beyond = f"{one.predicted_bytes / 1e6:10.0f}{one.measured_bytes / 1e6:10.0f}"
     return f"{one.submodel:28}{time}{beyond}{one.memory_ratio:8.2f}{one.beyond_ratio:8.2f}"
@@ -222,7 +222,7 @@ def format_summary(one: Summary) -> str:
     return (
         f"{one.family}, {one.submodels} submodels from {', '.join(one.probes)}: time "
         f"{one.mape:.1%} off on average, {one.worst:.1%} at worst "
-        f"(by multiply-adds alone {one.rival_mape:.1%} and {one.rival_worst:.1%}); "
+        f"(by multiply-adds alone {one.baseline_mape:.1%} and {one.baseline_worst:.1%}); "
         f"memory of the process {one.memory_ratio_worst:.2f}x at worst, "
         f"{one.memory_beyond_worst:.2f}x beyond what it was before; "
         f"{'met' if one.met else 'missed'}{loaded}"

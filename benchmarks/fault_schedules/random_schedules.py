@@ -80,8 +80,8 @@ def disturb_process(
 
 
 def end_process(kind: str, rng: random.Random, names: list[str]) -> Fault:
-    """Return the death of a process before one of its actions, also early ones and those of its
-    second life.
+    """Return the death of a process before one of its actions, which may be early or after a
+    restart.
     """
     coordinator = rng.random() < 0.6
     who = COORDINATOR if coordinator else rng.choice(names)

@@ -28,9 +28,9 @@ from coordinator.store.run_store import Store
 from federated.errors import StoreError
 from federated.wire import envelope, messages
 
-__all__ = ["Oracle", "Struck"]
+__all__ = ["Happened", "Oracle"]
 
-Struck: TypeAlias = Set[tuple[str, str]]
+Happened: TypeAlias = Set[tuple[str, str]]
 """Faults that happened, as kind and process."""
 
 DISK = "bit", "disk full", "power"  # faults of a disk
@@ -208,7 +208,7 @@ class Oracle:
 
     # ---- at the end ------------------------------------------------------------------------------
 
-    def check_end(self, honest: Set[str], struck: Struck, repeated: Sequence[str]) -> ReplayResult:
+    def check_end(self, honest: Set[str], happened: Happened, repeated: Sequence[str]) -> ReplayResult:
         """Check a finished run.
 
         honest: agents that follow the protocol
@@ -221,8 +221,8 @@ class Oracle:
             self.fail("unequal: the state differs from the folded updates")
         if left := [path for path in (self.runs / self.run / "spool").rglob("*") if path.is_file()]:
             self.fail(f"unbounded: the spool still holds {left[0].name}")
-        confused = any(kind in CONFUSING for kind, _ in struck)
-        harmed = {who for kind, who in struck if kind in DISK}
+        confused = any(kind in CONFUSING for kind, _ in happened)
+        harmed = {who for kind, who in happened if kind in DISK}
         excused = honest if confused or COORDINATOR in harmed else harmed
         answered = self._answers() | self.dropped
         for agent, round, attempt in sorted(self.promised):
@@ -235,7 +235,7 @@ class Oracle:
                     f"lost: the update of {agent} in round {round} was acknowledged, but neither "
                     "folded nor given an outcome"
                 )
-        in_order = not any(kind in UNORDERED for kind, _ in struck)
+        in_order = not any(kind in UNORDERED for kind, _ in happened)
         for agent in (honest & set(repeated)) - excused if in_order else ():
             self.fail(f"wasted: {agent} trained an offered update again")
         for agent, kind, reason in self.refusals:

@@ -46,7 +46,7 @@ Tell = Callable[[float, object], None]
 """Function that receives the time in seconds and each event or fault."""
 
 LIMIT = 20_000.0  # virtual seconds until a run counts as stalled
-LIVES = 40  # most starts of the coordinator
+MAX_STARTS = 40  # most starts of the coordinator
 KEEPALIVE = 45.0  # seconds until a broker disconnects a silent client
 PARTING = 300.0  # seconds for agents to learn that the run is over
 # files with bit flips; a damaged journal or checkpoint cannot be resumed
@@ -72,7 +72,7 @@ class Outcome:
     finished: True if all rounds are complete
     injected: faults by kind
     seconds: of virtual time
-    lives: starts of the coordinator
+    starts: starts of the coordinator
     folded: updates
     trainings: begun by agents
     """
@@ -82,7 +82,7 @@ class Outcome:
     finished: bool = False
     injected: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
-    lives: int = 1
+    starts: int = 1
     folded: int = 0
     trainings: int = 0
 
@@ -97,7 +97,7 @@ class Trial:
         self.network = Network(self.world)
         self.disks = Disks(self.world, folder)
         self.outcome = Outcome(schedule.seed)
-        self.struck = set[tuple[str, str]]()
+        self.happened = set[tuple[str, str]]()
         self.coordinator = Process(COORDINATOR)
         self.devices: dict[str, Device] = {}
         self.namesakes: list[Device] = []
@@ -125,7 +125,7 @@ class Trial:
                 device.close()
         if self.outcome.finished and not self.outcome.wrong:
             honest = {name for name, device in self.devices.items() if not device.character}
-            found = self.oracle.check_end(honest, self.struck, self.world.repeated)
+            found = self.oracle.check_end(honest, self.happened, self.world.repeated)
             self.outcome.folded = sum(map(len, found.folded.values()))
         self.outcome.seconds, self.outcome.trainings = self.world.now, self.world.trainings
         return self.outcome
@@ -135,8 +135,8 @@ class Trial:
     def _live(self) -> None:
         """Run the coordinator again and again, until it finishes the run."""
         self._set_deaths(self.coordinator)
-        for life in range(1, LIVES + 1):
-            self.outcome.lives, self._wait = life, RESTART
+        for start in range(1, MAX_STARTS + 1):
+            self.outcome.starts, self._wait = start, RESTART
             if self._life():
                 self.outcome.finished = True
                 self._part()
@@ -144,7 +144,7 @@ class Trial:
             until = self.world.now + self._wait
             while self.world.step(until):
                 pass
-        self._fail(f"stalled: unfinished after {LIVES} starts of the coordinator")
+        self._fail(f"stalled: unfinished after {MAX_STARTS} starts of the coordinator")
 
     def _life(self) -> bool:
         """Run the coordinator once. Return True if the run is finished."""
@@ -180,7 +180,7 @@ class Trial:
             self.fleet = None
         if self.coordinator.dead:
             self.coordinator.end_death()
-            self.oracle.check_kept(damaged=("bit", COORDINATOR) in self.struck)
+            self.oracle.check_kept(damaged=("bit", COORDINATOR) in self.happened)
         return False
 
     def _config(self) -> Config:
@@ -245,15 +245,15 @@ class Trial:
             if fault.kind in DEATHS and fault.who == process.name:
                 process.deaths[int(fault.at)] = partial(self._kill, fault)
 
-    def _strike(self, fault: Fault) -> None:
+    def _record_fault(self, fault: Fault) -> None:
         """Record that a fault happens."""
         self.outcome.injected[fault.kind] += 1
-        self.struck.add((fault.kind, fault.who))
+        self.happened.add((fault.kind, fault.who))
         self.tell(self.world.now, fault)
 
     def _kill(self, fault: Fault) -> None:
         """Damage the disk of a process that has died, and plan its restart."""
-        self._strike(fault)
+        self._record_fault(fault)
         folder = self.folder / ("runs" if fault.who == COORDINATOR else fault.who)
         if fault.kind == "power":
             self.disks.cut_power(folder, self.rng)
@@ -267,7 +267,7 @@ class Trial:
             self.world.after(fault.lasts, self.devices[fault.who].begin)
 
     def _break(self, fault: Fault) -> None:
-        self._strike(fault)
+        self._record_fault(fault)
         process = (
             self.coordinator
             if fault.who == COORDINATOR

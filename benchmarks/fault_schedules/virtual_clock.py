@@ -26,7 +26,7 @@ class Process:
 
     actions: number of actions: messages that it sent or waited for, files that it wrote or synced
     deaths: numbers of actions before which it dies, each with what is called after the death
-    dead: True until the next life begins
+    dead: True from its death until it is restarted
     paused: time until which it stands still
     leap: seconds that its clock is ahead
     """
@@ -39,7 +39,7 @@ class Process:
         self.paused = self.leap = 0.0
 
     def end_death(self) -> None:
-        """Call what was planned for after the death, and allow the next life."""
+        """Call what was planned for after the death, and allow a restart."""
         self.dead, callback, self._after_death = False, self._after_death, lambda: None
         callback()
 

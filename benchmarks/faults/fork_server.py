@@ -129,7 +129,7 @@ def run_module(
         file = os.open(path, flags, 0o666)
         os.dup2(file, stream)
         os.close(file)
-    # the server's own may be unlike these: its output may be a file, and this one's a terminal
+    # the streams of the server may have other buffering and encodings
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.environ.clear()

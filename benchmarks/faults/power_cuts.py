@@ -99,10 +99,10 @@ def cut_power_of_coordinator(trial: Trial) -> None:
 
     def cut() -> None:
         if trial.coordinator.exit_code == KILLED:
-            trial.strike()
+            trial.record_fault()
             power.cut()
 
-    trial.before_life.append(cut)
+    trial.before_restart.append(cut)
 
 
 def cut_power_of_agent(trial: Trial) -> None:
@@ -115,7 +115,7 @@ def cut_power_of_agent(trial: Trial) -> None:
 
     def each() -> None:
         if agents[victim].exit_code == KILLED:
-            trial.strike()
+            trial.record_fault()
             power.cut()
             start_agent(trial, agents[victim])
 

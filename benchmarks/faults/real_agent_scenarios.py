@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from benchmarks.faults.trial import RUN, Trial, fill_later, strike_later
+from benchmarks.faults.trial import RUN, Trial, fill_later, break_later
 from benchmarks.faults.trial_parts import Process, mount_small_disk
 from coordinator.simulate.demo_fleet import python_command
 from federated.data import loading
@@ -91,12 +91,12 @@ def kill_agent(trial: Trial) -> None:
     """Kill an agent (kill -9) while it downloads, trains or sends, and restart it at once."""
     agents, victim = use_real_agents(trial), trial.rng.choice(NAMES)
 
-    def strike() -> None:
+    def cause_fault() -> None:
         agents[victim].kill()
-        trial.strike()
+        trial.record_fault()
         start_agent(trial, agents[victim])
 
-    strike_later(trial, strike, trial.rng.uniform(0, 1.5))
+    break_later(trial, cause_fault, trial.rng.uniform(0, 1.5))
 
 
 def fill_agent_disk(trial: Trial) -> None:

@@ -15,7 +15,7 @@ from benchmarks.faults.power_cuts import (
 )
 from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.real_agent_scenarios import fill_agent_disk, kill_agent
-from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, fill_later, strike_later
+from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, fill_later, break_later
 from benchmarks.faults.trial_parts import make_slow_link, mount_small_disk
 
 __all__ = ["MOSQUITTO_ONLY", "SCENARIOS", "Scenario", "explain_impossible"]
@@ -46,11 +46,11 @@ def kill_at_random(trial: Trial) -> None:
     """Kill the coordinator (kill -9) at a random moment of its three rounds."""
     trial.how = replace(trial.how, delay=PACE)
 
-    def strike() -> None:
+    def cause_fault() -> None:
         trial.coordinator.kill()
-        trial.strike()
+        trial.record_fault()
 
-    strike_later(trial, strike, trial.rng.uniform(0, LASTING))
+    break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
 
 
 # ---- broker and agents ----------------------------------------------------------------------
@@ -65,12 +65,12 @@ def kill_broker(*, persistent: bool) -> Scenario:
         trial.persistent, trial.how = persistent, replace(trial.how, delay=PACE)
         away = trial.rng.uniform(0, 1.0)
 
-        def strike() -> None:
+        def cause_fault() -> None:
             trial.broker.kill()
-            trial.strike()
+            trial.record_fault()
             trial.call_later(away, trial.broker.start)
 
-        strike_later(trial, strike, trial.rng.uniform(0, LASTING))
+        break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
 
     return prepare
 
@@ -79,12 +79,12 @@ def kill_agents(trial: Trial) -> None:
     """Kill two agents without a message; they restart without memory."""
     trial.how = replace(trial.how, delay=PACE)
 
-    def strike() -> None:
+    def cause_fault() -> None:
         for name in trial.rng.sample(AGENTS, 2):
             trial.fleet.sockets[name].kill()
-            trial.strike()
+            trial.record_fault()
 
-    strike_later(trial, strike, trial.rng.uniform(0, LASTING))
+    break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
 
 
 # ---- link ------------------------------------------------------------------------------------
@@ -109,8 +109,8 @@ def cut_links(way: str) -> Scenario:
             )
 
             def each() -> None:
-                while proxy.cut > len(trial.struck):
-                    trial.strike()
+                while proxy.cut > len(trial.fault_times):
+                    trial.record_fault()
 
             trial.each_turn.append(each)
 
@@ -134,7 +134,7 @@ def disturb_chunks(what: Callable[[bytes, random.Random], list[bytes]]) -> Scena
             seen += 1
             if seen - 1 != first and trial.rng.random() >= SHARE:
                 return [(topic, payload), *waiting]
-            trial.strike()
+            trial.record_fault()
             made = what(payload, trial.rng)
             if not made:
                 held[agent] = [(topic, payload)]
@@ -164,7 +164,7 @@ def hold_back(payload: bytes, rng: random.Random) -> list[bytes]:
 def slow_subscriber(trial: Trial) -> None:
     """Let one agent receive 100 kB/s while the others receive at full speed."""
     trial.how = replace(trial.how, slow={trial.rng.choice(AGENTS): 100_000.0})
-    strike_later(trial, trial.strike, 0.1)
+    break_later(trial, trial.record_fault, 0.1)
 
 
 def slow_link(trial: Trial) -> None:
@@ -179,7 +179,7 @@ def slow_link(trial: Trial) -> None:
         trial.fleet.how = replace(
             trial.fleet.how, beside=dict.fromkeys(trial.names, ("127.0.0.1", proxy.port))
         )
-        strike_later(trial, trial.strike, 0.1)
+        break_later(trial, trial.record_fault, 0.1)
 
     trial.after_begin.append(begin)
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.faults.trial_certificates import Doors
+from benchmarks.faults.trial_certificates import TlsSetup
 from benchmarks.faults.trial_parts import Broker, Process, Space
 from benchmarks.final_model_recomputation import (
     Make,
@@ -45,7 +45,7 @@ __all__ = [
     "coordinator_arguments",
     "fill_later",
     "run_trial",
-    "strike_later",
+    "break_later",
 ]
 
 RUN = "faults"
@@ -119,12 +119,12 @@ def coordinator_arguments(
 class Trial:
     """One run, which scenarios configure and break.
 
-    fuse: instant at which the coordinator's first life ends, as arguments of
+    fuse: instant at which the coordinator's first process dies, as arguments of
         `benchmarks.faults.self_killing_coordinator`
-    launcher: module and arguments that start every other life of the coordinator
+    launcher: module and arguments that restart the coordinator
     forked: True to fork coordinators from a process that has imported PyTorch; recovery then lacks
         the seconds of the imports
-    doors: certificates of the agents; the coordinator then starts the broker, with TLS
+    tls: certificates of the agents; the coordinator then starts the broker, with TLS
     names: of the honest agents
     others: of raw agents that attack
     rounds: number of rounds
@@ -133,7 +133,7 @@ class Trial:
     after_begin: called once all parts are started
     each_turn: called at every turn, to break things
     planned: called once, these seconds after the first task
-    before_life: called before each restart of the coordinator
+    before_restart: called before each restart of the coordinator
     at_end: called once the run is over; each returns what went wrong, or an empty text
     intruded: what attackers achieved that they may not
     """
@@ -148,7 +148,7 @@ class Trial:
     fuse: tuple[str, ...] = ()
     launcher: tuple[str, ...] = ()
     forked: bool = False
-    doors: Doors | None = None
+    tls: TlsSetup | None = None
     persistent: bool = True
     host: str = "127.0.0.1"
     under: Sequence[str] = ()
@@ -158,11 +158,11 @@ class Trial:
     after_begin: list[Callable[[], None]] = field(default_factory=list)
     each_turn: list[Callable[[], None]] = field(default_factory=list)
     planned: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
-    before_life: list[Callable[[], None]] = field(default_factory=list)
+    before_restart: list[Callable[[], None]] = field(default_factory=list)
     at_end: list[Callable[[], str]] = field(default_factory=list)
     real: Make | None = None
     runs: Path = field(init=False)
-    struck: list[float] = field(default_factory=list)
+    fault_times: list[float] = field(default_factory=list)
     intruded: int = 0
     healed: list[float] = field(default_factory=list)
     progress: int = 0
@@ -193,11 +193,11 @@ class Trial:
 
     def _start_broker(self) -> tuple[str, int]:
         """Start the broker, unless the coordinator does. Return its address for agents."""
-        if self.doors is not None:
-            self.stack.callback(self.doors.close)
+        if self.tls is not None:
+            self.stack.callback(self.tls.close)
             everyone = [*self.names, *self.others]
-            self.how = replace(self.how, certificates=self.doors.enrol(everyone))
-            return "localhost", self.doors.port
+            self.how = replace(self.how, certificates=self.tls.enrol(everyone))
+            return "localhost", self.tls.port
         self.broker = Broker(
             self.folder / "broker",
             self.kind,
@@ -212,8 +212,8 @@ class Trial:
         """Start or restart the coordinator, with --resume if the run exists."""
         begun = (self.runs / RUN / "run.sqlite").exists()
         arguments = coordinator_arguments(
-            self.doors.arguments
-            if self.doors is not None
+            self.tls.arguments
+            if self.tls is not None
             else ["--broker", f"127.0.0.1:{self.broker.port}"],
             self.runs,
             {
@@ -223,7 +223,7 @@ class Trial:
             },
             resume=begun,
         )
-        if self.fuse and self.coordinator.lives == 0:
+        if self.fuse and self.coordinator.starts == 0:
             self.coordinator.start(
                 [
                     sys.executable,
@@ -252,9 +252,9 @@ class Trial:
             if due <= now:
                 function()
 
-    def strike(self) -> None:
+    def record_fault(self) -> None:
         """Record a fault at the present time."""
-        self.struck.append(time.monotonic())
+        self.fault_times.append(time.monotonic())
 
     @property
     def round(self) -> int:
@@ -288,16 +288,16 @@ class Trial:
             self._heal()
             return False
         if ended is not None:
-            if ended == -9 and self.fuse and not self.struck:
-                self.strike()
-            for function in self.before_life:
+            if ended == -9 and self.fuse and not self.fault_times:
+                self.record_fault()
+            for function in self.before_restart:
                 function()
             self.start_coordinator()
         return time.monotonic() - self.started < LIMIT
 
     def _heal(self) -> None:
         now = time.monotonic()
-        self.healed += [now - then for then in self.struck[len(self.healed) :]]
+        self.healed += [now - then for then in self.fault_times[len(self.healed) :]]
 
     def read_durations(self) -> list[float]:
         """Return the seconds of the finished rounds."""
@@ -319,7 +319,7 @@ class Trial:
                 RUN,
                 # all attempts of a task: one per coordinator of the run so far
                 *(
-                    (self.coordinator.lives, self.make_update)
+                    (self.coordinator.starts, self.make_update)
                     if self.real is None
                     else (0, self.real)
                 ),
@@ -340,14 +340,14 @@ class Trial:
         return Outcome(
             name,
             self.seed,
-            len(self.struck),
-            survived and bool(self.struck),
+            len(self.fault_times),
+            survived and bool(self.fault_times),
             len(asked - folded),
             found.doubled,
             found.equal and not found.foreign,
             tuple(round(seconds, 2) for seconds in self.healed),
             round(time.monotonic() - self.started, 1),
-            why if self.struck else f"no fault happened; {why}",
+            why if self.fault_times else f"no fault happened; {why}",
         )
 
     def make_update(self, task: Task, weights: Mapping[str, Array]) -> Update:
@@ -384,21 +384,21 @@ class Trial:
             return [(number, one) for number in rounds for one in store.read_entries(number)]
 
 
-def strike_later(trial: Trial, strike: Callable[[], object], seconds: float) -> None:
+def break_later(trial: Trial, cause: Callable[[], object], seconds: float) -> None:
     """Break something once, this many seconds after the first task."""
-    trial.planned.append((seconds, strike))
+    trial.planned.append((seconds, cause))
 
 
 def fill_later(trial: Trial, space: Space, latest: float) -> None:
     """Fill a disk for two seconds, except for up to 300 kB."""
     left = trial.rng.randrange(300_000)
 
-    def strike() -> None:
+    def cause_fault() -> None:
         space.fill(left)
-        trial.strike()
+        trial.record_fault()
         trial.call_later(2.0, space.empty)
 
-    strike_later(trial, strike, trial.rng.uniform(0, latest))
+    break_later(trial, cause_fault, trial.rng.uniform(0, latest))
 
 
 def run_trial(
@@ -430,7 +430,7 @@ def conduct(trial: Trial, name: str, prepare: Callable[[Trial], None]) -> Outcom
         return Outcome(
             name,
             trial.seed,
-            len(trial.struck),
+            len(trial.fault_times),
             False,
             trial.rounds * len(trial.names),
             0,

@@ -14,11 +14,11 @@ from coordinator.broker.local_addresses import find_free_port
 from edge_agent.access.enrolment import encode_key, sign_request
 from federated.runtime import atomic_files
 
-__all__ = ["Doors"]
+__all__ = ["TlsSetup"]
 
 
 @dataclass
-class Doors:
+class TlsSetup:
     """The authority of a trial, and the ports of its coordinator.
 
     folder: of the authority

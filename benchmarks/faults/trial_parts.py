@@ -40,14 +40,14 @@ class Process:
         self.name, self.folder, self.under = name, folder, tuple(under)
         self.forked = forked and not under
         self.log = folder / f"{name}.log"
-        self.lives = 0
+        self.starts = 0
         self.popen: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def start(self, command: Sequence[str]) -> None:
-        """Start a command as its next life."""
-        self.lives += 1
+        """Start a command, again if it has ended."""
+        self.starts += 1
         with self.log.open("ab") as out:
-            out.write(f"---- life {self.lives}\n".encode())
+            out.write(f"---- start {self.starts}\n".encode())
             out.flush()
             if self.forked and list(command[:2]) == [sys.executable, "-m"]:
                 module, *arguments = command[2:]

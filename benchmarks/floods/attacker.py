@@ -129,7 +129,7 @@ STRANGER_FLOODS: Mapping[str, tuple[str, Callable[[Order], None]]] = MappingProx
         ),
     }
 )
-"""Floods of strangers: the door that each attacks, and a function that attacks it once."""
+"""Floods of strangers: the server that each attacks, and a function that attacks it once."""
 
 AGENT_FLOODS: Mapping[str, Callable[[RawAgent, int], tuple[str, bytes]]] = MappingProxyType(
     {f"agent: {name}": make for name, make in MESSAGES.items()}
@@ -145,7 +145,7 @@ def repeat(order: Order, switch: Switch) -> None:
         try:
             once(order)
             switch.count += 1
-        except OSError:  # the door closed the connection
+        except OSError:  # the server closed the connection
             pause.wait(0.01)
 
 

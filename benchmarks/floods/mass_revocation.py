@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.attacks.strangers import make_address
 from benchmarks.faults.trial import RUN
-from benchmarks.faults.trial_certificates import Doors
+from benchmarks.faults.trial_certificates import TlsSetup
 from benchmarks.floods.attacker import connect_packet
 from coordinator.access.broker_setup import AuthorityWatcher, BrokerAccess
 from coordinator.broker import local_broker as brokers
@@ -75,36 +75,36 @@ def measure_revocations(count: int, folder: Path) -> Revocations:
     cannot connect before its revocation.
     """
     with ExitStack() as stack:
-        doors = Doors(folder / "pki")
-        stack.callback(doors.close)
+        tls = TlsSetup(folder / "pki")
+        stack.callback(tls.close)
         names = [f"r{number:04}" for number in range(count)]
         barred = [f"b{number:02}" for number in range(min(TRIED, count))]
         certificates = {
-            name: pair[1] for name, pair in doors.enrol([*names, *barred, "bystander"]).items()
+            name: pair[1] for name, pair in tls.enrol([*names, *barred, "bystander"]).items()
         }
         broker = stack.enter_context(
             brokers.start(
-                "127.0.0.1", doors.port, "mosquitto", folder / "broker", doors.authority.tls_files
+                "127.0.0.1", tls.port, "mosquitto", folder / "broker", tls.authority.tls_files
             )
         )
         process = broker.pid
         access = BrokerAccess(broker.url)
-        watcher = AuthorityWatcher(doors.authority, access, broker)
-        links = connect_all(doors, {name: certificates[name] for name in names}, stack)
-        bystander = connect_all(doors, {"bystander": certificates["bystander"]}, stack)
+        watcher = AuthorityWatcher(tls.authority, access, broker)
+        links = connect_all(tls, {name: certificates[name] for name in names}, stack)
+        bystander = connect_all(tls, {"bystander": certificates["bystander"]}, stack)
         start = time.monotonic()
-        doors.authority.revoke_all(names)
+        tls.authority.revoke_all(names)
         revoked = time.monotonic()
         watcher.poll()
         applied = time.monotonic()
         left = wait_until_closed(links.values(), CLOSING)
         closed = time.monotonic()
         kept = wait_until_closed(bystander.values(), 0.1) == 1
-        again = sum(may_connect(doors, name, certificates[name]) for name in names)
+        again = sum(may_connect(tls, name, certificates[name]) for name in names)
         for name in barred:
             access.suspend(name)
         watcher.poll()
-        achieved = try_rights(doors, broker.url, {name: certificates[name] for name in barred})
+        achieved = try_rights(tls, broker.url, {name: certificates[name] for name in barred})
         restarted = broker.pid != process
     seconds = closed - start
     return Revocations(
@@ -124,12 +124,12 @@ def measure_revocations(count: int, folder: Path) -> Revocations:
     )
 
 
-def connect(doors: Doors, name: str, certificate: Path) -> ssl.SSLSocket:
+def connect(tls: TlsSetup, name: str, certificate: Path) -> ssl.SSLSocket:
     """Connect an agent. Raises OSError, LinkError."""
-    context = ssl.create_default_context(cafile=str(doors.authority.ca))
+    context = ssl.create_default_context(cafile=str(tls.authority.ca))
     context.load_cert_chain(str(certificate))
     with ExitStack() as stack:
-        plain = stack.enter_context(socket.create_connection(("127.0.0.1", doors.port), 10))
+        plain = stack.enter_context(socket.create_connection(("127.0.0.1", tls.port), 10))
         link = stack.enter_context(context.wrap_socket(plain, server_hostname="localhost"))
         link.sendall(connect_packet(f"{RUN}-{name}"))
         answer = link.recv(4)
@@ -140,19 +140,19 @@ def connect(doors: Doors, name: str, certificate: Path) -> ssl.SSLSocket:
 
 
 def connect_all(
-    doors: Doors, certificates: Mapping[str, Path], stack: ExitStack
+    tls: TlsSetup, certificates: Mapping[str, Path], stack: ExitStack
 ) -> dict[str, ssl.SSLSocket]:
     """Connect agents, until the stack is closed."""
-    links = {name: connect(doors, name, path) for name, path in certificates.items()}
+    links = {name: connect(tls, name, path) for name, path in certificates.items()}
     for link in links.values():
         stack.callback(link.close)
     return links
 
 
-def may_connect(doors: Doors, name: str, certificate: Path) -> bool:
+def may_connect(tls: TlsSetup, name: str, certificate: Path) -> bool:
     """Return True if the broker accepts a certificate."""
     try:
-        connect(doors, name, certificate).close()
+        connect(tls, name, certificate).close()
     except (OSError, LinkError):
         return False
     return True
@@ -182,7 +182,7 @@ def is_closed(link: ssl.SSLSocket) -> bool:
         return True
 
 
-def try_rights(doors: Doors, url: str, certificates: Mapping[str, Path]) -> tuple[int, int, int]:
+def try_rights(tls: TlsSetup, url: str, certificates: Mapping[str, Path]) -> tuple[int, int, int]:
     """Let barred agents publish, subscribe and receive in their own topics. Return how many could
     connect, how many messages reached the coordinator, and how many reached the agents.
     """
@@ -192,7 +192,7 @@ def try_rights(doors: Doors, url: str, certificates: Mapping[str, Path]) -> tupl
         links = dict[str, Link]()
         for name, path in certificates.items():
             with suppress(LinkError):
-                links[name] = open_link(make_address(doors, path), f"{RUN}-{name}")
+                links[name] = open_link(make_address(tls, path), f"{RUN}-{name}")
                 stack.callback(links[name].close)
         for name, link in links.items():
             with suppress(LinkError):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.attacks.malicious_agents import DEADLINE, LIAR
 from benchmarks.faults.trial import RUN, Trial
-from benchmarks.faults.trial_certificates import Doors
+from benchmarks.faults.trial_certificates import TlsSetup
 from benchmarks.faults.trial_parts import Process
 from benchmarks.floods.attacker import AGENT_FLOODS, STRANGER_FLOODS, Attacker, Order
 from coordinator.broker.local_addresses import find_free_port
@@ -100,8 +100,8 @@ class Watch:
 class Helpers:
     """Threads that sample memory and enrol honest devices, until closed. `arm` may be exchanged."""
 
-    def __init__(self, ports: dict[str, int], doors: Doors, subject: Subject, folder: Path) -> None:
-        self.arm, self._ports, self._doors = Arm(), ports, doors
+    def __init__(self, ports: dict[str, int], tls: TlsSetup, subject: Subject, folder: Path) -> None:
+        self.arm, self._ports, self._tls = Arm(), ports, tls
         self._subject, self._folder = subject, folder
         self._stop, self._number = threading.Event(), 0
         self.processes: dict[str, int] = {}
@@ -126,7 +126,7 @@ class Helpers:
     def _probe(self) -> None:
         self._number += 1
         arm, name = self.arm, f"honest-{self._number}"
-        token = self._doors.authority.invite(name, "localhost", self._ports["enrolment"], 60)
+        token = self._tls.authority.invite(name, "localhost", self._ports["enrolment"], 60)
         start = time.monotonic()
         try:
             enrol(token, self._folder / "honest" / name)
@@ -229,15 +229,15 @@ def measure(
     trial = Trial(folder, 0)
     with trial.stack, pin(processors[0]):
         prepare(trial, subject)
-        assert trial.doors is not None
+        assert trial.tls is not None
         metrics = find_free_port("127.0.0.1", 0)
         trial.settings["metrics.listen"] = f"127.0.0.1:{metrics}"
         port, server = serve_inference(trial.stack, subject, folder)
-        ports = {"enrolment": trial.doors.enrolment, "broker": trial.doors.port}
+        ports = {"enrolment": trial.tls.enrolment, "broker": trial.tls.port}
         ports |= {"metrics": metrics, "inference": port}
         if firewall:
             trial.stack.enter_context(load_rule(ports["broker"], folder))
-        helpers = Helpers(ports, trial.doors, subject, folder)
+        helpers = Helpers(ports, trial.tls, subject, folder)
         trial.begin()
         attacker = start_attacker(trial, flood, ports, processors[1])
         assert trial.coordinator.popen is not None
@@ -250,7 +250,7 @@ def measure(
 
 def prepare(trial: Trial, subject: Subject) -> None:
     """Configure a run with TLS that lasts longer than the measurement."""
-    trial.doors = Doors(trial.folder / "pki")
+    trial.tls = TlsSetup(trial.folder / "pki")
     trial.rounds = ROUNDS
     trial.how = replace(trial.how, delay=DELAY, chunk=CHUNK)
     trial.settings |= {"fleet.deadline": DEADLINE, "wire.chunk": CHUNK, **subject.settings}
@@ -258,10 +258,10 @@ def prepare(trial: Trial, subject: Subject) -> None:
 
 def start_attacker(trial: Trial, flood: str, ports: dict[str, int], processor: int) -> Attacker:
     """Start the attacker of a trial, which waits."""
-    assert trial.doors is not None
-    authority, own = trial.doors.enrol([LIAR])[LIAR]
-    door = STRANGER_FLOODS[flood][0] if flood in STRANGER_FLOODS else "broker"
-    order = Order(flood, processor, ports[door], (str(authority), str(own)), DELAY)
+    assert trial.tls is not None
+    authority, own = trial.tls.enrol([LIAR])[LIAR]
+    server = STRANGER_FLOODS[flood][0] if flood in STRANGER_FLOODS else "broker"
+    order = Order(flood, processor, ports[server], (str(authority), str(own)), DELAY)
     attacker = Attacker(order, trial.folder / "attacker.log")
     trial.stack.callback(attacker.close)
     return attacker

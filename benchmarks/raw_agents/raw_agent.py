@@ -68,7 +68,7 @@ class RawAgent:
         self._say, self._listen = say, listen
         self.card: messages.Run | None = None
         self.over = ""
-        self.lives = 0
+        self.starts = 0
         self.accepted: dict[int, str] = {}  # sha256 of the accepted update, by round
         self.refused: list[str] = []
         self.progressed = 0.0
@@ -77,8 +77,8 @@ class RawAgent:
 
     def restart(self) -> None:
         """Reset the state, as if the process had been killed."""
-        self.lives += 1
-        self.session = f"{self.name}-{self.lives}"
+        self.starts += 1
+        self.session = f"{self.name}-{self.starts}"
         self.task: Task | None = None
         self.receiver: Receiver | None = None
         self.base = self.state = ""

@@ -186,16 +186,16 @@ def make_rows(
     """
     rows, sizes, most = list[Row](), list[Row](), "most"
     for (kind, agents), (own, bare) in found.items():
-        rivals = {"bare clients": (bare, 1 / MOST_TIMES)}
+        baselines = {"bare clients": (bare, 1 / MOST_TIMES)}
         if agents in flower:
-            rivals["flwr"] = flower[agents], LEAST_TIMES
+            baselines["flwr"] = flower[agents], LEAST_TIMES
         name, grown = f"{agents} agents, {kind}", (own.peak - own.base) / measure_model()
-        for rival, (one, goal) in rivals.items():
+        for baseline, (one, goal) in baselines.items():
             ours, theirs = 1000 * own.seconds, 1000 * one.seconds
-            rows.append(compare(f"round, {name}", ours, rival, theirs, goal))
-        for rival, (one, _) in rivals.items():
+            rows.append(compare(f"round, {name}", ours, baseline, theirs, goal))
+        for baseline, (one, _) in baselines.items():
             ours, theirs = 1000 * own.processor, 1000 * one.processor
-            rows.append(compare(f"processor, {name}", ours, rival, theirs, None))
+            rows.append(compare(f"processor, {name}", ours, baseline, theirs, None))
         sizes.append(compare(f"base, {name}", own.base / 1e6, most, MOST_BASE, 1.0, "MB"))
         sizes.append(compare(f"growth, {name}", grown, most, MOST_MODELS, 1.0, "models"))
     return rows + sizes

@@ -39,7 +39,7 @@ QUIET = {  # one thread for arithmetic in each process, and no reports to the ma
 }
 TURNS = 5
 MOST_FIRST, MOST_SIZE = 1000.0, 500.0  # milliseconds, MB
-PER_CORE = {LOOP: 0.85, "pfl": 1.2, "ray": 1.0}  # least ratios of a rival's time to ours
+PER_CORE = {LOOP: 0.85, "pfl": 1.2, "ray": 1.0}  # least ratios of a baseline's time to ours
 BOTH_CORES = 15.0
 MOST_APART = 1.0  # percentage points of accuracy
 LEAST_ERROR = 1e-3  # so that it divides
@@ -90,13 +90,13 @@ def run_once(python: Path, entry: str, rounds: int) -> Measured:
 
 def make_rows(found: Mapping[str, Measured]) -> list[Row]:
     """Return the comparisons of what was measured."""
-    rivals = {name: one for name, one in found.items() if name not in (ONE, SEVERAL)}
+    baselines = {name: one for name, one in found.items() if name not in (ONE, SEVERAL)}
     rows = [
         compare(f"client, {way}", 1000 * found[way].client, name, 1000 * one.client, PER_CORE[name])
         for way in (ONE, SEVERAL)
-        for name, one in rivals.items()
+        for name, one in baselines.items()
     ]
-    for name, one in rivals.items():
+    for name, one in baselines.items():
         goal = BOTH_CORES if name == "ray" else None
         rows.append(
             compare(f"round, {SEVERAL}", 1000 * found[SEVERAL].round, name, 1000 * one.round, goal)
@@ -104,14 +104,14 @@ def make_rows(found: Mapping[str, Measured]) -> list[Row]:
     for way in (ONE, SEVERAL):
         name, first = f"first round, {way}", 1000 * found[way].first
         rows.append(compare(name, first, "most", MOST_FIRST, 1.0))
-        rows += [compare(name, first, n, 1000 * one.first, None) for n, one in rivals.items()]
+        rows += [compare(name, first, n, 1000 * one.first, None) for n, one in baselines.items()]
     for way in (ONE, SEVERAL):
         name, size = f"memory, {way}", found[way].size / 1e6
         rows.append(compare(name, size, "most", MOST_SIZE, 1.0, "MB"))
-        rows += [compare(name, size, n, one.size / 1e6, None, "MB") for n, one in rivals.items()]
+        rows += [compare(name, size, n, one.size / 1e6, None, "MB") for n, one in baselines.items()]
     for way in (ONE, SEVERAL):
         error = 100 * max(LEAST_ERROR, 1 - found[way].accuracy)
-        for name, one in rivals.items():
+        for name, one in baselines.items():
             row = compare(f"error, {way}", error, name, 100 * (1 - one.accuracy), None, "%")
             rows.append(replace(row, met=abs(row.theirs - row.ours) <= MOST_APART))
     return rows

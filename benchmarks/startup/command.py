@@ -144,16 +144,16 @@ def make_rows(found: Mapping[str, Usage], peers: Sequence[str]) -> list[Row]:
         most = MOST_JOIN if name == JOIN else MOST_COMMAND
         goals: dict[str, float | None] = {TORCH if name in (JOIN, REST) else IMPORTS: None}
         goals |= dict.fromkeys(helps if name.endswith("--help") else (), 1.0)
-        rivals = [(rival, found[rival], goal) for rival, goal in goals.items()]
+        baselines = [(baseline, found[baseline], goal) for baseline, goal in goals.items()]
         if name == REST:
             sizes.append(compare(name, usage.size / 1e6, "most", MOST_REST, 1.0, "MB"))
         else:
             used = 1000 * usage.seconds
             times.append(compare(name, used, "most", most, 1.0))
-            times += [compare(name, used, n, 1000 * one.seconds, goal) for n, one, goal in rivals]
+            times += [compare(name, used, n, 1000 * one.seconds, goal) for n, one, goal in baselines]
         sizes += [
             compare(name, usage.size / 1e6, n, one.size / 1e6, goal, "MB")
-            for n, one, goal in rivals
+            for n, one, goal in baselines
         ]
     return times + sizes
 

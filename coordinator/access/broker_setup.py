@@ -96,7 +96,7 @@ class Poller:
 
     def __init__(self, poll: Callable[[], object]) -> None:
         self._poll, self._stop = poll, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="broker-access", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -268,7 +268,7 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say, most: int) -> Iterato
             address = add_credentials(address, str(authority.ca), str(authority.coordinator))
             broker, public, access = None, str(address), BrokerAccess(format_url(address))
         else:
-            # compared, not bound
+            # only names that clients compare with the certificate; nothing listens here
             authority.add_hosts([wanted.listen] if wanted.listen not in ("0.0.0.0", "::") else [])  # noqa: S104
             port = PORTS["mqtts"] if wanted.port is None else wanted.port
             broker = stack.enter_context(

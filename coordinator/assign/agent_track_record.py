@@ -32,10 +32,10 @@ __all__ = [
     "reset_timings",
 ]
 
-FIRST_WEIGHT = 0.5  # of the first measurement in the moving average, against the prediction
-WEIGHT = 0.3  # of a later measurement in the moving average
-# of a later measurement in the fleet's pace: one slow round of the quickest device must not move
-# all others
+FIRST_WEIGHT = 0.5  # weight of the first measurement; the prediction has the rest
+WEIGHT = 0.3  # weight of later measurements in the moving average
+# weight of later measurements in the fleet's pace: small, so that one slow round of the fastest
+# device does not change the submodels of all others
 PACE_WEIGHT = 0.1
 JUMP = 1.5  # factor from the average at which a measurement replaces it: the device has changed
 PROOF = 3  # rounds in time after a setback until the submodel is tried again

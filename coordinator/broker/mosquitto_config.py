@@ -98,7 +98,7 @@ def configure_limits(folder: Path, max_packet: int) -> list[str]:
         "log_type warning",
         "log_type notice",
         "connection_messages false",
-        # as root it would switch to another user, which may not write here, and store nothing
+        # started as root, mosquitto would switch to a user that cannot write to this folder
         *(["user root"] if is_root() else []),
     ]
 

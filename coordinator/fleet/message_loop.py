@@ -90,7 +90,7 @@ class MessageLoop:
             self.endpoint, self.inbox, intake.rules, publish, clock, intake.journal
         )
         self._control: Control | None = None
-        self._gate = BrokerAccess("", link=link)
+        self._broker_access = BrokerAccess("", link=link)
         self._eligibility: Eligibility | None = None
         self._barred = dict.fromkeys((REVOKED, SUSPENDED), frozenset[str]())
         self._ticked = self._filled = -math.inf
@@ -149,10 +149,10 @@ class MessageLoop:
         self.driver.handle(on.CardChanged(self.clock()))
         self._leadership.publish(card)
 
-    def follow(self, control: Control | None = None, gate: BrokerAccess | None = None) -> None:
+    def follow(self, control: Control | None = None, broker_access: BrokerAccess | None = None) -> None:
         """Check at every turn what people request and which agents are revoked."""
-        self._control, self._gate = control, gate or self._gate
-        self._gate.link = self.link
+        self._control, self._broker_access = control, broker_access or self._broker_access
+        self._broker_access.link = self.link
 
     def admit(self, eligibility: Eligibility) -> None:
         """Let only eligible agents take part from now on, and check those that are here."""
@@ -202,7 +202,7 @@ class MessageLoop:
             except WireError as error:
                 self._reject(delivery.topic, error)
         now = self.clock()
-        self._leadership.check(repeat=self._gate.by_name_only)
+        self._leadership.check(repeat=self._broker_access.by_name_only)
         if ticking := self._may_tick(now, delivery):
             self._ticked = now
             self.driver.handle(on.Ticked(now, self.inbox.waiting))
@@ -215,8 +215,8 @@ class MessageLoop:
 
     def _bar_agents(self) -> None:
         """Shut out agents that were revoked or suspended, so that no round waits for them."""
-        revoked = self._gate.barred
-        suspended = self._gate.list_suspended() - revoked
+        revoked = self._broker_access.barred
+        suspended = self._broker_access.list_suspended() - revoked
         for reason, agents in ((REVOKED, revoked), (SUSPENDED, suspended)):
             if agents != self._barred[reason]:
                 self.driver.handle(on.AgentsBarred(self.clock(), agents, reason))
@@ -334,7 +334,7 @@ class MessageLoop:
     def _count_dropped(self, name: str, size: int) -> None:
         """Count a dropped message, and suspend an agent whose messages are too many."""
         if not self._is_barred(name) and self._guard.count_dropped(name, size, self.clock()):
-            self._gate.suspend(name)
+            self._broker_access.suspend(name)
             reason = f"dropped thousands of messages of '{name}': stop it, or revoke it"
             self.publish(Rejected("flood", name, reason, name))
 

@@ -110,7 +110,7 @@ class RoundEventLoop:
             self._events.clear()
             raise
         finally:
-            # one that waits may leave the memory and rot on the disk: it is read and checked again
+            # a waiting update may be damaged on disk meanwhile: it is read and checked again
             self._updates.clear()
 
     def _step(self, event: on.RoundEvent) -> None:

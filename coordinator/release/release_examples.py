@@ -21,7 +21,8 @@ from models.submodel import Network
 
 __all__ = ["load_examples", "read_examples"]
 
-# raw inputs, 128 of them to calibrate int8: the others show half a percentage point as 5 examples
+# raw inputs: 128 to calibrate int8, and 1024 to measure accuracy, of which 5 are half a percentage
+# point
 MOST = 128 + 1024
 
 Examples = tuple[Array, Array | None, tuple[str, ...]]

@@ -131,8 +131,8 @@ def settle(r: Round, out: list[Action]) -> Round:
             else f"round {state.task.round} is closed"
         )
         if phase.closing != "quorum" and outcome != "stale" and r.rules.timeouts:
-            # a lease may be longer than the configured deadline, and a silent agent must not
-            # hold every round until it
+            # count the lease as wasted: it may be longer than the configured deadline, and a silent
+            # agent must not delay every round until the deadline
             r = count_wasted(r, state, lenient=phase.closing == "deadline")
         out.append(Abort(state.task, reason))
         r = put_task(r, replace(state, stage="done", outcome=outcome))

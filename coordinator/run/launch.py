@@ -124,13 +124,13 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View) -> Result:
     will = topics.run(config.name), b""  # removes the card, so that no agent joins a dead run
     with (
         ServiceManager() as manager,  # before the broker, which must not inherit it
-        open_broker_access(config.broker, folder, view.say, config.wire.chunk) as gate,
-        closing(open_link(gate.address, f"coordinator-{config.name}", will)) as link,
+        open_broker_access(config.broker, folder, view.say, config.wire.chunk) as broker_access,
+        closing(open_link(broker_access.address, f"coordinator-{config.name}", will)) as link,
         open_view(config, fleets, view) as read,
     ):
         if config.broker.url:
-            gate.by_name_only = external_broker_checks.adapt(
-                link, gate.address, config.name, view.say
+            broker_access.by_name_only = external_broker_checks.adapt(
+                link, broker_access.address, config.name, view.say
             )
         view.say(
             f"run '{config.name}': {config.method_name} on {config.data.name}, up "
@@ -141,7 +141,7 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View) -> Result:
             link,
             publish_to(read, view.read, make_manager_reader(manager, fleets)),
             lambda fleet: bind(fleet, fleets, manager),
-            RunOptions(gate=gate),
+            RunOptions(broker_access=broker_access),
         )
 
 

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 class RunOptions:
     """Options of a run that depend on the process that executes it.
 
-    gate: tells which certificates are revoked; None without certificates.
+    broker_access: tells which certificates are revoked; None without certificates.
     patience: time limit of a phase without a deadline, in predicted seconds of its slowest task.
     device: where the coordinator computes.
     durable: whether received updates survive this process and a power cut. If not, an interrupted
@@ -59,7 +59,7 @@ class RunOptions:
     clock: seconds, of any origin.
     """
 
-    gate: BrokerAccess | None = None
+    broker_access: BrokerAccess | None = None
     patience: float = PATIENCE
     device: str = "cpu"
     durable: bool = True
@@ -85,7 +85,7 @@ def run(
         timeouts = options.patience < ENDLESS
         rules = read_rules(prepared.method, config, durable=options.durable, timeouts=timeouts)
         fleet = assemble_fleet(prepared, link, oversight, rules, RunClock(options.clock))
-        fleet.follow(oversight.control, options.gate)
+        fleet.follow(oversight.control, options.broker_access)
         bind(fleet)
         oversight.context.fleet = fleet
         return _announce(prepared, fleet, oversight, options)

@@ -24,8 +24,8 @@ from federated.engine.aggregate import Key
 
 __all__ = ["add_round", "compute_costs", "compute_epsilon"]
 
-# Relative; more than the sums below can be wrong by. It is added to them, so that rounding never
-# makes epsilon too small.
+# Bound of the relative rounding error of the sums below. It is added to them, so that rounding
+# never makes epsilon too small.
 ROUNDING = 1e-14
 
 

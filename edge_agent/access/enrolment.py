@@ -184,8 +184,8 @@ def fetch_authority(address: MqttAddress, token: Token) -> str:
             f"{token.fingerprint.hex()[:16]}...): either the token is from another coordinator, "
             "or someone intercepts the connection. Nothing was sent"
         )
-    # Encode again what was compared: a second certificate after the padding of the first would be
-    # trusted without having been compared.
+    # Return only the certificate that was compared: text after its padding could hold a second one,
+    # which would be trusted without a comparison.
     return ssl.DER_cert_to_PEM_cert(found)
 
 

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "XnnpackExecutionProvider", CPU)
 
 MAX_OWN = 1000  # maximum number of the device's own examples; more take long and add little
-# factor of the fastest p90 within which fewer threads win, which leaves processors to others
+# largest ratio to the fastest p90 at which fewer threads are preferred: they leave processors free
 TOLERANCE = 1.05
 
 

@@ -97,16 +97,16 @@ def _serve(
 ) -> str:
     from edge_agent.infer.serving_loop import serve
 
-    door = None
+    endpoint = None
     if request.serve is not None:
         address = parse_listen_address(request.serve, "--serve", "127.0.0.1:8080")
         token = "" if request.token_file is None else load_client_token(request.token_file)
-        door = address, token
+        endpoint = address, token
         with require_extra("edge-agent infer --serve", "serve"):
             import edge_agent.infer.http_server  # noqa: F401 (whether it can be)
     if request.model is not None:
         _open(engine, request)
-    counts = serve(request, engine, stop, say, door)
+    counts = serve(request, engine, stop, say, endpoint)
     if form == "json":
         last = {} if engine.choice is None else describe_choice(engine.choice)
         return json.dumps({**last, **asdict(counts)})

@@ -112,13 +112,13 @@ def serve(
     engine: Engine,
     stop: threading.Event,
     say: Say,
-    door: tuple[ListenAddress, str] | None = None,
+    endpoint: tuple[ListenAddress, str] | None = None,
     connect: Connect | None = None,
 ) -> Counts:
     """Answer requests until `stop` is set, and return how many were answered and how many
     failed.
 
-    door: address of the HTTP server, and the token that clients must send
+    endpoint: address of the HTTP server, and the token that clients must send
     connect: opens the link, to `request.broker` by default
 
     The service manager is notified that the agent is ready once it accepts requests, and that it is
@@ -135,15 +135,15 @@ def serve(
         broker = request.broker
         if broker is not None:
             _resume_release(engine, say)
-        if door is not None:
+        if endpoint is not None:
             from edge_agent.infer.http_server import HttpServer
 
             raise_descriptor_limit()
             server = HttpServer(
                 engine,
-                door[0],
+                endpoint[0],
                 lambda: describe_state(engine, service.refused, service.reason),
-                door[1],
+                endpoint[1],
             )
             stack.callback(server.close)
             say(f"listening at {server.url}: POST /infer, GET /health, GET /release")

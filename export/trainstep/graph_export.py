@@ -36,7 +36,7 @@ def export_graph(function: GraphFunction) -> bytes:
         not installed.
     """
     onnx = import_onnx()
-    # PyTorch takes inputs of the same tensor for one
+    # separate copies: PyTorch merges inputs that are the same tensor
     examples = [value.clone() for value in function.inputs.values()]
     traced, outputs = trace(function, examples)
     raw = convert(traced, examples, list(function.inputs), outputs, function.title, optimize=False)
@@ -72,7 +72,7 @@ def trace(function: GraphFunction, examples: Sequence[Tensor]) -> tuple[GraphMod
         tracing_mode="fake",
         _allow_non_fake_inputs=True,  # the network's constants
     )
-    # fused attention has gradients that are one operator
+    # the gradient of fused attention is one operator, which ONNX lacks
     with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
         warnings.simplefilter("ignore")
         try:

@@ -10,7 +10,8 @@ from federated.wire.link import Delivery
 
 __all__ = ["FLOODED", "LARGE", "DeliveryQueue"]
 
-# rejected deliveries of one sender that make it a flooder; one counts again for each LARGE bytes
+# rejected deliveries from which a sender counts as a flooder, and bytes of a delivery that count as
+# one more
 FLOODED, LARGE = 1000, 64 << 10
 
 

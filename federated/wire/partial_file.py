@@ -80,7 +80,7 @@ class PartialFile(Receiver):
 
     def close(self) -> None:
         """Close the files and keep them."""
-        # A view that is still in use, for example by a logged error, closes them later.
+        # If a view is still in use, for example by a logged error, they are closed with it.
         with contextlib.suppress(BufferError):
             self._buffer.release()
             self._map.close()

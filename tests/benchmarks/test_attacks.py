@@ -43,7 +43,7 @@ def test_a_seed_repeats_its_pairs_and_each_can_disturb_one_run() -> None:
         ("mute", "drips", False),
         ("guessed tokens", "broker killed", False),
         ("guessed tokens", "mute", True),
-        ("rot in the journal", "two coordinators", False),
+        ("bit flip in the journal", "two coordinators", False),
     ],
 )
 def test_scenarios_that_control_the_same_part_are_not_combined(
@@ -110,7 +110,7 @@ def test_a_log_loses_only_the_line_that_was_cut_off(tmp_path: Path) -> None:
     "name",
     [
         "mute",
-        "rot in a checkpoint",
+        "bit flip in a checkpoint",
         "speaks for another + sends NaN",
         "flood of chunks",
         "two coordinators",

@@ -32,10 +32,10 @@ def test_a_seed_draws_the_same_submodels_and_none_that_is_timed_before() -> None
 
 
 def test_a_summary_tells_mean_and_worst_and_whether_the_goals_are_met() -> None:
-    rows = [ROW, replace(ROW, error=-0.05, rival_error=1.0, memory_ratio=1.2, beyond_ratio=1.5)]
+    rows = [ROW, replace(ROW, error=-0.05, baseline_error=1.0, memory_ratio=1.2, beyond_ratio=1.5)]
     found = summarise(rows, ("w0.5",), drift=0.1, busy=0.0)
     assert (found.mape, found.worst) == pytest.approx((0.075, 0.1))
-    assert (found.rival_mape, found.rival_worst) == pytest.approx((0.75, 1.0))
+    assert (found.baseline_mape, found.baseline_worst) == pytest.approx((0.75, 1.0))
     assert (found.memory_ratio_worst, found.memory_beyond_worst) == (1.2, 2.0)
     assert found.met
     assert not found.loaded

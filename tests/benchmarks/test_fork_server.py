@@ -26,7 +26,7 @@ def test_a_forked_command_appends_its_output_and_returns_its_exit_code(
         assert process.popen is not None
         assert process.popen.wait(60) == code == process.exit_code
     assert forked.tail(100) == started.tail(100)
-    assert forked.count("life 1") == 1
+    assert forked.count("start 1") == 1
 
 
 def test_a_forked_command_imports_nothing_again_and_can_be_killed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_a_fleet_is_compared_with_bare_clients_and_its_memory_with_limits() -> N
     model = 45_000_000
     fleet = Course(2.6, 4.0, 260_000_000, 260_000_000 + 2 * model)
     found = {("mosquitto", 2): (fleet, Course(2.0, 3.0, 30_000_000, 90_000_000))}
-    rows = {(row.name, row.rival): row for row in make_rows(found, {2: Course(3.0, 4.4, 0, 0)})}
+    rows = {(row.name, row.baseline): row for row in make_rows(found, {2: Course(3.0, 4.4, 0, 0)})}
     name = "2 agents, mosquitto"
     assert rows[f"round, {name}", "bare clients"].met
     assert not rows[f"round, {name}", "flwr"].met

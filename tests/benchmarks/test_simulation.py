@@ -37,7 +37,7 @@ def test_rivals_are_compared_by_time_memory_and_accuracy() -> None:
         "pfl": Measured(0.2, 0.11, 0.011, 250_000_000, 0.955),
         "ray": Measured(9.0, 1.20, 0.120, 1_400_000_000, 0.965),
     }
-    rows = {(row.name, row.rival): row for row in make_rows(found)}
+    rows = {(row.name, row.baseline): row for row in make_rows(found)}
     assert rows[f"client, {ONE}", LOOP].met
     assert rows[f"client, {ONE}", "pfl"].ratio == pytest.approx(1.1)
     assert not rows[f"client, {ONE}", "pfl"].met

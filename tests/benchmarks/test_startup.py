@@ -40,7 +40,7 @@ def test_commands_are_compared_with_limits_and_peers() -> None:
         "import click, msgspec": Usage(0.1, 25_000_000),
         "import torch": Usage(2.0, 200_000_000),
     }
-    rows = {(row.name, row.rival, row.unit): row for row in make_rows(found, ("flwr",))}
+    rows = {(row.name, row.baseline, row.unit): row for row in make_rows(found, ("flwr",))}
     assert rows["coordinator --help", "most", "ms"].met
     assert not rows["coordinator --help", "flwr --help", "ms"].met
     assert rows["coordinator --help", "flwr --help", "MB"].ratio == 2

@@ -13,15 +13,15 @@ from coordinator.fleet.message_loop import MessageLoop
 from federated.wire import envelope, messages, topics
 from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import needs_mosquitto
-from tests.support.certificate_authority import Door, member
+from tests.support.certificate_authority import TlsBroker, member
 from tests.support.strangers import coordinator_link
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]
 
 
 @pytest.fixture
-def fleet(door: Door, tmp_path: Path) -> Iterator[MessageLoop]:
-    link = coordinator_link(door)
+def fleet(tls_broker: TlsBroker, tmp_path: Path) -> Iterator[MessageLoop]:
+    link = coordinator_link(tls_broker)
     card = messages.Run("r", "fedavg", "mlp", None, (), 1, "s")
     fleet = MessageLoop(link, card, tmp_path / "spool")
     fleet.endpoint.announce()
@@ -47,9 +47,9 @@ def send_and_receive(
 
 
 def test_an_offer_for_a_finished_round_is_refused(
-    door: Door, fleet: MessageLoop, tmp_path: Path
+    tls_broker: TlsBroker, fleet: MessageLoop, tmp_path: Path
 ) -> None:
-    link = MqttLink(door.address(member(door.authority, "h", tmp_path)), "r-h")
+    link = MqttLink(tls_broker.address(member(tls_broker.authority, "h", tmp_path)), "r-h")
     offer = messages.Offer(
         messages.Manifest("1-1-h", 4096, 1024, "0" * 64), "r", 1, 1, "train", "w1-d2"
     )
@@ -60,13 +60,13 @@ def test_an_offer_for_a_finished_round_is_refused(
     )
     assert answer == [messages.Receipt("1-1-h", False, reason)]
     link.close()
-    door.authority.revoke("h")
+    tls_broker.authority.revoke("h")
 
 
 def test_another_version_of_the_protocol_is_refused_with_a_reason(
-    door: Door, fleet: MessageLoop, tmp_path: Path
+    tls_broker: TlsBroker, fleet: MessageLoop, tmp_path: Path
 ) -> None:
-    link = MqttLink(door.address(member(door.authority, "h", tmp_path)), "r-h")
+    link = MqttLink(tls_broker.address(member(tls_broker.authority, "h", tmp_path)), "r-h")
     other = msgpack.packb({"v": envelope.PROTOCOL + 1, "kind": "status", "body": {}})
     answer = send_and_receive(fleet, link, topics.status("r", "h"), other)
     assert len(answer) == 1
@@ -76,4 +76,4 @@ def test_another_version_of_the_protocol_is_refused_with_a_reason(
         in answer[0].reason
     )
     link.close()
-    door.authority.revoke("h")
+    tls_broker.authority.revoke("h")

@@ -11,17 +11,17 @@ from federated.wire.links.mqtt import MqttLink
 from federated.wire.links.mqtt_client_setup import ClientSetup, connect
 from federated.wire.mqtt_address import parse_mqtt_address
 from tests.support.brokers import needs_mosquitto
-from tests.support.certificate_authority import Door, member
+from tests.support.certificate_authority import TlsBroker, member
 from tests.support.strangers import receive_all
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]
 
 
-def test_no_agent_can_disconnect_another_with_its_name(door: Door, tmp_path: Path) -> None:
-    mine, theirs = member(door.authority, "f", tmp_path), member(door.authority, "g", tmp_path)
-    there = MqttLink(door.address(theirs), "r-g")
+def test_no_agent_can_disconnect_another_with_its_name(tls_broker: TlsBroker, tmp_path: Path) -> None:
+    mine, theirs = member(tls_broker.authority, "f", tmp_path), member(tls_broker.authority, "g", tmp_path)
+    there = MqttLink(tls_broker.address(theirs), "r-g")
     # the id that another client would guess for g's link
-    MqttLink(door.address(mine), "r-g").close()
+    MqttLink(tls_broker.address(mine), "r-g").close()
     assert receive_all(there, 1.0) == []
     there.close()
 

@@ -13,7 +13,7 @@ from federated.wire import topics
 from federated.wire.links.mqtt import MqttLink
 from federated.wire.links.mqtt_client_setup import ClientSetup, connect, disconnect
 from tests.support.brokers import needs_mosquitto
-from tests.support.certificate_authority import SHIPPED, Door, member
+from tests.support.certificate_authority import SHIPPED, TlsBroker, member
 from tests.support.strangers import receive_all, receive_until, wait_for_failure
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]
@@ -21,9 +21,9 @@ LAST = topics.say("r", "last")  # after which nothing comes
 
 
 def test_an_agent_can_publish_only_on_its_own_topics(
-    door: Door, hearing: MqttLink, tmp_path: Path
+    tls_broker: TlsBroker, hearing: MqttLink, tmp_path: Path
 ) -> None:
-    mine = member(door.authority, "b", tmp_path)
+    mine = member(tls_broker.authority, "b", tmp_path)
     foreign = (
         topics.say("r", "a"),
         topics.command("r", "b"),
@@ -35,7 +35,7 @@ def test_an_agent_can_publish_only_on_its_own_topics(
 
     def publish(number: int, topic: str) -> str:
         """Publish on a link of its own, which the refusal ends."""
-        link = MqttLink(door.address(mine), f"r-b-{number}")
+        link = MqttLink(tls_broker.address(mine), f"r-b-{number}")
         link.publish(topics.say("r", "b"), b"mine")
         link.publish(topic, b"not mine")
         reason = wait_for_failure(link)
@@ -51,9 +51,9 @@ def test_an_agent_can_publish_only_on_its_own_topics(
 
 
 def test_an_agent_can_publish_only_on_its_own_topics_with_mqtt_3(
-    door: Door, hearing: MqttLink, tmp_path: Path
+    tls_broker: TlsBroker, hearing: MqttLink, tmp_path: Path
 ) -> None:
-    link = MqttLink(door.address(member(door.authority, "c", tmp_path)), "r-c", version=4)
+    link = MqttLink(tls_broker.address(member(tls_broker.authority, "c", tmp_path)), "r-c", version=4)
     link.publish(topics.say("r", "a"), b"not mine")
     link.publish(topics.say("r", "c"), b"mine")
     mine = topics.say("r", "c")
@@ -95,17 +95,17 @@ OWN = {"status", "profile", "serving", "heartbeat", "say", "probe", "upload", "a
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("whose", ["mine", "theirs"])
 def test_only_the_owner_can_replace_or_delete_retained_messages(
-    door: Door, hearing: MqttLink, tmp_path: Path, version: int, whose: str
+    tls_broker: TlsBroker, hearing: MqttLink, tmp_path: Path, version: int, whose: str
 ) -> None:
     name = f"retained-{version}-{whose}"
     wanted = every_topic(name if whose == "mine" else "a")
-    pem = member(door.authority, name, tmp_path)
+    pem = member(tls_broker.authority, name, tmp_path)
     for topic in wanted.values():
         hearing.publish(topic, b"kept", retain=True)
     hearing.publish(LAST, b"")
     assert {topic for topic, _ in receive_until(hearing, LAST)} == {*wanted.values(), LAST}
     for topic in wanted.values():
-        link = connect(ClientSetup(door.address(pem), f"r-{name}"), version=version).client
+        link = connect(ClientSetup(tls_broker.address(pem), f"r-{name}"), version=version).client
         link.publish(topic, b"", qos=1, retain=True)
         link.publish(topic, b"mine", qos=0, retain=True)
         disconnect(link, version)  # after both messages
@@ -120,16 +120,16 @@ def test_only_the_owner_can_replace_or_delete_retained_messages(
 
 @pytest.mark.parametrize("whose", ["mine", "theirs"])
 def test_a_last_will_on_a_foreign_topic_is_not_published(
-    door: Door, hearing: MqttLink, tmp_path: Path, whose: str
+    tls_broker: TlsBroker, hearing: MqttLink, tmp_path: Path, whose: str
 ) -> None:
     name = f"will-{whose}"
     wanted, pem = (
         every_topic(name if whose == "mine" else "a"),
-        member(door.authority, name, tmp_path),
+        member(tls_broker.authority, name, tmp_path),
     )
 
     def connect_and_vanish(number: int, topic: str) -> None:
-        setup = ClientSetup(door.address(pem), f"r-{name}-{number}", (topic, b"will"))
+        setup = ClientSetup(tls_broker.address(pem), f"r-{name}-{number}", (topic, b"will"))
         client = connect(setup).client
         client.loop_stop()  # it waits up to a second for the network
         there = client.socket()
@@ -158,10 +158,10 @@ def test_a_last_will_on_a_foreign_topic_is_not_published(
     ],
 )
 def test_an_agent_cannot_receive_commands_or_updates_of_others(
-    door: Door, hearing: MqttLink, tmp_path: Path, pattern: str
+    tls_broker: TlsBroker, hearing: MqttLink, tmp_path: Path, pattern: str
 ) -> None:
     name = f"d{abs(hash(pattern))}"
-    link = MqttLink(door.address(member(door.authority, name, tmp_path)), f"r-{name}")
+    link = MqttLink(tls_broker.address(member(tls_broker.authority, name, tmp_path)), f"r-{name}")
     link.subscribe(pattern)
     link.subscribe(topics.command("r", name))
     time.sleep(0.2)
@@ -174,9 +174,9 @@ def test_an_agent_cannot_receive_commands_or_updates_of_others(
 
 
 def test_only_the_coordinator_can_read_statistics_of_the_broker(
-    door: Door, hearing: MqttLink, tmp_path: Path
+    tls_broker: TlsBroker, hearing: MqttLink, tmp_path: Path
 ) -> None:
-    link = MqttLink(door.address(member(door.authority, "e", tmp_path)), "r-e")
+    link = MqttLink(tls_broker.address(member(tls_broker.authority, "e", tmp_path)), "r-e")
     for one in (link, hearing):
         one.subscribe("$SYS/broker/version")
     assert receive_all(link, 1.0) == []

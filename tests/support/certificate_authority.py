@@ -17,7 +17,7 @@ from coordinator.broker.mosquitto_config import find_mosquitto
 from edge_agent.access.enrolment import encode_key, sign_request
 from federated.wire.mqtt_address import MqttAddress
 
-__all__ = ["SHIPPED", "Door", "member", "shipped"]
+__all__ = ["SHIPPED", "TlsBroker", "member", "shipped"]
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "mosquitto"
 
@@ -33,7 +33,7 @@ def member(authority: Authority, name: str, folder: Path) -> Path:
     return path
 
 
-class Door:
+class TlsBroker:
     """A mosquitto with the shipped configuration for certificates, and its addresses."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Door:
 
 
 @contextmanager
-def shipped(name: str, authority: Authority, folder: Path) -> Iterator[Door]:
+def shipped(name: str, authority: Authority, folder: Path) -> Iterator[TlsBroker]:
     """Start mosquitto with a file of deploy/mosquitto, but with other paths, address and port."""
     program, port, files = find_mosquitto(), find_free_port("127.0.0.1", 0), folder / "broker"
     assert program is not None
@@ -77,9 +77,9 @@ def shipped(name: str, authority: Authority, folder: Path) -> Iterator[Door]:
     process = subprocess.Popen(
         [program, "-c", str(own)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    door = Door(authority, port, files, process)
+    tls_broker = TlsBroker(authority, port, files, process)
     try:
-        yield door
+        yield tls_broker
     finally:
-        door.process.terminate()
-        door.process.wait()
+        tls_broker.process.terminate()
+        tls_broker.process.wait()

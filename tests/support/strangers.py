@@ -6,14 +6,14 @@ import time
 
 from federated.errors import LinkError
 from federated.wire.links.mqtt import MqttLink
-from tests.support.certificate_authority import Door
+from tests.support.certificate_authority import TlsBroker
 from tests.support.links import connect
 
 __all__ = ["coordinator_link", "receive_all", "receive_until", "wait_for_failure"]
 
 
-def coordinator_link(door: Door) -> MqttLink:
-    return connect(door.address(door.authority.coordinator), "coordinator-r")
+def coordinator_link(tls_broker: TlsBroker) -> MqttLink:
+    return connect(tls_broker.address(tls_broker.authority.coordinator), "coordinator-r")
 
 
 def receive_all(link: MqttLink, seconds: float) -> list[tuple[str, bytes]]:

@@ -46,8 +46,8 @@ log = logging.getLogger(__name__)
 
 # disconnections in a row without a successful connection, after which to look for a TLS error
 SHUT = 3
-# seconds that a full queue stops the network (less than half the keep-alive) before a delivery is
-# dropped
+# seconds that the network thread waits for room in a full queue before it drops a delivery; less
+# than half the keep-alive
 HOLD = 20.0
 DROPS_LOGGED = 10.0  # seconds between warnings about dropped deliveries
 PATIENCE = 120.0  # seconds that `publish` waits for room in a full queue
@@ -90,7 +90,7 @@ class MqttLink:
         self._asked: dict[int, str] = {}  # subscriptions by message id, until the broker answers
         # published messages that may not be acknowledged yet: topic, bytes
         self._in_flight: list[tuple[mqtt.MQTTMessageInfo, str, int]] = []
-        # not used in the network's thread, which holds locks of its own when it calls
+        # never acquired in the network thread: paho holds its own locks when it calls a handler
         self._lock = threading.Lock()
         self._restarting = threading.Lock()
         self._acknowledged = threading.Event()

@@ -64,8 +64,8 @@ def opened(folder: Path, **more: object) -> Iterator[tuple[BrokerAccess, list[st
     """Yield broker access on free ports, and its messages."""
     said: list[str] = []
     wanted = Broker(**{"port": 0, "tls": True, "enrol": 0, "pki": str(folder / "pki"), **more})  # type: ignore[arg-type]
-    with open_broker_access(wanted, folder, said.append) as gate:
-        yield gate, said
+    with open_broker_access(wanted, folder, said.append) as broker_access:
+        yield broker_access, said
 
 
 def run(folder: Path, *words: str, code: int = 0) -> str:
@@ -89,12 +89,12 @@ def test_an_agent_revoked_during_a_run_is_disconnected(
         monkeypatch.setattr("coordinator.broker.local_broker.find_plugin", lambda program: None)
     elif find_plugin(find_mosquitto() or "") is None:
         pytest.skip("mosquitto_dynamic_security.so is not installed")
-    with opened(tmp_path) as (gate, _):
-        link = open_link(gate.address, "coordinator-r")
+    with opened(tmp_path) as (broker_access, _):
+        link = open_link(broker_access.address, "coordinator-r")
         fleet = MessageLoop(
             link, messages.Run("r", "fedavg", "mlp", None, (), 1, "s"), tmp_path / "spool"
         )
-        fleet.follow(gate=gate)
+        fleet.follow(broker_access=broker_access)
         fleet.endpoint.announce()
         addresses = {
             name: str(resolve_broker(None, None, token_for(tmp_path, name))[0])
@@ -176,8 +176,8 @@ def test_a_revoked_device_is_disconnected_even_if_another_enrols_under_its_name_
 @needs_mosquitto
 @pytest.mark.parametrize("tls", [False, True])
 def test_a_killed_broker_is_restarted(tmp_path: Path, tls: bool) -> None:
-    with opened(tmp_path, tls=tls) as (gate, _):
-        link = open_link(gate.address, "coordinator-r")
+    with opened(tmp_path, tls=tls) as (broker_access, _):
+        link = open_link(broker_access.address, "coordinator-r")
         (program,) = [
             p for p in psutil.Process().children(recursive=True) if p.name() == "mosquitto"
         ]
@@ -200,13 +200,13 @@ def test_a_failed_poll_is_repeated(tmp_path: Path) -> None:
 
         def disconnect(self, names: frozenset[str]) -> None: ...
 
-    authority, gate = Authority(tmp_path / "pki"), BrokerAccess("h")
-    watcher = AuthorityWatcher(authority, gate, Full())  # type: ignore[arg-type]
+    authority, broker_access = Authority(tmp_path / "pki"), BrokerAccess("h")
+    watcher = AuthorityWatcher(authority, broker_access, Full())  # type: ignore[arg-type]
     member(authority, "a", tmp_path)
     authority.revoke("a")
     with pytest.raises(OSError, match="no space"):
         watcher.poll()
-    assert gate.barred == {"a"}
+    assert broker_access.barred == {"a"}
     watcher.poll()
     watcher.poll()
     assert reloaded == [{"a"}, {"a"}]
@@ -221,7 +221,7 @@ def test_a_certificate_renewed_during_a_connection_is_used_at_the_next_one(
     tmp_path: Path,
 ) -> None:
     authority = Authority(tmp_path / "pki")
-    with shipped("tls.conf", authority, tmp_path) as door:
+    with shipped("tls.conf", authority, tmp_path) as tls_broker:
         token = authority.invite("a", "localhost", 8884, 60)
         key = ec.generate_private_key(ec.SECP256R1())
         pem = tmp_path / "agent.pem"
@@ -233,10 +233,10 @@ def test_a_certificate_renewed_during_a_connection_is_used_at_the_next_one(
             authority.renew(certificate, sign_request("a", key), life=timedelta(seconds=4)).encode()
             + encode_key(key)
         )
-        link = connect(door.address(pem), "r-a")
+        link = connect(tls_broker.address(pem), "r-a")
         time.sleep(4)  # the certificate of the first connection has expired
         pem.write_bytes(first.encode() + encode_key(key))
-        door.restart()
+        tls_broker.restart()
         eventually(lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP)
         link.close()
     authority.close()
@@ -245,14 +245,14 @@ def test_a_certificate_renewed_during_a_connection_is_used_at_the_next_one(
 @pytest.mark.broker
 @needs_mosquitto
 def test_tls_needs_only_the_flag_and_a_token(tmp_path: Path) -> None:
-    with opened(tmp_path, listen="0.0.0.0") as (gate, said):
+    with opened(tmp_path, listen="0.0.0.0") as (broker_access, said):
         assert "mqtts://" in said[0]
         assert "devices enrol at port" in said[0]
         broker, name = resolve_broker(None, None, token_for(tmp_path, "pi-kitchen"))
         assert name == "pi-kitchen"
         open_link(str(broker), "r-pi-kitchen").close()
         assert not renew_if_due(load_credentials()[0])
-        assert parse_mqtt_address(gate.address).cert == str(tmp_path / "pki" / "coordinator.pem")
+        assert parse_mqtt_address(broker_access.address).cert == str(tmp_path / "pki" / "coordinator.pem")
         listing = json.loads(run(tmp_path, "authority", "--format", "json"))
         assert [(agent["name"], agent["state"]) for agent in listing["agents"]] == [
             ("pi-kitchen", "good")
@@ -267,8 +267,8 @@ def test_a_broker_certificate_with_a_new_name_is_used_without_a_restart(
 ) -> None:
     before = signal.signal(signal.SIGHUP, hangup)  # the broker inherits it
     request.addfinalizer(lambda: signal.signal(signal.SIGHUP, before))
-    with opened(tmp_path) as (gate, _):
-        address = parse_mqtt_address(gate.address)
+    with opened(tmp_path) as (broker_access, _):
+        address = parse_mqtt_address(broker_access.address)
 
         def names() -> str:
             context = ssl.create_default_context(cafile=address.ca)
@@ -291,11 +291,11 @@ def test_an_external_broker_works_with_the_coordinators_certificate_and_enrolmen
 ) -> None:
     authority = Authority(tmp_path / "pki")
     with (
-        shipped("tls.conf", authority, tmp_path) as door,
-        opened(tmp_path, url=f"mqtts://localhost:{door.port}") as (gate, said),
+        shipped("tls.conf", authority, tmp_path) as tls_broker,
+        opened(tmp_path, url=f"mqtts://localhost:{tls_broker.port}") as (broker_access, said),
     ):
         assert "using the broker at mqtts://localhost" in said[0]
-        eventually(lambda: lets_in(gate.address))
+        eventually(lambda: lets_in(broker_access.address))
         broker, _ = resolve_broker(None, None, token_for(tmp_path, "a"))
         open_link(str(broker), "r-a").close()
     authority.close()
@@ -402,8 +402,8 @@ def test_a_started_broker_accepts_only_packets_that_a_run_needs(
     """Packets of 16 MB filled the coordinator's queue."""
     wanted = Broker(port=0)
     with (
-        open_broker_access(wanted, tmp_path, lambda text: None, chunk) as gate,
-        closing(MqttLink(gate.address, "a")) as link,
+        open_broker_access(wanted, tmp_path, lambda text: None, chunk) as broker_access,
+        closing(MqttLink(broker_access.address, "a")) as link,
     ):
         assert link.max_payload == largest - OVERHEAD
 
@@ -422,12 +422,12 @@ def test_a_suspended_agent_loses_its_rights_for_a_while(
         def disconnect(self, names: frozenset[str]) -> None:
             calls.append(("disconnect", names))
 
-    authority, gate = Authority(tmp_path / "pki"), BrokerAccess("h")
-    watcher = AuthorityWatcher(authority, gate, Recorder())  # type: ignore[arg-type]
-    gate.suspend("a")
+    authority, broker_access = Authority(tmp_path / "pki"), BrokerAccess("h")
+    watcher = AuthorityWatcher(authority, broker_access, Recorder())  # type: ignore[arg-type]
+    broker_access.suspend("a")
     watcher.poll()
     assert calls == [("reload", {"a"}), ("disconnect", {"a"})]
-    assert not gate.barred, "the coordinator may hear it again later"
+    assert not broker_access.barred, "the coordinator may hear it again later"
     later = time.monotonic() + 601.0
     monkeypatch.setattr("coordinator.access.broker_setup.time.monotonic", lambda: later)
     watcher.poll()

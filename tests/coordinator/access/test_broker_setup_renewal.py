@@ -113,8 +113,8 @@ def test_a_broker_with_an_expired_list_tells_clients_so(
 ) -> None:
     monkeypatch.setattr(authorities, "LIST_LIFE", timedelta(seconds=4))
     wanted = Broker(port=0, tls=True, enrol=0, pki=str(tmp_path / "pki"))
-    with open_broker_access(wanted, tmp_path, lambda text: None) as gate:
-        address = parse_mqtt_address(gate.address)
+    with open_broker_access(wanted, tmp_path, lambda text: None) as broker_access:
+        address = parse_mqtt_address(broker_access.address)
         until = time.monotonic() + 60
         while not (why := tls.find_refusal(address)) and time.monotonic() < until:
             time.sleep(0.2)

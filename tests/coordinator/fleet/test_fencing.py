@@ -187,7 +187,7 @@ def test_a_card_that_the_broker_returned_is_repeated_only_for_agents_that_it_doe
     by_name_only: bool,
 ) -> None:
     fleet = coordinator(memory, tmp_path, clock, "only", 5)
-    fleet.follow(gate=BrokerAccess("", by_name_only=by_name_only))
+    fleet.follow(broker_access=BrokerAccess("", by_name_only=by_name_only))
     listen(fleet)
     sent = list[str]()
     monkeypatch.setattr(fleet.link, "publish", lambda topic, *rest, **named: sent.append(topic))

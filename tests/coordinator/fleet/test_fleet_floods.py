@@ -301,25 +301,25 @@ def test_chunks_that_nobody_asked_for_are_not_decoded(
 def test_an_agent_that_floods_is_suspended(
     memory: MemoryBroker, tmp_path: Path, clock: Clock
 ) -> None:
-    fleet, gate = (
+    fleet, broker_access = (
         MessageLoop(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock),
         BrokerAccess(""),
     )
-    fleet.follow(gate=gate)
+    fleet.follow(broker_access=broker_access)
     fleet.endpoint.announce()
     peers = {name: ScriptedAgent(memory, name) for name in "ab"}
     listen(fleet)
     for number in range(3000):
         peers["a"].link.publish(topics.chunk(topics.upload("r", "a", f"t{number}"), 0), b"noise")
         fleet.turn(0)
-    assert gate.list_suspended() == {"a"}
+    assert broker_access.list_suspended() == {"a"}
     fleet.turn(0)
     assert [agent.name for agent in fleet.list_ready()] == ["b"]
     assert fleet.agents["a"].absence == f"refused: {SUSPENDED}", "no round waits for it"
     peers["a"].beat()
     listen(fleet)
     assert not fleet.agents["a"].online, "its messages are not even decoded"
-    gate.suspended.clear()
+    broker_access.suspended.clear()
     peers["a"].beat()
     listen(fleet)
     assert fleet.agents["a"].online
@@ -331,11 +331,11 @@ def test_an_agent_that_floods_with_large_messages_is_suspended_sooner(
     memory: MemoryBroker, tmp_path: Path, clock: Clock, place: str
 ) -> None:
     """Forty megabytes per second held up the other agents, in too few messages to be a flood."""
-    fleet, gate = (
+    fleet, broker_access = (
         MessageLoop(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock),
         BrokerAccess(""),
     )
-    fleet.follow(gate=gate)
+    fleet.follow(broker_access=broker_access)
     fleet.endpoint.announce()
     peer, payload = ScriptedAgent(memory, "a"), bytes(1 << 20)
     listen(fleet)
@@ -343,17 +343,17 @@ def test_an_agent_that_floods_with_large_messages_is_suspended_sooner(
         clock.now += 1 / 40
         peer.link.publish(f"fl/v1/r/agent/a/{place}", payload)
         fleet.turn(0)
-    assert gate.list_suspended() == {"a"}
+    assert broker_access.list_suspended() == {"a"}
 
 
 def test_an_agent_whose_uploads_are_aborted_every_second_is_not_suspended(
     memory: MemoryBroker, tmp_path: Path, clock: Clock
 ) -> None:
-    fleet, gate = (
+    fleet, broker_access = (
         MessageLoop(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock),
         BrokerAccess(""),
     )
-    fleet.follow(gate=gate)
+    fleet.follow(broker_access=broker_access)
     fleet.endpoint.announce()
     peer, payload = ScriptedAgent(memory, "a"), bytes(CHUNK)
     listen(fleet)
@@ -362,7 +362,7 @@ def test_an_agent_whose_uploads_are_aborted_every_second_is_not_suspended(
         for index in range(AHEAD):
             peer.link.publish(topics.chunk(UPLOAD, index), payload)
             fleet.turn(0)
-    assert gate.list_suspended() == frozenset()
+    assert broker_access.list_suspended() == frozenset()
 
 
 def test_an_agent_that_floods_is_suspended_while_the_fleet_waits_for_the_broker(
@@ -371,15 +371,15 @@ def test_an_agent_that_floods_is_suspended_while_the_fleet_waits_for_the_broker(
     """A message of the coordinator waits until the broker has delivered the flood before it."""
     link = MemoryLink(memory, "coordinator")
     link._deliveries = DeliveryQueue(share=10, find_sender=topics.find_sender)
-    fleet, gate = MessageLoop(link, CARD, tmp_path, clock=clock), BrokerAccess("")
-    fleet.follow(gate=gate)
+    fleet, broker_access = MessageLoop(link, CARD, tmp_path, clock=clock), BrokerAccess("")
+    fleet.follow(broker_access=broker_access)
     fleet.endpoint.announce()
     for name in "ab":
         ScriptedAgent(memory, name)
     listen(fleet)
     for _ in range(FLOODED + 10):
         link._deliveries.put(Delivery(topics.say("r", "a"), b"noise"))
-    assert gate.list_suspended() == {"a"}, "as the thread asks that watches the broker"
+    assert broker_access.list_suspended() == {"a"}, "as the thread asks that watches the broker"
     assert link._deliveries.blocks(topics.say("r", "a")), "the broker may hold thousands more"
     assert not link._deliveries.blocks(topics.say("r", "b"))
     listen(fleet)

@@ -171,8 +171,8 @@ def test_a_revoked_agent_is_ignored_not_asked_and_its_updates_are_not_folded(
 ) -> None:
     first, second = ScriptedAgent(memory, "a"), ScriptedAgent(memory, "b")
     listen(fleet)
-    original, done, gate = fleet.turn, [], BrokerAccess("")
-    fleet.follow(gate=gate)
+    original, done, broker_access = fleet.turn, [], BrokerAccess("")
+    fleet.follow(broker_access=broker_access)
 
     def turn(timeout: float) -> None:
         original(0)
@@ -183,7 +183,7 @@ def test_a_revoked_agent_is_ignored_not_asked_and_its_updates_are_not_folded(
             for _ in range(50):
                 original(0)
             assert list_tasks(fleet)["b"].stage == "whole"
-            gate.barred = frozenset("b")
+            broker_access.barred = frozenset("b")
             first.send(task("a"), weights(1.0))
 
     fleet.turn = turn  # type: ignore[method-assign]
@@ -194,7 +194,7 @@ def test_a_revoked_agent_is_ignored_not_asked_and_its_updates_are_not_folded(
     listen(fleet)
     assert [a.name for a in fleet.list_ready()] == ["a"]
     assert not fleet.inbox.path(task("b").key).exists()
-    gate.barred = frozenset()  # enrolled again
+    broker_access.barred = frozenset()  # enrolled again
     second.say(messages.Status("b", "s3", True), topics.status("r", "b"))
     second.say(replace(PROFILE, agent="b"), topics.profile("r", "b"))
     listen(fleet)

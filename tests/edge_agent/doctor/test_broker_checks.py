@@ -69,18 +69,18 @@ def test_only_an_enrolled_device_with_its_own_name_passes(
 ) -> None:
     authority = Authority(tmp_path / "pki")
     with (
-        shipped("tls.conf", authority, tmp_path) as door,
-        coordinating(door.address(authority.coordinator), tmp_path),
+        shipped("tls.conf", authority, tmp_path) as tls_broker,
+        coordinating(tls_broker.address(authority.coordinator), tmp_path),
     ):
         mine = member(authority, "pi", tmp_path)
         ca = certificate(["x"], (-1, 30), tmp_path, "other")
         found, other = (
-            check_broker(format_url(door.address(mine))),
-            check_broker(format_url(door.address(mine)), "pa", last="rights"),
+            check_broker(format_url(tls_broker.address(mine))),
+            check_broker(format_url(tls_broker.address(mine)), "pa", last="rights"),
         )
         nobody, foreign = (
-            check_broker(format_url(door.address(None))),
-            check_broker(format_url(door.address(mine, ca=ca))),
+            check_broker(format_url(tls_broker.address(None))),
+            check_broker(format_url(tls_broker.address(mine, ca=ca))),
         )
     authority.close()
     assert set(states(found).values()) == {"ok"}, [format_check(check) for check in found.values()]

@@ -23,10 +23,10 @@ def publication(topic: bytes) -> bytes:
 
 def test_a_link_fails_when_the_dots_of_its_topics_become_slashes() -> None:
     """As at RabbitMQ. Other topics that nobody subscribed to are ignored."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            client, _ = door.accept()
+            client, _ = listener.accept()
             with client:
                 client.recv(1000)
                 client.sendall(GREETING)
@@ -36,7 +36,7 @@ def test_a_link_fails_when_the_dots_of_its_topics_become_slashes() -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        link = MqttLink(f"127.0.0.1:{door.getsockname()[1]}", "me")
+        link = MqttLink(f"127.0.0.1:{listener.getsockname()[1]}", "me")
         link.subscribe("a.b")
         with pytest.raises(LinkError, match=r"turns '\.' in topics into '/'.*--name"):
             wait_for_delivery(link, "a.b", 30)

@@ -26,12 +26,12 @@ def receive_all(link: MqttLink) -> None:
 def test_a_link_reconnects_after_one_takeover_and_ends_at_the_second() -> None:
     """So of two clients of one name the later one stays, whichever of them connected last."""
     came: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
             while True:
                 try:
-                    client, _ = door.accept()
+                    client, _ = listener.accept()
                 except OSError:
                     return
                 came.append(client)
@@ -43,7 +43,7 @@ def test_a_link_reconnects_after_one_takeover_and_ends_at_the_second() -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        link = MqttLink(f"127.0.0.1:{door.getsockname()[1]}", "a")
+        link = MqttLink(f"127.0.0.1:{listener.getsockname()[1]}", "a")
         link.publish("t", b"x", qos=0)
         with pytest.raises(
             LinkError,
@@ -51,7 +51,7 @@ def test_a_link_reconnects_after_one_takeover_and_ends_at_the_second() -> None:
         ):
             receive_all(link)
         link.close()
-        door.shutdown(socket.SHUT_RDWR)
+        listener.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert len(came) == 2
     for client in came:

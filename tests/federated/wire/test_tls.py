@@ -49,12 +49,12 @@ def serving(
         ssl.CERT_REQUIRED,
         ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF,
     )
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
             while True:
                 try:
-                    plain, _ = door.accept()
+                    plain, _ = listener.accept()
                 except OSError:
                     return
                 with (
@@ -66,8 +66,8 @@ def serving(
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield int(door.getsockname()[1])
-        door.shutdown(socket.SHUT_RDWR)
+        yield int(listener.getsockname()[1])
+        listener.shutdown(socket.SHUT_RDWR)
         thread.join()
 
 

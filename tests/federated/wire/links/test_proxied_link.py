@@ -67,9 +67,9 @@ def test_a_link_goes_through_the_proxy_of_the_environment(
 
 def test_a_proxy_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
-        socket.create_server(("127.0.0.1", 0)) as door,
+        socket.create_server(("127.0.0.1", 0)) as listener,
         contextlib.closing(
-            ConnectProxy(door.getsockname()[1], b"HTTP/1.1 403 Forbidden\r\n\r\n")
+            ConnectProxy(listener.getsockname()[1], b"HTTP/1.1 403 Forbidden\r\n\r\n")
         ) as proxy,
     ):
         monkeypatch.setenv("mqtt_proxy", f"http://127.0.0.1:{proxy.port}")

@@ -83,10 +83,10 @@ def test_weights_are_downloaded_over_websockets(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"])
 def test_a_server_without_websockets_is_explained(answer: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            client, _ = door.accept()
+            client, _ = listener.accept()
             with client:
                 client.recv(1000)
                 client.sendall(answer)
@@ -94,5 +94,5 @@ def test_a_server_without_websockets_is_explained(answer: bytes) -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(LinkError, match="to WebSockets at the path /here; check port and path"):
-            MqttLink(f"ws://127.0.0.1:{door.getsockname()[1]}/here", "a", timeout=3.0)
+            MqttLink(f"ws://127.0.0.1:{listener.getsockname()[1]}/here", "a", timeout=3.0)
         thread.join()
