@@ -145,9 +145,9 @@ class Interrupted(Trial):
         shutil.copytree(self._copy, self.runs)
         self._damage(self.runs / RUN)
 
-    def _life(self) -> bool:
+    def _run_coordinator_once(self) -> bool:
         before, self.refused = self.refused, ""
-        done = super()._life()
+        done = super()._run_coordinator_once()
         if self.refused:
             found = check_run(RUN, self.runs, repair=True)
             left = [one for one in found["damaged"] if not one["repaired"]]

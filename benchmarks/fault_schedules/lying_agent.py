@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fault_schedules.virtual_links import Cable
+from benchmarks.fault_schedules.virtual_links import VirtualLink
 from federated.errors import WireError
 from federated.task import Profile, Update
 from federated.wire import envelope, messages
 from federated.wire.link import Payload
 
-__all__ = ["LyingCable", "falsify_profile", "falsify_update"]
+__all__ = ["LyingLink", "falsify_profile", "falsify_update"]
 
 SHARE = 0.5  # fraction of false offers and heartbeats; profiles and updates are always false
 
@@ -103,7 +103,7 @@ def falsify_message(message: messages.Message, rng: random.Random) -> messages.M
     return message
 
 
-class LyingCable(Cable):
+class LyingLink(VirtualLink):
     """Link of a malicious agent."""
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:

@@ -35,7 +35,7 @@ Happened: TypeAlias = Set[tuple[str, str]]
 
 DISK = "bit", "disk full", "power"  # faults of a disk
 CONFUSING = "damage", "namesake"  # these change messages after they were sent
-# after these, an agent may be asked again for an acknowledged update
+# after these, an agent may train an update again that it has offered
 UNORDERED = "delay", "double", "reorder"
 
 SEGMENTS = 2  # journal segments or totals: the present one, and the last until it is swept
@@ -43,7 +43,7 @@ VALUE = 2**17  # bytes of a round's value as MessagePack; 150 schedules had at m
 
 
 class Oracle:
-    """Observer of one schedule.
+    """Checks of one schedule, from the events and messages of its coordinator.
 
     runs, run: folder of runs, and name of the run
     fail: called with each failed check
@@ -189,8 +189,8 @@ class Oracle:
             tasks = [value.tasks[key] for key in agent.tasks]
             probes = [task for task in tasks if task.probe and task.carried]
             waiting = sum(task.outlasting for task in probes)
-            # two evaluations and late updates; besides, one probe that outlasts its phase, and
-            # those of a round's three phases that are done, which the next training drops
+            # an agent may have two evaluations and its late updates, one open probe of a closed
+            # phase, and finished probes of the three phases, which the next training drops
             if (
                 waiting > 1
                 or len(probes) > 3

@@ -26,7 +26,7 @@ from benchmarks.fault_schedules.schedule_checks import Oracle
 from benchmarks.fault_schedules.virtual_agent import RESTART, RUN, Device
 from benchmarks.fault_schedules.virtual_clock import Killed, Process, Stalled, World
 from benchmarks.fault_schedules.virtual_disks import Disks
-from benchmarks.fault_schedules.virtual_links import Cable, Network
+from benchmarks.fault_schedules.virtual_links import Network, VirtualLink
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.run.run_preparation import prepare
 from coordinator.run.runner import RunOptions
@@ -118,7 +118,7 @@ class Trial:
             )
             stack.enter_context(mock.patch(WATCHED, self.oracle.step))
             try:
-                self._live()
+                self._run_coordinator()
             except Stalled:
                 self._fail(f"stalled: unfinished after {LIMIT:.0f} s")
             for device in (*self.devices.values(), *self.namesakes):
@@ -132,21 +132,21 @@ class Trial:
 
     # ---- the coordinator -------------------------------------------------------------------------
 
-    def _live(self) -> None:
+    def _run_coordinator(self) -> None:
         """Run the coordinator again and again, until it finishes the run."""
         self._set_deaths(self.coordinator)
         for start in range(1, MAX_STARTS + 1):
             self.outcome.starts, self._wait = start, RESTART
-            if self._life():
+            if self._run_coordinator_once():
                 self.outcome.finished = True
-                self._part()
+                self._dismiss_agents()
                 return
             until = self.world.now + self._wait
             while self.world.step(until):
                 pass
         self._fail(f"stalled: unfinished after {MAX_STARTS} starts of the coordinator")
 
-    def _life(self) -> bool:
+    def _run_coordinator_once(self) -> bool:
         """Run the coordinator once. Return True if the run is finished."""
         prepared, link, runs, replaying = None, None, self.folder / "runs", False
         try:
@@ -154,7 +154,7 @@ class Trial:
                 prepared = prepare(
                     self._config(), runs, resume=(runs / RUN / "run.sqlite").exists()
                 )
-                link = Cable(self.network, self.coordinator, sent=self.oracle.hear)
+                link = VirtualLink(self.network, self.coordinator, sent=self.oracle.hear)
                 tell = lambda event: self.tell(self.world.now, event)  # noqa: E731
                 run_coordinator(
                     prepared,
@@ -189,7 +189,7 @@ class Trial:
     def _bind(self, fleet: MessageLoop) -> None:
         self.fleet = fleet
 
-    def _part(self) -> None:
+    def _dismiss_agents(self) -> None:
         """Let agents learn that the run is over."""
         until = self.world.now + PARTING
         while not all(device.over for device in self.devices.values()) and self.world.step(until):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.fault_schedules import lying_agent
 from benchmarks.fault_schedules.virtual_clock import Killed, Process
-from benchmarks.fault_schedules.virtual_links import Cable, Network
+from benchmarks.fault_schedules.virtual_links import Network, VirtualLink
 from benchmarks.fault_schedules.virtual_training import DATA, PYTORCH, VirtualRunner, survey_once
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_run_files import Spool
@@ -50,10 +50,10 @@ class Device:
         self.folder, self.name, self.pace, self.character = folder, name, pace, character
         self.process = Process(name)
         self.over = ""
-        self._link: Cable | None = None
+        self._link: VirtualLink | None = None
         self._spool: Spool | None = None
         self._participant: AgentEventLoop | None = None
-        self._lives = 0
+        self._starts = 0
         self._offered = set[str]()
         self._said = 0.0  # time of its last message about an update, or without one to send
         self._woken = False
@@ -61,16 +61,16 @@ class Device:
     @property
     def session(self) -> str:
         """Name of the present session."""
-        return f"{self.character}-{self.name}-{self._lives}"
+        return f"{self.character}-{self.name}-{self._starts}"
 
     def begin(self) -> None:
         """Start the process."""
-        self._lives += 1
+        self._starts += 1
         will = (
             topics.status(RUN, self.name),
             envelope.encode(messages.Status(self.name, self.session, False)),
         )
-        kind = lying_agent.LyingCable if self.character == "liar" else Cable
+        kind = lying_agent.LyingLink if self.character == "liar" else VirtualLink
         self._link = kind(self.network, self.process, will, self.wake, self._note)
         self._link.drip = SLOW if self.character == "drip" else 0.0
         self._guard(partial(self._link.subscribe, topics.run(RUN)))
@@ -147,7 +147,7 @@ class Device:
             self.over = participant.state.over
         self.close()
 
-    def _find(self, link: Cable) -> messages.Run | None:
+    def _find(self, link: VirtualLink) -> messages.Run | None:
         """Return the run's card, if it arrived."""
         while (delivery := link.receive(0.0)) is not None:
             if delivery.topic != topics.run(RUN) or not delivery.payload:
@@ -162,7 +162,7 @@ class Device:
                 self.over = found.reason
         return None
 
-    def _join(self, link: Cable, run: messages.Run) -> AgentEventLoop:
+    def _join(self, link: VirtualLink, run: messages.Run) -> AgentEventLoop:
         link.unsubscribe(topics.run(RUN))
         runner = VirtualRunner(self.world, self.pace, self.character, self.wake, self._offered)
         self._spool = Spool(self.folder, lasting=True)

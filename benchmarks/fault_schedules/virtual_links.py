@@ -13,7 +13,7 @@ from benchmarks.fault_schedules.virtual_clock import Process, World
 from federated.wire.link import Delivery, Payload, Will
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 
-__all__ = ["Cable", "Network"]
+__all__ = ["Network", "VirtualLink"]
 
 DELAY = 0.002, 0.05  # range of seconds that a message takes
 CHUNK = 8192  # bytes, small enough for several per transfer
@@ -26,7 +26,7 @@ class Network:
 
     def __init__(self, world: World) -> None:
         self.world, self.broker = world, MemoryBroker(max_payload=LIMIT)
-        self.links: dict[str, Cable] = {}
+        self.links: dict[str, VirtualLink] = {}
         self.under_way: list[tuple[Fault, float]] = []
 
     def begin(self, fault: Fault) -> None:
@@ -91,8 +91,8 @@ def ignore(topic: str, payload: bytes) -> None:
     """Do nothing with a sent message."""
 
 
-class Cable(MemoryLink):
-    """Link of one process. Messages arrive in order, some milliseconds after they were sent, unless
+class VirtualLink(MemoryLink):
+    """The link of one process. Messages arrive in order, milliseconds after they were sent, unless
     a fault disturbs them.
 
     wake: called when a message arrives

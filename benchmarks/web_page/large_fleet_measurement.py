@@ -204,7 +204,7 @@ def measure(folder: Path, agents: int, rounds: int, blocks: int, say: Say) -> Pa
                 f"with a page: {statistics.median(pages[-1].seconds):.2f} s a round, "
                 f"{pages[-1].events:.0f} events/s, {len(watched[-1].tasks)} long tasks"
             )
-    return summarize(agents, rests, pages, watched)
+    return summarise(agents, rests, pages, watched)
 
 
 def start_server(stack: ExitStack, folder: Path) -> str:
@@ -236,7 +236,7 @@ def watch_page(url: str, folder: Path, closing_time: threading.Event) -> Watched
         )
 
 
-def summarize(
+def summarise(
     agents: int, rests: list[Block], pages: list[Block], watched: list[Watched]
 ) -> PageLoad:
     with_page, without = (

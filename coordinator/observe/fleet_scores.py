@@ -24,7 +24,7 @@ __all__ = [
     "score_devices",
     "score_training",
     "select_overall",
-    "summarize",
+    "summarise",
 ]
 
 Found = Sequence[tuple[Submodel, str, Tallies]]
@@ -156,7 +156,7 @@ def list_untrained(scores: Sequence[Score]) -> list[str]:
     return list(dict.fromkeys(s.submodel for s in scores if s.trained_updates == 0))
 
 
-def summarize(
+def summarise(
     scores: Sequence[Score], menu: Sequence[Submodel], assigned: Mapping[str, Submodel]
 ) -> dict[str, float]:
     """Return the numbers that papers report, as far as there are scores for them.

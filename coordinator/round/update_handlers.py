@@ -91,8 +91,8 @@ def record_pace(agent: Agent, work: Work, seconds: float, predicted: float) -> A
 
 
 def count_slow_update(r: Round, state: TaskState) -> Round:
-    """Count a wasted lease of a task whose lease progress extended, so that an agent cannot hold
-    every phase as long as that. A device may be slow once, so the first one has no consequence.
+    """Count a wasted lease of a task whose lease was extended by progress, so that an agent cannot
+    delay every phase by that long. A device may be slow once: the first one has no consequence.
     """
     if state.place < 0 or state.late or not 0 < state.task.lease < state.awaited(r.now):
         return r
@@ -129,7 +129,7 @@ def record_failure(r: Round, e: on.TaskFailed, out: list[Action]) -> Round:
 
 def count_long_task(r: Round, state: TaskState) -> Round:
     """Count a wasted lease of a task that ends without an update after its lease. Progress extends
-    a lease, and an agent must not hold a phase with it again and again.
+    a lease, and an agent must not use that to delay phases repeatedly.
     """
     if r.phase is None or not 0 < state.task.lease < state.elapsed(r.now):
         return r

@@ -125,7 +125,7 @@ def run_demo(
         exported = run_command("export", export_command(trained, folder), folder, brief)
         run_command("release", release_command(broker.address, folder), folder, say)
         inferred = infer(broker.address, folder, say)
-        result = summarize(trained, exported, inferred, broker, time.monotonic() - start)
+        result = summarise(trained, exported, inferred, broker, time.monotonic() - start)
     print_summary(result, say)
     return result
 
@@ -339,7 +339,7 @@ def infer(broker: str, folder: Path, say: Say) -> dict[str, Any]:
 # ---- the result ----------------------------------------------------------------------------------
 
 
-def summarize(
+def summarise(
     trained: Mapping[str, Any],
     exported: Mapping[str, Any],
     inferred: Mapping[str, Any],

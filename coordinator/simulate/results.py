@@ -5,7 +5,7 @@ FOLDER/seed0.json            config, commit, versions, rounds, scores of all dev
                              multiply-adds of training (effort), summary
 FOLDER/seed0.csv             one score per line: round, submodel, view, agent, accuracy, loss, ...
 FOLDER/seed0-partition.json  examples of each device, with a plot beside it
-FOLDER/summary.json, .csv    `fleet_scores.summarize` per seed, with mean and deviation
+FOLDER/summary.json, .csv    `fleet_scores.summarise` per seed, with mean and deviation
 FOLDER/accuracy.png          accuracy by round and submodel, over all seeds
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.observe.fleet_scores import is_target_reached, summarize
+from coordinator.observe.fleet_scores import is_target_reached, summarise
 from coordinator.observe.round_records import Score
 from coordinator.settings.config import Config, to_json
 from coordinator.simulate.device_data import DataSource, name_devices
@@ -115,7 +115,7 @@ def collect(
             {"round": n, **msgspec.to_builtins(score)} for n, score in scores if not score.agent
         ],
         "effort": compute_effort(config, store),
-        "summary": summarize(list(latest.values()), facts.menu, assigned),
+        "summary": summarise(list(latest.values()), facts.menu, assigned),
         **describe_privacy(config, store),
     }
 

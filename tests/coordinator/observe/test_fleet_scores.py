@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from coordinator.observe.fleet_scores import is_target_reached, score_devices, summarize
+from coordinator.observe.fleet_scores import is_target_reached, score_devices, summarise
 from coordinator.observe.round_records import Score
 from coordinator.simulate.results import encode_json
 from models.submodel import Network, Submodel
@@ -23,7 +23,7 @@ def test_strong_and_weak_use_only_the_present_submodel_of_each_device():
         Score(LARGE.name, "after", 0.9, 0.0, 10, "d1"),
         Score(SMALL.name, "after", 0.7, 0.0, 90, "d2"),
     ]
-    found = summarize(scores, (SMALL, LARGE), assigned)
+    found = summarise(scores, (SMALL, LARGE), assigned)
     assert (round(found["strong"], 9), round(found["weak"], 9), round(found["after"], 9)) == (
         0.9,
         0.6,
@@ -40,7 +40,7 @@ def test_devices_that_train_one_network_with_more_branches_are_strong():
         Score(plain.name, "after", 0.5, 0.0, 10, "d0"),
         Score(plain.name, "after", 0.9, 0.0, 10, "d1"),
     ]
-    found = summarize(scores, (plain, branched), {"d0": plain, "d1": branched})
+    found = summarise(scores, (plain, branched), {"d0": plain, "d1": branched})
     assert found == {"after": 0.7, "strong": 0.9, "weak": 0.5}
 
 
@@ -50,7 +50,7 @@ def test_worst_and_mean_are_over_submodels_and_global_is_the_largest():
         Score(SMALL.name, "central", 0.8, 2.0, 10),
         Score(SMALL.name, "devices", 0.1, 9.0, 10),
     ]
-    found = summarize(scores, (SMALL, LARGE), {})
+    found = summarise(scores, (SMALL, LARGE), {})
     assert (found["global"], found["worst"], found["mean"], found["loss"]) == (0.6, 0.6, 0.7, 1.0)
 
 
