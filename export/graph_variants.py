@@ -213,7 +213,7 @@ def _compare(
 
 
 def _tally(network: Network, out: Array, truth: Array) -> Tally:
-    """Tally outputs in raw units."""
+    """Tally outputs and labels that are given in raw units."""
     if network.objective == "value" and network.shift:
         shift, scale = np.array(network.shift, np.float32), np.array(network.scale, np.float32)
         out, truth = (out - shift) / scale, (truth - shift) / scale

@@ -87,7 +87,7 @@ def find_round(folder: Path, agents: set[str]) -> int:
         store.close()
 
 
-def await_round(folder: Path, process: Running, agents: set[str]) -> int:
+def wait_for_round(folder: Path, process: Running, agents: set[str]) -> int:
     def look() -> int:
         assert process.poll() is None, "the run ended"
         return find_round(folder, agents)
@@ -106,9 +106,9 @@ def test_an_agent_without_pytorch_trains_beside_one_with_it(
     process, broker = start_run(tmp_path, start, *own)
     folder = tmp_path / "runs" / "mixed"
     join(start, FREE_AGENT, broker, "a0", variables=without_torch)
-    await_round(folder, process, {"a0"})
+    wait_for_round(folder, process, {"a0"})
     join(start, AGENT, broker, "a1", *own)
-    number = await_round(folder, process, {"a0", "a1"})
+    number = wait_for_round(folder, process, {"a0", "a1"})
     control_requests.send_request(folder, "stop")
     process.communicate(timeout=PATIENCE)
     store = Store.open(folder.parent, folder.name, read_only=True)
@@ -141,7 +141,7 @@ def test_an_operator_without_translation_is_named_and_the_round_goes_on(
     eventually(lambda: words in errors.read_text(), PATIENCE)
     assert "the operator aten.convolution_backward" in errors.read_text()
     join(start, AGENT, broker, "a1", *own)
-    await_round(folder, process, {"a1"})
+    wait_for_round(folder, process, {"a1"})
     assert free.poll() is None, "it stays, since another submodel may be exported"
     store = Store.open(folder.parent, folder.name, read_only=True)
     reason = store.agents.read_decisions("a0")[-1][1].reason

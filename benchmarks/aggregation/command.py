@@ -38,7 +38,7 @@ COUNTING, FEDFA = 2.5, 1 / 2.5
 
 
 def measure_fedavg(count: int, peers: Sequence[str]) -> list[Row]:
-    """Time FedAvg of updates that are all at hand, and of updates that come one by one."""
+    """Time FedAvg of updates that are all in memory, and of updates that arrive one by one."""
     entries = {peer: f"benchmarks.aggregation.{peer}:aggregation" for peer in peers}
     entries["reading"] = BYTES
     with write_updates("fedavg", count) as folder:
@@ -47,7 +47,7 @@ def measure_fedavg(count: int, peers: Sequence[str]) -> list[Row]:
         single = hold([OURS, *entries.values()], {**task, "most": 1})
     return [
         compare(f"fedavg, {count} {what}", times[OURS], baseline, times[entry], goal)
-        for what, times in (("at hand", together), ("one by one", single))
+        for what, times in (("together", together), ("one by one", single))
         for baseline, entry in entries.items()
         for goal in [GOALS[count][baseline] if times is together else 1.0]
         if times is together or baseline == "nvflare"

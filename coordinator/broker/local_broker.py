@@ -169,13 +169,13 @@ class Broker:
                 start_new_session=True,
             )
         try:
-            self._await()
+            self._wait_until_ready()
         except BaseException:
             self.stop()
             raise
         return self._process
 
-    def _await(self) -> None:
+    def _wait_until_ready(self) -> None:
         """Return once a client can connect. Raises LinkError with the end of the broker's log if
         none can.
         """

@@ -19,7 +19,7 @@ from coordinator.fleet.flood_guard import FloodGuard
 from coordinator.fleet.message_sender import Endpoint
 from coordinator.fleet.round_event_loop import RoundEventLoop
 from coordinator.fleet.run_clock import RunClock
-from coordinator.fleet.update_inbox import SPOILT, Inbox
+from coordinator.fleet.update_inbox import MAX_DAMAGED, Inbox
 from coordinator.observe.events import FleetChanged, LoopTurned, Publish, Rejected
 from coordinator.round import round_events as on
 from coordinator.round.collector_interface import Collector
@@ -396,7 +396,7 @@ class MessageLoop:
             return
         try:
             if path is None:
-                raise Refused(f"its bytes did not match its manifest, {SPOILT} times")
+                raise Refused(f"its bytes did not match its manifest, {MAX_DAMAGED} times")
             update = self.driver.check(state.task, path, self._elapsed(state))
         except WireError as error:
             if path is not None:

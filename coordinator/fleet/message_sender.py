@@ -100,7 +100,7 @@ class Endpoint:
                 )
                 if not self.link.flush(FAREWELL):
                     raise LinkError(f"the broker did not acknowledge it within {FAREWELL:.0f} s")
-            self._await_departures(set(online), time.monotonic() + patience)
+            self._wait_for_departures(set(online), time.monotonic() + patience)
             self.slots.clear()
             for name in agents:
                 self.link.publish(topics.profile(run, name), b"", retain=True)
@@ -114,7 +114,7 @@ class Endpoint:
                 error,
             )
 
-    def _await_departures(self, online: set[str], until: float) -> None:
+    def _wait_for_departures(self, online: set[str], until: float) -> None:
         """Wait until each of these agents has withdrawn its retained status."""
         while online and time.monotonic() < until:
             delivery = self.link.receive(0.05)

@@ -31,7 +31,7 @@ IDLE = 30.0  # seconds over which a transfer's speed is measured while others wa
 PACE = 32_768  # bytes per second that keep a slot: less than a poor mobile link achieves
 # times that a complete transfer may have a wrong digest: a power cut damages it once, a bad file
 # every time
-SPOILT = 3
+MAX_DAMAGED = 3
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Transfer:
     offer: what the agent announced.
     partial: the chunks received so far.
     progressed: when the last new chunk arrived, in the coordinator's seconds.
-    spoilt: times that its digest was wrong.
+    damaged: times that its digest was wrong.
     since: when the current measurement of its speed began.
     got: chunks received by then.
     """
@@ -51,7 +51,7 @@ class Transfer:
     offer: messages.Offer
     partial: PartialFile
     progressed: float
-    spoilt: int = 0
+    damaged: int = 0
     since: float = 0.0
     got: int = 0
 
@@ -187,8 +187,8 @@ class Inbox:
         try:
             path = transfer.partial.finish(sync=self._sync)
         except Refused:
-            transfer.spoilt += 1
-            if transfer.spoilt < SPOILT:
+            transfer.damaged += 1
+            if transfer.damaged < MAX_DAMAGED:
                 raise
             self._drop(key)
             self._waiting.pop(key, None)

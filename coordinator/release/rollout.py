@@ -123,13 +123,13 @@ class Rollout:
             return self._promote(request)
         self._release(request)
         if request.share is not None:
-            self._await(
+            self._wait_for_reports(
                 self._archive.read().agents, CANARY_WAIT if request.wait is None else request.wait
             )
             if request.promote:
                 return self._decide(request)
         elif request.wait:
-            self._await(tuple(sorted({*self.seen.servings, *self._trained})), request.wait)
+            self._wait_for_reports(tuple(sorted({*self.seen.servings, *self._trained})), request.wait)
         return report(self._collect_reports(), self.seen, self._say)
 
     # ---- requests --------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class Rollout:
         for reason in verdict.reasons if promote else ():
             self._say(f"ignored: {reason}")
         if promote:
-            self._await(tuple(sorted(self.seen.servings)), wait)
+            self._wait_for_reports(tuple(sorted(self.seen.servings)), wait)
         result = report(self._collect_reports(), self.seen, self._say)
         result["verdict"] = msgspec.to_builtins(verdict)
         if not promote:
@@ -333,7 +333,7 @@ class Rollout:
             self._say(f"published {sum(one.size for one in sent.values()) / 1e6:.2f} MB")
         confirm(self._link, self.seen, card, time.monotonic)
 
-    def _await(self, agents: tuple[str, ...], seconds: float) -> None:
+    def _wait_for_reports(self, agents: tuple[str, ...], seconds: float) -> None:
         """Receive messages until all agents reported on the newest version, or time is up."""
         history = self._archive.read()
         name, until = history.canary or history.stable, time.monotonic() + seconds

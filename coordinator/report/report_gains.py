@@ -78,7 +78,7 @@ def explain_absence(records: RunRecords, rows: Sequence[Mapping[str, Any]]) -> H
         return make_paragraph(f"{what} needs a finished round.")
     if all(row["profile"] and row["profile"]["host"] == SIMULATED for row in rows):
         return make_paragraph(
-            f"{what} is not in this page, because it trains these networks anew. ",
+            f"{what} is not in this page, because it trains these networks again. ",
             command,
             " adds it.",
         )

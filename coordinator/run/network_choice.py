@@ -10,19 +10,19 @@ from collections.abc import Mapping
 from coordinator.assign.majority_network import build_network, describe_form, find_majority
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import AgentsAwaited, Publish
-from coordinator.run.waiting_for_agents import POLL, await_agents
+from coordinator.run.waiting_for_agents import POLL, wait_for_agents
 from coordinator.settings.config import Config
 from federated.errors import FleetError
 from federated.safe_text import make_safe
 from federated.task import Card
 from models.submodel import Network
 
-__all__ = ["await_network"]
+__all__ = ["wait_for_network"]
 
 log = logging.getLogger(__name__)
 
 
-def await_network(fleet: MessageLoop, config: Config, publish: Publish) -> Network:
+def wait_for_network(fleet: MessageLoop, config: Config, publish: Publish) -> Network:
     """Return the network for the data of the majority, once it has `fleet.min_agents` agents. The
     other agents are judged by this network like any latecomer.
 
@@ -33,7 +33,7 @@ def await_network(fleet: MessageLoop, config: Config, publish: Publish) -> Netwo
     start, wanted = time.monotonic(), config.fleet.min_agents
     cards, agreed = dict[str, Card](), dict[str, Card]()
     while len(agreed) < wanted:
-        ready = await_agents(fleet, wanted, config.fleet.wait, publish)
+        ready = wait_for_agents(fleet, wanted, config.fleet.wait, publish)
         before, cards = (
             cards,
             {agent.name: agent.profile.data for agent in ready if agent.profile is not None},

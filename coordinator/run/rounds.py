@@ -26,7 +26,7 @@ from coordinator.round.round_events import RoundPlanned, TasksDropped
 from coordinator.round.round_state import RoundPlan
 from coordinator.run.recovery import resume_round
 from coordinator.run.round_planning import plan_round
-from coordinator.run.waiting_for_agents import await_able, await_round
+from coordinator.run.waiting_for_agents import wait_before_round, wait_for_plan
 from coordinator.store.late_update_bases import encode_touched
 from federated.engine.aggregate import Total
 from federated.engine.late_updates import Touched, find_touched
@@ -150,11 +150,11 @@ def sum_up(run: RunContext, progress: Progress, seconds: float) -> Result:
 def run_round(
     run: RunContext, evaluator: Evaluator, progress: Progress, training: Training | None = None
 ) -> Progress:
-    """Run one round from stored progress to stored progress. training: left unfinished by an
+    """Run and store one round, and return the new progress. training: left unfinished by an
     earlier process, if any.
     """
     if training is None:
-        await_round(run)
+        wait_before_round(run)
     training = training or begin_training(run, progress)
     link, start = run.fleet.link, time.monotonic()
     up, down = link.received_bytes, link.sent_bytes
@@ -185,7 +185,7 @@ def run_round(
 
 def begin_training(run: RunContext, progress: Progress) -> Training:
     """Plan the next round as soon as a ready agent can train. Raises FleetError if none comes."""
-    plan = await_able(run, partial(plan_round, run, progress.state, progress.history))
+    plan = wait_for_plan(run, partial(plan_round, run, progress.state, progress.history))
     # updates of rounds that are over or were given up
     run.fleet.inbox.forget("round-*", keep=[late.key for late in run.fleet.late])
     run.fleet.driver.handle(RoundPlanned(run.fleet.clock(), plan))

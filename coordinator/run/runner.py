@@ -23,7 +23,7 @@ from coordinator.observe.events import Publish
 from coordinator.phases.evaluation import Evaluator
 from coordinator.phases.run_context import ENDLESS, PATIENCE, RunContext
 from coordinator.round.round_state import Rules
-from coordinator.run.network_choice import await_network
+from coordinator.run.network_choice import wait_for_network
 from coordinator.run.rounds import Result, conduct
 from coordinator.run.run_preparation import Prepared, make_weights, propose_menu
 from coordinator.settings.config import Config, to_json
@@ -249,7 +249,7 @@ def learn_network(
     config, method = prepared.config, prepared.method
     if fleet.run.network is not None:
         return fleet.run.network
-    network = await_network(fleet, config, publish)
+    network = wait_for_network(fleet, config, publish)
     card = replace(fleet.run, network=network, calibration=choose_probes(network, method, settings))
     fleet.reannounce(complete_card(card, method, settings))
     return network

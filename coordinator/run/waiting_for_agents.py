@@ -14,7 +14,7 @@ from coordinator.store.run_store import Store
 from federated.errors import FleetError
 from federated.runtime.unit_formatting import format_count
 
-__all__ = ["await_able", "await_agents", "await_round"]
+__all__ = ["wait_for_plan", "X"]
 
 POLL = 0.2  # seconds
 REPUBLISH = 60.0  # seconds after which the run's card is published again, if a broker lost it
@@ -22,7 +22,7 @@ REPUBLISH = 60.0  # seconds after which the run's card is published again, if a 
 MIN_DELAY, MAX_EMPTY = 15.0, 6
 
 
-def await_round(run: RunContext) -> None:
+def wait_before_round(run: RunContext) -> None:
     """Wait until the run is not paused and enough agents are ready. Raises FleetError if they do
     not come.
 
@@ -39,12 +39,12 @@ def await_round(run: RunContext) -> None:
             run.publish(RunPaused())
             fleet.turn(POLL)
         request = partial(run.request_graphs, run.recipes)
-        await_agents(fleet, config.min_agents, config.wait, run.publish, request)
+        wait_for_agents(fleet, config.min_agents, config.wait, run.publish, request)
         if not run.control.paused:  # it may be paused while waiting for agents
             return
 
 
-def await_able(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
+def wait_for_plan(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
     """Wait until a ready agent can train, and return the plan of the round. An agent that claims to
     have no memory must not end a run of others.
 
@@ -75,10 +75,10 @@ def await_able(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
             fleet.turn(POLL)
         # without its card, which a broker may lose, no agent can join the run
         fleet.endpoint.publish(fleet.run)
-        await_agents(fleet, run.config.fleet.min_agents, limit, run.publish)
+        wait_for_agents(fleet, run.config.fleet.min_agents, limit, run.publish)
 
 
-def await_agents(
+def wait_for_agents(
     fleet: MessageLoop,
     wanted: int,
     limit: float,

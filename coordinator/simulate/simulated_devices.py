@@ -156,7 +156,7 @@ class Devices:
         self._workers.close()
 
     def _call(self, index: int) -> None:
-        """Let a device handle its news, all at once."""
+        """Schedule a call of a device, in which it handles all that arrived for it."""
         if index not in self._called:
             self._called.add(index)
             self._calls.put(index)

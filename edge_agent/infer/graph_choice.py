@@ -86,7 +86,7 @@ def choose(
 
     threads: threads of a run; 0 tries one and all available
     held: own examples, at least one (`sample_own`)
-    before: earlier choice on this device. It is tested again; everything is measured anew only if
+    before: earlier choice on this device. It is tested again; everything is measured again only if
         it fails.
     ExportError: no way passes, with the reason of each; or the release is damaged. Unknown: no such
         submodel. DataError: the own examples do not fit.

@@ -67,12 +67,12 @@ class StopTraining(Struct, frozen=True):
 
 
 class Offer(Struct, frozen=True):
-    """Offer the update of a task, and send it as the coordinator allows. anew: chunks that were
-    sent before may be lost.
+    """Offer the update of a task, and send it as the coordinator allows. restart: True if chunks that
+    were sent before may be lost.
     """
 
     task: Task
-    anew: bool
+    restart: bool
 
 
 class Forget(Struct, frozen=True):

@@ -248,8 +248,8 @@ class AgentEventLoop:
                 )
             case do.StopTraining():
                 self.equipment.runner.cancel()
-            case do.Offer(task, anew):
-                self._uploads.offer(task, anew=anew)
+            case do.Offer(task, restart):
+                self._uploads.offer(task, restart=restart)
             case do.Forget(task):
                 self._uploads.remove(task)
             case do.Trim(digest):

@@ -98,8 +98,8 @@ def repeat_all(a: AgentState) -> AgentState:
 def repeat_announcement(
     a: AgentState, e: on.AnnouncementLost, out: list[AgentAction]
 ) -> AgentState:
-    """Send the profile and the status again, ever more seldom: no repetition mends a profile of
-    another version.
+    """Send the profile and the status again, after longer and longer pauses: a profile of another
+    protocol version is ignored however often it is repeated.
     """
     at, times = a.repeated
     if a.now - at < min(REPEAT_AFTER * 2.0**times, REPEAT_AT_MOST):
@@ -261,7 +261,7 @@ def discard_oldest(a: AgentState, e: on.SpoolOverfull, out: list[AgentAction]) -
 def repeat_offer(a: AgentState, e: on.UploadStalled, out: list[AgentAction]) -> AgentState:
     one = find(a, e.task)
     if a.online and one is not None and one.stage == "sending":
-        out.append(Offer(one.task, anew=False))
+        out.append(Offer(one.task, restart=False))
     return a
 
 

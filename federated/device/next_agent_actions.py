@@ -80,7 +80,7 @@ def announce(a: AgentState, out: list[AgentAction]) -> AgentState:
         a = replace(a, unsaid=())
     for one in sending(a):
         if not one.offered:
-            out.append(Offer(one.task, anew=True))
+            out.append(Offer(one.task, restart=True))
             a = put(a, replace(one, offered=True))
     return a
 

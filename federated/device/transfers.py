@@ -231,12 +231,12 @@ class Uploads:
         self._uploads.pop(task.transfer, None)
         self.spool.remove_update(task.transfer)
 
-    def offer(self, task: Task, *, anew: bool) -> None:
-        """Offer an update. The answer tells which chunks the coordinator has. anew: chunks in
-        flight may be lost.
+    def offer(self, task: Task, *, restart: bool) -> None:
+        """Offer an update. The answer tells which chunks the coordinator has. restart: True if
+        chunks in flight may be lost.
         """
         sender = self._uploads[task.transfer].sender
-        if anew:
+        if restart:
             sender.restart()
         offer = messages.Offer(
             sender.manifest, task.run, task.round, task.attempt, task.work, task.submodel.name

@@ -4,8 +4,8 @@ sum in memory once.
 The rows of a plan are compiled once into additions: pieces of an update's buffer, each with the
 piece of a sum that it is added to. Neighbouring tensors become one addition. A block is a group of
 pieces of the sums that fits the processor's cache. Every entry is added in the order of the
-updates, so the bits do not depend on how many updates are at hand, on the blocks, or on the number
-of threads.
+updates, so the bits do not depend on how many updates are added together, on the blocks, or on the
+number of threads.
 """
 
 from __future__ import annotations

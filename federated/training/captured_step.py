@@ -76,7 +76,7 @@ class CapturedTraining:
         return cls(made, pool)
 
     def load(self, given: TrainingStep) -> None:
-        """Start anew from the weights, the correction and the labels of another training."""
+        """Start again from the weights, the correction and the labels of another training."""
         assign(list_values(self.step), list_values(given))
         for state in list_state(self.step.optimiser):
             state.zero_()

@@ -51,7 +51,7 @@ class LinePrinter:
     def _read(self, event: events.Event) -> None:
         match event:
             case events.AgentsAwaited(ready, wanted):
-                self._await(ready, wanted)
+                self._show_wait(ready, wanted)
             case events.RoundStarted(number, rounds, chosen):
                 self._begin(number, rounds, chosen)
             case events.RoundDelayed(why):
@@ -63,7 +63,7 @@ class LinePrinter:
             case _:
                 pass
 
-    def _await(self, ready: int, wanted: int) -> None:
+    def _show_wait(self, ready: int, wanted: int) -> None:
         if ready != self._waiting[0] and time.monotonic() - self._waiting[1] > 1:
             self._waiting = ready, time.monotonic()
             self._say(f"waiting: {ready} of {wanted} agents")

@@ -86,7 +86,7 @@ def test_the_longest_name_is_valid_in_topics_transfers_and_files(tmp_path: Path)
     listener.subscribe(topics.say(task.run, agent))
     uploads = Uploads(link, task.run, agent, spool)
     uploads.add(task, spool.update_path(task.transfer), run)
-    uploads.offer(task, anew=True)
+    uploads.offer(task, restart=True)
     assert list(Uploads(link, task.run, agent, spool).resume(run)) == [task]
     heard = listener.receive(0)
     assert heard is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.update_inbox import IDLE, PACE, SPOILT, Inbox
+from coordinator.fleet.update_inbox import IDLE, MAX_DAMAGED, PACE, Inbox
 from federated.errors import Refused
 from federated.task import Key
 from federated.wire import messages
@@ -35,7 +35,7 @@ def test_a_transfer_that_never_matches_its_manifest_is_given_up(
     """Otherwise its agent would send it for ever, and the round would wait for it."""
     manifest = replace(split(DATA, 1024, "t"), sha256="0" * 64)
     assert inbox.open("a", offer(manifest), 0.0).open
-    for left in reversed(range(SPOILT)):
+    for left in reversed(range(MAX_DAMAGED)):
         *most, last = slices(manifest, DATA)
         assert [inbox.take("a", chunk, 0.0) for chunk in most] == [None] * len(most)
         if left:

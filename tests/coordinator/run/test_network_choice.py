@@ -17,7 +17,7 @@ from coordinator.assign.majority_network import (
 )
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import AgentsAwaited
-from coordinator.run.network_choice import await_network
+from coordinator.run.network_choice import wait_for_network
 from coordinator.settings.config import load
 from coordinator.trust.message_checks import check_profile
 from federated.data.dataset import explain_misfit
@@ -207,7 +207,7 @@ def test_the_network_is_not_chosen_before_enough_agents_agree(
     join("b", GOOD)
     listen(fleet)
     said = script_arrivals(fleet, [lambda: None, lambda: join("c", GOOD)])
-    network = await_network(fleet, config(**{"fleet.min_agents": 2}), fleet.publish)
+    network = wait_for_network(fleet, config(**{"fleet.min_agents": 2}), fleet.publish)
     assert (network.mean, network.std) == (GOOD.mean, GOOD.std)
     assert {(one.ready, one.wanted) for one in said} == {(0, 2)}
 
@@ -225,7 +225,7 @@ def test_two_agents_that_disagree_wait_until_one_changes(
             lambda: odd.say(replace(PROFILE, agent="a", data=GOOD), topics.profile("r", "a")),
         ],
     )
-    assert await_network(fleet, config(**{"fleet.min_agents": 2}), fleet.publish).inputs == (
+    assert wait_for_network(fleet, config(**{"fleet.min_agents": 2}), fleet.publish).inputs == (
         1,
         8,
         8,
@@ -246,7 +246,7 @@ def test_without_a_majority_the_wait_ends_with_the_data_of_agents(
         FleetError,
         match=r"0 of 2 agents have data that fit together.*\(1, 9, 9\).*coordinator",
     ):
-        await_network(fleet, config(**{"fleet.min_agents": 2, "fleet.wait": 0.01}), fleet.publish)
+        wait_for_network(fleet, config(**{"fleet.min_agents": 2, "fleet.wait": 0.01}), fleet.publish)
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
@@ -258,7 +258,7 @@ def test_a_misfit_is_refused_with_a_reason_and_judged_again_after_a_change(
     join("c", GOOD)
     listen(fleet)
     chosen = config(**{"fleet.min_agents": 2})
-    network = await_network(fleet, chosen, fleet.publish)
+    network = wait_for_network(fleet, chosen, fleet.publish)
     fleet.admit(Eligibility(chosen, network))
     assert [agent.name for agent in fleet.list_ready()] == ["b", "c"]
     told = [message.reason for message in liar.heard() if isinstance(message, messages.Refusal)]

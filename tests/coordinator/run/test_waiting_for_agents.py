@@ -10,7 +10,7 @@ import pytest
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import Event, RoundDelayed
 from coordinator.run import waiting_for_agents
-from coordinator.run.waiting_for_agents import MIN_DELAY, await_agents, count_empty
+from coordinator.run.waiting_for_agents import MIN_DELAY, wait_for_agents, count_empty
 from coordinator.store.run_store import Store
 from federated.task import Update
 from federated.wire import topics
@@ -31,7 +31,7 @@ def test_the_card_is_published_again_while_waiting_for_agents(
         if topic in memory.retained and not fleet.agents:
             ScriptedAgent(memory, "a")
 
-    assert [agent.name for agent in await_agents(fleet, 1, 30.0, connect)] == ["a"]
+    assert [agent.name for agent in wait_for_agents(fleet, 1, 30.0, connect)] == ["a"]
 
 
 def test_a_delay_follows_a_round_without_an_update(

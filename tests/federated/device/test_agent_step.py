@@ -98,7 +98,7 @@ def evaluation(round: int = 1, attempt: int = 1) -> Task:
 def test_a_task_is_fetched_trained_offered_and_forgotten() -> None:
     made = Machine()
     assert quiet(made.ask(task())) == [do.Fetch(task()), do.Train(task())]
-    assert quiet(made.end(task())) == [do.Trim(task().digest), do.Offer(task(), anew=True)]
+    assert quiet(made.end(task())) == [do.Trim(task().digest), do.Offer(task(), restart=True)]
     assert quiet(made.see(on.UpdateAnswered(1.0, task().transfer, True, ""))) == [do.Forget(task())]
     assert (made.agent.tasks, made.agent.finished, made.agent.loss) == ((), 1, 0.5)
 
@@ -116,7 +116,7 @@ def test_a_finished_task_is_offered_again_on_request_even_past_its_deadline() ->
     made = Machine()
     made.work(task())
     made.wait(1000.0)
-    assert made.ask(task()) == [do.Offer(task(), anew=True)]
+    assert made.ask(task()) == [do.Offer(task(), restart=True)]
 
 
 def test_tasks_run_one_at_a_time_in_order_of_arrival() -> None:
@@ -174,7 +174,7 @@ def test_a_pause_does_not_stop_a_task_that_has_begun() -> None:
     made.ask(task())
     made.pause("too hot")
     assert made.ask(task()) == []
-    assert do.Offer(task(), anew=True) in made.end(task())
+    assert do.Offer(task(), restart=True) in made.end(task())
 
 
 def test_an_abort_drops_tasks_up_to_its_round_and_attempt() -> None:
@@ -307,13 +307,13 @@ def test_nothing_is_sent_while_the_link_is_down_and_everything_in_order_afterwar
         do.Tell(Status(AGENT, "s1", True, "too hot")),
     ]
     assert list_messages(back[3:4], Failure) != []
-    assert back[4:] == [do.Offer(task(1), anew=True)]
+    assert back[4:] == [do.Offer(task(1), restart=True)]
 
 
 def test_an_upload_without_progress_is_offered_as_it_is() -> None:
     made = Machine()
     made.work(task())
-    assert made.see(on.UploadStalled(5.0, task())) == [do.Offer(task(), anew=False)]
+    assert made.see(on.UploadStalled(5.0, task())) == [do.Offer(task(), restart=False)]
     assert made.see(on.UploadStalled(5.0, task(2))) == []
 
 
@@ -416,7 +416,7 @@ def test_a_coordinator_restart_keeps_all_tasks() -> None:
     assert found == [
         do.Tell(PROFILE),
         do.Tell(Status(AGENT, "s1", True)),
-        do.Offer(task(), anew=True),
+        do.Offer(task(), restart=True),
     ]
     assert made.stages() == [(1, "train", "sending"), (1, "evaluate", "training")]
     assert made.see(on.CardCame(0.0, dataclasses.replace(CARD, session="s2"))) == [], (

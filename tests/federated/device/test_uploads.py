@@ -42,7 +42,7 @@ class Desk:
         path = self.spool.update_path(made.transfer)
         path.write_bytes(update)
         self.uploads.add(made, path, CARD)
-        self.uploads.offer(made, anew=True)
+        self.uploads.offer(made, restart=True)
 
     def offers(self) -> list[messages.Offer]:
         return [said for said in self.clerk.hear() if isinstance(said, messages.Offer)]
@@ -72,7 +72,7 @@ def test_a_restart_resumes_with_the_same_chunks(tmp_path: Path) -> None:
     first.spool.close()
     second = Desk(tmp_path, 4 * CHUNK, first.clerk)  # this link would let larger pieces through
     assert list(second.uploads.resume(CARD)) == [task()]
-    second.uploads.offer(task(), anew=True)
+    second.uploads.offer(task(), restart=True)
     assert second.offers() == [offer], "the same name, the same pieces"
     while not first.clerk.receivers[offer.manifest.transfer].complete:
         second.flow()
@@ -86,7 +86,7 @@ def test_chunks_over_a_lower_limit_are_split_again(tmp_path: Path) -> None:
     first.spool.close()
     second = Desk(tmp_path)
     assert list(second.uploads.resume(CARD)) == [task()]
-    second.uploads.offer(task(), anew=True)
+    second.uploads.offer(task(), restart=True)
     (offer,) = second.offers()
     assert offer.manifest.chunk == CHUNK
 
@@ -116,7 +116,7 @@ def test_chunks_lost_with_the_link_are_sent_again(tmp_path: Path) -> None:
     desk.broker.tamper = None
     desk.flow()
     assert desk.clerk.chunks == [], "it may still arrive"
-    desk.uploads.offer(task(), anew=True)
+    desk.uploads.offer(task(), restart=True)
     desk.flow()
     assert [index for _, index in desk.clerk.chunks] == list(range(WINDOW)), (
         "no upload counts as in progress"
