@@ -17,7 +17,7 @@ from benchmarks.interleaved_timing import Row, compare, print_rows
 from benchmarks.peers.environments import choose_peers, list_versions
 from benchmarks.peers.interleaved_processes import hold
 from coordinator.fleet.submodel_shipment import to_torch
-from coordinator.phases.training import AT_HAND
+from coordinator.phases.training import BATCH
 from federated.engine.aggregate import Total, fold
 from federated.method import State, configure
 from federated.methods.catalogue import find_method
@@ -42,7 +42,7 @@ def measure_fedavg(count: int, peers: Sequence[str]) -> list[Row]:
     entries = {peer: f"benchmarks.aggregation.{peer}:aggregation" for peer in peers}
     entries["reading"] = BYTES
     with write_updates("fedavg", count) as folder:
-        task = {"method": "fedavg", "folder": folder, "most": AT_HAND}
+        task = {"method": "fedavg", "folder": folder, "most": BATCH}
         together = hold([OURS, *entries.values()], task)
         single = hold([OURS, *entries.values()], {**task, "most": 1})
     return [
@@ -61,7 +61,7 @@ def measure_methods() -> list[Row]:
     times = dict[str, dict[str, float]]()
     for name in ("fedavg", "heterofl", "fedfa"):
         with write_updates(name, 10) as folder:
-            task = {"method": name, "folder": folder, "most": AT_HAND}
+            task = {"method": name, "folder": folder, "most": BATCH}
             times[name] = hold([OURS, COUNTS] if name == "heterofl" else [OURS], task)
     counted, plain = times["heterofl"][COUNTS], times["fedavg"][OURS]
     return [

@@ -30,7 +30,7 @@ __all__ = ["STATS", "Shipment", "select_statistics", "to_torch"]
 STATS = "stats/"  # homes of calibrated batch norm statistics: stats/SUBMODEL/LAYER.running_mean
 # rounds before a slot is used again: a straggler may still request weights that were withdrawn
 SLOTS = 8
-CUT = 4  # submodels whose tensors a shipment caches, to measure updates against
+CACHED = 4  # submodels whose tensors a shipment caches, to measure updates against
 
 
 def to_torch(update: Update) -> Update:
@@ -123,7 +123,7 @@ class Shipment:
         # are over in memory until the garbage collector finds it.
         self._parcels: dict[Submodel, Parcel] = {}
         self._published: dict[Submodel, PublishedWeights] = {}
-        self._cut = lru_cache(CUT)(Parcel.cut)
+        self._cut = lru_cache(CACHED)(Parcel.cut)
 
     @staticmethod
     def version(state: State) -> str:

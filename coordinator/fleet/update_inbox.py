@@ -91,7 +91,7 @@ class Inbox:
         self.reserve, self.full = 0, False
         self._logged = False  # whether the lack of room was logged
         self._expected: dict[Key, int] = {}  # update -> its largest acceptable size, bytes
-        self._flowing: dict[Key, Transfer] = {}
+        self._active: dict[Key, Transfer] = {}
         self._parked: dict[Key, Transfer] = {}  # transfers that lost their slot
         self._waiting: dict[Key, messages.Offer] = {}
         spool.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ class Inbox:
         hold = set(hold)
         held = {key: limit for key, limit in self._expected.items() if key in hold}
         new = {key: limit for key, limit in limits.items() if key not in held}
-        for key in {*self._flowing, *self._parked} - held.keys():
+        for key in {*self._active, *self._parked} - held.keys():
             self._drop(key)
         self._waiting = {key: offer for key, offer in self._waiting.items() if key in held}
         self._expected, self.full, self._logged = held | new, False, False
@@ -152,14 +152,14 @@ class Inbox:
                 f"update of {agent} for {offer.submodel}: expected at most {limit} bytes, "
                 f"found {manifest.size}"
             )
-        known = self._flowing.get(key) or self._parked.get(key)
+        known = self._active.get(key) or self._parked.get(key)
         if known is not None and known.offer.manifest != manifest:
             self._drop(key)
-        if key in self._flowing:
-            return self._grant(self._flowing[key])
+        if key in self._active:
+            return self._grant(self._active[key])
         self._waiting[key] = offer
         if (
-            len(self._flowing) >= self.slots
+            len(self._active) >= self.slots
             or len(self._waiting) > 1
             or (self.full and key not in self._parked)
         ):
@@ -193,7 +193,7 @@ class Inbox:
             self._drop(key)
             self._waiting.pop(key, None)
             return transfer.offer, None
-        self._flowing.pop(key, None)
+        self._active.pop(key, None)
         self._parked.pop(key, None)
         self._waiting.pop(key, None)
         if self._sync:
@@ -205,7 +205,7 @@ class Inbox:
         return next(
             (
                 key
-                for key in (*self._flowing, *self._parked)
+                for key in (*self._active, *self._parked)
                 if key.agent == agent and self._transfer(key).offer.manifest.transfer == transfer
             ),
             None,
@@ -213,7 +213,7 @@ class Inbox:
 
     def knows(self, key: Key) -> bool:
         """Return True if an update was offered before."""
-        return key in self._flowing or key in self._parked or key in self._waiting
+        return key in self._active or key in self._parked or key in self._waiting
 
     def lacks(self, agent: str, transfer: str, index: int) -> bool | None:
         """Return whether a chunk has not arrived yet; None if its update is not expected."""
@@ -221,12 +221,12 @@ class Inbox:
         return None if key is None else self._transfer(key).partial.lacks(index)
 
     def _transfer(self, key: Key) -> Transfer:
-        return self._flowing.get(key) or self._parked[key]
+        return self._active.get(key) or self._parked[key]
 
     @property
     def load(self) -> tuple[int, int]:
         """Number of transfers that have a slot, and number of those that wait for one."""
-        return len(self._flowing), len(self._waiting)
+        return len(self._active), len(self._waiting)
 
     @property
     def waiting(self) -> frozenset[Key]:
@@ -242,14 +242,14 @@ class Inbox:
         all received messages are handled, so that speeds can be measured.
         """
         for key in self._slow(now) if quiet else []:
-            transfer = self._parked[key] = self._flowing.pop(key)
+            transfer = self._parked[key] = self._active.pop(key)
             if transfer.pace(now):
                 self._waiting[key] = transfer.offer  # a silent one offers again when it is back
                 yield transfer.agent, messages.Grant(transfer.offer.manifest.transfer, b"", False)
-        for transfer in list(self._flowing.values()):
+        for transfer in list(self._active.values()):
             if transfer.partial.is_grant_due(now):
                 yield transfer.agent, self._grant(transfer)
-        while len(self._flowing) < self.slots and (
+        while len(self._active) < self.slots and (
             first := next((k for k in self._waiting if not self.full or k in self._parked), None)
         ):
             yield first[0], self._admit(first, now)
@@ -258,11 +258,11 @@ class Inbox:
         """Return the transfers that lose their slots, the slowest first: at most as many as
         wait.
         """
-        paces = {key: transfer.pace(now) for key, transfer in self._flowing.items()}
+        paces = {key: transfer.pace(now) for key, transfer in self._active.items()}
         slow = sorted((key for key, pace in paces.items() if pace < PACE), key=paces.__getitem__)[
             : len(self._waiting)
         ]
-        for key, transfer in self._flowing.items():
+        for key, transfer in self._active.items():
             if key not in slow and now - transfer.since > IDLE:
                 transfer.begin(now)
         return slow
@@ -284,7 +284,7 @@ class Inbox:
         Otherwise, if no transfer is running that could finish and leave, remove the one that lost
         its slot first, or a partial file of an earlier process; its agent sends the update again.
         """
-        if not made and not self._flowing:
+        if not made and not self._active:
             if self._parked:
                 self._drop(next(iter(self._parked)))
             elif left := next(
@@ -324,7 +324,7 @@ class Inbox:
             transfer = Transfer(key[0], offer, partial, now)
         transfer.progressed = now
         transfer.begin(now)
-        self._flowing[key] = transfer
+        self._active[key] = transfer
         return self._grant(transfer)
 
     def _begin(self, manifest: messages.Manifest, path: Path) -> PartialFile:
@@ -342,7 +342,7 @@ class Inbox:
         return PartialFile(manifest, path, limit=manifest.size)
 
     def _drop(self, key: Key) -> None:
-        for store in (self._flowing, self._parked):
+        for store in (self._active, self._parked):
             if key in store:
                 store.pop(key).partial.discard()
 

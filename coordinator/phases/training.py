@@ -49,11 +49,11 @@ from federated.wire.codecs.codec import Tensors
 from models.submodel import Submodel
 from models.submodel_building import shapes
 
-__all__ = ["AT_HAND", "Trained", "Training", "complete_recipe", "train"]
+__all__ = ["BATCH", "Trained", "Training", "complete_recipe", "train"]
 
 log = logging.getLogger(__name__)
 
-AT_HAND = 8  # updates of one step that are added up together
+BATCH = 8  # largest number of updates that are added together in one pass
 MARGIN = 2**23  # bytes: twice the size to which SQLite's log may grow
 
 
@@ -100,7 +100,7 @@ class Training(Collector):
         self.history = record_standings(history, plan.standings)
         self.total: Total | PartStore = run.defences.begin(
             plan.round, plan.chosen.values()
-        ) or Total(most=AT_HAND)
+        ) or Total(most=BATCH)
         self.folded: dict[tuple[str, int], Folded] = {}
         self._recipe = cache(
             # `self` in a cached function would be a cycle: the total would outlive its round
@@ -111,7 +111,7 @@ class Training(Collector):
     def restore(self, total: Total, folded: Sequence[Folded]) -> None:
         """Continue from a snapshot."""
         self.total = total
-        total.most = AT_HAND
+        total.most = BATCH
         for one in folded:
             self._record(one, one.entry.task or self.plan.round)
 

@@ -67,8 +67,8 @@ class StopTraining(Struct, frozen=True):
 
 
 class Offer(Struct, frozen=True):
-    """Offer the update of a task, and send it as the coordinator allows. restart: True if chunks that
-    were sent before may be lost.
+    """Offer the update of a task, and send it as the coordinator allows. restart: True if chunks
+    that were sent before may be lost.
     """
 
     task: Task

@@ -21,10 +21,10 @@ from federated.wire.messages import Chunk, Manifest
 __all__ = ["WINDOW", "Receiver", "Sender", "slices", "split"]
 
 WINDOW = 16  # largest number of chunks in flight
-EAGER = 8  # chunks after which the receiver acknowledges,
-LAZY = 1.0  # or seconds after the first of fewer
-STALL = 5.0  # seconds without progress before the sender asks for the bitmap
-SLOWEST = 60.0  # longest wait between two such questions
+GRANT_CHUNKS = 8  # unacknowledged chunks after which the receiver sends its bitmap
+GRANT_DELAY = 1.0  # seconds after the first of fewer chunks until it sends the bitmap
+STALL = 5.0  # seconds without progress until the sender repeats its offer, which asks for the bitmap
+MAX_STALL = 60.0  # the pause doubles with each repetition, up to this many seconds
 
 
 def split(data: memoryview | bytes | bytearray, chunk: int, transfer: str) -> Manifest:
@@ -58,7 +58,7 @@ class Sender:
         """
         self._have = np.zeros(self.manifest.total, bool)
         self._sent = self._have.copy()
-        self._flying = 0
+        self._in_flight = 0
         self._open = self._asked = False
         self._since, self._wait = now, STALL
 
@@ -82,12 +82,12 @@ class Sender:
         if gained or open != self._open:
             self._since, self._wait = now, STALL
         self._have, self._open, self._asked = bits, open, False
-        self._flying = int((self._sent & ~bits).sum())
+        self._in_flight = int((self._sent & ~bits).sum())
 
     @property
     def in_flight(self) -> int:
         """Number of chunks that were sent and are not in the receiver's bitmap."""
-        return self._flying
+        return self._in_flight
 
     def next_chunks(self, most: int = WINDOW) -> Iterator[Chunk]:
         """Yield the chunks to send now: at most `most`, and at most WINDOW beyond the receiver's
@@ -98,7 +98,7 @@ class Sender:
         room = min(most, WINDOW - self.in_flight)
         for index in np.flatnonzero(~self._have & ~self._sent)[: max(0, room)]:
             self._sent[index] = True
-            self._flying += 1
+            self._in_flight += 1
             yield _make_chunk(self.manifest, self._data, int(index))
 
     def check_stall(self, now: float) -> bool:
@@ -111,7 +111,7 @@ class Sender:
             self._since = now
         if now - self._since < self._wait:
             return False
-        self._since, self._wait, self._asked = now, min(SLOWEST, 2 * self._wait), True
+        self._since, self._wait, self._asked = now, min(MAX_STALL, 2 * self._wait), True
         return True
 
 
@@ -176,8 +176,8 @@ class Receiver:
 
     def is_grant_due(self, now: float) -> bool:
         """Return whether to acknowledge: after 8 chunks, or 1 s after the first of fewer."""
-        return self._unacknowledged >= EAGER or (
-            self._first is not None and now - self._first >= LAZY
+        return self._unacknowledged >= GRANT_CHUNKS or (
+            self._first is not None and now - self._first >= GRANT_DELAY
         )
 
     def acknowledge(self) -> bytes:
