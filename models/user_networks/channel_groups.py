@@ -228,7 +228,7 @@ class Groups:
         self.multiples[first] = math.lcm(self.multiples[first], self.multiples[second])
         if self.whole & {first, second}:
             self.whole.discard(first)
-            self.freeze((one,), blame=False)  # the segments, too
+            self.freeze((one,), blame=False)  # also the segments
         return one
 
     def align(self, one: Label, other: Label) -> Label | None:

@@ -184,20 +184,20 @@ def label_tensors(
         elif isinstance(result, Tensor) and node.op == "get_attr":
             own = groups.own(result) if node.target in names else (None,) * result.ndim
             found[node] = Value(tuple(result.shape), own)
-        elif name_of(node) == "getitem" and isinstance(args[0], tuple):
+        elif find_name(node) == "getitem" and isinstance(args[0], tuple):
             found[node] = args[0][args[1]] if isinstance(args[1], int | slice) else RUNTIME
         elif isinstance(result, Tensor):
             found[node] = Value(
-                tuple(result.shape), labels_of(net, node, args, kwargs, tuple(result.shape), groups)
+                tuple(result.shape), label_result(net, node, args, kwargs, tuple(result.shape), groups)
             )
         elif any(isinstance(leaf, Tensor) for leaf in leaves(result)):
-            found[node] = several(net, node, args, kwargs, result, groups)
+            found[node] = label_results(net, node, args, kwargs, result, groups)
         else:
-            found[node] = read_size(name_of(node) or str(node.target), args, result)
+            found[node] = read_size(find_name(node) or str(node.target), args, result)
     return {node: value for node, value in found.items() if isinstance(value, Value)}
 
 
-def several(
+def label_results(
     net: nn.Module, node: fx.Node, args: Any, kwargs: Any, result: Any, groups: Groups
 ) -> Any:
     """Return the values of an operation with several results; without a rule, freeze its inputs."""
@@ -209,10 +209,10 @@ def several(
             layer = net.get_submodule(str(node.target))
             if rule := SEVERAL_LAYERS.get(type(layer)):
                 labels = rule(groups, layer, values(args, kwargs), shapes)
-        elif rule := SEVERAL.get(name_of(node)):
+        elif rule := SEVERAL.get(find_name(node)):
             labels = rule(groups, args, kwargs, shapes)
     if labels is None:
-        labels = [unknown(net, node, args, kwargs, groups, len(shape)) for shape in shapes]
+        labels = [freeze_inputs(net, node, args, kwargs, groups, len(shape)) for shape in shapes]
     found = iter(map(Value, shapes, labels))
     return tuple(next(found) if isinstance(one, Tensor) else RUNTIME for one in result)
 
@@ -227,7 +227,7 @@ def leaves(result: Any) -> Iterator[Any]:
         yield result
 
 
-def labels_of(
+def label_result(
     net: nn.Module, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...], groups: Groups
 ) -> Labels:
     """Return the labels of a node's result by the rule for the node; without a rule, freeze all its
@@ -240,7 +240,7 @@ def labels_of(
         layer = net.get_submodule(str(node.target))
         rule, given = layer_rule(layer), values(args, kwargs)
         out = rule(groups, layer, given[0], shape) if rule and len(given) == 1 else None
-    elif operation := operation_rule(name_of(node)):
+    elif operation := operation_rule(find_name(node)):
         args = (kwargs["input"], *args) if "input" in kwargs else args
         out = (
             operation(groups, args, kwargs, shape)
@@ -248,11 +248,11 @@ def labels_of(
             else None
         )
     if out is None:
-        return unknown(net, node, args, kwargs, groups, len(shape))
+        return freeze_inputs(net, node, args, kwargs, groups, len(shape))
     return out
 
 
-def unknown(
+def freeze_inputs(
     net: nn.Module, node: fx.Node, args: Any, kwargs: Any, groups: Groups, axes: int = 0
 ) -> Labels:
     """Freeze all inputs of an operation without a rule, and the tensors of its layer."""
@@ -268,7 +268,7 @@ def unknown(
     return (None,) * axes
 
 
-def name_of(node: fx.Node) -> str:
+def find_name(node: fx.Node) -> str:
     """Return the name of a function or method of PyTorch or of Python's operators, or "" for any
     other.
     """
