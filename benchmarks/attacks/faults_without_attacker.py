@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.trial import RUN, Trial, coordinator_arguments, break_later
+from benchmarks.faults.trial import RUN, Trial, break_later, coordinator_arguments
 from benchmarks.faults.trial_parts import Process
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.simulate.demo_fleet import process_environment, python_command

@@ -95,7 +95,9 @@ class Witness(Oracle):
     def check_kept(self, *, damaged: bool) -> None:
         pass
 
-    def check_end(self, honest: Set[str], happened: Happened, repeated: Sequence[str]) -> ReplayResult:
+    def check_end(
+        self, honest: Set[str], happened: Happened, repeated: Sequence[str]
+    ) -> ReplayResult:
         self.result = replay(self.runs, self.run, make=learn)
         return self.result
 

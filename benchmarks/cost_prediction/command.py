@@ -199,9 +199,8 @@ def name_network(made: Network) -> str:
 
 
 def format_row(one: Row) -> str:
-    time = (
-        f"{one.predicted_ms:10.1f}{one.measured_ms:10.1f}{one.error:+8.1%}{one.baseline_error:+9.1%}"
-    )
+    errors = f"{one.error:+8.1%}{one.baseline_error:+9.1%}"
+    time = f"{one.predicted_ms:10.1f}{one.measured_ms:10.1f}{errors}"
     beyond = f"{one.predicted_bytes / 1e6:10.0f}{one.measured_bytes / 1e6:10.0f}"
     return f"{one.submodel:28}{time}{beyond}{one.memory_ratio:8.2f}{one.beyond_ratio:8.2f}"
 

@@ -208,7 +208,9 @@ class Oracle:
 
     # ---- at the end ------------------------------------------------------------------------------
 
-    def check_end(self, honest: Set[str], happened: Happened, repeated: Sequence[str]) -> ReplayResult:
+    def check_end(
+        self, honest: Set[str], happened: Happened, repeated: Sequence[str]
+    ) -> ReplayResult:
         """Check a finished run.
 
         honest: agents that follow the protocol

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from benchmarks.faults.trial import RUN, Trial, fill_later, break_later
+from benchmarks.faults.trial import RUN, Trial, break_later, fill_later
 from benchmarks.faults.trial_parts import Process, mount_small_disk
 from coordinator.simulate.demo_fleet import python_command
 from federated.data import loading

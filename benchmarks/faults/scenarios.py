@@ -15,7 +15,7 @@ from benchmarks.faults.power_cuts import (
 )
 from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.real_agent_scenarios import fill_agent_disk, kill_agent
-from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, fill_later, break_later
+from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, break_later, fill_later
 from benchmarks.faults.trial_parts import make_slow_link, mount_small_disk
 
 __all__ = ["MOSQUITTO_ONLY", "SCENARIOS", "Scenario", "explain_impossible"]

@@ -41,11 +41,11 @@ __all__ = [
     "RUN",
     "Outcome",
     "Trial",
+    "break_later",
     "conduct",
     "coordinator_arguments",
     "fill_later",
     "run_trial",
-    "break_later",
 ]
 
 RUN = "faults"

@@ -100,7 +100,9 @@ class Watch:
 class Helpers:
     """Threads that sample memory and enrol honest devices, until closed. `arm` may be exchanged."""
 
-    def __init__(self, ports: dict[str, int], tls: TlsSetup, subject: Subject, folder: Path) -> None:
+    def __init__(
+        self, ports: dict[str, int], tls: TlsSetup, subject: Subject, folder: Path
+    ) -> None:
         self.arm, self._ports, self._tls = Arm(), ports, tls
         self._subject, self._folder = subject, folder
         self._stop, self._number = threading.Event(), 0

@@ -150,7 +150,9 @@ def make_rows(found: Mapping[str, Usage], peers: Sequence[str]) -> list[Row]:
         else:
             used = 1000 * usage.seconds
             times.append(compare(name, used, "most", most, 1.0))
-            times += [compare(name, used, n, 1000 * one.seconds, goal) for n, one, goal in baselines]
+            times += [
+                compare(name, used, n, 1000 * one.seconds, goal) for n, one, goal in baselines
+            ]
         sizes += [
             compare(name, usage.size / 1e6, n, one.size / 1e6, goal, "MB")
             for n, one, goal in baselines

@@ -149,7 +149,9 @@ class MessageLoop:
         self.driver.handle(on.CardChanged(self.clock()))
         self._leadership.publish(card)
 
-    def follow(self, control: Control | None = None, broker_access: BrokerAccess | None = None) -> None:
+    def follow(
+        self, control: Control | None = None, broker_access: BrokerAccess | None = None
+    ) -> None:
         """Check at every turn what people request and which agents are revoked."""
         self._control, self._broker_access = control, broker_access or self._broker_access
         self._broker_access.link = self.link

@@ -129,7 +129,9 @@ class Rollout:
             if request.promote:
                 return self._decide(request)
         elif request.wait:
-            self._wait_for_reports(tuple(sorted({*self.seen.servings, *self._trained})), request.wait)
+            self._wait_for_reports(
+                tuple(sorted({*self.seen.servings, *self._trained})), request.wait
+            )
         return report(self._collect_reports(), self.seen, self._say)
 
     # ---- requests --------------------------------------------------------------------------------

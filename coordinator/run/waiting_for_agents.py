@@ -14,7 +14,7 @@ from coordinator.store.run_store import Store
 from federated.errors import FleetError
 from federated.runtime.unit_formatting import format_count
 
-__all__ = ["wait_for_plan", "X"]
+__all__ = ["wait_before_round", "wait_for_agents", "wait_for_plan"]
 
 POLL = 0.2  # seconds
 REPUBLISH = 60.0  # seconds after which the run's card is published again, if a broker lost it

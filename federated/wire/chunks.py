@@ -23,7 +23,9 @@ __all__ = ["WINDOW", "Receiver", "Sender", "slices", "split"]
 WINDOW = 16  # largest number of chunks in flight
 GRANT_CHUNKS = 8  # unacknowledged chunks after which the receiver sends its bitmap
 GRANT_DELAY = 1.0  # seconds after the first of fewer chunks until it sends the bitmap
-STALL = 5.0  # seconds without progress until the sender repeats its offer, which asks for the bitmap
+STALL = (
+    5.0  # seconds without progress until the sender repeats its offer, which asks for the bitmap
+)
 MAX_STALL = 60.0  # the pause doubles with each repetition, up to this many seconds
 
 

@@ -188,7 +188,8 @@ def label_tensors(
             found[node] = args[0][args[1]] if isinstance(args[1], int | slice) else RUNTIME
         elif isinstance(result, Tensor):
             found[node] = Value(
-                tuple(result.shape), label_result(net, node, args, kwargs, tuple(result.shape), groups)
+                tuple(result.shape),
+                label_result(net, node, args, kwargs, tuple(result.shape), groups),
             )
         elif any(isinstance(leaf, Tensor) for leaf in leaves(result)):
             found[node] = label_results(net, node, args, kwargs, result, groups)

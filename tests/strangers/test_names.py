@@ -17,8 +17,13 @@ from tests.support.strangers import receive_all
 pytestmark = [pytest.mark.broker, needs_mosquitto]
 
 
-def test_no_agent_can_disconnect_another_with_its_name(tls_broker: TlsBroker, tmp_path: Path) -> None:
-    mine, theirs = member(tls_broker.authority, "f", tmp_path), member(tls_broker.authority, "g", tmp_path)
+def test_no_agent_can_disconnect_another_with_its_name(
+    tls_broker: TlsBroker, tmp_path: Path
+) -> None:
+    mine, theirs = (
+        member(tls_broker.authority, "f", tmp_path),
+        member(tls_broker.authority, "g", tmp_path),
+    )
     there = MqttLink(tls_broker.address(theirs), "r-g")
     # the id that another client would guess for g's link
     MqttLink(tls_broker.address(mine), "r-g").close()

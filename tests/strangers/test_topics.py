@@ -53,7 +53,9 @@ def test_an_agent_can_publish_only_on_its_own_topics(
 def test_an_agent_can_publish_only_on_its_own_topics_with_mqtt_3(
     tls_broker: TlsBroker, hearing: MqttLink, tmp_path: Path
 ) -> None:
-    link = MqttLink(tls_broker.address(member(tls_broker.authority, "c", tmp_path)), "r-c", version=4)
+    link = MqttLink(
+        tls_broker.address(member(tls_broker.authority, "c", tmp_path)), "r-c", version=4
+    )
     link.publish(topics.say("r", "a"), b"not mine")
     link.publish(topics.say("r", "c"), b"mine")
     mine = topics.say("r", "c")

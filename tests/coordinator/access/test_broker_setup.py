@@ -252,7 +252,9 @@ def test_tls_needs_only_the_flag_and_a_token(tmp_path: Path) -> None:
         assert name == "pi-kitchen"
         open_link(str(broker), "r-pi-kitchen").close()
         assert not renew_if_due(load_credentials()[0])
-        assert parse_mqtt_address(broker_access.address).cert == str(tmp_path / "pki" / "coordinator.pem")
+        assert parse_mqtt_address(broker_access.address).cert == str(
+            tmp_path / "pki" / "coordinator.pem"
+        )
         listing = json.loads(run(tmp_path, "authority", "--format", "json"))
         assert [(agent["name"], agent["state"]) for agent in listing["agents"]] == [
             ("pi-kitchen", "good")

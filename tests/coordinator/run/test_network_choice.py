@@ -246,7 +246,9 @@ def test_without_a_majority_the_wait_ends_with_the_data_of_agents(
         FleetError,
         match=r"0 of 2 agents have data that fit together.*\(1, 9, 9\).*coordinator",
     ):
-        wait_for_network(fleet, config(**{"fleet.min_agents": 2, "fleet.wait": 0.01}), fleet.publish)
+        wait_for_network(
+            fleet, config(**{"fleet.min_agents": 2, "fleet.wait": 0.01}), fleet.publish
+        )
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)

@@ -10,7 +10,7 @@ import pytest
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.events import Event, RoundDelayed
 from coordinator.run import waiting_for_agents
-from coordinator.run.waiting_for_agents import MIN_DELAY, wait_for_agents, count_empty
+from coordinator.run.waiting_for_agents import MIN_DELAY, count_empty, wait_for_agents
 from coordinator.store.run_store import Store
 from federated.task import Update
 from federated.wire import topics
