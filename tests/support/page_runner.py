@@ -39,6 +39,7 @@ SHORT = {
     "EDGE_AGENT_FINETUNE_STEPS": "1",
 }
 PRINTED = re.compile(r"# (\S+ \d+)$", re.MULTILINE)  # a comment with a line of the output
+SECONDS = 200.0  # for a command, on a busy machine
 ENDED = (0, 130)  # exit codes of a command that a signal ends
 REFUSED = (5, 6)  # of an agent that was revoked
 
@@ -85,7 +86,7 @@ class PageRunner:
             self._wait_for("join", "start")
         for name, process in self._running:
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=SECONDS)
             assert process.returncode in ENDED, name
 
     def _replace_names(self, line: str) -> str:
@@ -102,10 +103,10 @@ class PageRunner:
             process = self._start(*PROGRAMS[program], *words, variables=self._variables)
             if name in READY or {"-f", "--follow"} & {*words}:
                 self._running.append((name, process))
-                eventually(partial(says, process, READY.get(name, "")))
+                eventually(partial(says, process, READY.get(name, "")), SECONDS)
         if (name, process) in self._running:
             return
-        out, _ = process.communicate(timeout=90)
+        out, _ = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, line
         if name == "enroll":
             (self._folder / "token").write_text(out)
@@ -115,7 +116,7 @@ class PageRunner:
 
     def _wait_for(self, *names: str, codes: tuple[int, ...] = (0,)) -> None:
         for name, process in [one for one in self._running if one[0] in names]:
-            process.communicate(timeout=90)
+            process.communicate(timeout=SECONDS)
             assert process.returncode in codes, name
             self._running.remove((name, process))
 
