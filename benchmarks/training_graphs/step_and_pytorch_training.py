@@ -28,7 +28,7 @@ from federated.task import Recipe
 from federated.training.hooks import Session
 from federated.training.state_between_rounds import variate_name
 from federated.training.training_inputs import TrainingSet
-from federated.training.training_loop import batches, descend, open_session
+from federated.training.training_loop import batches, open_session, train_session
 from models.submodel import Submodel
 from models.submodel_building import build, example, statistics
 
@@ -144,7 +144,7 @@ def train_with_pytorch(trial: Trial, function: GraphFunction) -> Outcome:
     """Train as a device with PyTorch does."""
     session, losses = trial.open_session(), list[float]()
     with GivenDraws(list(chain(*trial.draw_masks(function)))):
-        descend(session, on_step=lambda done, planned, loss: losses.append(loss))
+        train_session(session, on_step=lambda done, planned, loss: losses.append(loss))
     return Outcome(losses, dict(session.net.state_dict()))
 
 

@@ -1,8 +1,8 @@
 """Train a network on a device: follow a recipe, and call a method's hooks.
 
 On a CPU with a fixed number of threads, equal weights, data, recipe and seed give the same bits.
-The same is true on one GPU for the networks of `models`; custom networks may use operations that
-add in any order there.
+The same is true on one GPU for the networks of `models`. Other networks may use GPU operations that
+add in a varying order.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ from models.submodel import Submodel
 
 __all__ = [
     "batches",
-    "descend",
     "open_session",
     "shuffle",
     "to_device",
     "train",
+    "train_session",
 ]
 
-torch.backends.cudnn.deterministic = True  # otherwise some GPU convolutions add in any order
+# otherwise the order of the additions in some convolutions varies
+torch.backends.cudnn.deterministic = True
 
-UNREAD = 64  # losses that may wait on a GPU, since to read one is to wait for its step
+
+UNREAD = 64  # largest number of losses left on a GPU: reading one waits until its step is done
 
 
 def open_session(
@@ -70,13 +72,13 @@ def train(
     seed: int,
     captured: CapturedSteps | None = None,
 ) -> float:
-    """Train in place, without hooks, on the device of `net`. Return as `descend` does. DataError:
-    there are no examples. Diverged: the loss is not finite.
+    """Train in place, without hooks, on the device of `net`. Return the loss as `train_session`
+    does. DataError: there are no examples. Diverged: the loss is not finite.
     """
-    return descend(open_session(net, submodel, recipe, data, seed=seed), captured=captured)
+    return train_session(open_session(net, submodel, recipe, data, seed=seed), captured=captured)
 
 
-def descend(
+def train_session(
     session: Session,
     hooks: Hooks | None = None,
     *,
@@ -115,7 +117,7 @@ def run_passes(
     on_step: Step | None,
     stop: Callable[[], bool] | None,
 ) -> float:
-    """Take all steps. Return the mean loss of the last pass. Stopped, Diverged."""
+    """Take all steps, and return the mean loss of the last pass. Raises Stopped, Diverged."""
     most, mean = UNREAD if on_step is None and session.device.type == "cuda" else 1, 0.0
     while session.step < session.steps:
         summed, seen, unread = 0.0, 0, list[tuple[Tensor, int]]()

@@ -24,7 +24,7 @@ from federated.training.captured_step import CapturedSteps
 from federated.training.hooks import Survey
 from federated.training.score_sums import Tallies
 from federated.training.training_inputs import Array, Examples, Execution, TrainingData, TrainingSet
-from federated.training.training_loop import descend, open_session, train
+from federated.training.training_loop import open_session, train, train_session
 from federated.wire.messages import Run
 from models.cost import cost
 from models.families.catalogue import family
@@ -87,7 +87,7 @@ class PyTorchTrainer:
     def load(self, start: Start) -> Iterator[PyTorchNetwork]:
         try:
             with torch.cuda.stream(self.stream):  # does nothing without a stream
-                net = build_network(start, often=self.device == "cuda").to(self.device)
+                net = build_network(start, cached=self.device == "cuda").to(self.device)
                 draws = isolate_random_state(start.seed, self.device)
                 with draws if may_draw(start) else nullcontext():
                     yield PyTorchNetwork(net, start, self.device, self.captured)
@@ -134,8 +134,8 @@ class PyTorchTrainer:
 
 @dataclass(frozen=True)
 class PyTorchNetwork:
-    """A module with the weights of a start, on a device. If the task may draw from PyTorch's global
-    random generator, that stays seeded until the context of this network ends.
+    """A module with the weights that a task starts from, on a device. If the task may draw from
+    PyTorch's global random generator, the generator stays seeded while the network is in use.
 
     captured: captured steps to train with; None: launch each operation of a step
     """
@@ -152,7 +152,7 @@ class PyTorchNetwork:
         if recipe.hook or recipe.variate:
             session.received = to_tensors(start.received, self.device)
         session.memory = to_tensors(start.memory, self.device)
-        loss = descend(
+        loss = train_session(
             session,
             find_loaded_hooks(recipe.hook) if recipe.hook else None,
             on_step=execution.on_step,
@@ -198,16 +198,18 @@ def may_draw(start: Start) -> bool:
 
 @lru_cache(maxsize=8)
 def build_once(submodel: Submodel, seed: int) -> nn.Module:
-    """Return an initial network that no one changes. To draw it takes longer than to copy it."""
+    """Return an initial network, which callers must not change. Copying it is faster than drawing
+    its weights.
+    """
     return build(submodel, seed=seed)
 
 
-def build_network(start: Start, *, often: bool) -> nn.Module:
-    """Build the network of a start on the CPU. often: keep the initial network for the next
-    start.
+def build_network(start: Start, *, cached: bool) -> nn.Module:
+    """Build the network of a task on the CPU. cached: keep a copy of the initial network for the
+    next task.
     """
     submodel, seed = start.submodel, start.recipe.seed
-    net = deepcopy(build_once(submodel, seed)) if often else build(submodel, seed=seed)
+    net = deepcopy(build_once(submodel, seed)) if cached else build(submodel, seed=seed)
     state = net.state_dict()
     for name, value in start.weights.items():
         np.copyto(state[name].numpy(), value)  # into the network's own memory

@@ -25,7 +25,7 @@ from federated.errors import Refused
 from federated.method import Settings
 from federated.task import Recipe
 from federated.training.hooks import Hooks, Session, Survey
-from federated.training.training_loop import batches, descend, open_session
+from federated.training.training_loop import batches, open_session, train_session
 from models.layers.batch_norm import calibrate, norms
 from models.submodel import Submodel
 from models.submodel_building import build, find_labelled, shapes, statistics
@@ -151,7 +151,7 @@ def teach(session: Session) -> None:
         logits, features = small(x)
         return student_loss(logits, teacher, features, taught, y)
 
-    descend(student, Hooks("student", loss=loss), stop=session.stop)
+    train_session(student, Hooks("student", loss=loss), stop=session.stop)
     session.sent |= {PREFIX + name: value.detach() for name, value in net.named_parameters()}
 
 

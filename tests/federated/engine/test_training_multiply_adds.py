@@ -16,7 +16,7 @@ from federated.engine.training_multiply_adds import Pass, effort, macs
 from federated.method import configure
 from federated.methods.catalogue import METHODS, find_method
 from federated.training.training_inputs import TrainingSet
-from federated.training.training_loop import descend, open_session
+from federated.training.training_loop import open_session, train_session
 from models.cost import cost, count_flops
 from models.named_network import network
 from models.submodel import Submodel
@@ -81,7 +81,9 @@ class Device:
                 back += flops.get_total_flops() - before
 
             patch.setattr(torch.Tensor, "backward", counted)
-            descend(session, find_method(self.recipe.hook).hooks if self.recipe.hook else None)
+            train_session(
+                session, find_method(self.recipe.hook).hooks if self.recipe.hook else None
+            )
         self.memory = session.memory
         return (flops.get_total_flops() - back) // 2, flops.get_total_flops() // 2
 

@@ -15,7 +15,7 @@ from federated.methods.moon import contrast
 from federated.task import Update
 from federated.training.hooks import Hooks
 from federated.training.training_inputs import TrainingSet
-from federated.training.training_loop import descend, open_session
+from federated.training.training_loop import open_session, train_session
 from models.submodel_building import build
 from tests.support.golden import close, floats, golden
 
@@ -44,7 +44,7 @@ def check_fedprox(toy):
         loss=lambda s, x, truth: s.net.w @ gradients[s.step],
         step=lambda s: seen.append(s.net.w.grad.clone()),
     )
-    descend(session, hooks)
+    train_session(session, hooks)
     assert session.step == 2
     close(seen[1], g["expected_total_grad"])
     close(session.net.w, g["expected_w_after_step"])
@@ -75,7 +75,7 @@ def check_scaffold(toy):
             )
             session.received, session.memory = chosen.dispatch(state, plan), memories[index]
             session.net.w.data.copy_(session.received["w"])
-            descend(
+            train_session(
                 session,
                 Hooks(
                     "golden",

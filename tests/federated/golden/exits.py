@@ -13,7 +13,7 @@ from federated.methods.catalogue import find_method
 from federated.methods.depthfl import consistency
 from federated.task import Recipe
 from federated.training.training_inputs import TrainingSet
-from federated.training.training_loop import descend, open_session
+from federated.training.training_loop import open_session, train_session
 from models.submodel import Network, Submodel
 from tests.support.golden import by_owner, close, floats, golden, play_round
 
@@ -41,7 +41,7 @@ def compute_loss(name, logits, label, options):
         TrainingSet(np.zeros((1, 1)), np.array([label]), [label]),
         seed=0,
     )
-    return descend(session, find_method(name).hooks)
+    return train_session(session, find_method(name).hooks)
 
 
 def check_depthfl(toy):

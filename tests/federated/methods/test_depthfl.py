@@ -20,7 +20,7 @@ from federated.task import Recipe, Update
 from federated.training import state_between_rounds
 from federated.training.hooks import Hooks
 from federated.training.training_inputs import TrainingSet
-from federated.training.training_loop import descend, open_session
+from federated.training.training_loop import open_session, train_session
 from models.named_network import network
 from models.submodel import Submodel
 from models.submodel_building import full, initial, shapes
@@ -272,7 +272,7 @@ def test_both_halves_find_the_least_sum_of_unequal_losses(toy, solver, reached):
                 seed=0,
             )
             session.memory = kept
-            descend(
+            train_session(
                 session,
                 Hooks(
                     "toy",

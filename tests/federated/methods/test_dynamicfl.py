@@ -16,7 +16,7 @@ from federated.method import configure
 from federated.methods.catalogue import find_method
 from federated.methods.dynamicfl import SCORES, allot_branches
 from federated.task import Card, Profile, Task, Timing
-from federated.training.training_loop import descend, open_session
+from federated.training.training_loop import open_session, train_session
 from federated.wire.codecs.raw import RAW
 from models.cost import BranchableLayer, branchable_layers, cost
 from models.layers.mergeable_branches import Branch, originals
@@ -203,7 +203,7 @@ def test_scores_are_mean_gradients_of_each_branch_in_the_last_epoch():
         METHOD.hooks.step(session)
         seen.append([float(branch[0].grad.abs().mean()) for branch in originals(session.net.stem)])
 
-    descend(session, replace(METHOD.hooks, step=step))
+    train_session(session, replace(METHOD.hooks, step=step))
     assert session.steps == len(seen) == 4
     expected = [seen[2][branch] + seen[3][branch] for branch in range(2)]
     assert session.memory[SCORES + "stem"].tolist() == pytest.approx(expected, rel=1e-5)
@@ -277,7 +277,7 @@ def test_branches_leave_nothing_behind_in_the_network():
     data, net = examples(), build(menu[3])
     names = [name for name, _ in net.named_parameters()]
     session = open_session(net, menu[3], METHOD.recipe(state, menu[3]), data, seed=0)
-    descend(session, METHOD.hooks)
+    train_session(session, METHOD.hooks)
     assert len(session.parameters) > len(names)
     assert sorted(name for name, _ in net.named_parameters()) == sorted(names)
 

@@ -15,7 +15,7 @@ from federated.methods.catalogue import find_method
 from federated.methods.fjord import distillation_loss, list_narrower, loss, open_widths
 from federated.task import Task
 from federated.training.training_inputs import TrainingSet
-from federated.training.training_loop import descend, open_session
+from federated.training.training_loop import open_session, train_session
 from models.slicing import corners, extract
 from models.submodel_building import build, initial, normalising, shapes, statistics
 from tests.support.memory_federation import Member, digits, federate
@@ -133,7 +133,7 @@ def test_the_smallest_device_trains_as_under_fedavg():
     for hooks in (chosen.hooks, None):
         net = build(menu[0])
         net.load_state_dict(tensors, strict=False)
-        descend(
+        train_session(
             open_session(
                 net,
                 menu[0],

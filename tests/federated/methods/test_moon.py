@@ -13,7 +13,7 @@ from federated.method import configure
 from federated.methods.catalogue import find_method
 from federated.methods.moon import contrast, contrast_loss, run_with_projection
 from federated.training.training_inputs import TrainingSet
-from federated.training.training_loop import descend, open_session
+from federated.training.training_loop import open_session, train_session
 from federated.training.training_step import plain_loss
 from models.layers.basic import ProjectedLinear
 from models.menu import menu
@@ -39,9 +39,9 @@ def session_of(submodel=WHOLE, memory=None, **given):
     return session
 
 
-def train_session(**given):
+def train_with_moon(**given):
     session = session_of(**given)
-    loss = descend(session, find_method("moon").hooks)
+    loss = train_session(session, find_method("moon").hooks)
     return session, loss
 
 
@@ -82,9 +82,9 @@ def test_the_first_participation_is_fedavgs():
     """Without an earlier network there is no contrastive loss, so the bits equal those without a
     hook.
     """
-    session, loss = train_session(epochs=2)
+    session, loss = train_with_moon(epochs=2)
     plain = session_of(epochs=2)
-    assert loss == descend(plain)
+    assert loss == train_session(plain)
     assert all(
         torch.equal(a, b)
         for a, b in zip(session.net.parameters(), plain.net.parameters(), strict=True)
@@ -93,10 +93,12 @@ def test_the_first_participation_is_fedavgs():
 
 @pytest.mark.parametrize("norm", ["static", "tracked"])
 def test_from_the_second_round_on_the_loss_is_the_plain_one_and_mu_times_the_contrast(norm):
-    first, _ = train_session(norm=norm, epochs=3)
+    first, _ = train_with_moon(norm=norm, epochs=3)
     session = session_of(memory=first.memory, norm=norm, mu=2.5, temperature=0.25)
     losses = []
-    descend(session, find_method("moon").hooks, on_step=lambda step, of, loss: losses.append(loss))
+    train_session(
+        session, find_method("moon").hooks, on_step=lambda step, of, loss: losses.append(loss)
+    )
     x, y = torch.from_numpy(X), torch.from_numpy(Y)
     fresh = session_of(norm=norm).net.train()
     before = first.net.train(norm == "static")
@@ -111,7 +113,7 @@ def test_from_the_second_round_on_the_loss_is_the_plain_one_and_mu_times_the_con
 
 
 def test_only_the_network_in_training_moves():
-    first, _ = train_session(norm="static")
+    first, _ = train_with_moon(norm="static")
     session = session_of(memory=first.memory, norm="static", epochs=3)
     kept = {}
 
@@ -127,26 +129,26 @@ def test_only_the_network_in_training_moves():
                 for key, value in kept.setdefault(name, state).items()
             )
 
-    descend(session, find_method("moon").hooks, on_step=watch)
+    train_session(session, find_method("moon").hooks, on_step=watch)
     received = session_of().net.state_dict()
     assert all(torch.equal(value, received[key]) for key, value in kept["received"].items())
     assert not torch.equal(session.net.stem.weight, received["stem.weight"])
 
 
 def test_a_device_keeps_its_last_network_and_uses_it_only_for_the_same_submodel():
-    first, _ = train_session()
+    first, _ = train_with_moon()
     names = {name.split("/", 2)[1] for name in first.memory}
     assert names == {WHOLE.name}
     assert torch.equal(first.memory[f"previous/{WHOLE.name}/stem.weight"], first.net.stem.weight)
     half = menu(NET, (0.5,), (2,), ("projection",))[0]
     second = session_of(submodel=half, memory=first.memory)
-    descend(second, find_method("moon").hooks)
+    train_session(second, find_method("moon").hooks)
     assert second.own is None
     assert {name.split("/", 2)[1] for name in second.memory} == {half.name}
 
 
 def test_a_batch_of_one_example_has_no_contrast():
-    first, _ = train_session()
+    first, _ = train_with_moon()
     session = session_of(memory=first.memory)
     find_method("moon").hooks.open(session)
     session.net.eval()  # one example has no spread

@@ -18,7 +18,7 @@ from federated.task import Update
 from federated.training import state_between_rounds
 from federated.training.hooks import Hooks
 from federated.training.training_inputs import TrainingSet
-from federated.training.training_loop import descend, open_session
+from federated.training.training_loop import open_session, train_session
 from federated.wire import envelope, messages
 from federated.wire.links.memory import MemoryBroker
 from models.named_network import network
@@ -162,7 +162,7 @@ def test_under_any_optimiser_the_variate_of_a_device_is_the_mean_of_its_own_dire
             {"w": torch.zeros(4), "c/w": torch.full((4,), c)},
             {"c/w": torch.full((4,), ours)},
         )
-        descend(session, Hooks("toy", loss=lambda s, x, truth: 2 * s.net.w.sum()))
+        train_session(session, Hooks("toy", loss=lambda s, x, truth: 2 * s.net.w.sum()))
         assert session.step == 4
         kept.append(session.memory["c/w"])
         moved.append(session.net.w.detach())

@@ -18,7 +18,7 @@ from federated.methods.scalefl import weighted_loss
 from federated.task import Recipe
 from federated.training.hooks import Hooks
 from federated.training.training_inputs import TrainingSet
-from federated.training.training_loop import descend, open_session
+from federated.training.training_loop import open_session, train_session
 from models.layers.batch_norm import norms
 from models.named_network import network
 from models.slicing import extract
@@ -164,7 +164,7 @@ def test_every_tensor_of_a_level_is_trained(gamma):
                 (n, p.grad) for n, p in s.net.named_parameters() if p.grad is not None
             ),
         )
-        descend(session, look)
+        train_session(session, look)
         assert seen.keys() == {row.local for row in chosen.place(state, level).rows}
         assert all(bool(grad.any()) for grad in seen.values())
 
