@@ -1,10 +1,10 @@
-"""`python -m benchmarks pacing`: do four agents of unequal speed get submodels that take equally
-long, and is an agent that slows down given a smaller one?
+"""`python -m benchmarks pacing`: check that four agents of unequal speed get submodels that take
+equally long, and that an agent that slows down gets a smaller one.
 
 The first agent is limited to one processor by affinity, the others to fractions of one by control
 groups (or by stopping and continuing, if control groups are not writable). Real processes use a
 real broker. The slow agent's training process is stopped for two thirds of the time, from outside,
-so that only its rounds show it, not its limits or profile.
+so that only the times of its rounds show it, not its limits or its profile.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from coordinator.store.run_store import Store
 from federated.errors import FleetError, StoreError
 from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 
-__all__ = ["Parts", "Turn", "command", "compare_agents", "measure", "summarise"]
+__all__ = ["AgentRound", "RoundCounts", "command", "compare_agents", "measure", "summarise"]
 
 CPUS = {"a0": 1.0, "a1": 0.4, "a2": 0.2, "a3": 0.1}
 SLOWED, FACTOR = "a1", 3.0
 # close enough that neighbours take similar times
 WIDTHS = [round(float(width), 3) for width in np.geomspace(0.12, 1.0, 30)]
-LAST = 3  # last rounds of the steady part, which count
+LAST = 3  # number of rounds at the end of the steady part whose times are compared
 RUN = "pacing"
 ON_ONE_PROCESSOR = (
     "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from edge_agent.cli.main "
@@ -62,11 +62,11 @@ SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Number of rounds.
+class RoundCounts:
+    """Numbers of rounds.
 
     steady: before the slow-down
-    slow: with one slow agent
+    slow: during the slow-down
     after: after the slow-down
     """
 
@@ -80,7 +80,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Turn:
+class AgentRound:
     """One agent in one round.
 
     seconds: from task to acceptance
@@ -101,9 +101,9 @@ class Turn:
 
 @dataclass(frozen=True)
 class Pacing:
-    """Result.
+    """The result of the benchmark.
 
-    turns: in order
+    turns: every agent in every round, in order
     ratio: longest over shortest of the agents' median seconds in the last steady rounds
     submodels: in use then
     slowed_after: last round before the slow-down
@@ -114,7 +114,7 @@ class Pacing:
     busy: fraction of the processors that other processes used
     """
 
-    turns: tuple[Turn, ...]
+    turns: tuple[AgentRound, ...]
     ratio: float
     submodels: tuple[str, ...]
     slowed_after: int
@@ -125,7 +125,7 @@ class Pacing:
     busy: float
 
 
-def compare_agents(turns: Sequence[Turn], rounds: Sequence[int]) -> float:
+def compare_agents(turns: Sequence[AgentRound], rounds: Sequence[int]) -> float:
     """Return the longest over the shortest of the agents' median seconds in these rounds.
     FleetError: an agent trained in none of them.
     """
@@ -142,7 +142,7 @@ def compare_agents(turns: Sequence[Turn], rounds: Sequence[int]) -> float:
     return max(medians) / min(medians)
 
 
-def measure(folder: Path, say: Say, parts: Parts = Parts()) -> Pacing:
+def measure(folder: Path, say: Say, parts: RoundCounts = RoundCounts()) -> Pacing:
     """Run the benchmark, for about four minutes. FleetError: a process hangs."""
     busy = psutil.cpu_percent(1.0) / 100
     with ExitStack() as stack:
@@ -170,7 +170,7 @@ def measure(folder: Path, say: Say, parts: Parts = Parts()) -> Pacing:
         return summarise(read_turns(folder), parts, busy)
 
 
-def summarise(turns: Sequence[Turn], parts: Parts, busy: float) -> Pacing:
+def summarise(turns: Sequence[AgentRound], parts: RoundCounts, busy: float) -> Pacing:
     """Return the result of a run's turns."""
     before, end = parts.steady, parts.steady + parts.slow
     sizes = {turn.round: read_width(turn.submodel) for turn in turns if turn.agent == SLOWED}
@@ -256,7 +256,7 @@ def slow_down(agent: Running, factor: float) -> Iterator[None]:
     ]
     stop = threading.Event()
 
-    def govern() -> None:
+    def throttle() -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             try:
                 while not stop.wait(CYCLE / factor):
@@ -266,7 +266,7 @@ def slow_down(agent: Running, factor: float) -> Iterator[None]:
             finally:
                 worker.resume()
 
-    thread = threading.Thread(target=govern, daemon=True, name="slow")
+    thread = threading.Thread(target=throttle, daemon=True, name="slow")
     thread.start()
     try:
         yield
@@ -296,13 +296,13 @@ def follow(coordinator: Running, folder: Path, rounds: int, printed: int, say: S
     return printed
 
 
-def describe(turn: Turn) -> str:
+def describe(turn: AgentRound) -> str:
     return f"{turn.agent} {turn.submodel.split('-')[0]:7}{turn.seconds:5.1f} s" + (
         "" if turn.outcome == "folded" else f" {turn.outcome}"
     )
 
 
-def read_turns(folder: Path) -> list[Turn]:
+def read_turns(folder: Path) -> list[AgentRound]:
     """Return every agent in every finished round from the run's store; empty without rounds."""
     try:
         store = Store.open(folder, RUN, read_only=True)
@@ -315,7 +315,7 @@ def read_turns(folder: Path) -> list[Turn]:
             for number, decision in store.agents.read_decisions(name)
         }
         return [
-            Turn(
+            AgentRound(
                 number,
                 e.agent,
                 e.submodel,

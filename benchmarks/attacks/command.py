@@ -103,7 +103,7 @@ class Result(msgspec.Struct, frozen=True):
 
     name: of the scenario, or of two with a plus
     outcome: see `Outcome`
-    intruded: what attackers achieved that they may not
+    intruded: number of forbidden actions in which attackers succeeded
     round_s: median seconds of the rounds after the first; 0 if there are none
     """
 
@@ -121,7 +121,7 @@ class Summary:
     survived: those that finished all rounds
     lost, doubled: honest updates in no model, or in a model twice
     equal: runs whose model equals, bit for bit, that of an undisturbed run with the same updates
-    intruded: what attackers achieved that they may not
+    intruded: number of forbidden actions in which attackers succeeded
     honest_ratio: median seconds of an honest round over those of undisturbed runs shortly before
         and after
     why: failure and seed of each run that failed
@@ -208,7 +208,7 @@ def run_job(job: tuple[str, Path, int, str]) -> Result:
 
 def read_log(log: Path | None) -> list[Result]:
     """Return the results of earlier calls, and remove a last line that was cut off. ConfigError: a
-    line is no result, or the only one is cut off; nothing is removed from such a file.
+    line is not a result, or the only one is cut off; nothing is removed from such a file.
     """
     check_log(log)
     if log is None or not log.exists():

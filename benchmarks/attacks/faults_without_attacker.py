@@ -202,8 +202,8 @@ def partition(way: str) -> Scenario:
         def begin() -> None:
             proxy = Proxy((trial.host, trial.broker.port))
             trial.stack.callback(proxy.close)
-            beside = {**trial.how.beside, trial.names[1]: ("127.0.0.1", proxy.port)}
-            trial.fleet.how = replace(trial.fleet.how, beside=beside)
+            addresses = {**trial.how.addresses, trial.names[1]: ("127.0.0.1", proxy.port)}
+            trial.fleet.how = replace(trial.fleet.how, addresses=addresses)
 
             def cause_fault() -> None:
                 until = time.monotonic() + trial.rng.uniform(1.0, 4.0)

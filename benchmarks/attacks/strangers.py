@@ -33,7 +33,9 @@ PAUSE = 0.05  # seconds between two guesses
 
 Scenario = Callable[[Trial], None]
 Attack = Callable[[Trial, TlsSetup], int]
-"""One try of an attack: returns how often it achieved what it may not. It is repeated."""
+"""One attempt of an attack, which is repeated. It returns the number of forbidden actions that
+succeeded.
+"""
 
 
 def attack(once: Attack) -> Scenario:

@@ -1,8 +1,8 @@
 """`python -m benchmarks bitflips`: flip one random bit in the files of an interrupted run, resume
 the run, and count the flips that went unnoticed or did harm.
 
-A bit flips, `coordinator check` reads a copy, and the production code resumes the run; where it
-refuses, `coordinator check --repair` comes first.
+Each trial flips one bit, runs `coordinator check` on a copy of the run, and resumes the run with
+the production code. If the run cannot be resumed, it runs `coordinator check --repair` first.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ __all__ = ["command", "draw_flips", "has_failed", "summarise"]
 STOPS = 12  # instants at which runs are interrupted
 
 
-def draw_flips(count: int, seed: int, stops: Sequence[int], ruled: Sequence[int]) -> list[Flip]:
-    """Return flips: five of six in what must be found. ruled: stops of the run with a robust
-    rule.
+def draw_flips(count: int, seed: int, stops: Sequence[int], robust: Sequence[int]) -> list[Flip]:
+    """Return random flips. Five of six damage something whose damage must be detected (`CORE`).
+
+    stops, robust: instants at which the run without, and the run with a robust rule is interrupted.
     """
     rng = random.Random(seed)  # noqa: S311  # repeatable, not secret
     chosen = rng.sample(stops, min(STOPS, len(stops)))
     kinds = [KINDS[number % len(KINDS)] for number in range(count)]
     return [
-        Flip(rng.randrange(2**32), kind, rng.choice(ruled if kind == "kept" else chosen))
+        Flip(rng.randrange(2**32), kind, rng.choice(robust if kind == "kept" else chosen))
         for kind in kinds
     ]
 
@@ -89,26 +90,26 @@ def command(count: int, seed: int | None, workers: int, form: str) -> None:
     """Flip bits in the files of an interrupted run, and resume it.
 
     Each trial flips one bit in a checkpoint, a snapshot, a received update, a row of the database,
-    or an update that is kept for a robust rule. Check that the damage is detected, and that no
-    damaged weights are trained.
+    or an update that is kept for a robust rule. The benchmark fails if damage is not detected, or
+    if damaged weights are trained.
     """
     with report_errors("python -m benchmarks bitflips", "coordinator", "interrupted"):
         say = speaker(form)
         seed = secrets.randbelow(2**31) if seed is None else seed
-        flips = draw_flips(count, seed, find_stops(), find_stops(ruled=True))
+        flips = draw_flips(count, seed, find_stops(), find_stops(robust=True))
         say(f"seed {seed}, {count} flips")
         with ProcessPoolExecutor(workers) as pool:
-            # the run with a rule is interrupted once, whatever the stop of the flip
-            stops = sorted({flip.stop for flip in flips if not flip.ruled})
+            # the run with a robust rule is interrupted only once, so one reference serves all flips
+            stops = sorted({flip.stop for flip in flips if not flip.robust})
             undamaged = dict(zip(stops, pool.map(run_undamaged, stops), strict=True))
-            ruled = pool.submit(run_undamaged, 0, ruled=True).result()
-            jobs = [(flip, ruled if flip.ruled else undamaged[flip.stop]) for flip in flips]
+            robust = pool.submit(run_undamaged, 0, robust=True).result()
+            jobs = [(flip, robust if flip.robust else undamaged[flip.stop]) for flip in flips]
             outcomes = list(pool.map(run_job, jobs))
         for one in outcomes:
             if one.verdict not in ("found", "equal") or (
                 one.verdict == "equal" and one.flip.kind in CORE
             ):
-                say(f"{one.verdict}: {one.flip}, {one.file}: {one.crashed or one.said}")
+                say(f"{one.verdict}: {one.flip}, {one.file}: {one.crashed or one.messages}")
         found = summarise(outcomes)
         for kind, counts in found["by_kind"].items():
             say(f"{kind:12}" + "".join(f"{name} {many:4}  " for name, many in counts.items()))

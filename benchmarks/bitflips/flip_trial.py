@@ -19,9 +19,9 @@ from benchmarks.bitflips.interrupted_run import (
     SCHEDULE,
     Interrupted,
     Refusal,
-    listening,
-    memory,
-    scratch,
+    capture_log,
+    find_memory_folder,
+    open_scratch_folder,
 )
 from benchmarks.bitflips.sqlite_row_bytes import Span, find_rows
 from benchmarks.fault_schedules.virtual_agent import RUN
@@ -37,8 +37,12 @@ DAMAGE = re.compile("damaged|discard|dropped the last|missing|cannot read|wrong 
 
 @dataclass(frozen=True)
 class Flip:
-    """A flip. seed: of the chosen bit; kind: one of KINDS; stop: action before which the
-    coordinator dies, or the bit flips in a file kept for a robust rule.
+    """A bit to flip.
+
+    seed: selects the bit.
+    kind: one of KINDS.
+    stop: number of the coordinator's action before which the bit flips. The coordinator is killed
+        there, except if `kind` is "kept": it then keeps running.
     """
 
     seed: int
@@ -46,7 +50,7 @@ class Flip:
     stop: int
 
     @property
-    def ruled(self) -> bool:
+    def robust(self) -> bool:
         """True if the run has a robust rule."""
         return self.kind == "kept"
 
@@ -57,30 +61,37 @@ class Outcome:
 
     file: with the flipped bit, and its position
     checked: `coordinator check` reported it
-    told: the resumed coordinator reported or refused it
+    reported: the resumed coordinator reported it, or refused to resume
     refused: the run could not be resumed, also after a repair
     finished: all rounds are complete
     same: the last checkpoint equals that of the undamaged run
-    sound: the last checkpoint equals the honest updates, folded again, each of them once; with a
-        robust rule, that of the undamaged run
+    sound: the last checkpoint equals a recomputation that folds each update once; with a robust
+        rule, it equals that of the undamaged run
     crashed: unexpected error
+    messages: what `coordinator check` and the resumed coordinator wrote about damage
     """
 
     flip: Flip
     file: str = ""
     checked: bool = False
-    told: bool = False
+    reported: bool = False
     refused: bool = False
     finished: bool = False
     same: bool = False
     sound: bool = False
     crashed: str = ""
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
-        """Return `found`, `equal`, `trained_on`, `crashed` or `stalled`."""
-        found = self.checked or self.told
+        """The result in one word.
+
+        found: the damage was reported, and no damaged weights were trained.
+        equal: it was not reported, and the run ended as without it.
+        trained_on: the run ended with other weights.
+        crashed, stalled: the run did not end.
+        """
+        found = self.checked or self.reported
         if self.crashed:
             return "crashed"
         if self.finished and not (self.sound and (found or self.same)):
@@ -94,7 +105,9 @@ class Outcome:
 
 
 def find_targets(folder: Path, kind: str, checked: Set[str]) -> list[Span]:
-    """Return the bytes of a run's files of a kind. checked: files with a digest."""
+    """Return the bytes among which a flip of this kind is drawn. checked: files whose digest is
+    recorded.
+    """
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
     checkpoints = list(folder.glob(CHECKPOINTS))
     snapshots = list(folder.glob("total-*.safetensors"))
@@ -119,9 +132,9 @@ def find_targets(folder: Path, kind: str, checked: Set[str]) -> list[Span]:
 def flip_bit(outcome: Outcome, folder: Path) -> None:
     """Flip a random bit of the kind that the flip names, and check a copy of the run."""
     rng = random.Random(outcome.flip.seed)  # noqa: S311  # repeatable, not secret
-    listed = frozenset(spooled_updates(folder))
+    listed = frozenset(list_spooled_updates(folder))
     targets = find_targets(folder, outcome.flip.kind, listed)
-    if outcome.flip.kind == "row":  # each byte alike; otherwise each file
+    if outcome.flip.kind == "row":  # each byte is equally likely; otherwise each file
         (span,) = rng.choices(targets, [one.end - one.start for one in targets])
     else:
         span = rng.choice(targets)
@@ -130,24 +143,24 @@ def flip_bit(outcome: Outcome, folder: Path) -> None:
     data[at] ^= 1 << bit
     span.path.write_bytes(data)
     outcome.file = f"{span.path.relative_to(folder)} byte {at} bit {bit}"
-    if outcome.flip.ruled:
+    if outcome.flip.robust:
         return  # `check` does not know these files
-    with copied(folder) as copy:
+    with copy_run(folder) as copy:
         damaged = check_run(RUN, copy, repair=False)["damaged"]
     outcome.checked = bool(damaged)
-    outcome.said += [f"check: {one['file']} {one['problem']}" for one in damaged]
+    outcome.messages += [f"check: {one['file']} {one['problem']}" for one in damaged]
 
 
-def spooled_updates(folder: Path) -> Iterator[str]:
+def list_spooled_updates(folder: Path) -> Iterator[str]:
     """Yield the complete updates in the spool that the journal knows."""
-    with copied(folder) as copy:
+    with copy_run(folder) as copy:
         yield from (one.file for one in check_folder(copy / RUN))
 
 
 @contextmanager
-def copied(folder: Path) -> Iterator[Path]:
+def copy_run(folder: Path) -> Iterator[Path]:
     """Yield a folder with a copy of the run; SQLite changes the files that it reads."""
-    with tempfile.TemporaryDirectory(prefix="espalier-check-", dir=memory()) as made:
+    with tempfile.TemporaryDirectory(prefix="espalier-check-", dir=find_memory_folder()) as made:
         shutil.copytree(folder, Path(made) / RUN)
         yield Path(made)
 
@@ -156,7 +169,7 @@ def copied(folder: Path) -> Iterator[Path]:
 
 
 class Listener(logging.Handler):
-    """Collects what the program says about damage."""
+    """Collects log messages about damage, once it is armed."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(logging.INFO)
@@ -165,8 +178,8 @@ class Listener(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if self.armed and DAMAGE.search(text):
-            self._outcome.told = True
-            self._outcome.said.append(text)
+            self._outcome.reported = True
+            self._outcome.messages.append(text)
 
 
 def try_flip(flip: Flip, reference: str = "") -> Outcome:
@@ -180,13 +193,13 @@ def try_flip(flip: Flip, reference: str = "") -> Outcome:
         flip_bit(outcome, folder)
         listener.armed = True
 
-    with listening(listener), scratch() as folder:
-        trial = Interrupted(folder, flip.stop, damage, ruled=flip.ruled)
+    with capture_log(listener), open_scratch_folder() as folder:
+        trial = Interrupted(folder, flip.stop, damage, robust=flip.robust)
         try:
             outcome.finished = trial.run().finished
         except Refusal as error:
-            outcome.told = outcome.refused = True
-            outcome.said.append(str(error))
+            outcome.reported = outcome.refused = True
+            outcome.messages.append(str(error))
         except Exception as error:  # the defect to report
             outcome.crashed = f"{type(error).__name__}: {error}"
         if outcome.finished:
@@ -195,7 +208,7 @@ def try_flip(flip: Flip, reference: str = "") -> Outcome:
             everyone = set(SCHEDULE.paces)
             folded = [set(result.folded[number]) for number in range(1, ROUNDS + 1)]
             outcome.same = last_digest(trial) == reference
-            equal = outcome.same if flip.ruled else result.equal
+            equal = outcome.same if flip.robust else result.equal
             outcome.sound = equal and not result.doubled and folded == [everyone] * ROUNDS
     return outcome
 
@@ -205,16 +218,15 @@ def last_digest(trial: Interrupted) -> str:
     return sha256(max((trial.runs / RUN).glob(CHECKPOINTS)))
 
 
-def run_undamaged(stop: int, *, ruled: bool = False) -> str:
+def run_undamaged(stop: int, *, robust: bool = False) -> str:
     """Return the sha256 of the last checkpoint of a run that is interrupted and resumed. It must
-    report no damage, so that what a damaged run reports comes from the damage. ruled: use a robust
-    rule.
+    report no damage, or the reports of damaged runs would prove nothing. robust: use a robust rule.
     """
     outcome = Outcome(Flip(0, "other", stop))
     listener = Listener(outcome)
     listener.armed = True
-    with listening(listener), scratch() as folder:
-        trial = Interrupted(folder, stop, lambda folder: None, ruled=ruled)
+    with capture_log(listener), open_scratch_folder() as folder:
+        trial = Interrupted(folder, stop, lambda folder: None, robust=robust)
         assert trial.run().finished, "an undamaged run finishes"
-        assert not outcome.told, outcome.said
+        assert not outcome.reported, outcome.messages
         return last_digest(trial)

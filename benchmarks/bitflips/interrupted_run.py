@@ -35,10 +35,10 @@ __all__ = [
     "SCHEDULE",
     "Interrupted",
     "Refusal",
+    "capture_log",
+    "find_memory_folder",
     "find_stops",
-    "listening",
-    "memory",
-    "scratch",
+    "open_scratch_folder",
 ]
 
 ROUNDS = 4
@@ -51,7 +51,7 @@ SETTINGS: Mapping[str, Any] = {
     "fleet.min_agents": 5,
 }
 SCHEDULE = Schedule(0, {f"a{index}": 2.0 + index for index in range(5)}, SETTINGS)
-RULED = replace(SCHEDULE, settings={**SETTINGS, "robust.rule": "median"})
+ROBUST = replace(SCHEDULE, settings={**SETTINGS, "robust.rule": "median"})
 EARLY = 520  # action before which the first coordinator dies, so that the second one resumes
 CHECKPOINTS = "round-*.safetensors"
 PARTS = "kept/*.parts"
@@ -114,20 +114,20 @@ class Interrupted(Trial):
         damage: Callable[[Path], object],
         watch: Callable[[int], object] = lambda at: None,
         *,
-        ruled: bool = False,
+        robust: bool = False,
     ) -> None:
         """stop: action before which the coordinator dies, or, with a rule, before which the damage
-        comes. damage: called with the run's folder. ruled: use a robust rule.
+        comes. damage: called with the run's folder. robust: use a robust rule.
         """
         (folder / "trial").mkdir()
-        super().__init__(RULED if ruled else SCHEDULE, folder / "trial", self._hear)
+        super().__init__(ROBUST if robust else SCHEDULE, folder / "trial", self._hear)
         self._copy, self._damage = folder / "copy", damage
-        self._stop, self._ruled, self._seen = stop, ruled, watch
+        self._stop, self._robust, self._seen = stop, robust, watch
         self.runs = self.folder / "runs"
         self.oracle = self.witness = Witness(self.runs, RUN, lambda why: None)
         self.coordinator = Dying(self.runs, self._copy, self._watch)
         self.coordinator.deaths = {EARLY: lambda: None}
-        if stop and not ruled:
+        if stop and not robust:
             self.coordinator.deaths[stop] = self._restore
         self.refused = ""
 
@@ -137,7 +137,7 @@ class Interrupted(Trial):
 
     def _watch(self, at: int) -> None:
         self._seen(at)
-        if self._ruled and at == self._stop:
+        if self._robust and at == self._stop:
             with self.world.turn_of(None):
                 self._damage(self.runs / RUN)
 
@@ -153,20 +153,20 @@ class Interrupted(Trial):
         if self.refused:
             found = check_run(RUN, self.runs, repair=True)
             left = [one for one in found["damaged"] if not one["repaired"]]
-            if before or left or not (found["damaged"] or self._ruled):
+            if before or left or not (found["damaged"] or self._robust):
                 raise Refusal(self.refused)
         return done
 
 
-def find_stops(*, ruled: bool = False) -> list[int]:
-    """Return the actions of the coordinator at which all kinds of files lie in the run's folder.
-    ruled: those after its death at which files of a robust rule lie there.
+def find_stops(*, robust: bool = False) -> list[int]:
+    """Return the numbers of the coordinator's actions at which the run's folder holds all kinds of
+    files. robust: those at which it holds the files of a robust rule, after a restart.
     """
     found = list[int]()
 
     def watch(at: int) -> None:
         run = folder / "trial" / "runs" / RUN
-        if ruled:
+        if robust:
             if at > EARLY and any(run.glob(PARTS)):
                 found.append(at)
         elif (
@@ -177,13 +177,13 @@ def find_stops(*, ruled: bool = False) -> list[int]:
         ):
             found.append(at)
 
-    with listening(logging.NullHandler()), scratch() as folder:
-        Interrupted(folder, 0, lambda folder: None, watch, ruled=ruled).run()
+    with capture_log(logging.NullHandler()), open_scratch_folder() as folder:
+        Interrupted(folder, 0, lambda folder: None, watch, robust=robust).run()
     return found
 
 
 @contextmanager
-def listening(handler: logging.Handler) -> Iterator[None]:
+def capture_log(handler: logging.Handler) -> Iterator[None]:
     """Send the log to this handler alone, and use one thread."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", ResourceWarning)  # killed processes close nothing
@@ -199,13 +199,13 @@ def listening(handler: logging.Handler) -> Iterator[None]:
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
+def open_scratch_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(
-        prefix="espalier-bitflips-", dir=memory(), ignore_cleanup_errors=True
+        prefix="espalier-bitflips-", dir=find_memory_folder(), ignore_cleanup_errors=True
     ) as folder:
         yield Path(folder)
 
 
-def memory() -> str | None:
+def find_memory_folder() -> str | None:
     """Return a folder in memory, if there is one."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108

@@ -27,12 +27,15 @@ class Span:
 
 
 def find_rows(database: Path) -> list[Span]:
-    """Return the bytes of all rows of a database that no process has open. It stays unchanged."""
-    pages, roots = latest_pages(database), table_roots(database)
-    return [span for root in roots for span in walk(pages, root)]
+    """Return the bytes of all rows of a database, without changing it. No process may have it open.
+
+    The format is that of https://sqlite.org/fileformat2.html, sections 1.5, 1.6 and 4.
+    """
+    pages, roots = find_latest_pages(database), find_table_roots(database)
+    return [span for root in roots for span in find_rows_below(pages, root)]
 
 
-def table_roots(database: Path) -> list[int]:
+def find_table_roots(database: Path) -> list[int]:
     """Return the number of the first page of each table."""
     copies = Path(f"{database}-copy"), Path(f"{database}-copy-wal")
     for copy, suffix in zip(copies, ("", "-wal"), strict=True):
@@ -47,8 +50,8 @@ def table_roots(database: Path) -> list[int]:
             copy.unlink(missing_ok=True)
 
 
-def latest_pages(database: Path) -> dict[int, Span]:
-    """Return where the present content of each page lies, by page number."""
+def find_latest_pages(database: Path) -> dict[int, Span]:
+    """Return the bytes that hold the latest content of each page, by page number."""
     size = int.from_bytes(database.read_bytes()[16:18], "big")
     count = database.stat().st_size // size
     found = {page + 1: Span(database, page * size, (page + 1) * size) for page in range(count)}
@@ -66,7 +69,7 @@ def latest_pages(database: Path) -> dict[int, Span]:
     return found
 
 
-def walk(pages: dict[int, Span], number: int) -> Iterator[Span]:
+def find_rows_below(pages: dict[int, Span], number: int) -> Iterator[Span]:
     """Yield the bytes of the rows below a page of a table."""
     place = pages[number]
     data = place.path.read_bytes()[place.start : place.end]
@@ -76,8 +79,8 @@ def walk(pages: dict[int, Span], number: int) -> Iterator[Span]:
     cells = [int.from_bytes(data[first + 2 * n : first + 2 * n + 2], "big") for n in range(count)]
     if kind == INTERIOR:
         for cell in cells:
-            yield from walk(pages, int.from_bytes(data[cell : cell + 4], "big"))
-        yield from walk(pages, int.from_bytes(data[at + 8 : at + 12], "big"))
+            yield from find_rows_below(pages, int.from_bytes(data[cell : cell + 4], "big"))
+        yield from find_rows_below(pages, int.from_bytes(data[at + 8 : at + 12], "big"))
     elif kind == LEAF:
         for cell in cells:
             yield from read_cell(pages, place, data, cell)

@@ -100,7 +100,8 @@ def cut_links(way: str) -> Scenario:
             proxy = Proxy((trial.host, trial.broker.port))
             trial.stack.callback(proxy.close)
             trial.fleet.how = replace(
-                trial.fleet.how, beside=dict.fromkeys(trial.names[1:2], ("127.0.0.1", proxy.port))
+                trial.fleet.how,
+                addresses=dict.fromkeys(trial.names[1:2], ("127.0.0.1", proxy.port)),
             )
             size = CHUNKS * (16 << 10)
             first = 20_000 + int(trial.rng.uniform(0.1, 0.9) * size)  # after the messages to join
@@ -177,7 +178,7 @@ def slow_link(trial: Trial) -> None:
         proxy = Proxy((host, trial.broker.port), DELAY)
         trial.stack.callback(proxy.close)
         trial.fleet.how = replace(
-            trial.fleet.how, beside=dict.fromkeys(trial.names, ("127.0.0.1", proxy.port))
+            trial.fleet.how, addresses=dict.fromkeys(trial.names, ("127.0.0.1", proxy.port))
         )
         break_later(trial, trial.record_fault, 0.1)
 

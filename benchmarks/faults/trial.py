@@ -135,7 +135,7 @@ class Trial:
     planned: called once, these seconds after the first task
     before_restart: called before each restart of the coordinator
     at_end: called once the run is over; each returns what went wrong, or an empty text
-    intruded: what attackers achieved that they may not
+    intruded: number of forbidden actions in which attackers succeeded
     """
 
     folder: Path

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Worker", "main"]
 
 ROOM = 96 << 20  # bytes for the fuzzer itself: its corpus and coverage
-KEPT = 20  # most kinds of crashes with a stored input
+KEPT = 20  # largest number of kinds of crashes of which an input is stored
 INSTRUMENTED = (
     "coordinator",
     "edge_agent",
@@ -39,9 +39,12 @@ INSTRUMENTED = (
 
 
 class Worker:
-    """Runner of one decoder.
+    """Decodes inputs with one decoder, and counts those that crash it.
 
-    found: first input of each kind of crash, hexadecimal
+    done: decoded inputs
+    crashes: inputs with an error that the decoder may not raise
+    found: kind of crash -> its first input, hexadecimal
+    longest: seconds of the slowest input
     """
 
     def __init__(self, decoder: Decoder, inputs: int, out: Path, corpus: Path) -> None:

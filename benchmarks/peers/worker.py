@@ -1,8 +1,8 @@
-"""Run one compared implementation in its own process: prepare a task, and repeat it for each line
-of standard input.
+"""Run one implementation of a benchmarked task, this project's or a peer's, in its own process:
+prepare the task, and repeat it for each line of standard input.
 
-The process prints `ready`, and then the milliseconds of processor time of each run. Other processes
-disturb processor time least.
+The process prints `ready`, and then the milliseconds of processor time of each run, which other
+processes disturb less than elapsed time.
 """
 
 from __future__ import annotations

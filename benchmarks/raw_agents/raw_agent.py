@@ -31,7 +31,7 @@ class Raw:
 
     delay: seconds that a training takes
     chunk: bytes per chunk of an update
-    beside: name of an agent -> address that it connects to in place of the broker's
+    addresses: name of an agent -> address that it connects to in place of the broker's
     slow: name of an agent -> bytes per second that it receives; others receive at full speed
     alter: functions that change published messages, one after the other
     falsify: name of an agent -> function that changes its updates
@@ -40,7 +40,7 @@ class Raw:
 
     delay: float = 0.0
     chunk: int = 64 << 10
-    beside: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    addresses: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     slow: Mapping[str, float] = field(default_factory=dict)
     alter: tuple[Alter, ...] = ()
     falsify: Mapping[str, Falsify] = field(default_factory=dict)

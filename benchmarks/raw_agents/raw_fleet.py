@@ -68,7 +68,7 @@ class Socket:
         self.due = time.monotonic() + self.delay
         try:
             self.client.connect(
-                *self.fleet.how.beside.get(self.name, self.fleet.address), keepalive=30
+                *self.fleet.how.addresses.get(self.name, self.fleet.address), keepalive=30
             )
         except OSError:
             self.delay = min(3.0, self.delay * 1.5)

@@ -14,7 +14,7 @@ __all__ = ["draw_entries"]
 
 DPI = 130
 OURS, THEIRS = "#0072b2", "#d55e00"  # distinguishable by the colour-blind
-ACROSS = 4  # largest number of panels beside each other
+COLUMNS = 4  # largest number of panels in a row
 
 
 def draw_entries(path: Path, entries: Sequence[Entry], title: str) -> None:
@@ -22,7 +22,7 @@ def draw_entries(path: Path, entries: Sequence[Entry], title: str) -> None:
     at the paper's number.
     """
     titles = list(dict.fromkeys(entry.title for entry in entries))
-    across, rows = min(len(titles), ACROSS), len({entry.row for entry in entries})
+    across, rows = min(len(titles), COLUMNS), len({entry.row for entry in entries})
     down = -(-len(titles) // across)
     size = (1.8 + 2.4 * across, down * (1.2 + 0.28 * rows))
     figure = Figure(size, layout="constrained", facecolor="white")

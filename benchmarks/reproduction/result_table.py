@@ -15,7 +15,7 @@ from federated.safe_terminal_table import make_table, render_table
 
 __all__ = ["Entry", "collect_entries", "format_csv", "format_latex", "format_text"]
 
-RAW = {"loss", "perplexity", "rmse"}  # scores that are no fractions
+RAW = {"loss", "perplexity", "rmse"}  # scores that are not fractions
 WIDE = 250  # characters of a line
 
 

@@ -18,7 +18,7 @@ def test_five_of_six_flips_must_be_found() -> None:
     flips = draw_flips(240, 1, *stops)
     assert flips == draw_flips(240, 1, *stops) != draw_flips(240, 2, *stops)
     assert sum(flip.kind in CORE for flip in flips) == 200
-    assert all(flip.ruled == (flip.stop >= 200) for flip in flips)
+    assert all(flip.robust == (flip.stop >= 200) for flip in flips)
 
 
 def test_rows_are_located_in_the_file_and_in_its_log(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_a_flipped_bit_is_not_trained_on(stop: int, undamaged: str, kind: str) -
 
 
 def test_a_flipped_bit_of_an_update_kept_for_a_rule_is_not_trained_on() -> None:
-    stops = find_stops(ruled=True)
+    stops = find_stops(robust=True)
     flip = Flip(3, "kept", stops[len(stops) // 2])
-    outcome = try_flip(flip, run_undamaged(0, ruled=True))
+    outcome = try_flip(flip, run_undamaged(0, robust=True))
     assert not has_failed(summarise([outcome])), outcome
-    assert (outcome.told, outcome.finished, outcome.same) == (True, True, True), outcome
+    assert (outcome.reported, outcome.finished, outcome.same) == (True, True, True), outcome

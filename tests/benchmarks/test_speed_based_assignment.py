@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.speed_based_assignment import (
     CPUS,
-    Parts,
-    Turn,
+    AgentRound,
+    RoundCounts,
     compare_agents,
     measure,
     read_width,
@@ -18,8 +18,8 @@ from benchmarks.speed_based_assignment import (
 from federated.errors import FleetError
 
 
-def turn(number: int, agent: str, seconds: float, submodel: str = "w1-d1") -> Turn:
-    return Turn(number, agent, submodel, "folded", seconds, seconds, 0.1, "why")
+def turn(number: int, agent: str, seconds: float, submodel: str = "w1-d1") -> AgentRound:
+    return AgentRound(number, agent, submodel, "folded", seconds, seconds, 0.1, "why")
 
 
 def test_the_ratio_compares_the_medians_of_the_agents() -> None:
@@ -44,7 +44,7 @@ def test_the_summary_names_the_rounds_in_which_the_slowed_agent_changed_submodel
         for n in widths
         for agent in CPUS
     ]
-    made = summarise(turns, Parts(3, 3, 2), 0.0)
+    made = summarise(turns, RoundCounts(3, 3, 2), 0.0)
     assert (made.slowed_after, made.moved, made.released_after, made.returned) == (3, 5, 6, 8)
     assert made.submodels == ("w1-d1", "w0.5-d1", "w1-d1", "w1-d1")
 
@@ -58,7 +58,7 @@ def test_a_short_run_records_every_turn_of_agents_under_limits(tmp_path: Path) -
     tests/coordinator/assign and tests/coordinator/run/test_round_planning.py how those decide.
     """
     said = list[str]()
-    made = measure(tmp_path, said.append, Parts(1, 1, 0))
+    made = measure(tmp_path, said.append, RoundCounts(1, 1, 0))
     assert [(t.round, t.agent, t.outcome) for t in made.turns] == [
         (number, agent, "folded") for number in (1, 2) for agent in CPUS
     ]
