@@ -103,8 +103,8 @@ def run(
         fleet need its code, so it must be a name or a function of an installed module there.
     data: a name, a file or a folder (`coordinator start --data`), a function, or arrays: (x, y), or
         (x, y, x_held, y_held), with images as [n, channels, height, width] and y as whole numbers
-        (classes) or floats (values). A simulation divides them among its devices; the coordinator
-        of a fleet only evaluates on them, and has none with "agents".
+        (classes) or floats (values). A simulation divides them among its devices. The coordinator
+        of a fleet only evaluates on them; with "agents", it has no data.
     env: simulated or real devices.
     runs: folder of runs.
     resume: continue the stored run of this `name`, or the latest one.
@@ -122,10 +122,12 @@ def run(
 
     check_run_arguments(runs, resume, settings)
     folder = Path(runs)
-    given = flatten(settings) | read_environment(env) | {"method.name": name_method(method)}
+    given = flatten(settings) | list_env_settings(env) | {"method.name": name_method(method)}
     if model is not None:
         stored = folder / settings.get("name", "") if resume else None
-        given["model.name"] = name_model(model) if stored is None else name_again(model, stored)
+        given["model.name"] = (
+            name_model(model) if stored is None else name_resumed_model(model, stored)
+        )
     if data is not None:
         given["data.name"] = name_data(data)
     if isinstance(env, Fleet) and is_given(given.get("model.name", "")):
@@ -155,15 +157,15 @@ def check_run_arguments(runs: object, resume: object, settings: Mapping[str, Any
     check_is("name", settings.get("name", ""), (str,), "the name of a run as text")
 
 
-def name_again(model: Any, folder: Path) -> str:
-    """Return the name of the model of a stored run. A module gets the name that it had when the run
-    was started, perhaps in another process and with other initial weights.
+def name_resumed_model(model: Any, folder: Path) -> str:
+    """Return the name of the model of a run to resume. A module gets the name that the module had
+    when the run was started, perhaps in another process and with other initial weights.
 
-    folder: of the run, or of all runs: then it is the latest one.
+    folder: folder of the run, or of all runs, of which the latest is meant.
     """
     from torch import nn
 
-    from coordinator.release.stored_run import give_again
+    from coordinator.release.stored_run import provide_resumed_model
     from coordinator.run.launch import load_stored
     from coordinator.store.run_folders import DATABASE, find_latest_run
 
@@ -172,7 +174,7 @@ def name_again(model: Any, folder: Path) -> str:
     if not (folder / DATABASE).exists() and folder.is_dir():
         folder /= find_latest_run(folder)
     known = load_stored(folder.parent, folder.name).model.name
-    give_again(folder.name, known, model)
+    provide_resumed_model(folder.name, known, model)
     return known
 
 
@@ -193,9 +195,9 @@ def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def read_environment(env: Simulation | Fleet) -> dict[str, Any]:
-    """Return the settings of an environment that differ from their defaults, by key, so that a
-    resumed run keeps its own. Raises ConfigError for something else.
+def list_env_settings(env: Simulation | Fleet) -> dict[str, Any]:
+    """Return the settings of `env` that differ from their defaults, by key; a resumed run keeps its
+    own for the others. Raises ArgumentError if `env` is something else.
     """
     if not isinstance(env, Simulation | Fleet):
         raise ArgumentError("env", "Simulation(...) or Fleet(...)", env)

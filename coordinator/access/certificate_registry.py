@@ -157,13 +157,13 @@ class Registry:
     def find(self, serial: str) -> Certificate | None:
         return next(iter(self._select("serial = ?", serial)), None)
 
-    def certificates(self) -> list[Certificate]:
+    def list_certificates(self) -> list[Certificate]:
         """Return all certificates, by name and expiry."""
         return self._select("true order by name, ends")
 
     def list_valid(self, name: str, now: float) -> list[Certificate]:
-        """Return the certificates of a name that are neither revoked nor expired, the last to
-        expire last.
+        """Return the certificates of a name that are neither revoked nor expired, in the order in
+        which they expire.
         """
         return self._select("name = ? and revoked is null and ends > ? order by ends", name, now)
 
@@ -179,13 +179,13 @@ class Registry:
         return valid
 
     def list_revoked(self, now: float) -> list[Certificate]:
-        """Return the certificates for the revocation list: revoked, and not expired for more than a
-        day, for brokers whose clocks are slow.
+        """Return the certificates of the revocation list: the revoked ones, until a day after they
+        expire, since a broker's clock may be slow.
         """
         return self._select("revoked is not null and ends > ? order by serial", now - 86400)
 
     def list_barred(self) -> frozenset[str]:
-        """Return the names all of whose certificates were revoked."""
+        """Return the agents whose certificates are all revoked."""
         return frozenset(
             row[0]
             for row in self._read(
@@ -209,7 +209,7 @@ class Registry:
         with explain_os_errors(StoreError, str(self.path), sqlite3.Error):
             return self._base.execute(query, values).fetchall()
 
-    # ---- facts -----------------------------------------------------------------------------------
+    # ---- named values of the authority, such as the port of its server ---------------------------
 
     def set_fact(self, name: str, value: str) -> None:
         self._base.execute(

@@ -1,7 +1,8 @@
 """Open the certificate authority in the folder that the configuration names, or in the default one,
 and revoke certificates.
 
-Unlike `coordinator.access.certificate_authority`, this loads no cryptography until it opens one.
+This module imports the package `cryptography` only when it opens an authority, so that commands
+which do not need it start fast.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ __all__ = ["find_default_folder", "open_authority", "revoke_agents"]
 
 
 def find_default_folder() -> Path:
-    """Return the default folder of the authority: with this user's data, independent of the folder
-    of the runs.
+    """Return the default folder of the authority. It is in the user's data folder, not in a folder
+    of runs, since runs share the authority.
     """
     base = os.environ.get("XDG_DATA_HOME")
     return (Path(base) if base else Path.home() / ".local/share") / "espalier" / "pki"
@@ -48,7 +49,7 @@ def revoke_agents(wanted: Broker, names: Iterable[str]) -> tuple[dict[str, int],
     valid, and the names that were never enrolled. Raises as `open_authority`.
     """
     with closing(open_authority(wanted, create=False)) as authority:
-        enrolled = {certificate.name for certificate in authority.registry.certificates()}
+        enrolled = {certificate.name for certificate in authority.registry.list_certificates()}
         known = [name for name in dict.fromkeys(names) if name in enrolled]
         counts = authority.revoke_all(known) if known else {}
     return counts, sorted(set(names) - enrolled)

@@ -1,8 +1,8 @@
 """Disconnect clients of mosquitto through its dynamic-security plugin.
 
-Rights and the revocation list are mosquitto's own files, which it reloads; neither ends a
-connection. The plugin disconnects all clients of a user name when the user is disabled, so a user
-is created, disabled and deleted. The plugin knows no other users and grants no rights.
+Mosquitto ends no connection when it reloads its files of rights and revoked certificates. The
+plugin disconnects all clients of a user name when the user is disabled, so a user is created,
+disabled and deleted. The plugin knows no other users and grants no rights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from federated.wire.links.catalogue import open_link
 __all__ = ["configure_plugin", "disconnect_users", "find_plugin"]
 
 PLUGIN = "mosquitto_dynamic_security.so"
-FOLDERS = "lib", "lib64", "lib/*"  # beside the folder of the program
+FOLDERS = "lib", "lib64", "lib/*"  # where plugins are, next to the folder `bin` or `sbin`
 ANSWER = 10.0  # seconds for the plugin's answer
 AT_ONCE = 50  # users per message: a thousand may take the plugin longer than ANSWER
 FILE = "dynamic-security.json"
@@ -38,14 +38,16 @@ def find_plugin(program: str) -> Path | None:
 
 
 def configure_plugin(plugin: Path, folder: Path) -> list[str]:
-    """Return the configuration that loads the plugin, whose file is in `folder`."""
+    """Write the plugin's own configuration into `folder`, and return the lines of mosquitto's
+    configuration that load the plugin.
+    """
     atomic_files.write(folder / FILE, json.dumps(EMPTY).encode())
     return [f"plugin {plugin}", f"plugin_opt_config_file {(folder / FILE).resolve()}"]
 
 
 def disconnect_users(url: str, names: Iterable[str]) -> None:
-    """Disconnect all clients with these user names. They must have no rights any more, since they
-    may reconnect. Raises LinkError.
+    """Disconnect all clients with these user names. Withdraw their rights first, since they may
+    reconnect. Raises LinkError.
 
     url: of the broker, with the coordinator's credentials.
     """
@@ -74,7 +76,7 @@ def _check_answer(link: Link) -> None:
         errors = [
             str(answer["error"])
             for answer in answers
-            # a user that exists was left behind by an interrupted call
+            # an interrupted call may have left the user behind, so that it exists
             if "error" in answer and answer["command"] != "createClient"
         ]
     except (ValueError, TypeError, KeyError):

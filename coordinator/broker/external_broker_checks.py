@@ -71,5 +71,5 @@ def examine_broker(broker: str, run: str | None) -> Iterator[Check]:
 
 
 def _make_name() -> str:
-    """Return a name for test messages, which is no agent's."""
+    """Return a name for test messages that no agent has."""
     return f"coordinator-{secrets.token_hex(4)}"

@@ -59,10 +59,10 @@ def authority(hosts: tuple[str, ...], target: Path | None, pki: str, form: str) 
 
 
 def describe(authority: Authority) -> dict[str, Any]:
-    """Return the authority as plain values. agents: with the last certificate of each."""
+    """Return the authority as plain values, with each agent's certificate that expires last."""
     from coordinator.access.certificate_files import read_server_names
 
-    last = {certificate.name: certificate for certificate in authority.registry.certificates()}
+    last = {certificate.name: certificate for certificate in authority.registry.list_certificates()}
     return {
         "folder": str(authority.folder),
         "fingerprint": authority.fingerprint.hex(),
@@ -92,4 +92,4 @@ def render(facts: dict[str, Any]) -> str:
 def describe_state(revoked: bool, ends: float) -> str:
     if revoked:
         return "revoked"
-    return "over" if ends < time.time() else "good"
+    return "expired" if ends < time.time() else "valid"

@@ -1,4 +1,6 @@
-"""Define options, output, new files and errors that several subcommands of `coordinator` share."""
+"""Define options that several subcommands of `coordinator` share, and functions to print results
+and errors and to create files.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +56,16 @@ class ConfigOption(click.Option):
 
 
 def config_flag(*names: str, key: str, **options: Any) -> Callable[[Any], Any]:
-    """Return a flag that sets a key of the configuration. help: instead of the key's description;
-    it may end in a default that holds for this command alone.
+    """Return a flag that sets a key of the configuration. help: replaces the key's description; it
+    may end with a default that only this command has.
     """
     return click.option(*names, cls=ConfigOption, key=key, **options)
 
 
 def list_given(flags: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the keys and values that the present command's flags were given."""
+    """Return the configuration keys that the user set with flags of the current command, with their
+    values.
+    """
     parameters = click.get_current_context().command.params
     keys = {one.name: one.key for one in parameters if isinstance(one, ConfigOption)}
     return [(keys[flag], value) for flag, value in flags.items() if value not in (None, ())]

@@ -27,13 +27,13 @@ __all__ = [
     "summarise",
 ]
 
-Found = Sequence[tuple[Submodel, str, Tallies]]
+DeviceTallies = Sequence[tuple[Submodel, str, Tallies]]
 """Submodel, agent, and that agent's tallies by view."""
 
 VIEWS = {
     "central": "on the coordinator's own held-out data",
     "devices": "on the devices' held-out data, all devices together",
-    "labels": "as `devices`, among the classes that a device has",
+    "labels": "as `devices`, without the classes that a device lacks",
 }
 """Meaning of each view, for people."""
 
@@ -46,7 +46,7 @@ def make_score(submodel: Submodel, view: str, tally: Tally, agent: str = "") -> 
     )
 
 
-def score_devices(found: Found, ratio: float = 0.0) -> list[Score]:
+def score_devices(found: DeviceTallies, ratio: float = 0.0) -> list[Score]:
     """Return scores of the views `devices`, `labels` and `devices/exit...`, of all devices together
     and of each.
 
@@ -55,7 +55,7 @@ def score_devices(found: Found, ratio: float = 0.0) -> list[Score]:
     return score_views(found, {"all": "devices", "labels": "labels"}, "devices/", ratio)
 
 
-def score_training(found: Found, ratio: float = 0.0) -> list[Score]:
+def score_training(found: DeviceTallies, ratio: float = 0.0) -> list[Score]:
     """Return scores of the views `before` and `after`, of all devices together and of each.
 
     ratio: see `add_limited`.
@@ -63,7 +63,9 @@ def score_training(found: Found, ratio: float = 0.0) -> list[Score]:
     return score_views(found, {"before": "before", "after": "after"}, "", ratio)
 
 
-def score_views(found: Found, names: Mapping[str, str], exits: str, ratio: float) -> list[Score]:
+def score_views(
+    found: DeviceTallies, names: Mapping[str, str], exits: str, ratio: float
+) -> list[Score]:
     """Return scores by submodel and view.
 
     names: tally -> view.
@@ -90,12 +92,12 @@ def add_limited(tallies: Sequence[Tally], ratio: float) -> Tally:
     """
     if ratio:
         most = limit_counts((int(one["count"][0]) for one in tallies), ratio)
-        tallies = [shorten(one, most) for one in tallies]
+        tallies = [scale_down(one, most) for one in tallies]
     return add(tallies)
 
 
-def shorten(tally: Tally, most: int) -> Tally:
-    """Return a tally as of at most this many examples, with the same means."""
+def scale_down(tally: Tally, most: int) -> Tally:
+    """Return a tally scaled down to at most this many examples; its means stay the same."""
     if (count := tally["count"][0]) <= most:
         return tally
     return {name: [v * most / count for v in sums] for name, sums in tally.items()} | {
@@ -115,8 +117,9 @@ def select_overall(scores: Sequence[Score]) -> list[Score]:
 
 
 def is_target_reached(scores: Sequence[Score], menu: Sequence[Submodel], target: float) -> bool:
-    """Return True if the largest evaluated submodel has the target accuracy in the main view: if
-    its data are of several devices, also without any one of these. A target of 0 is never reached.
+    """Return True if the largest evaluated submodel reaches the target accuracy in the main view.
+    If several devices were scored, it must also reach it with any one of them left out. A target
+    of 0 is never reached.
     """
     if not target or not scores:
         return False
@@ -131,7 +134,7 @@ def is_target_reached(scores: Sequence[Score], menu: Sequence[Submodel], target:
 
 def leave_one_out(scores: Sequence[Score], overall: Score) -> list[float]:
     """Return the accuracies of all devices but one, each left out in turn; empty for fewer than
-    two. For R2, which is no mean over devices, they are approximate.
+    two. They are approximate for R2, which is not a mean over devices.
     """
     devices = [
         s
@@ -183,15 +186,15 @@ def summarise(
             **{name: value for name, value in metrics if name not in {"accuracy", "loss"}},
         }
     for name, view in (("local", "labels"), ("before", "before"), ("after", "after")):
-        if several := [s.accuracy for s in select_carried(scores, view, assigned)]:
+        if several := [s.accuracy for s in select_current(scores, view, assigned)]:
             found[name] = mean(several)
-    return found | compare_capacities(select_carried(scores, "after", assigned), order, assigned)
+    return found | compare_capacities(select_current(scores, "after", assigned), order, assigned)
 
 
-def select_carried(
+def select_current(
     scores: Sequence[Score], view: str, assigned: Mapping[str, Submodel]
 ) -> list[Score]:
-    """Return the scores of devices with their present submodel, without those of earlier ones."""
+    """Return the scores of devices with the submodels that they have now."""
     return [
         s
         for s in scores
@@ -202,8 +205,9 @@ def select_carried(
 def compare_capacities(
     after: Sequence[Score], order: Mapping[str, int], assigned: Mapping[str, Submodel]
 ) -> dict[str, float]:
-    """Return the mean accuracy of strong and weak devices; empty if all are alike. Where devices
-    differ in the number of branches only (DynamicFL), those with most are the strong ones.
+    """Return the mean accuracy of the devices with the largest submodel (strong), and of all others
+    (weak); empty if all have the same. If submodels differ only in their number of branches
+    (DynamicFL), the largest is the one with the most.
     """
     places = {s.agent: order.get(assigned[s.agent].name, -1) for s in after}
     if len(set(places.values())) < 2:

@@ -118,9 +118,9 @@ class Evaluator:
         ]
         asked = fleet.list_free() if config.devices else ()
         stop = Event()
-        with ThreadPoolExecutor(1, "central scores") as beside:
+        with ThreadPoolExecutor(1, "central scores") as executor:
             # this thread mostly waits for the devices
-            central = beside.submit(self._score_centrally, state, calibrated, stop.is_set)
+            central = executor.submit(self._score_centrally, state, calibrated, stop.is_set)
             try:
                 by_devices = self._score_by_devices(state, calibrated, asked, history)
                 return state, (*by_devices, *central.result())
@@ -284,7 +284,7 @@ class Evaluator:
 def split_suspects(
     agents: Sequence[Agent], work: Work, round: int
 ) -> tuple[Sequence[Agent], Sequence[Agent]]:
-    """Return the agents to wait for, and the suspects to ask besides, whose last task timed out.
+    """Return the agents to wait for, and the suspects (their last task timed out) to ask as well.
     Agents that sit out this round are in neither, unless no other is left.
     """
     rested = [agent for agent in agents if not agent.explain_rest(work, round)]

@@ -66,8 +66,8 @@ def export_run(request: ExportRequest, say: Say) -> dict[str, Any]:
 
     with show_progress("exporting and comparing with PyTorch") as show:
         made, _ = write_release(request, say_entry)
-    beside = "" if made.labelled else "; without labels, so the accuracy is unknown"
-    say(f"measured on {made.examples} real examples that were not used to calibrate{beside}")
+    note = "" if made.labelled else "; without labels, so the accuracy is unknown"
+    say(f"measured on {made.examples} real examples that were not used to calibrate{note}")
     first = release_reader.recommended_entries(made)[0]
     mark = (
         ""

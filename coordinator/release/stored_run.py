@@ -32,9 +32,9 @@ from models.user_networks.given_network import return_network
 __all__ = [
     "StoredRun",
     "find_submodel",
-    "give_again",
     "load_stored_run",
     "predict_run",
+    "provide_resumed_model",
     "read_run",
     "slice_run",
 ]
@@ -129,7 +129,7 @@ def read_run(store: Store, model: nn.Module | None = None) -> StoredRun:
         raise StoreError(f"run '{name}' has no finished round: resume it until a round is finished")
     network, method = facts.network, find_method(config.method_name)
     if model is not None:
-        give_again(name, network.family, model)
+        provide_resumed_model(name, network.family, model)
     try:
         tensors = initial(network, config.seed, method.features)
     except ValueError as error:  # the code of the network is not here
@@ -148,7 +148,7 @@ def read_run(store: Store, model: nn.Module | None = None) -> StoredRun:
     )
 
 
-def give_again(run: str, name: str, model: nn.Module) -> None:
+def provide_resumed_model(run: str, name: str, model: nn.Module) -> None:
     """Register the module that a run was started with under the name that the run has for it.
     Raises ConfigError for a module of another structure, or a run that has a named model.
     """

@@ -10,7 +10,7 @@ from statistics import median_high, median_low
 
 from msgspec.structs import replace
 
-from coordinator.round.round_state import FORGOTTEN, Agent, Round, Wasted
+from coordinator.round.round_state import FORGET_AFTER, Agent, Round, Wasted
 from coordinator.round.task_state import TaskState
 from federated.task import Work
 
@@ -97,7 +97,7 @@ def count_wasted(r: Round, state: TaskState, *, lenient: bool = False) -> Round:
     """
     agent, work, number = r.agents[state.task.agent], state.task.work, r.current_phase.round
     before = agent.wasted.get(work)
-    if before is not None and number - before.round > FORGOTTEN:
+    if before is not None and number - before.round > FORGET_AFTER:
         before = None
     delivered = any(
         r.tasks[key].came for key in agent.tasks if key.work == work and r.tasks[key].place >= 0

@@ -25,7 +25,7 @@ from federated.task import Key, Profile, Work
 from models.submodel import Submodel
 
 __all__ = [
-    "FORGOTTEN",
+    "FORGET_AFTER",
     "Agent",
     "Pace",
     "Phase",
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 MAX_REST = 32  # maximum number of rounds that an agent sits out
-FORGOTTEN = 2 * MAX_REST  # rounds after which a wasted lease no longer counts
+FORGET_AFTER = 2 * MAX_REST  # rounds after which a wasted lease no longer counts
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class RoundPlan:
     needed: number of updates that close it.
     wanted: number of agents to be at work at the same time.
     probed: the chosen agents that are suspects, so that the round does not wait for them.
-    most_examples: with which an update counts at most; 0: no limit.
+    most_examples: largest number of examples with which an update counts; 0: no limit.
     """
 
     round: int
@@ -81,7 +81,7 @@ class Wasted(Struct, frozen=True):
     """Leases of one kind of work that expired although their agent was online.
 
     leases: number of wasted leases, at most one per phase. A deadline missed for the first time
-        counts 0: the agent gets a smaller submodel at once. They count until `FORGOTTEN` rounds
+        counts 0: the agent gets a smaller submodel at once. They count until `FORGET_AFTER` rounds
         after the last one, so that an agent that alternates rests longer each time.
     round: round of the last wasted lease.
     delivered: whether the agent has delivered this kind of work since then.
@@ -102,8 +102,8 @@ class Wasted(Struct, frozen=True):
 class Pace(Struct, frozen=True):
     """The coordinator's measurements of an agent's tasks of one kind of work.
 
-    ratio: measured over predicted seconds of the last task; 1 after the agent changed the timings
-        that predictions start from.
+    ratio: measured over predicted seconds of the last task. It is reset to 1 when the agent sends
+        new timings, from which predictions start.
     shortest: seconds of its shortest task.
     """
 
@@ -268,8 +268,8 @@ class Round(Struct, frozen=True):
     ended: time when that training closed.
     unkept: updates that are folded but in no snapshot, so their files stay in the spool.
     saving: whether a snapshot is in progress.
-    refused: length of `unkept` when the last snapshot failed; the next one is tried after another
-        fold.
+    refused: length of `unkept` when the last snapshot failed. The next snapshot is tried once
+        `unkept` is longer.
     waiting: tasks with updates that wait for an upload slot.
     full: whether the spool has no room.
     relieved: time when room was last requested.
@@ -295,7 +295,7 @@ class Round(Struct, frozen=True):
 
     @property
     def current_phase(self) -> Phase:
-        """The current phase, or the last one, where there must be one."""
+        """The current phase, or the last one. AssertionError: no phase has begun."""
         assert self.phase is not None, "no phase has begun"
         return self.phase
 
@@ -360,6 +360,6 @@ def update_counts(phase: Phase, old: TaskState | None, new: TaskState) -> Phase:
         came=phase.came + after[0] - before[0],
         working=phase.working + after[1] - before[1],
         away=away.set(new.key, new.lost) if after[2] else away,
-        # others wait for it again
+        # later updates in the order wait for it again
         first=min(phase.first, new.place) if after[1] and not before[1] else phase.first,
     )

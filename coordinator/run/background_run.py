@@ -23,15 +23,15 @@ from coordinator.store.control_requests import Stopped
 __all__ = ["Channel", "EventStream"]
 
 WAIT = 0.2  # seconds between looks at the queue: on Windows, ctrl-C does not interrupt a wait
-FREQUENT = (FleetChanged, LoopTurned)  # several times a second: for readers that keep time
+FREQUENT = (FleetChanged, LoopTurned)  # published several times a second; not passed on
 
 
 class Channel:
-    """The data that a run's thread and the program share. It refers to neither, so that a stream
-    that nothing uses is collected.
+    """The data that a run's thread and the program share. It refers to neither of them, so that an
+    unused stream is garbage-collected.
 
     items: events, then an error or None at the end.
-    stopping: set to stop the run, which may look at it between its events.
+    stopping: stops the run when set. The run may also check it between events.
     """
 
     def __init__(self, *, stepwise: bool, stopping: threading.Event | None = None) -> None:
@@ -53,7 +53,7 @@ class Channel:
     def execute(self, run: Callable[[Publish], object]) -> None:
         """Execute the run in this thread, to its end."""
         try:
-            run(skip_repeats(self._read))
+            run(skip_repeats(self._deliver))
         except (KeyboardInterrupt, Stopped):
             self.items.put(None)
         except BaseException as error:
@@ -61,8 +61,8 @@ class Channel:
         else:
             self.items.put(None)
 
-    def _read(self, event: Event) -> None:
-        """Hand an event over, and wait until the program asks for the next one if it is stepwise.
+    def _deliver(self, event: Event) -> None:
+        """Pass an event to the program. If the run is stepwise, wait for the next request.
         Raises KeyboardInterrupt once to stop the run.
         """
         last = isinstance(event, RunEnded)

@@ -102,7 +102,7 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
     ConfigError.
     """
     with read_setting():
-        topics.run(config.name)  # raises for a name that is no topic level
+        topics.run(config.name)  # raises if the name cannot be a topic level
     check_broker(config.broker)
     method = add_defences(find_method(config.method_name), config)
     if config.fleet.mode == "buffered" and (why := method.forbids.get("buffered")):

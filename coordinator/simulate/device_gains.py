@@ -25,7 +25,7 @@ from coordinator.simulate.device_data import DataSource
 from coordinator.store.run_store import Store
 from federated.data.dataset import Dataset
 from federated.data.loading import take_part
-from federated.data.partitions import generator
+from federated.data.partitions import seed_generator
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Start, Trainer
 from federated.errors import ConfigError, ExportError
@@ -214,7 +214,7 @@ class Baseline:
         tensors = to_arrays(method.dispatch(self.start, method.place(self.start, submodel)))
         for number, steps in sorted(budget.items()):
             recipe = simplify(self._find_recipe(number, submodel), steps)
-            seed = int(generator(str(recipe.seed), str(number), agent).integers(2**63))
+            seed = int(seed_generator(str(recipe.seed), str(number), agent).integers(2**63))
             with self.trainer.load(Start(submodel, recipe, tensors, seed, number)) as network:
                 try:
                     tensors = dict(network.train(data, watch).tensors)

@@ -29,8 +29,8 @@ __all__ = [
     "DatabaseDamage",
     "Facts",
     "create_database",
-    "describe_damage",
     "find_copy_damage",
+    "make_damage_error",
     "open_database",
     "restore_copy",
     "update_copy",
@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 COPY = f"{DATABASE}.copy"
 BLOCK = 64 * 1024  # bytes of the copy that are compared and written at a time
 VERSION = 2  # of the schema; version 1 kept the round in progress in tables
-PRESENT = """
+# fails if a table or column is missing
+CHECK_SCHEMA = """
 SELECT checkpoint, fleet, metrics, task, standing, reason, norm, cost
 FROM rounds, scores, updates, standings, decisions, norms, releases LIMIT 1
 """
@@ -69,7 +70,8 @@ class DatabaseDamage(StoreError):
     def __init__(self, folder: Path, problem: str) -> None:
         self.problem = problem
         remedy = (
-            f"resume the run, or run coordinator check {folder.name} --repair, which takes {COPY}"
+            f"resume the run, or run coordinator check {folder.name} --repair, which restores it "
+            f"from {COPY}"
             if not find_copy_damage(folder)
             else "restore the run's folder from a backup, or start a new run from its last "
             f"checkpoint (model.init = '{folder}/round-NNNNNN.safetensors')"
@@ -95,8 +97,8 @@ class Facts:
 
 
 def create_database(folder: Path, facts: Facts) -> None:
-    """Create a run's database under a temporary name, then rename it, so that a process that dies
-    before leaves no run. Raises OSError, sqlite3.Error.
+    """Create a run's database under a temporary name, then rename it, so that an interrupted call
+    leaves no database. Raises OSError, sqlite3.Error.
     """
     part = folder / f"{DATABASE}.part"
     for old in folder.glob(f"{part.name}*"):
@@ -127,7 +129,7 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
         database = sqlite3.connect(folder / DATABASE)
         undo.callback(database.close)
         try:
-            database.execute(PRESENT)
+            database.execute(CHECK_SCHEMA)
             found = database.execute("PRAGMA user_version").fetchone()[0]
             damage = database_row_digests.find_damage(database, ("facts",))
         except sqlite3.DatabaseError as error:
@@ -135,7 +137,7 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
                 folder, f"{folder / DATABASE} is not a run's database ({error})"
             ) from error
         if damage:
-            raise describe_damage(folder, damage)
+            raise make_damage_error(folder, damage)
         if read_only or found == VERSION:
             undo.pop_all()
             return database
@@ -159,7 +161,7 @@ def check_log(folder: Path) -> None:
     if damage is None:
         return
     if not damage.last:
-        raise describe_damage(folder, [f"{name} {damage.problem}"])
+        raise make_damage_error(folder, [f"{name} {damage.problem}"])
     log.error(
         "%s %s: dropped the last transaction, which a power cut or the disk left damaged",
         folder / name,
@@ -167,8 +169,8 @@ def check_log(folder: Path) -> None:
     )
 
 
-def describe_damage(folder: Path, damage: list[str]) -> DatabaseDamage:
-    """Return the error for a database with damaged parts."""
+def make_damage_error(folder: Path, damage: list[str]) -> DatabaseDamage:
+    """Return the error to raise for a database with these damaged parts."""
     parts = f"{', '.join(damage[:5])}{' ...' if len(damage) > 5 else ''}"
     return DatabaseDamage(folder, f"{folder / DATABASE} is damaged ({parts})")
 
@@ -205,8 +207,8 @@ def find_copy_damage(folder: Path) -> list[str]:
 
 
 def restore_copy(folder: Path) -> bool:
-    """Replace a damaged database by its copy, if that is intact. The damaged files get other names.
-    Raises OSError, sqlite3.Error.
+    """Replace a damaged database by its copy, and keep the damaged files as `damaged-NAME`. Return
+    False, and change nothing, if the copy is damaged. Raises OSError, sqlite3.Error.
     """
     if find_copy_damage(folder):
         return False

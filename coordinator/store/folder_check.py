@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 
 from coordinator.database_row_digests import find_damage, seal
-from coordinator.store.database import DatabaseDamage, describe_damage
+from coordinator.store.database import DatabaseDamage, make_damage_error
 from coordinator.store.file_digest_check import find_problem
 from coordinator.store.run_folders import DATABASE
 from federated.errors import StoreError, explain_os_errors
@@ -37,7 +37,7 @@ def recover(folder: Path, database: sqlite3.Connection) -> None:
     damaged. Raises StoreError for other damage.
     """
     if damage := find_damage(database):
-        raise describe_damage(folder, damage)
+        raise make_damage_error(folder, damage)
     if problem := check_rows(folder, database):
         raise DatabaseDamage(folder, f"run '{folder.name}': {problem}")
     for number, found in drop_damaged_rounds(folder, database).items():

@@ -1,5 +1,5 @@
-"""Keep the bases of late updates: the states that they started from (memory-mapped checkpoints),
-and which parts of the network each round since then changed.
+"""Keep what is needed to fold late updates: the states that their devices started from, as
+memory-mapped checkpoints, and the parts of the network that each later round changed.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ class PastStates:
         tensors, text = self._store.read_checkpoint(round)
         if not text:
             raise StoreError(
-                f"round {round} was stored without what it folded into, which late "
-                "updates need: resume with fleet.late and fleet.mode unchanged"
+                f"round {round} was stored without the list of weights that it changed, which "
+                "late updates need: resume with fleet.late and fleet.mode unchanged"
             )
         self._states[round] = replace(self._first, round=round, tensors=tensors)
         self._touched.setdefault(round, decode_touched(text))
 
 
 def encode_touched(touched: Touched) -> str:
-    """Encode what a round folded into as text, to be stored with the round."""
+    """Encode the rectangles that a round changed as text, to be stored with the round."""
     marks = {
         home: [[where, _encode_mark(mark)] for where, mark in one.items()]
         for home, one in touched.items()

@@ -36,8 +36,8 @@ def acquire(folder: Path) -> int:
 
 
 def check(handle: int, folder: Path) -> None:
-    """Raise StoreError unless the handle's file is still the folder's lock. Someone who removed it,
-    or moved the folder, allowed another coordinator to acquire a new one.
+    """Raise StoreError unless the handle's file is still the folder's lock. If it was removed, or
+    the folder moved, another coordinator may have created and acquired a new one.
     """
     try:
         held = os.path.samestat(os.fstat(handle), (folder / "lock").stat())

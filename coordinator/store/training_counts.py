@@ -23,7 +23,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Trained:
-    """Numbers of trainings of a submodel.
+    """How often a submodel was trained.
 
     updates: folded updates that trained it (see `Method.trains`).
     rounds: rounds with at least one of these.
@@ -35,12 +35,12 @@ class Trained:
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of trainings of each submodel of a menu.
+    """How often each submodel of a menu was trained.
 
     reach: name of a submodel in the menu -> names of the submodels that its updates train, without
         branches.
-    trained: by name without branches, as scores and releases have it, smallest first; empty if
-        nothing is known.
+    trained: counts by the name of the submodel without branches, as in scores and releases,
+        smallest first; empty if nothing is known.
     """
 
     reach: Mapping[str, frozenset[str]] = field(default_factory=dict)

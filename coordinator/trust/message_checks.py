@@ -339,7 +339,7 @@ def check_tallies(update: Update, views: Collection[str]) -> Mapping[str, Any]:
 
 
 def is_number(value: object) -> bool:
-    """Return True if a value is a number that is not too large, and no bool."""
+    """Return True if a value is a number, not a bool, and not too large."""
     return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= HUGE
 
 

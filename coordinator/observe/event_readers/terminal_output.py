@@ -70,7 +70,7 @@ class LinePrinter:
 
     def _begin(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
         self._rounds = rounds
-        self._waiting = (-1, -math.inf)  # print the next wait, even if it is alike
+        self._waiting = (-1, -math.inf)  # print the next wait, even if it is the same
         self._ended = self._ended or [time.monotonic()]
         names = [f"{agent} {submodel.unowned.name}" for agent, submodel in sorted(chosen.items())]
         if len(names) > MAX_NAMED:

@@ -257,7 +257,7 @@ def test_tls_needs_only_the_flag_and_a_token(tmp_path: Path) -> None:
         )
         listing = json.loads(run(tmp_path, "authority", "--format", "json"))
         assert [(agent["name"], agent["state"]) for agent in listing["agents"]] == [
-            ("pi-kitchen", "good")
+            ("pi-kitchen", "valid")
         ]
 
 

@@ -225,7 +225,7 @@ def test_revoking_lists_every_certificate_of_a_name_and_bars_it_until_it_enrols_
     assert authority.revoke("a") == 2
     listed = x509.load_pem_x509_crl(authority.crl.read_bytes())
     assert {f"{one.serial_number:x}" for one in listed} == {
-        one.serial for one in authority.registry.certificates() if one.name == "a"
+        one.serial for one in authority.registry.list_certificates() if one.name == "a"
     }
     assert listed.is_signature_valid(
         x509.load_pem_x509_certificate(authority.ca.read_bytes()).public_key()
