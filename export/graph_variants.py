@@ -202,7 +202,7 @@ def _compare(
     sessions = {kind: onnx_session.load(path) for kind, path in paths.items()}
     found = {kind: _Comparison() for kind in paths}
     places = network.inputs[0] if network.objective in onnx_session.TOKENS else 1
-    step = max(1, min(BATCH, onnx_session.NUMBERS // (network.outputs * places)))
+    step = max(1, min(BATCH, onnx_session.MAX_VALUES // (network.outputs * places)))
     for start in range(0, len(examples.x), step):
         x = examples.x[start : start + step]
         truth = None if examples.truth is None else examples.truth[start : start + step]

@@ -31,9 +31,9 @@ __all__ = [
     "Array",
     "Output",
     "Session",
+    "explain_load_error",
     "load",
     "read_file",
-    "reason",
 ]
 
 Array = npt.NDArray[Any]
@@ -59,10 +59,10 @@ TYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(int64)": np.dtype(np.int64),
 }
-# examples per run: the activations of a whole file would exceed a small device's memory
+# examples per call: the activations of a whole file would exceed a small device's memory
 BATCH = 256
-# maximum numbers in one run's output (64 MiB): logits over a vocabulary at each position are large
-NUMBERS = 2**24
+# maximum number of values in the output of one call (64 MiB): the logits of texts are large
+MAX_VALUES = 2**24
 REASONS = {  # pattern of the runtime's message -> clearer message
     r"Opset (\d+) is under development.* domain (\S+) is till opset (\d+)": (
         "expected opset {2} of {1} at most, which {version} knows, found {0}"
@@ -113,7 +113,7 @@ class Session:
         try:
             self._session = onnxruntime.InferenceSession(model, options, providers=list(providers))
         except Exception as error:  # the runtime's errors share no base class of their own
-            raise ExportError(f"{name}: {reason(error)}") from error
+            raise ExportError(f"{name}: {explain_load_error(error)}") from error
         self.name, self.providers = (
             name,
             tuple(str(provider) for provider in self._session.get_providers()),
@@ -144,7 +144,7 @@ class Session:
         """Yield the outputs in batches, for inputs too large to hold at once."""
         self._check_fit(x)
         places = self.inputs[0] if self.objective in TOKENS else 1
-        step = min(BATCH, max(1, NUMBERS // (self.outputs * places)))
+        step = min(BATCH, max(1, MAX_VALUES // (self.outputs * places)))
         for start in range(0, len(x), step):
             yield self._session.run(None, {INPUT: x[start : start + step]})[0]
 
@@ -232,7 +232,7 @@ def read_file(path: Path, digest: str | None) -> bytes:
     return data
 
 
-def reason(error: Exception) -> str:
+def explain_load_error(error: Exception) -> str:
     """Return why a graph does not load: the required and the available version, or else the
     runtime's message without its source location.
     """

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from export.onnx_session import reason
+from export.onnx_session import explain_load_error
 from federated.errors import ExportError, MissingExtra, Unknown
 from federated.onnx_graph_contents import check_external_files
 
@@ -58,7 +58,7 @@ class Graph:
             # loads by path, since weights may be in a separate file
             self._session = onnxruntime.InferenceSession(str(path), options, providers=[wanted])
         except Exception as error:  # the runtime's errors share no base class of their own
-            raise ExportError(f"{path}: {reason(error)}") from error
+            raise ExportError(f"{path}: {explain_load_error(error)}") from error
         if (found := self._session.get_providers()[0]) != wanted:
             raise ExportError(
                 f"{path}: expected to run on {wanted}, but it falls back to {found}: the "

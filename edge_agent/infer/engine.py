@@ -108,8 +108,8 @@ class Engine:
         return self._counts
 
     def adopt(self, folder: Path, submodel: str, version: str = "") -> Choice:
-        """Test a release, measure the fastest way to run it here, and answer with it from then
-        on.
+        """Test a release, find the fastest way to run it on this device, and answer with it
+        from then on.
 
         version: required version; empty for any
         Raises ExportError, DataError, Unknown or StoreError; the present release then stays in use.
@@ -220,7 +220,7 @@ class Engine:
             )
 
     def _choose(self, folder: Path, submodel: str, version: str) -> tuple[Session, Choice]:
-        """Test the way that was fastest before again, or else measure all ways."""
+        """Test the combination that was fastest before; measure all of them if it fails."""
         before = release_state.load_choice(version, submodel, self._threads, self._held)
         session, choice = choose(
             folder, submodel, version, threads=self._threads, held=self._held, before=before

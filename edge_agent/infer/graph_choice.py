@@ -81,15 +81,15 @@ def choose(
     held: Held | None = None,
     before: Choice | None = None,
 ) -> tuple[Session, Choice]:
-    """Read and check a release, try every way to run a submodel of it, and return the fastest
-    one that passes its checks.
+    """Read and check a release, test every combination of graph, provider and thread count for a
+    submodel of it, and return the fastest one that passes its checks.
 
     threads: threads of a run; 0 tries one and all available
     held: own examples, at least one (`sample_own`)
     before: earlier choice on this device. It is tested again; everything is measured again only if
         it fails.
-    ExportError: no way passes, with the reason of each; or the release is damaged. Unknown: no such
-        submodel. DataError: the own examples do not fit.
+    ExportError: no combination passes, with the reason of each; or the release is damaged. Unknown:
+        no such submodel. DataError: the own examples do not fit.
     """
     bench = TrialSetup.open(folder, submodel, held)
     _warn_untrained(bench)
@@ -120,7 +120,7 @@ def _warn_untrained(bench: TrialSetup) -> None:
 
 
 def _try_all(bench: TrialSetup, threads: int) -> tuple[list[Trial], dict[int, Session]]:
-    """Try every way. Return the trials, and the sessions that may still be the best by index."""
+    """Test every combination. Return the trials, and by index the sessions that may be the best."""
     trials, sessions = list[Trial](), dict[int, Session]()
     for variant, provider, count in itertools.product(
         bench.entry.variants, list_providers(), list_thread_counts(threads)
@@ -133,7 +133,7 @@ def _try_all(bench: TrialSetup, threads: int) -> tuple[list[Trial], dict[int, Se
         if session is not None:
             sessions[len(trials) - 1] = session
             near = _find_near(trials, busy=False).keys() | _find_near(trials, busy=True).keys()
-            # closes the others: all sessions together may not fit in memory
+            # release the others: all sessions together may not fit in memory
             sessions = {i: one for i, one in sessions.items() if i in near}
     return trials, sessions
 
@@ -212,7 +212,8 @@ def _reopen_session(bench: TrialSetup, trial: Trial) -> Session | None:
 
 
 def _choose_best(trials: list[Trial], *, busy: bool) -> int:
-    """Return the passing trial with the fewest threads among those about as fast as the fastest.
+    """Return the index of the passing trial with the fewest threads among those that are about as
+    fast as the fastest.
 
     busy: other processes use the processors and delay some calls, which affects p90 but not p50
     """
@@ -220,8 +221,8 @@ def _choose_best(trials: list[Trial], *, busy: bool) -> int:
 
 
 def _find_near(trials: list[Trial], *, busy: bool) -> dict[int, float]:
-    """Return the seconds of the passing trials that are about as fast as the fastest. A trial
-    outside this set never enters it later.
+    """Return the seconds, by index, of the passing trials that are about as fast as the fastest. A
+    trial that is too slow for them stays so when further ones are added.
     """
     took = {
         i: trial.p50 if busy else trial.p90 for i, trial in enumerate(trials) if not trial.reason

@@ -1,7 +1,7 @@
-"""Test one way to run a submodel of a release on this device: a graph, a provider and a number
-of threads.
+"""Test a combination of graph, provider and number of threads to run a submodel of a release with
+on this device.
 
-A way passes if it reproduces the outputs of the exporter's machine for the same noise
+A combination passes if it reproduces the outputs of the exporter's machine for the same noise
 (`export.release_reader.read_check`), and if its graph loses at most one point of accuracy, both
 where the release was made (`export.release_reader.accurate_variants`) and on this device's own
 held-out examples, if any. Does not import torch.
@@ -43,8 +43,8 @@ INT8_TOLERANCE = 0.1  # average deviation of int8, relative to the outputs' stan
 # up to 0.037. Processors that multiply bytes without VNNI saturate at 16 bits; emulated, they
 # deviate by 0.010, 0.039 and 0.131. The first two cost no accuracy; larger deviations are rejected.
 MAX_LOSS = 0.01  # largest accepted loss of accuracy on own examples
-TOO_SLOW = 2.0  # factor of the fastest p90 so far beyond which a way is not timed further
-# timing of each way: minimum seconds, minimum runs, and maximum seconds
+TOO_SLOW = 2.0  # factor of the fastest p90 so far beyond which a combination is not timed further
+# timing of each combination: minimum seconds, minimum runs, and maximum seconds
 SECONDS, RUNS, MAX_SECONDS = 0.5, 50, 5.0
 
 Held = tuple[npt.NDArray[Any], npt.NDArray[Any]]
@@ -53,7 +53,7 @@ Held = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Trial:
-    """One way to run a submodel, and the results of its test.
+    """A combination to run a submodel with, and the results of its test.
 
     kind: kind of the graph
     provider: name in ONNX Runtime
@@ -63,7 +63,7 @@ class Trial:
     difference: relative deviation from the exporter's machine (see FLOAT_TOLERANCE and
         INT8_TOLERANCE), or None
     accuracy: on this device's own examples, or None without any
-    reason: why this way is rejected; empty if it passes
+    reason: why this combination is rejected; empty if it passes
     """
 
     kind: str
@@ -79,7 +79,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialSetup:
-    """Data that every way to run a submodel is tested with.
+    """Data that every combination for a submodel is tested with.
 
     folder: folder of the release
     bundle: the release's manifest
@@ -121,10 +121,10 @@ def run_trial(
     reference: Trial | None,
     fastest: float,
 ) -> tuple[Trial, Session | None]:
-    """Load, test and time one way to run a submodel. Return its session only if it passes.
+    """Load, test and time a combination for a submodel. Return its session only if it passes.
 
     reference: trial of float32 on the CPU, if any
-    fastest: p90 of the fastest way so far
+    fastest: p90 of the fastest combination so far
     """
     trial = Trial(variant.kind, provider, threads)
     try:

@@ -2,7 +2,7 @@
 
 PyTorch traces the function, gradients included, into operators below autograd
 (`torch.fx.experimental.proxy_tensor.make_fx`), and its exporter translates these. ONNX Runtime then
-folds what is constant, and inlines the exporter's functions, which are no operators of ONNX.
+folds what is constant, and inlines the exporter's functions, which are not ONNX operators.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def export_graph(function: GraphFunction) -> bytes:
 def trace(function: GraphFunction, examples: Sequence[Tensor]) -> tuple[GraphModule, list[str]]:
     """Return the function as a graph of operators, and the names of its outputs.
 
-    ExportError: it draws random numbers that are no inputs, or PyTorch cannot trace it.
+    ExportError: it draws random numbers that are not inputs, or PyTorch cannot trace it.
     """
     names, outputs = list(function.inputs), list[str]()
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from export.trainstep.given_draws import Draw, GivenDraws
 from export.trainstep.named_tensor_function import Answers, GraphFunction, make_examples
-from export.trainstep.optimisers import MOVES
+from export.trainstep.optimisers import UPDATE_RULES
 from export.trainstep.weighted_norm import WeightedNorm
 from federated.device.trainers.graph_names import (
     CORRECTION,
@@ -45,7 +45,7 @@ __all__ = ["TrainingStep", "make_step"]
 def make_step(submodel: Submodel, recipe: Recipe, batch: int) -> GraphFunction:
     """Return a step of a recipe. Its epochs, steps and numbers do not matter.
 
-    ExportError: the recipe has hooks, which are no part of a graph.
+    ExportError: the recipe has hooks, which cannot be part of a graph.
     """
     if recipe.hook:
         raise ExportError(f"a training step with the hooks of '{recipe.hook}' requires PyTorch")
@@ -104,14 +104,14 @@ class TrainingStep:
         dtype = torch.float32 if network.objective == "value" else torch.int32
         found["y"] = torch.zeros(shapes[network.objective], dtype=dtype)
         like = {name: torch.zeros_like(found[PARAMETER + name]) for name in self.trained}
-        kinds = [f"{kind}." for kind in MOVES[recipe.optimiser].state]
+        kinds = [f"{kind}." for kind in UPDATE_RULES[recipe.optimiser].state]
         kinds += [START] if recipe.pull else []
         kinds += [CORRECTION] if recipe.variate else []
         found |= {kind + name: value for kind in kinds for name, value in like.items()}
         if recipe.norm == "tracked":
             known = statistics(self.answers.submodel)
             found |= {STATISTIC + name: torch.ones(shape) for name, shape in known.items()}
-        rates = [*MOVES[recipe.optimiser].rates]
+        rates = [*UPDATE_RULES[recipe.optimiser].rates]
         rates += ["pull"] if recipe.pull else []
         rates += ["clip"] if recipe.clip else []
         found |= {name: torch.tensor(1.0) for name in rates}
@@ -167,7 +167,7 @@ class TrainingStep:
 
     def _move(self, grads: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the new parameters and the new state of the optimiser."""
-        move, out = MOVES[self.recipe.optimiser], dict[str, Tensor]()
+        move, out = UPDATE_RULES[self.recipe.optimiser], dict[str, Tensor]()
         for name, grad in grads.items():
             before = {kind: given[f"{kind}.{name}"] for kind in move.state}
             value, state = move.apply(given[PARAMETER + name], grad, before, given)

@@ -78,7 +78,7 @@ def test_texts_are_scored_by_token_and_may_be_many(
     x, y = shown.numpy(), truth.numpy()
     # five texts at a time
     monkeypatch.setattr(
-        "export.onnx_session.NUMBERS", 5 * submodel.network.outputs * submodel.network.inputs[0]
+        "export.onnx_session.MAX_VALUES", 5 * submodel.network.outputs * submodel.network.inputs[0]
     )
     graphs, _ = write_graphs(
         tmp_path, submodel, net, {**ORIGIN, "submodel": "w1"}, Examples(x, y, x[:4]), int8=False

@@ -65,7 +65,7 @@ def test_a_text_gives_logits_at_each_place_and_parts_stay_small(
         [[0, 0, 0], [0, 2, 2], [1, 0, 0]],
     ]
     assert session.predict(x[:0]).shape == (0, 3, 3)
-    monkeypatch.setattr("export.onnx_session.NUMBERS", 10)
+    monkeypatch.setattr("export.onnx_session.MAX_VALUES", 10)
     assert [part.shape for part in session.batches(x)] == [(1, 3, 3), (1, 3, 3)]
     with pytest.raises(
         DataError, match="expected tokens 0 to 2, or 3 for a hidden one, found 0 to 4"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from export.trainstep.optimisers import MOVES
+from export.trainstep.optimisers import UPDATE_RULES
 from federated.training.training_step import OPTIMISERS
 
 SETTINGS = {
@@ -15,13 +15,13 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("name", UPDATE_RULES)
 def test_three_moves(name) -> None:
     torch.manual_seed(0)
     w = torch.randn(5, dtype=torch.float64)
     theirs = w.clone().requires_grad_()
     optimiser = OPTIMISERS[name]([theirs], lr=0.1, weight_decay=0.2, **SETTINGS[name])
-    move = MOVES[name]
+    move = UPDATE_RULES[name]
     state = {kind: torch.zeros_like(w) for kind in move.state}
     for t in (1, 2, 3):
         g = torch.randn(5, dtype=torch.float64)
@@ -37,4 +37,4 @@ def test_three_moves(name) -> None:
 
 
 def test_every_optimiser_of_a_recipe_has_a_move() -> None:
-    assert MOVES.keys() == OPTIMISERS.keys()
+    assert UPDATE_RULES.keys() == OPTIMISERS.keys()
