@@ -86,8 +86,8 @@ def fold_by_hand(
     """Return the state after a round with these updates: each the tensors of a submodel, with the
     number of examples that it was trained on. They are folded in the given order.
 
-    Raises DataError for tensors that are no submodel of the network, ConfigError if they lack what
-    devices send beside their weights.
+    Raises DataError for tensors that are not a submodel of the network, ConfigError if they lack
+    what devices send with their weights.
     """
     total, network = Total(), state.menu[-1].network
     for index, (tensors, samples) in enumerate(updates):

@@ -102,7 +102,7 @@ class Family:
     help: its data and its presets, one line for the table in docs/networks.md
     draws: True if training may draw from PyTorch's global generator, as dropout does
     objective: objective of a preset for data of a target; ValueError if it cannot learn them
-    pieces: kept entries of the tensors of a submodel that are no leading corners, per axis
+    pieces: kept entries of the tensors of a submodel that are not leading corners, per axis
     address: section, block and rest of a tensor's name, None outside the sections; used for
         grafting
     torchvision: names and conversion of torchvision's weights, or None

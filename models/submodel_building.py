@@ -163,5 +163,5 @@ def address(made: Network, name: str) -> Address | None:
 
 @lru_cache(maxsize=1024)
 def pieces(submodel: Submodel) -> Pieces:
-    """Return the kept entries of the tensors of a submodel that are no leading corners."""
+    """Return the kept entries of the tensors of a submodel that are not leading corners."""
     return family(submodel.network).pieces(submodel)

@@ -58,7 +58,7 @@ def _read(given: tuple[Any, ...]) -> Dataset:
         try:
             arrays[key] = np.asarray(value)
         except Exception as error:  # whatever an array of another library raises
-            raise DataError(f"data: {key} is no array: {error}") from error
+            raise DataError(f"data: {key} is not an array: {error}") from error
     return dataset("data", arrays)
 
 

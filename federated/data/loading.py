@@ -22,7 +22,7 @@ from federated.data.custom_arrays import call, read_npz
 from federated.data.dataset import Dataset, Indices
 from federated.data.held_out_splits import hold_out, hold_out_last, hold_out_users, strata
 from federated.data.image_folders import read_folder, read_zip
-from federated.data.partitions import Shard, draw_shard, generator
+from federated.data.partitions import Shard, draw_shard, seed_generator
 from federated.defaults import HELD, PARTITION, SEED
 from federated.errors import ConfigError, DataError
 from federated.runtime.extension_errors import find
@@ -86,7 +86,7 @@ def load_central(spec: str, root: Path | str | None = None) -> Dataset:
     if len(dataset.x_held):
         return dataset
     # seeded by the name, not the path, so that coordinator and agents draw the same
-    rng = generator("central", dataset.name)
+    rng = seed_generator("central", dataset.name)
     if dataset.users is not None and len(np.unique(dataset.users)) > 1:
         return _divide(dataset, *hold_out_users(dataset.users, HELD, rng))
     return _divide(dataset, *hold_out(strata(dataset)[0], HELD, rng))
@@ -132,7 +132,7 @@ def take_part(whole: Dataset, indices: Indices, *, name: str, held: float = HELD
             f"{whole.name}, shard of '{name}': expected at least 2 examples, found {len(indices)}"
         )
     if whole.sessions is None:
-        train, local = hold_out(strata(whole)[0][indices], held, generator("held", name))
+        train, local = hold_out(strata(whole)[0][indices], held, seed_generator("held", name))
     else:
         users = np.zeros(len(whole.x), np.int64) if whole.users is None else whole.users
         train, local = hold_out_last(whole.sessions[indices], users[indices], held)

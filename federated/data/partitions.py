@@ -2,8 +2,8 @@
 read parts from files.
 
 iid                                    equal parts
-iid:RATIO                              sizes between RATIO and 1 of the largest, with all classes
-dirichlet:ALPHA[:MIN][:balanced]       skewed classes
+iid:RATIO                              sizes from RATIO to 1 times the largest, with all classes
+dirichlet:ALPHA[:MIN][:balanced]       class proportions drawn from Dirichlet(ALPHA)
 classes:COUNT or classes:PERCENT%      this many classes for each agent
 skewed:STRONG:ALPHA                    half for STRONG agents, the rest by Dirichlet
 users                                  one person per agent
@@ -27,7 +27,7 @@ from federated.data.dataset import Dataset, Indices, Labels
 from federated.data.held_out_splits import strata
 from federated.errors import DataError, Unknown, UsageError
 
-__all__ = ["Shard", "count_kinds", "draw_shard", "generator", "parse", "read", "save"]
+__all__ = ["Shard", "count_kinds", "draw_shard", "parse", "read", "save", "seed_generator"]
 
 Partition = Callable[[Dataset, int, np.random.Generator], list[Indices]]
 
@@ -117,6 +117,7 @@ def _read_classes(dataset: Dataset) -> Labels:
     return strata(dataset)[0]
 
 
+# name -> parser of its argument, and examples for an error, which puts them between quotes
 PARTITIONS: dict[str, tuple[Callable[[str], Partition], str]] = {
     "classes": (_parse_classes, "classes:2' or 'classes:20%"),
     "dirichlet": (_parse_dirichlet, "dirichlet:0.5' or 'dirichlet:0.5:10:balanced"),
@@ -213,7 +214,7 @@ def draw_shard(dataset: Dataset, name: str) -> Indices:
     data name people, else a quarter of all, with class proportions from Dirichlet(1). Shards of two
     names may overlap.
     """
-    rng = generator(name, "shard")
+    rng = seed_generator(name, "shard")
     if dataset.users is not None:
         return np.flatnonzero(dataset.users == rng.choice(np.unique(dataset.users)))
     kinds = strata(dataset)[0]
@@ -223,7 +224,7 @@ def draw_shard(dataset: Dataset, name: str) -> Indices:
     return np.sort(rng.choice(len(kinds), size, replace=False, p=weights / weights.sum()))
 
 
-def generator(*words: str) -> np.random.Generator:
+def seed_generator(*words: str) -> np.random.Generator:
     """Return a random generator seeded by words, equal on every machine and in every process."""
     digest = hashlib.sha256("\0".join(words).encode()).digest()
     return np.random.default_rng(int.from_bytes(digest, "big"))
@@ -240,8 +241,8 @@ def count_kinds(dataset: Dataset, parts: Sequence[Indices]) -> npt.NDArray[np.in
 
 
 def save(path: Path, dataset: Dataset, parts: Sequence[Indices], partition: str, seed: int) -> None:
-    """Write the parts of a data set's training examples as JSON, with the partition and seed that
-    made them, and the digest of the data set.
+    """Write the parts of a data set's training examples as JSON, with the rule and the seed that
+    they were drawn with, and the digest of the data set.
     """
     record = {
         "data": dataset.name,

@@ -199,7 +199,7 @@ def join(one: Addition, other: Addition, row: Row) -> Addition | None:
     update, with an equal gap of less than the alignment; otherwise None. What lies in a gap is
     never read.
 
-    row: of the first addition; unless it fills its home, what follows is no gap
+    row: of the first addition; unless it fills its home, what follows is not a gap
     """
     gap = ALIGNMENT if row.there == corner(row.shape) else 1
     a, b, moved = one.target, other.target, other.offset - one.offset

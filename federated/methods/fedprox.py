@@ -5,9 +5,8 @@ Difference from FedAvg: a device minimises
 
     F_c(w) + mu/2 ||w - w_t||^2
 
-over its trainable parameters, where w_t are the received weights of its own submodel: each gradient
-gains mu (w - w_t). Running statistics are not pulled. The coordinator is FedAvg's, so only the
-devices that hold a coordinate are pulled towards its value.
+over its trainable parameters, where w_t are the received weights of its own submodel: mu (w - w_t)
+is added to each gradient. Running statistics are not pulled. The aggregation is FedAvg's.
 """
 
 from __future__ import annotations

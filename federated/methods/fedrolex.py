@@ -35,11 +35,11 @@ __all__ = ["fedrolex"]
 
 NARROWEST = 1e-6  # width that keeps one channel of every group
 
-Arc = tuple[tuple[int, int], tuple[int, int]]
-"""(start, stop) of one axis in the local tensor and in its home."""
+Piece = tuple[tuple[int, int], tuple[int, int]]
+"""(start, stop) of a piece of a window on one axis, in the local tensor and in its home."""
 
 
-def cut_window(kept: int, channels: int, start: int) -> tuple[Arc, ...]:
+def cut_window(kept: int, channels: int, start: int) -> tuple[Piece, ...]:
     """Return the window of `kept` channels from `start`, in two pieces if it wraps around."""
     first = min(kept, channels - start)
     whole = ((0, first), (start, start + first))
@@ -47,7 +47,7 @@ def cut_window(kept: int, channels: int, start: int) -> tuple[Arc, ...]:
 
 
 def roll_row(row: Row, wide: tuple[int, ...], unit: tuple[int, ...], turn: int) -> Iterator[Row]:
-    """Yield a row of corners as rows of windows.
+    """Yield the rows that take the place of a row of leading channels when the window has moved.
 
     wide: shape of the tensor at width 1
     unit: entries per axis that represent one channel
@@ -64,7 +64,7 @@ def roll_row(row: Row, wide: tuple[int, ...], unit: tuple[int, ...], turn: int) 
         )
 
 
-def tensor_shapes(submodel: Submodel, width: float) -> dict[str, tuple[int, ...]]:
+def find_shapes(submodel: Submodel, width: float) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the same blocks at another width."""
     other = replace(submodel, width=width)
     return shapes(other) | statistics(other)
@@ -72,7 +72,7 @@ def tensor_shapes(submodel: Submodel, width: float) -> dict[str, tuple[int, ...]
 
 def place(state: State, submodel: Submodel) -> Plan:
     """Return the windows of this round."""
-    wide, unit = tensor_shapes(submodel, 1.0), tensor_shapes(submodel, NARROWEST)
+    wide, unit = find_shapes(submodel, 1.0), find_shapes(submodel, NARROWEST)
     turn = state.round if state.settings["direction"] == "paper" else -state.round
     plan = fedavg.place(state, submodel)
     return replace(

@@ -1,4 +1,4 @@
-"""Say who runs this process."""
+"""Find the user that runs this process."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def find_user() -> int:
 
 
 def is_root() -> bool:
-    """Return True if this process has the rights of the system's administrator."""
+    """Return True if this process runs as root."""
     return hasattr(os, "geteuid") and os.geteuid() == 0

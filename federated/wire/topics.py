@@ -408,7 +408,7 @@ def _spell(what: str, name: str, pattern: str) -> str:
 
 
 def _read(level: str) -> str:
-    """Return the name that `_spell` spelled; empty, which is no name, for any other level."""
+    """Return the name that `_spell` spelled; empty, which cannot be a name, for any other level."""
     return "" if "." in level else level.replace(DOT, ".")
 
 

@@ -106,8 +106,8 @@ def release(groups: Groups, *sizes: Any) -> None:
 
 
 def read_size(name: str, args: Sequence[Any], result: Any) -> Any:
-    """Return a value of the forward pass that is no tensor: a size with the axis that it was read
-    from, a plain number if it does not depend on the width, a tuple of them, or RUNTIME.
+    """Return a value of the forward pass that is not a tensor: a size with the axis that it was
+    read from, a plain number if it does not depend on the width, a tuple of them, or RUNTIME.
     """
     x = args[0] if args else None
     if isinstance(x, Value) and name in {"getattr", "size"} and isinstance(result, tuple):

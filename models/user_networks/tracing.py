@@ -36,7 +36,7 @@ Call = tuple[fx.Node, fx.Node] | None
 class Tracer(fx.Tracer):
     """Trace the forward pass and record each module's inputs and outputs.
 
-    Inherits because fx is designed to be adapted this way.
+    It is a subclass, because torch.fx is extended by subclassing.
     """
 
     def __init__(self, net: nn.Module, example: Tensor) -> None:
@@ -90,11 +90,11 @@ class Tracer(fx.Tracer):
         return SizedProxy(node, self)
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """Iterate over a shape, or the first axis of a tensor, as far as the example has it."""
+        """Iterate over a shape, or over the first axis of a tensor, as long as in the example."""
         return iter([getitem(obj, i) for i in range(len(self.evaluate(obj.node)))])
 
     def evaluate(self, wanted: fx.Node) -> Any:
-        """Return what a node is for the example, which the traced part of the network computes."""
+        """Return the value of a node for the example, computed with the part traced so far."""
         interpreter = fx.Interpreter(self.net, garbage_collect_values=False, graph=self.graph)
         interpreter.env = self.values
         self.evaluating = True
@@ -111,7 +111,7 @@ class Tracer(fx.Tracer):
 
 
 class Sized(fx.Proxy):
-    """A proxy whose length and whole number are those of the example."""
+    """A proxy whose `len()` and `int()` are those of its value for the example."""
 
     tracer: Tracer
 

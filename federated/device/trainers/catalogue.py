@@ -31,7 +31,7 @@ def open_trainer(name: str, device: str = "cpu") -> Trainer:
     installed package (`espalier.trainers`), or `module:function`.
 
     Raises Unknown with the nearest name; ConfigError if it cannot be imported, cannot use the
-    device, or is no trainer; MissingExtra.
+    device, or is not a trainer; MissingExtra.
     """
     if name == AUTO:
         try:

@@ -52,7 +52,7 @@ class Codec:
     help: its effect and its loss, one line for the table in docs/operations.md.
     layout: the arrays that `encode` returns, one line for the table in docs/protocol.md.
     encode: converts float32 tensors to arrays of any shape with a dtype of
-        `federated.wire.tensors.DTYPES`; for another one, return a view as uint8. Raises Refused for
+        `federated.wire.tensors.DTYPES`; view arrays of other dtypes as uint8. Raises Refused for
         values that it cannot represent; the task then fails with this reason.
     decode: converts received arrays to float32 tensors with the names and shapes that `encode`
         got. It must not trust them, and raises Malformed for invalid ones before it allocates
@@ -84,7 +84,7 @@ def is_installed(codec: Codec) -> bool:
 
 
 def encode_update(update: Update, codec: Codec, received: Tensors) -> memoryview:
-    """Encode an update. Raises Refused for values that the codec cannot represent, or a codec that
+    """Encode an update. Raises Refused for values that the codec cannot represent, and if the codec
     fails.
 
     received: the weights that the device received.

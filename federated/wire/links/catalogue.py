@@ -41,7 +41,7 @@ def open_link(address: str, client_id: str, will: Will | None = None) -> Link:
     client_id: name of this client, unique at the broker.
     will: topic and payload that the broker publishes, retained, if this link ends without `close`.
     Raises UsageError for an unknown scheme or an invalid address, ConfigError for a scheme whose
-    package cannot be loaded or is no link, LinkError if it cannot connect.
+    package cannot be loaded or is not a link, LinkError if it cannot connect.
     """
     scheme = get_scheme(address)
     connect = find(POINT, scheme, LINKS)

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from federated.data.dataset import Dataset, Indices
-from federated.data.partitions import Shard, count_kinds, draw_shard, generator, parse, read, save
+from federated.data.partitions import (
+    Shard,
+    count_kinds,
+    draw_shard,
+    parse,
+    read,
+    save,
+    seed_generator,
+)
 from federated.errors import DataError, Unknown, UsageError
 
 
@@ -258,5 +266,5 @@ def test_a_shard_drawn_from_a_name_is_one_person_where_people_are_known() -> Non
 
 def test_generators_of_words_are_the_same_in_every_process() -> None:
     """A number written down once: Python's own hash() would differ from process to process."""
-    assert generator("a", "b").integers(1000) == 632
-    assert generator("ab").integers(10**9) != generator("a", "b").integers(10**9)
+    assert seed_generator("a", "b").integers(1000) == 632
+    assert seed_generator("ab").integers(10**9) != seed_generator("a", "b").integers(10**9)
