@@ -199,46 +199,21 @@ def read_width(submodel: str) -> float:
 
 
 def coordinator_command(broker: str, rounds: int, folder: Path) -> list[str]:
-    settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    run = [
-        "--name",
-        RUN,
-        "--data",
-        "digits",
-        "--min-agents",
-        str(len(CPUS)),
-        "--rounds",
-        str(rounds),
-    ]
     return python_command(
         "coordinator.cli",
         "start",
-        "--broker",
-        broker,
-        "--runs",
-        str(folder),
-        *run,
-        *settings,
-        "--format",
-        "json",
+        *("--broker", broker, "--runs", str(folder), "--name", RUN, "--data", "digits"),
+        *("--min-agents", str(len(CPUS)), "--rounds", str(rounds), "--format", "json"),
+        *(part for setting in SETTINGS for part in ("--set", setting)),
     )
 
 
 def agent_command(name: str, index: int, broker: str, folder: Path) -> list[str]:
-    shard = ["--data", "digits", "--shard", f"{index}/{len(CPUS)}", "--partition", "iid"]
-    where = [
-        "--broker",
-        broker,
-        "--run",
-        RUN,
-        "--name",
-        name,
-        "--spool",
-        str(folder / "spool" / name),
-        "--wait",
-        "120",
+    join = [
+        *("join", "--broker", broker, "--run", RUN, "--name", name, "--wait", "120"),
+        *("--data", "digits", "--shard", f"{index}/{len(CPUS)}", "--partition", "iid"),
+        *("--spool", str(folder / "spool" / name), "--format", "json"),
     ]
-    join = ["join", *where, *shard, "--format", "json"]
     if CPUS[name] == 1:
         return [sys.executable, "-c", ON_ONE_PROCESSOR, *join]
     return python_command("edge_agent.cli", *join, "--limit-cpus", str(CPUS[name]))

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -148,10 +148,9 @@ class Registry:
     # ---- certificates ----------------------------------------------------------------------------
 
     def add(self, certificate: Certificate) -> None:
-        c = certificate
         self._base.execute(
             f"insert into certificates ({COLUMNS}) values (?, ?, ?, ?, ?)",  # noqa: S608
-            (c.serial, c.name, c.ends, c.revoked, c.pem),
+            astuple(certificate),
         )
 
     def find(self, serial: str) -> Certificate | None:

@@ -229,8 +229,11 @@ def name_headline_metrics(scores: Sequence[Score]) -> dict[str, str]:
     the fraction of variance explained.
     """
     found = {name for s in scores for name in s.metrics}
-    titles = {"accuracy": "R2" if "rmse" in found else "accuracy"}
-    titles |= {"perplexity": "perplexity", "rmse": "rmse"}
+    titles = {
+        "accuracy": "R2" if "rmse" in found else "accuracy",
+        "perplexity": "perplexity",
+        "rmse": "rmse",
+    }
     return {name: title for name, title in titles.items() if name in found}
 
 
