@@ -27,7 +27,7 @@ __all__ = [
     "find_labelled",
     "full",
     "initial",
-    "normalising",
+    "list_normalising",
     "parameters",
     "pieces",
     "rehearsal",
@@ -140,7 +140,7 @@ def find_labelled(submodel: Submodel) -> frozenset[str]:
 
 
 @lru_cache(maxsize=1024)
-def normalising(submodel: Submodel) -> frozenset[str]:
+def list_normalising(submodel: Submodel) -> frozenset[str]:
     """Return the names of the parameters and running statistics of normalising layers: batch,
     instance, layer, group and RMS norm.
     """

@@ -12,7 +12,7 @@ from benchmarks.fault_schedules.virtual_links import Network, VirtualLink
 from benchmarks.fault_schedules.virtual_training import DATA, PYTORCH, VirtualRunner, survey_once
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_run_files import Spool
-from federated.device.agent_state import sending
+from federated.device.agent_state import list_sending
 from federated.errors import EspalierError
 from federated.task import Profile, Timing
 from federated.wire import envelope, messages, topics
@@ -93,7 +93,7 @@ class Device:
         """Fail if the agent does not offer an unanswered update again."""
         agent, link, now = self._participant, self._link, self.world.now
         silenced = link is None or link.cut_off or now < self.process.paused
-        if agent is None or silenced or not sending(agent.state):
+        if agent is None or silenced or not list_sending(agent.state):
             self._said = now
         elif now - self._said > SILENT and not self.character:
             self.fail(f"silent: {self.name} did not offer its update again for {SILENT:.0f} s")

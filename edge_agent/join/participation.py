@@ -25,7 +25,7 @@ from edge_agent.device.training_conditions import Conditions
 from edge_agent.join.training_process_control import Job, Worker
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_run_files import LIMIT, Spool
-from federated.device.agent_state import activity
+from federated.device.agent_state import describe_activity
 from federated.errors import (
     EspalierError,
     FleetError,
@@ -224,7 +224,7 @@ def _open_spool(request: JoinRequest, run: messages.Run, stack: ExitStack, say: 
 def _describe_status(participant: AgentEventLoop) -> str:
     """Describe the agent in one line for the service manager."""
     now = participant.state
-    doing = now.paused or activity(now)
+    doing = now.paused or describe_activity(now)
     return f"run {now.card.run}: {doing}, {format_count(now.finished, 'update')}"
 
 
@@ -244,7 +244,7 @@ def remeasure(participant: AgentEventLoop, worker: Worker, watch: Watch, say: Sa
     new profile.
     """
     before = participant.state
-    if not (reason := watch.look()) or activity(before) != "idle" or before.paused:
+    if not (reason := watch.look()) or describe_activity(before) != "idle" or before.paused:
         return
     say(f"measuring again: {reason}")
     try:
@@ -307,8 +307,8 @@ def take_part(
     try:
         while not stop.is_set() and participant.turn(0.05):
             now = participant.state
-            if activity(now) != doing:
-                doing = activity(now)
+            if describe_activity(now) != doing:
+                doing = describe_activity(now)
                 log.info("%s: %s", now.name, doing)
             if jump := jumps.check():
                 log.warning("%s", jump)

@@ -18,7 +18,7 @@ from pathlib import Path
 from federated.device import agent_actions as do
 from federated.device import agent_events as on
 from federated.device.agent_run_files import Spool
-from federated.device.agent_state import AgentState, OpenTask, active
+from federated.device.agent_state import AgentState, OpenTask, find_active
 from federated.device.agent_step import step
 from federated.device.task_runner_interface import Outcome, TaskRunner
 from federated.device.transfers import CACHED, Downloads, Uploads
@@ -200,7 +200,7 @@ class AgentEventLoop:
 
     def _advance(self, now: float) -> None:
         """Check the task runner and the transfers, then handle the passing of time."""
-        one = active(self.state)
+        one = find_active(self.state)
         if (
             one is not None
             and one.stage == "training"

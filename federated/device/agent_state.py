@@ -31,13 +31,13 @@ __all__ = [
     "Namesake",
     "OpenTask",
     "Verdict",
-    "active",
-    "activity",
+    "describe_activity",
     "find",
-    "hear",
+    "find_active",
+    "judge_status",
+    "list_sending",
     "put",
     "remove",
-    "sending",
 ]
 
 Verdict: TypeAlias = Literal["", "stay", "leave"]
@@ -66,7 +66,7 @@ class Namesake(Struct, frozen=True):
     answers: int = 0
 
 
-def hear(
+def judge_status(
     known: Namesake, session: str, status: Status, *, retained: bool
 ) -> tuple[Namesake, Verdict]:
     """Handle a status of the agent's name. Return the new state, and whether the agent leaves, or
@@ -165,23 +165,23 @@ def find(a: AgentState, task: Task) -> OpenTask | None:
     return next((one for one in a.tasks if one.is_for(task)), None)
 
 
-def active(a: AgentState) -> OpenTask | None:
+def find_active(a: AgentState) -> OpenTask | None:
     """Return the task being worked on: its weights are being fetched or are here, or it trains."""
     return next((one for one in a.tasks if one.stage in ("fetching", "ready", "training")), None)
 
 
-def sending(a: AgentState) -> list[OpenTask]:
+def list_sending(a: AgentState) -> list[OpenTask]:
     """Return the tasks with a finished update, the oldest first."""
     return [one for one in a.tasks if one.stage == "sending"]
 
 
-def activity(a: AgentState) -> str:
+def describe_activity(a: AgentState) -> str:
     """Return the agent's activity in one word: the work of the task in training, download, send or
     idle.
     """
-    if (one := active(a)) is not None:
+    if (one := find_active(a)) is not None:
         return one.task.work if one.stage == "training" else "download"
-    return "send" if sending(a) else "idle"
+    return "send" if list_sending(a) else "idle"
 
 
 # ---- changes -------------------------------------------------------------------------------------

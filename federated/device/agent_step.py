@@ -32,12 +32,12 @@ from federated.device.agent_actions import (
 from federated.device.agent_state import (
     AgentState,
     OpenTask,
-    active,
     find,
-    hear,
+    find_active,
+    judge_status,
+    list_sending,
     put,
     remove,
-    sending,
 )
 from federated.device.next_agent_actions import drop, fail, make_status, proceed, send_heartbeat
 from federated.task import MAX_GRAPH, Task
@@ -109,7 +109,7 @@ def repeat_announcement(
 
 def take_status(a: AgentState, e: on.StatusHeard, out: list[AgentAction]) -> AgentState:
     """Leave if a newer agent has the same name."""
-    namesake, verdict = hear(a.namesake, a.session, e.status, retained=e.retained)
+    namesake, verdict = judge_status(a.namesake, a.session, e.status, retained=e.retained)
     a = replace(a, namesake=namesake)
     who, advice = f"another agent joined under the name '{a.name}'", "give each its own (--name)"
     if verdict == "leave":
@@ -204,7 +204,7 @@ def abort_tasks(a: AgentState, e: on.TasksAborted, out: list[AgentAction]) -> Ag
 
 
 def take_weights(a: AgentState, e: on.WeightsCame, out: list[AgentAction]) -> AgentState:
-    one = active(a)
+    one = find_active(a)
     if one is None or one.stage != "fetching" or one.task.digest != e.digest:
         return a
     return put(a, replace(one, stage="ready"))
@@ -214,7 +214,7 @@ def make_room(a: AgentState, e: on.WeightsFailed, out: list[AgentAction]) -> Age
     """Remove weights that can be downloaded again. If there are none, fail the task, which another
     attempt may complete once there is room.
     """
-    one = active(a)
+    one = find_active(a)
     if one is None or one.stage != "fetching" or one.task.digest != e.digest:
         return a
     if e.spare:
@@ -247,7 +247,7 @@ def end_training(a: AgentState, e: on.TrainingEnded, out: list[AgentAction]) -> 
 
 def discard_oldest(a: AgentState, e: on.SpoolOverfull, out: list[AgentAction]) -> AgentState:
     """Discard the oldest update, but never the newest."""
-    updates = sending(a)
+    updates = list_sending(a)
     if len(updates) < 2:
         return a
     out.append(
@@ -266,7 +266,7 @@ def repeat_offer(a: AgentState, e: on.UploadStalled, out: list[AgentAction]) -> 
 
 
 def take_answer(a: AgentState, e: on.UpdateAnswered, out: list[AgentAction]) -> AgentState:
-    one = next((one for one in sending(a) if one.task.transfer == e.transfer), None)
+    one = next((one for one in list_sending(a) if one.task.transfer == e.transfer), None)
     if one is None:
         return a
     out.append(Forget(one.task))

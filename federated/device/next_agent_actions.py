@@ -21,11 +21,11 @@ from federated.device.agent_events import Ticked
 from federated.device.agent_state import (
     AgentState,
     OpenTask,
-    active,
-    activity,
+    describe_activity,
+    find_active,
+    list_sending,
     put,
     remove,
-    sending,
 )
 from federated.safe_text import make_safe
 from federated.task import Task, heartbeat_interval
@@ -53,7 +53,7 @@ def start_next(a: AgentState, out: list[AgentAction]) -> AgentState:
     """Fetch the weights of the next task, or train it. Tasks run one at a time, in order of
     arrival.
     """
-    one = active(a)
+    one = find_active(a)
     if one is not None and one.stage == "ready":
         out.append(Train(one.task))
         return put(a, replace(one, stage="training"))
@@ -78,7 +78,7 @@ def announce(a: AgentState, out: list[AgentAction]) -> AgentState:
     if a.unsaid:
         out += map(Tell, a.unsaid)
         a = replace(a, unsaid=())
-    for one in sending(a):
+    for one in list_sending(a):
         if not one.offered:
             out.append(Offer(one.task, restart=True))
             a = put(a, replace(one, offered=True))
@@ -89,7 +89,7 @@ def send_heartbeat(a: AgentState, e: Ticked, out: list[AgentAction]) -> AgentSta
     """Send a heartbeat when the agent's activity changes, and at intervals that depend on the lease
     of its task.
     """
-    one, doing = active(a), activity(a)
+    one, doing = find_active(a), describe_activity(a)
     pace = heartbeat_interval(one.task.lease if one is not None else 0.0)
     if not a.online or a.over or (a.now - a.beaten[0] < pace and a.beaten[1] == doing):
         return a

@@ -57,7 +57,7 @@ from federated.training.hooks import Hooks
 from federated.training.zico_score import survey
 from models.slicing import Plan, Row, graft, is_statistic
 from models.submodel import Network, Submodel
-from models.submodel_building import full, normalising
+from models.submodel_building import full, list_normalising
 
 __all__ = ["fedfa", "fedfa_d", "fedfa_w", "is_scaled"]
 
@@ -131,7 +131,9 @@ def is_scaled(state: State, submodel: Submodel, name: str, tensor: Tensor) -> bo
     """
     if state.settings["scaling"] == "none" or is_statistic(name):
         return False
-    weights = tensor.ndim > 1 and not name.endswith("bias") and name not in normalising(submodel)
+    weights = (
+        tensor.ndim > 1 and not name.endswith("bias") and name not in list_normalising(submodel)
+    )
     return weights or bool(state.settings["scale_1d"])
 
 

@@ -45,7 +45,7 @@ from federated.training.hooks import Hooks, Session
 from models.layers.batch_norm import set_norm
 from models.slicing import Plan, as_slices, corner
 from models.submodel import Network, Submodel
-from models.submodel_building import build, normalising, pieces, shapes, statistics
+from models.submodel_building import build, list_normalising, pieces, shapes, statistics
 
 __all__ = ["fjord"]
 
@@ -66,7 +66,7 @@ def own_tensors(submodel: Submodel, settings: Settings) -> frozenset[str]:
     """Return the tensors that each width has of its own."""
     own = frozenset[str]()
     if settings["affine"] == "separate":
-        own |= normalising(submodel) & shapes(submodel).keys()
+        own |= list_normalising(submodel) & shapes(submodel).keys()
     if settings["norm"] == "tracked":
         own |= statistics(submodel).keys()
     return own

@@ -57,7 +57,7 @@ from federated.methods.moon import moon
 from federated.methods.scaffold import scaffold
 from models.slicing import as_slices
 from models.submodel import Network, Submodel
-from models.submodel_building import address, full, normalising, shapes
+from models.submodel_building import address, full, list_normalising, shapes
 
 __all__ = [
     "cross_step",
@@ -77,7 +77,7 @@ LARGEST, STEEPEST, EPS = 0.1, 5.0, 1e-7  # limits of a step's entries and of t; 
 
 def find_references(network: Network) -> dict[str, str]:
     """Return the name of the reference layer of each layer with a cross-layer step."""
-    whole, norms = shapes(full(network)), normalising(full(network))
+    whole, norms = shapes(full(network)), list_normalising(full(network))
     places = {place: name for name in whole if (place := address(network, name)) is not None}
     shallowest: dict[tuple[int, str, tuple[int, ...]], str] = {}
     found = {}

@@ -47,7 +47,7 @@ from federated.methods.common.width_depth_submodels import propose_sizes
 from federated.task import Profile, Recipe, Update
 from models.slicing import Plan, extract
 from models.submodel import Network, Submodel
-from models.submodel_building import address, normalising, shapes, statistics
+from models.submodel_building import address, list_normalising, shapes, statistics
 
 __all__ = ["nefl_d", "nefl_do", "nefl_w", "nefl_wd"]
 
@@ -127,7 +127,7 @@ def find_inconsistent(settings: Settings, submodel: Submodel) -> frozenset[str]:
     if kind == "auto":
         kind = "norms+steps" if statistics(submodel) else "steps"
     steps = frozenset(filter(is_step, shapes(submodel))) if kind != "none" else frozenset()
-    return steps | normalising(submodel) if kind == "norms+steps" else steps
+    return steps | list_normalising(submodel) if kind == "norms+steps" else steps
 
 
 def place(state: State, submodel: Submodel) -> Plan:

@@ -19,7 +19,7 @@ from models.submodel_building import (
     find_labelled,
     full,
     initial,
-    normalising,
+    list_normalising,
     shapes,
     statistics,
 )
@@ -112,8 +112,8 @@ def test_blocks_are_named_by_section_and_index(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_norms_are_parameters_or_statistics(family):
     submodel = full(small(family))
-    assert normalising(submodel) <= shapes(submodel).keys() | statistics(submodel).keys()
-    assert statistics(submodel).keys() <= normalising(submodel)
+    assert list_normalising(submodel) <= shapes(submodel).keys() | statistics(submodel).keys()
+    assert statistics(submodel).keys() <= list_normalising(submodel)
 
 
 @pytest.mark.parametrize(

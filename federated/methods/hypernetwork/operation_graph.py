@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from models.layers.early_exits import run_exits
 from models.submodel import Submodel
-from models.submodel_building import find_labelled, normalising, rehearsal, shapes
+from models.submodel_building import find_labelled, list_normalising, rehearsal, shapes
 
 __all__ = ["FAR", "OPERATIONS", "Graph", "Role", "Slot", "read_graph", "scale_factor"]
 
@@ -142,7 +142,7 @@ def make_slot(name: str, flow: Flow, submodel: Submodel) -> Slot:
     shape, node = known[name], flow.owner[name]
     operation, bias = flow.operations[node], name.endswith("bias")
     role: Role = "bias"
-    if name in normalising(submodel):
+    if name in list_normalising(submodel):
         role = "bias" if bias else "scale"
     elif operation in MULTIPLYING and len(shape) > 1 and not bias:
         role = "weight"

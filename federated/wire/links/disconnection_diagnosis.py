@@ -15,14 +15,14 @@ from collections.abc import Sequence
 
 from federated.wire.link import OVERHEAD
 
-__all__ = ["RESTARTS", "RESTARTS_WITHIN", "SHORTS", "STRIKES", "ConnectionHistory"]
+__all__ = ["MAX_UNACKNOWLEDGED", "RESTARTS", "RESTARTS_WITHIN", "SHORTS", "ConnectionHistory"]
 
 # consecutive connections, each lost with messages in flight and none acknowledged: a packet may be
 # too large
-STRIKES = 3
+MAX_UNACKNOWLEDGED = 3
 # consecutive connections shorter than SHORT seconds: another client may use the name
 SHORT, SHORTS = 5.0, 5
-RIVALRY = 60.0  # seconds in which a second takeover by another client of this name fails the link
+TAKEOVER_WINDOW = 60.0  # seconds within which a second takeover by another client fails the link
 RESTARTS, RESTARTS_WITHIN = 3, 60.0  # lost sessions in a number of seconds that lead to a warning
 PAUSE = 60.0  # least seconds between two warnings
 
@@ -40,13 +40,13 @@ class ConnectionHistory:
 
     def __init__(self, address: str, client_id: str, now: float, *, tolerant: bool = False) -> None:
         self._address, self._client_id, self._tolerant = address, client_id, tolerant
-        self._strikes, self._shorts, self._acknowledged, self._since = 0, 0, False, now
+        self._unacknowledged, self._shorts, self._acknowledged, self._since = 0, 0, False, now
         self._suspicion = ""  # why the last connections ended early
         self._taken = -math.inf  # when another client of this name took over last
         self._restarts: deque[float] = deque(maxlen=RESTARTS)
         self._warned = -math.inf  # when the last warning was due
 
-    def connected(self, resumed: bool, now: float) -> str:
+    def record_connection(self, resumed: bool, now: float) -> str:
         """Record a new connection, and return a warning if the broker keeps restarting or closing
         connections.
 
@@ -70,18 +70,18 @@ class ConnectionHistory:
         self._warned = now
         return warning
 
-    def acknowledged(self) -> None:
+    def record_acknowledgement(self) -> None:
         """Record that the broker accepted a message."""
-        self._acknowledged, self._strikes = True, 0
+        self._acknowledged, self._unacknowledged = True, 0
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         """Record an attempt to connect that the broker did not answer. It clears what suggests a
         rejected packet or another client of this name.
         """
-        self._strikes = self._shorts = 0
+        self._unacknowledged = self._shorts = 0
         self._suspicion = ""
 
-    def lost(self, taken_over: bool, in_flight: Sequence[tuple[str, int]], now: float) -> str:
+    def record_end(self, taken_over: bool, in_flight: Sequence[tuple[str, int]], now: float) -> str:
         """Record the end of a connection, and return the error if the link must not reconnect.
 
         taken_over: whether the broker says that another client took the name.
@@ -90,8 +90,8 @@ class ConnectionHistory:
         self._shorts = self._shorts + 1 if now - self._since < SHORT else 0
         # A broker that rejects smaller packets cannot serve a run at all.
         large = [one for one in in_flight if one[1] > OVERHEAD]
-        self._strikes = self._strikes + 1 if large and not self._acknowledged else 0
-        if taken_over and self._is_rival(now):
+        self._unacknowledged = self._unacknowledged + 1 if large and not self._acknowledged else 0
+        if taken_over and self._is_second_takeover(now):
             return (
                 f"{self._address}: another client connected as '{self._client_id}' and "
                 "replaced this one: give each client its own name (--name)"
@@ -104,12 +104,12 @@ class ConnectionHistory:
 
         large: large messages in flight when the last one ended: topic, bytes.
         """
-        if self._strikes >= STRIKES:
+        if self._unacknowledged >= MAX_UNACKNOWLEDGED:
             topic, size = max(large, key=lambda one: one[1])
             return (
-                f"{self._address}: the broker closed the connection {STRIKES} times at a packet of "
-                f"{size} bytes ({topic}): it may restart, or accept no packets of that size; "
-                "lower wire.chunk, or raise the broker's limit (mosquitto: max_packet_size)"
+                f"{self._address}: the broker closed the connection {MAX_UNACKNOWLEDGED} times at "
+                f"a packet of {size} bytes ({topic}): it may restart, or accept no packets of that "
+                "size; lower wire.chunk, or raise the broker's limit (mosquitto: max_packet_size)"
             )
         if self._shorts >= SHORTS:
             return (
@@ -119,9 +119,9 @@ class ConnectionHistory:
             )
         return ""
 
-    def _is_rival(self, now: float) -> bool:
+    def _is_second_takeover(self, now: float) -> bool:
         """Return True if another client of this name took over twice in a minute: of two, the later
         one then stays. The earlier one of two coordinators leaves by itself after the first time.
         """
         last, self._taken = self._taken, now
-        return now - last < RIVALRY
+        return now - last < TAKEOVER_WINDOW

@@ -294,7 +294,9 @@ class MqttLink:
 
     def _on_connect(self, client: mqtt.Client, resumed: bool) -> None:
         self._shut, self._up = 0, True
-        if warning := self._history.connected(resumed or not self._greeted, time.monotonic()):
+        if warning := self._history.record_connection(
+            resumed or not self._greeted, time.monotonic()
+        ):
             log.warning("%s", warning)
         if not self._greeted:
             self._greeted = True
@@ -310,12 +312,12 @@ class MqttLink:
         self._deliveries.put(Delivery(LINK_DOWN, str(reason).encode()), force=True)
         self._shut += 1
         if not self._up:
-            self._history.failed()
+            self._history.record_failure()
             return
         self._up = False
         taken_over = reason.getName() == "Session taken over"
         in_flight = self._list_unacknowledged()
-        if error := self._history.lost(taken_over, in_flight, time.monotonic()):
+        if error := self._history.record_end(taken_over, in_flight, time.monotonic()):
             self._fail(error)
 
     def _fail(self, why: str) -> None:
@@ -368,7 +370,7 @@ class MqttLink:
             )
 
     def _on_publish(self, reason: ReasonCode) -> None:
-        self._history.acknowledged()
+        self._history.record_acknowledgement()
         if reason.is_failure:
             self._shut = SHUT  # the certificate may have been revoked: the next call checks
             self._fatal = (

@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.store.run_store import Store
-from federated.device.agent_state import activity
+from federated.device.agent_state import describe_activity
 from federated.device.transfers import Uploads
 from federated.task import Profile, Task, Timing, Update
 from federated.wire import envelope, messages, topics
@@ -172,7 +172,7 @@ def test_a_changed_run_drops_all_tasks(tmp_path: Path) -> None:
     card(agent, replace(CARD, session="s2", batch=16))
     assert agent.turn() == []
     assert len(agent.measured) == 2
-    assert activity(agent.participant.state) == "idle"
+    assert describe_activity(agent.participant.state) == "idle"
     assert not list(tmp_path.glob("*.update"))
 
 
@@ -217,7 +217,7 @@ def test_a_killed_agent_offers_its_update_again_without_repeating_work(tmp_path:
     second.clerk.receipt(task(), "round 1 awaits no such update")
     second.turn()
     assert not list(tmp_path.glob("*.update")) + list(tmp_path.glob("*.task"))
-    assert activity(second.participant.state) == "idle"
+    assert describe_activity(second.participant.state) == "idle"
 
 
 def test_a_stopped_agent_leaves_its_updates_and_the_end_of_a_run_leaves_nothing(
@@ -245,7 +245,7 @@ def test_a_finished_update_survives_its_deadline_and_a_task_does_not(tmp_path: P
     agent.clock.now = 10_000.0
     agent.turn()
     assert agent.hand.task is None
-    assert activity(agent.participant.state) == "send"
+    assert describe_activity(agent.participant.state) == "send"
 
 
 def test_nothing_is_sent_while_the_link_is_down_and_everything_afterwards(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_an_answered_update_is_removed_from_memory_and_disk(tmp_path: Path, reas
         assert agent.turn() == []
     assert {path.suffix for path in tmp_path.iterdir()} == {".weights"}
     assert agent.participant.state.finished == (not reason)
-    assert activity(agent.participant.state) == "idle"
+    assert describe_activity(agent.participant.state) == "idle"
 
 
 def test_updates_finished_while_the_link_is_down_are_offered_in_order(
@@ -392,7 +392,7 @@ def test_an_update_that_cannot_be_read_is_a_failure_with_the_reason(tmp_path: Pa
     (failure,) = agent.turn()
     assert isinstance(failure, messages.Failure)
     assert "cannot read its update" in failure.reason
-    assert activity(agent.participant.state) == "idle"
+    assert describe_activity(agent.participant.state) == "idle"
 
 
 def test_a_task_dropped_just_after_its_end_leaves_no_update(tmp_path: Path) -> None:

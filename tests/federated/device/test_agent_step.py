@@ -16,7 +16,14 @@ from msgspec.structs import astuple, replace
 
 from federated.device import agent_actions as do
 from federated.device import agent_events as on
-from federated.device.agent_state import ANSWERS, AgentState, active, activity, find, sending
+from federated.device.agent_state import (
+    ANSWERS,
+    AgentState,
+    describe_activity,
+    find,
+    find_active,
+    list_sending,
+)
 from federated.device.agent_step import LOOK, step
 from federated.device.next_agent_actions import REMEMBERED
 from federated.task import HEARTBEAT, QUICKEST, Task
@@ -593,8 +600,8 @@ def test_an_agent_keeps_its_rules_under_random_events(
         if agent.online and not agent.over:
             assert agent.said == agent.paused
             assert not agent.unsaid
-            assert all(one.offered for one in sending(agent)), "nothing waits to be said"
-            assert active(agent) is not None or all(
+            assert all(one.offered for one in list_sending(agent)), "nothing waits to be said"
+            assert find_active(agent) is not None or all(
                 one.stage == "sending" for one in agent.tasks
             ), "nothing waits for nothing"
         if (
@@ -615,7 +622,9 @@ def test_an_agent_keeps_its_rules_under_random_events(
                 if isinstance(action, do.StopTraining)
                 else hands
             )
-        assert activity(agent) == (hands.work if hands is not None else activity(agent))
+        assert describe_activity(agent) == (
+            hands.work if hands is not None else describe_activity(agent)
+        )
         assert (hands is not None) == ("training" in stages)
         assert agent is before or actions or facts(agent) != facts(before), (
             "the same object where nothing changed"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from federated.device.agent_run_files import Spool
-from federated.device.agent_state import activity
+from federated.device.agent_state import describe_activity
 from federated.task import MAX_GRAPH, Graph
 from federated.wire import messages, topics
 from federated.wire.chunks import split
@@ -35,7 +35,7 @@ def test_weights_are_downloaded_once_and_tasks_run_in_order(agent: Agent) -> Non
     assert [said.work for said in agent.turn() if isinstance(said, messages.Offer)] == ["train"]
     assert agent.hand.begun == [first, second]
     assert agent.fetched == fetched
-    assert activity(agent.participant.state) == "evaluate"
+    assert describe_activity(agent.participant.state) == "evaluate"
 
 
 def test_weights_that_are_published_elsewhere_meanwhile_are_fetched_from_there(
@@ -44,7 +44,7 @@ def test_weights_that_are_published_elsewhere_meanwhile_are_fetched_from_there(
     """A coordinator that resumed the round may ask for the same task with another slot."""
     old, new = replace(task(), slot="elsewhere"), task()
     agent.ask(old)
-    assert activity(agent.participant.state) == "download"
+    assert describe_activity(agent.participant.state) == "download"
     agent.ask(new)
     assert agent.hand.begun == [new]
 
@@ -58,7 +58,7 @@ def test_a_task_is_dropped_at_its_deadline_unless_it_was_repeated(agent: Agent) 
     assert agent.hand.task == task()
     agent.clock.now = 101.0
     agent.turn()
-    assert activity(agent.participant.state) == "idle"
+    assert describe_activity(agent.participant.state) == "idle"
     assert agent.hand.task is None
     agent.ask(task())
     assert agent.hand.begun == [task(), task()], "it is nothing that is under way"
@@ -119,7 +119,7 @@ def test_a_full_disk_first_removes_weights_and_then_fails_the_task(
         == f"no room for its weights (4000 bytes) in {tmp_path}: No space left on device"
     )
     assert list(tmp_path.iterdir()) == []
-    assert activity(agent.participant.state) == "idle"
+    assert describe_activity(agent.participant.state) == "idle"
 
 
 GRAPH = bytes(range(200)) * 10
@@ -170,7 +170,7 @@ def test_a_task_waits_for_a_graph_that_has_another_digest(agent: Agent) -> None:
     asked = replace(task(), graphs=(graph,))
     agent.ask(asked)
     assert agent.hand.begun == []
-    assert activity(agent.participant.state) == "download"
+    assert describe_activity(agent.participant.state) == "download"
     shelve_graph(agent)
     agent.turn()
     assert agent.hand.begun == [asked]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_broker import Broker
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
-from federated.device.agent_state import ANSWERS, Verdict, hear
+from federated.device.agent_state import ANSWERS, Verdict, judge_status
 from federated.device.agent_state import Namesake as Known
 from federated.wire import envelope, topics
 from federated.wire.link import Link
@@ -45,7 +45,7 @@ class Namesake:
         self.known = replace(self.known, returned=True)
 
     def hear(self, status: Status, *, retained: bool) -> Verdict:
-        self.known, verdict = hear(self.known, self.session, status, retained=retained)
+        self.known, verdict = judge_status(self.known, self.session, status, retained=retained)
         return verdict
 
 

@@ -16,7 +16,7 @@ from federated.task import Card, Profile
 from models.families.efficientnet import PRESETS, STYLE
 from models.layers.inverted_residual_network import Block, Place
 from models.named_network import network
-from models.submodel_building import full, normalising, shapes
+from models.submodel_building import full, list_normalising, shapes
 from tests.support.golden import close, floats, golden, play_round
 
 WHOLE = full(network("resnet-small", (1, 8, 8), 10), ("steps",))
@@ -24,7 +24,7 @@ WHOLE = full(network("resnet-small", (1, 8, 8), 10), ("steps",))
 
 def constant(submodel, value, **other):
     """Return tensors of one value, except given norms and steps."""
-    norms = normalising(submodel)
+    norms = list_normalising(submodel)
     kinds = {
         name: "norm" if name in norms else "step" if name.endswith(".step") else ""
         for name in shapes(submodel)

@@ -13,7 +13,7 @@ from federated.methods.catalogue import find_method
 from federated.methods.common.trimmed_norm import central_norm
 from federated.methods.fedfa import is_scaled, propose_depths
 from models.named_network import network
-from models.submodel_building import full, initial, normalising, shapes
+from models.submodel_building import full, initial, list_normalising, shapes
 from tests.support.handmade_rounds import NET, play_round, start
 
 
@@ -154,7 +154,11 @@ def test_biases_and_norms_of_several_axes_are_no_layers_to_scale():
             for name, value in initial(made, 0).items()
             if is_scaled(state, full(made), name, value)
         }
-        odd = [name for name in tensors if name.endswith("bias") or name in normalising(full(made))]
+        odd = [
+            name
+            for name in tensors
+            if name.endswith("bias") or name in list_normalising(full(made))
+        ]
         assert odd == []
         assert any(value.ndim > 2 for value in tensors.values())
 

@@ -17,7 +17,7 @@ from federated.task import Task
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import open_session, train_session
 from models.slicing import corners, extract
-from models.submodel_building import build, initial, normalising, shapes, statistics
+from models.submodel_building import build, initial, list_normalising, shapes, statistics
 from tests.support.memory_federation import Member, digits, federate
 from tests.support.small_tasks import perform
 from tests.support.smallest_networks import SMALL, small
@@ -210,9 +210,9 @@ def test_by_default_all_is_shared():
 @pytest.mark.parametrize(
     ("given", "own"),
     [
-        ({"affine": "separate"}, lambda s: normalising(s) & shapes(s).keys()),
+        ({"affine": "separate"}, lambda s: list_normalising(s) & shapes(s).keys()),
         ({"norm": "tracked"}, lambda s: set(statistics(s))),
-        ({"affine": "separate", "norm": "tracked"}, normalising),
+        ({"affine": "separate", "norm": "tracked"}, list_normalising),
     ],
 )
 def test_tensors_of_one_width_are_stored_per_width(given, own):

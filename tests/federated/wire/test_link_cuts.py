@@ -12,7 +12,7 @@ from coordinator.broker.local_broker import Broker
 from federated.errors import LinkError
 from federated.wire import topics
 from federated.wire.link import LINK_DOWN, LINK_UP
-from federated.wire.links.disconnection_diagnosis import SHORTS, STRIKES
+from federated.wire.links.disconnection_diagnosis import MAX_UNACKNOWLEDGED, SHORTS
 from tests.support.brokers import read_port
 from tests.support.links import listen, open_links, wait_for_delivery
 from tests.support.proxy import Proxy
@@ -88,7 +88,7 @@ def test_a_broker_behind_a_port_that_accepts_and_closes_is_waited_for(mosquitto:
             proxy.cut()
             wait_for_delivery(a, LINK_DOWN)
             a.publish("x", b"during")
-            for _ in range(STRIKES + 1):
+            for _ in range(MAX_UNACKNOWLEDGED + 1):
                 wait_for_delivery(a, LINK_DOWN)
             proxy.mend()
             wait_for_delivery(a, LINK_UP)

@@ -14,7 +14,7 @@ from models.layers.early_exits import Attentive, Exits, exit_places, levels, run
 from models.named_network import network
 from models.slicing import corners
 from models.submodel import Submodel
-from models.submodel_building import build, find_labelled, full, normalising, shapes
+from models.submodel_building import build, find_labelled, full, list_normalising, shapes
 from tests.support.published_network_sizes import count_network, read_published_counts
 
 IMAGES, DIGITS = (3, 32, 32), (1, 8, 8)
@@ -76,7 +76,7 @@ def test_counts_of_scalefl(key, width, blocks, parameters, macs):
     weights = sum(
         torch.Size(shape).numel()
         for name, shape in shapes(submodel).items()
-        if name not in normalising(submodel)
+        if name not in list_normalising(submodel)
     )
     assert (weights, count_network(submodel)[1]) == (parameters, macs)
     assert (parameters, macs) == read_published_counts(f"ScaleFL/ResNet110_{key}")

@@ -19,7 +19,7 @@ from models.menu import menu
 from models.named_network import network
 from models.step_workload import work
 from models.submodel import Submodel, scale_count
-from models.submodel_building import address, build, find_labelled, full, normalising, shapes
+from models.submodel_building import address, build, find_labelled, full, list_normalising, shapes
 from tests.support.memory_federation import Member, digits, federate
 from tests.support.user_networks import Named, Recurrent, at, cnn, run_passes, sizes
 
@@ -273,7 +273,7 @@ def test_every_kind_of_norm_is_known_as_one(named: Named) -> None:
         (4,),
         4,
     )
-    assert normalising(full(made)) == {"net.1.weight", "net.3.weight", "net.3.bias"}
+    assert list_normalising(full(made)) == {"net.1.weight", "net.3.weight", "net.3.bias"}
 
 
 def test_an_instance_norm_that_tracks_statistics_is_refused(named: Named) -> None:

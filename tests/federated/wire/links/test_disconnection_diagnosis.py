@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from federated.wire.links.disconnection_diagnosis import (
+    MAX_UNACKNOWLEDGED,
     RESTARTS,
     RESTARTS_WITHIN,
     SHORTS,
-    STRIKES,
     ConnectionHistory,
 )
 
@@ -29,10 +29,10 @@ def flap(
     history = ConnectionHistory("mqtt://b:1", "a", 0.0, tolerant=tolerant)
     error, warning = "", ""
     for second in range(1, times + 1):
-        found = history.lost(False, in_flight, float(second))
+        found = history.record_end(False, in_flight, float(second))
         if refused:
-            history.failed()
-        warned = history.connected(resumed, second + 0.1)
+            history.record_failure()
+        warned = history.record_connection(resumed, second + 0.1)
         error, warning = error or found, warning or warned
     return error, warning
 
@@ -46,18 +46,18 @@ def test_a_broker_that_restarts_is_named_so_whatever_is_in_flight() -> None:
 
 
 def test_a_small_packet_is_never_the_reason() -> None:
-    assert not flap(SMALL, STRIKES, resumed=True)[0]
+    assert not flap(SMALL, MAX_UNACKNOWLEDGED, resumed=True)[0]
 
 
 def test_a_large_packet_is_the_reason_if_the_broker_keeps_the_session() -> None:
-    error, warning = flap(LARGE, STRIKES, resumed=True)
+    error, warning = flap(LARGE, MAX_UNACKNOWLEDGED, resumed=True)
     assert "packet of 200000 bytes (chunk)" in error
     assert not warning
 
 
 def test_a_broker_without_sessions_may_also_reject_large_packets() -> None:
     assert not flap(SMALL, 2 * SHORTS, resumed=False)[0]
-    error, _ = flap(LARGE, STRIKES, resumed=False)
+    error, _ = flap(LARGE, MAX_UNACKNOWLEDGED, resumed=False)
     assert "may restart, or accept no packets of that size" in error
 
 
@@ -66,23 +66,25 @@ def test_a_tolerant_link_only_warns() -> None:
     assert not error
     assert "keeps closing the connection" in warning
     assert "--name" in warning
-    error, warning = flap(LARGE, STRIKES, resumed=True, tolerant=True)
+    error, warning = flap(LARGE, MAX_UNACKNOWLEDGED, resumed=True, tolerant=True)
     assert not error
     assert "packet of 200000 bytes (chunk)" in warning
-    assert "may restart, or accept" in flap(LARGE, STRIKES, resumed=False, tolerant=True)[1]
+    assert (
+        "may restart, or accept" in flap(LARGE, MAX_UNACKNOWLEDGED, resumed=False, tolerant=True)[1]
+    )
     assert flap([], SHORTS - 1, resumed=True, tolerant=True) == ("", "")
     assert "keeps closing the connection" in flap(SMALL, SHORTS, resumed=True)[0]
 
 
 def test_an_attempt_without_an_answer_clears_the_suspicion() -> None:
     history = ConnectionHistory("mqtt://b:1", "a", 0.0)
-    for second in range(3 * STRIKES):
-        history.failed()
-        assert not history.lost(False, LARGE, float(second))
-        assert not history.connected(True, float(second))
+    for second in range(3 * MAX_UNACKNOWLEDGED):
+        history.record_failure()
+        assert not history.record_end(False, LARGE, float(second))
+        assert not history.record_connection(True, float(second))
 
 
 def test_rare_restarts_cause_no_warning() -> None:
     history = ConnectionHistory("mqtt://b:1", "a", 0.0)
     for n in range(2 * RESTARTS):
-        assert not history.connected(False, n * RESTARTS_WITHIN)
+        assert not history.record_connection(False, n * RESTARTS_WITHIN)
