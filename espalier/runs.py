@@ -125,9 +125,7 @@ def run(
     given = flatten(settings) | list_env_settings(env) | {"method.name": name_method(method)}
     if model is not None:
         stored = folder / settings.get("name", "") if resume else None
-        given["model.name"] = (
-            name_model(model) if stored is None else name_resumed_model(model, stored)
-        )
+        given["model.name"] = name_model(model) if stored is None else name_stored(model, stored)
     if data is not None:
         given["data.name"] = name_data(data)
     if isinstance(env, Fleet) and is_given(given.get("model.name", "")):
@@ -157,7 +155,7 @@ def check_run_arguments(runs: object, resume: object, settings: Mapping[str, Any
     check_is("name", settings.get("name", ""), (str,), "the name of a run as text")
 
 
-def name_resumed_model(model: Any, folder: Path) -> str:
+def name_stored(model: Any, folder: Path) -> str:
     """Return the name of the model of a run to resume. A module gets the name that the module had
     when the run was started, perhaps in another process and with other initial weights.
 
