@@ -91,43 +91,43 @@ def choose(
     ExportError: no combination passes, with the reason of each; or the release is damaged. Unknown:
         no such submodel. DataError: the own examples do not fit.
     """
-    bench = TrialSetup.open(folder, submodel, held)
-    _warn_untrained(bench)
-    if before is not None and (session := _reopen_session(bench, before.best)) is not None:
-        return session, _make_choice(bench, version, before.trials, before.best, busy=before.busy)
-    others = Load()
-    trials, sessions = _try_all(bench, threads)
+    setup = TrialSetup.open(folder, submodel, held)
+    _warn_untrained(setup)
+    if before is not None and (session := _reopen_session(setup, before.best)) is not None:
+        return session, _make_choice(setup, version, before.trials, before.best, busy=before.busy)
+    other_load = Load()
+    trials, sessions = _try_all(setup, threads)
     if not sessions or _is_damaged(trials):
         raise ExportError(
             f"{folder}: no variant of {submodel} passes its checks on this device: "
             f"{_format_reasons(trials)}"
         )
-    busy = others.share() >= BUSY
+    busy = other_load.share() >= BUSY
     best = _choose_best(trials, busy=busy)
-    return sessions[best], _make_choice(bench, version, tuple(trials), trials[best], busy=busy)
+    return sessions[best], _make_choice(setup, version, tuple(trials), trials[best], busy=busy)
 
 
-def _warn_untrained(bench: TrialSetup) -> None:
+def _warn_untrained(setup: TrialSetup) -> None:
     """Log that the submodel was not trained, and which ones were."""
-    if bench.entry.trained_updates != 0:
+    if setup.entry.trained_updates != 0:
         return
-    trained = [one.submodel for one in bench.bundle.submodels if one.trained_updates != 0]
+    trained = [one.submodel for one in setup.bundle.submodels if one.trained_updates != 0]
     log.warning(
         "serving %s, although no update of the run trained it; trained: %s",
-        bench.entry.submodel,
+        setup.entry.submodel,
         ", ".join(trained) or "none",
     )
 
 
-def _try_all(bench: TrialSetup, threads: int) -> tuple[list[Trial], dict[int, Session]]:
+def _try_all(setup: TrialSetup, threads: int) -> tuple[list[Trial], dict[int, Session]]:
     """Test every combination. Return the trials, and by index the sessions that may be the best."""
     trials, sessions = list[Trial](), dict[int, Session]()
     for variant, provider, count in itertools.product(
-        bench.entry.variants, list_providers(), list_thread_counts(threads)
+        setup.entry.variants, list_providers(), list_thread_counts(threads)
     ):
         fastest = min((trial.p90 for trial in trials if not trial.reason), default=math.inf)
         trial, session = run_trial(
-            bench, variant, provider, count, _find_reference(trials), fastest
+            setup, variant, provider, count, _find_reference(trials), fastest
         )
         trials.append(trial)
         if session is not None:
@@ -198,14 +198,14 @@ def format_trials(choice: Choice) -> str:
     )
 
 
-def _reopen_session(bench: TrialSetup, trial: Trial) -> Session | None:
+def _reopen_session(setup: TrialSetup, trial: Trial) -> Session | None:
     """Return the session of an earlier choice if it still passes its checks."""
-    variant = next((one for one in bench.entry.variants if one.kind == trial.kind), None)
+    variant = next((one for one in setup.entry.variants if one.kind == trial.kind), None)
     if variant is None:
         return None
     try:
-        session = open_session(bench, variant, trial.provider, trial.threads)
-        reason, _ = check_outputs(bench, variant, session)
+        session = open_session(setup, variant, trial.provider, trial.threads)
+        reason, _ = check_outputs(setup, variant, session)
     except ExportError:
         return None
     return None if reason or session.providers[0] != trial.provider else session
@@ -259,16 +259,16 @@ def _format_reasons(trials: list[Trial]) -> str:
 
 
 def _make_choice(
-    bench: TrialSetup, version: str, trials: tuple[Trial, ...], best: Trial, *, busy: bool
+    setup: TrialSetup, version: str, trials: tuple[Trial, ...], best: Trial, *, busy: bool
 ) -> Choice:
-    variant = next(variant for variant in bench.entry.variants if variant.kind == best.kind)
-    examples = 0 if bench.held is None else len(bench.held[1])
-    found = bench.bundle
+    variant = next(variant for variant in setup.entry.variants if variant.kind == best.kind)
+    examples = 0 if setup.held is None else len(setup.held[1])
+    found = setup.bundle
     return Choice(
         version,
         found.run,
         found.round,
-        bench.entry.submodel,
+        setup.entry.submodel,
         best,
         variant.accuracy,
         examples,

@@ -114,7 +114,7 @@ class TrialSetup:
 
 
 def run_trial(
-    bench: TrialSetup,
+    setup: TrialSetup,
     variant: Variant,
     provider: str,
     threads: int,
@@ -128,29 +128,29 @@ def run_trial(
     """
     trial = Trial(variant.kind, provider, threads)
     try:
-        session = open_session(bench, variant, provider, threads)
+        session = open_session(setup, variant, provider, threads)
     except ExportError as error:
-        reason = f"does not load: {str(error).replace(f'{bench.folder}/', '')}"
+        reason = f"does not load: {str(error).replace(f'{setup.folder}/', '')}"
         return replace(trial, reason=reason), None
     if session.providers[0] != provider:
         return replace(trial, reason=f"the runtime fell back to {session.providers[0]}"), None
-    reason, difference = check_outputs(bench, variant, session)
+    reason, difference = check_outputs(setup, variant, session)
     trial = replace(
-        trial, difference=difference, reason=reason or _describe_release_loss(bench, variant)
+        trial, difference=difference, reason=reason or _describe_release_loss(setup, variant)
     )
-    if not trial.reason and bench.held is not None:
-        trial = replace(trial, accuracy=_measure_accuracy(session, *bench.held))
-        trial = replace(trial, reason=_describe_own_loss(trial, reference, len(bench.held[1])))
+    if not trial.reason and setup.held is not None:
+        trial = replace(trial, accuracy=_measure_accuracy(session, *setup.held))
+        trial = replace(trial, reason=_describe_own_loss(trial, reference, len(setup.held[1])))
     if trial.reason:
         return trial, None
-    took = _time_session(session, bench.x[:1], fastest)
+    took = _time_session(session, setup.x[:1], fastest)
     return replace(trial, p50=took.p50, p90=took.p90, runs=took.runs), session
 
 
-def open_session(bench: TrialSetup, variant: Variant, provider: str, threads: int) -> Session:
+def open_session(setup: TrialSetup, variant: Variant, provider: str, threads: int) -> Session:
     """Load a graph for a provider; the runtime falls back to the CPU. Raises ExportError."""
     return load(
-        bench.folder / variant.file.name,
+        setup.folder / variant.file.name,
         variant.file.sha256,
         providers=(provider,) if provider == CPU else (provider, CPU),
         threads=threads,
@@ -158,21 +158,21 @@ def open_session(bench: TrialSetup, variant: Variant, provider: str, threads: in
 
 
 def check_outputs(
-    bench: TrialSetup, variant: Variant, session: Session
+    setup: TrialSetup, variant: Variant, session: Session
 ) -> tuple[str, float | None]:
     """Compare a session's outputs with those of the exporter's machine. Return why they deviate
     too much ("" if they do not), and the deviation.
     """
-    wanted = bench.wanted.get(variant.file.name)
+    wanted = setup.wanted.get(variant.file.name)
     if wanted is None:
-        return f"{bench.bundle.check.name} has no outputs of {variant.file.name}", None
+        return f"{setup.bundle.check.name} has no outputs of {variant.file.name}", None
     try:
-        found = session.predict(bench.x)
+        found = session.predict(setup.x)
     except Exception as error:  # a provider's errors share no base class
         return f"does not run: {' '.join(str(error).split())[:200]}", None
     if found.shape != wanted.shape or not np.isfinite(wanted).all():
         return (
-            f"{bench.bundle.check.name}: expected finite outputs {list(found.shape)} of "
+            f"{setup.bundle.check.name}: expected finite outputs {list(found.shape)} of "
             f"{variant.file.name}, found {list(wanted.shape)}",
             None,
         )
@@ -202,11 +202,11 @@ def measure_session(session: Session, held: Held | None) -> tuple[Latency, float
     )
 
 
-def _describe_release_loss(bench: TrialSetup, variant: Variant) -> str:
+def _describe_release_loss(setup: TrialSetup, variant: Variant) -> str:
     """Return what int8 lost where the release was made, if that is too much."""
-    if variant in release_reader.accurate_variants(bench.entry):
+    if variant in release_reader.accurate_variants(setup.entry):
         return ""
-    plain = bench.entry.variants[0]
+    plain = setup.entry.variants[0]
     if variant.accuracy is not None and plain.accuracy is not None:
         return (
             f"its accuracy in the release is {variant.accuracy:.3f}, that of {plain.kind} "
