@@ -109,7 +109,7 @@ class Scale(Course):
     model: bytes of the weights
     base: peak bytes of a coordinator with few agents
     peak: peak bytes of the coordinator with all agents
-    flat: True if `peak` is at most `base` and three models
+    flat: True if `peak` is at most `base` plus three times `model`
     seconds: duration of the benchmark
     """
 
@@ -127,7 +127,7 @@ class Scale(Course):
 
 
 def is_flat(base: int, peaks: list[int], model: int) -> bool:
-    """Return True if no round needs more memory than `base` and three models."""
+    """Return True if no round needs more memory than `base` plus three times `model`."""
     return max(peaks) <= base + 3 * model
 
 

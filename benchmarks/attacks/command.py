@@ -50,7 +50,9 @@ DELAY = 0.3  # seconds of an honest training, so that a round takes a realistic 
 CALM, CALM_TLS = "undisturbed", "undisturbed, TLS"
 EVERY = 10  # runs between two undisturbed ones, because the speed of a machine changes
 NEAREST = 4  # undisturbed runs around a run, to compare it with
-SLOWED = 2.0  # most seconds of an honest round beside one of HOLDING, relative to undisturbed ones
+# largest ratio of the seconds of a round with an attacker of HOLDING to those of undisturbed rounds
+SLOWED = 2.0
+# attacks that must not delay honest agents
 HOLDING = (
     "claims 1e-12 seconds a step",
     "mute",
@@ -321,8 +323,8 @@ def command(
     """Attack runs, and check that they survive.
 
     The attackers are malicious agents, silent agents, and strangers without a certificate. Other
-    attacks damage files and kill processes. Count updates that were lost or counted twice, and
-    attackers that were admitted.
+    attacks damage files and kill processes. The benchmark fails if updates are lost or counted
+    twice, or if an attacker is admitted.
     """
     with report_errors("python -m benchmarks attacks", "coordinator", "interrupted"):
         jobs, say = list_jobs(choose(names), times, pairs, seed), speaker(form)

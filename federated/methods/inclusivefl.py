@@ -1,7 +1,7 @@
 """InclusiveFL: average networks of different depths, and pass momentum from each to the next
 smaller one (Liu, Wu, Wu, Wang, Lyu, Chen and Xie, No One Left Behind: Inclusive Federated Learning
-over Heterogeneous Devices, KDD 2022, arXiv 2202.08036). The authors use it for BERT, those of
-DepthFL for ResNets; here it serves every family of networks with sections.
+over Heterogeneous Devices, KDD 2022, arXiv 2202.08036). The authors use it for BERT, and
+the authors of DepthFL for ResNets; here it works for every family of networks with sections.
 
 A size is a submodel of the menu, a layer one of its blocks, and a section a stack of layers. BERT
 has one section of 12 layers, and its sizes keep 4, 8 and 12 of them. By default, the sizes here
