@@ -16,6 +16,7 @@ from federated.safe_text import make_safe
 __all__ = [
     "Html",
     "escape",
+    "join_parts",
     "make_code",
     "make_details",
     "make_figure",
@@ -45,12 +46,14 @@ def escape(text: object) -> Html:
     return text if isinstance(text, Html) else Html(html.escape(make_safe(str(text))))
 
 
-def join(parts: Iterable[object]) -> Html:
+def join_parts(parts: Iterable[object]) -> Html:
     return Html("".join(map(escape, parts)))
 
 
 def make_paragraph(*parts: object, kind: str = "") -> Html:
-    return Html(f'<p class="{kind}">{join(parts)}</p>' if kind else f"<p>{join(parts)}</p>")
+    return Html(
+        f'<p class="{kind}">{join_parts(parts)}</p>' if kind else f"<p>{join_parts(parts)}</p>"
+    )
 
 
 def make_words(text: str) -> Html:
@@ -69,11 +72,11 @@ def make_list(items: Iterable[object]) -> Html:
 
 
 def make_details(summary: object, *parts: object) -> Html:
-    return Html(f"<details><summary>{escape(summary)}</summary>{join(parts)}</details>")
+    return Html(f"<details><summary>{escape(summary)}</summary>{join_parts(parts)}</details>")
 
 
 def make_section(title: object, *parts: object) -> Html:
-    return Html(f"<section><h2>{escape(title)}</h2>{join(parts)}</section>")
+    return Html(f"<section><h2>{escape(title)}</h2>{join_parts(parts)}</section>")
 
 
 def make_tiles(tiles: Iterable[tuple[str, object]]) -> Html:
@@ -139,7 +142,7 @@ def make_page(title: str, *parts: object) -> Html:
 </head>
 <body>
 <main>
-{join(parts)}
+{join_parts(parts)}
 </main>
 </body>
 </html>

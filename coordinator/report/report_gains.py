@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.report.html_elements import (
     Html,
     escape,
+    join_parts,
     make_list,
     make_paragraph,
     make_section,
@@ -132,16 +133,20 @@ def describe_comparison(compared: Sequence[Comparison]) -> Iterator[Html]:
             "which nothing trained on.",
             "A device's own examples may be of a few classes only. Trained alone, a network knows "
             "only these; the federated network learns all classes of the fleet.",
-            join_words(
-                mark("alone"),
-                " trains on the device's own data, with as many steps as "
-                "the device took in the run.",
+            join_parts(
+                [
+                    mark("alone"),
+                    " trains on the device's own data, with as many steps as the device took in "
+                    "the run.",
+                ]
             ),
-            join_words(mark("federated"), " has the weights after the run's last round."),
-            join_words(
-                mark("central"),
-                " trains on the training data of all devices, with as "
-                "many steps as all devices took together.",
+            join_parts([mark("federated"), " has the weights after the run's last round."]),
+            join_parts(
+                [
+                    mark("central"),
+                    " trains on the training data of all devices, with as many steps as all "
+                    "devices took together.",
+                ]
             ),
             "Alone and central start from the run's initial weights, with the run's optimiser, "
             "batch size and learning rates, but without terms of the federated method.",
@@ -153,10 +158,6 @@ def mark(kind: str) -> Html:
     """Return a kind of training with its dot in the drawings."""
     dot = f'<svg class="{CLASSES[kind]}" width="10" height="10"><circle cx="5" cy="5" r="4"/></svg>'
     return Html(f"{dot} {kind}")
-
-
-def join_words(*parts: object) -> Html:
-    return Html("".join(map(escape, parts)))
 
 
 def draw_gain(one: Comparison) -> Html:
