@@ -1,5 +1,5 @@
-"""Open the certificate authority in the folder that the configuration names, or in the default one,
-and revoke certificates.
+"""Open the certificate authority of a run's configuration (the folder `broker.pki`, or the default
+one), and revoke certificates.
 
 This module imports the package `cryptography` only when it opens an authority, so that commands
 which do not need it start fast.

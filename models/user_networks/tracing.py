@@ -1,5 +1,5 @@
-"""Trace a network's forward pass with torch.fx and one example on the meta device, and apply the
-rules for what each step does to channels.
+"""Trace a network's forward pass with torch.fx and one example on the meta device, and label the
+axes of every tensor in it with the channels that they hold (`models.user_networks.channel_groups`).
 """
 
 from __future__ import annotations
