@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from edge_agent.device.board import read_board, read_processor_name
+from edge_agent.device.board import read_board, read_governor, read_processor_name
 from edge_agent.device.measurement_cache import PACKAGES
 from edge_agent.device.process_limits import Limits, count_cpus
 from federated.errors import ConfigError, UsageError, explain_os_errors
@@ -24,6 +24,7 @@ from federated.runtime.provenance import commit, versions
 from federated.task import Board
 
 __all__ = [
+    "Fingerprint",
     "Ratio",
     "Report",
     "Row",
@@ -133,6 +134,7 @@ class Fingerprint:
     board: the board
     limits: limits in words
     commit: commit of this program, if known
+    governor: how the kernel sets the processors' clocks, if known
     """
 
     machine: str
@@ -145,6 +147,7 @@ class Fingerprint:
     board: Board
     limits: str
     commit: str
+    governor: str = ""
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,7 @@ def take_fingerprint(limits: Limits) -> Fingerprint:
         board=read_board(),
         limits=", ".join(part for part in (cpus, memory) if part),
         commit=commit(),
+        governor=read_governor(),
     )
 
 

@@ -15,7 +15,14 @@ from typing import Any, Literal
 from edge_agent.device.sysfs import ROOT, Run, list_entries, read_number, read_text, run_command
 from federated.task import Board
 
-__all__ = ["Power", "is_metered", "read_board", "read_power", "read_processor_name"]
+__all__ = [
+    "Power",
+    "is_metered",
+    "read_board",
+    "read_governor",
+    "read_power",
+    "read_processor_name",
+]
 
 Power = Literal["mains", "battery", ""]
 
@@ -155,6 +162,14 @@ def read_processor_name(root: Path = ROOT) -> str:
         return named[1]
     parts = sorted(set(re.findall(r"^CPU part\s*:\s*(\w+)$", listed, re.MULTILINE)))
     return f"{platform.machine()} {' '.join(parts)}".strip()
+
+
+def read_governor(root: Path = ROOT) -> str:
+    """Return how the kernel sets the processors' clocks, such as `performance` or `powersave`;
+    empty if unknown.
+    """
+    folders = list_entries(root / "sys/devices/system/cpu", "cpu[0-9]*/cpufreq")
+    return " ".join(sorted({read_text(one / "scaling_governor") for one in folders})).strip()
 
 
 def _read_device_tree(root: Path, name: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.board import read_board, read_processor_name
+from edge_agent.device.board import read_board, read_governor, read_processor_name
 from edge_agent.device.sysfs import run_command
 from federated.task import Board
 from tests.support.boards import copy_board, load_board
@@ -52,6 +52,15 @@ def test_board_is_read_from_files_and_commands(name: str, board: Board) -> None:
 )
 def test_processor_name_falls_back_to_part_numbers(name: str, named: str) -> None:
     assert read_processor_name(load_board(name).root).endswith(named)
+
+
+def test_the_governors_of_all_processors_are_read(tmp_path: Path) -> None:
+    found = copy_board("container-v1", tmp_path)
+    assert read_governor(found.root / "none") == ""
+    for processor, governor in ((0, "schedutil"), (1, "schedutil"), (4, "performance")):
+        path = f"sys/devices/system/cpu/cpu{processor}/cpufreq/scaling_governor"
+        found.write(path, f"{governor}\n")
+    assert read_governor(found.root) == "performance schedutil"
 
 
 def test_jetson_power_mode_is_read_from_nvpmodel_first(tmp_path: Path) -> None:
