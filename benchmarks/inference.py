@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -20,12 +20,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.comparison.command import benchmark
+from benchmarks.comparison.rows import Baseline, Row, compare, compare_errors
 from export import graph_variants, onnx_export, onnx_session
 from export.onnx_session import Array
 from export.quantize import quantize
 from federated.data.loading import load_central
 from federated.errors import ExportError
-from federated.runtime.console import FORMAT, print_result, report_errors
+from federated.runtime.console import Say
 from federated.runtime.extension_errors import explain_lookup
 from federated.task import Recipe
 from federated.training.training_loop import train
@@ -38,9 +40,9 @@ __all__ = ["command"]
 
 TURNS, WARM_UP = 40, 5
 CALIBRATED = 8  # examples of noise; the ranges that they set do not affect time
-LOST = 0.01  # most accuracy that int8 may lose
 SIZE = 0.29  # most size of the int8 file, as a fraction of the float32 file
 EXAMPLES = 128 + 2048
+EAGER = "PyTorch"
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,12 @@ class Goal:
     """Goals for a network.
 
     fp32: least speed relative to PyTorch's eager mode, in float32
-    int8: the same in int8; 0: no goal
+    int8: the same in int8; None: no goal
     size: most size of the int8 file, as a fraction of the float32 file
     """
 
     fp32: float
-    int8: float = 0.0
+    int8: float | None = None
     size: float = SIZE
 
 
@@ -65,51 +67,10 @@ NETWORKS: Mapping[tuple[str, int], Goal] = {
 }
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Speed of a network, in milliseconds of processor time: medians of turns that alternate in one
-    run.
-
-    eager_ms, fp32_ms, int8_ms: PyTorch, exported graph, faster kind of int8
-    int8_kind: the faster kind
-    fp32_ratio, int8_ratio: eager's time over theirs
-    fp32_bytes: size of the float32 file
-    size_ratio: size of the larger int8 file over the float32 file
-    goal: goals of the network
-    met: True if all goals are met
+def time_network(model: str, side: int, goal: Goal, folder: Path) -> list[Row]:
+    """Time one network; it predicts one image at a time. Compare with PyTorch, and the size of the
+    larger int8 file with that of float32.
     """
-
-    name: str
-    eager_ms: float
-    fp32_ms: float
-    int8_ms: float
-    int8_kind: str
-    fp32_ratio: float
-    int8_ratio: float
-    fp32_bytes: int
-    size_ratio: float
-    goal: Goal
-    met: bool
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Accuracy of a trained network in float32, and in the kind of int8 that loses more.
-
-    examples: number used for neither training nor calibration
-    """
-
-    name: str
-    examples: int
-    accuracy_fp32: float
-    accuracy_int8: float
-    int8_kind: str
-    goal: float
-    met: bool
-
-
-def time_network(model: str, side: int, goal: Goal, folder: Path) -> Speed:
-    """Time one network; it predicts one image at a time."""
     made = network(model, (3, side, side), 1000, Moments((123.0, 116.0, 103.0), (58.0, 57.0, 57.0)))
     submodel = full(made)
     net = build_random(submodel)
@@ -140,26 +101,14 @@ def time_network(model: str, side: int, goal: Goal, folder: Path) -> Speed:
             }
         )
     kind = min(("int8-u8s8", "int8-s8s8"), key=lambda name: ms[name])
-    size = path.stat().st_size
-    ratios = (
-        ms["eager"] / ms["fp32"],
-        ms["eager"] / ms[kind],
-        max(file.stat().st_size for name, file in paths.items() if name != "fp32") / size,
-    )
-    met = ratios[0] >= goal.fp32 and ratios[1] >= goal.int8 and ratios[2] <= goal.size
-    return Speed(
-        f"{model} {side}x{side}",
-        ms["eager"],
-        ms["fp32"],
-        ms[kind],
-        kind,
-        ratios[0],
-        ratios[1],
-        size,
-        ratios[2],
-        goal,
-        met,
-    )
+    name, eager = f"{model} {side}x{side}", Baseline(EAGER, ms["eager"])
+    sizes = {kind: file.stat().st_size / 1e6 for kind, file in paths.items()}
+    whole = Baseline("float32", sizes.pop("fp32"))
+    return [
+        compare(f"{name}, float32 (ms)", ms["fp32"], goal.fp32, peer=eager),
+        compare(f"{name}, {kind} (ms)", ms[kind], goal.int8, peer=eager),
+        compare(f"{name}, int8 file (MB)", max(sizes.values()), 1 / goal.size, limit=whole),
+    ]
 
 
 def build_random(submodel: Submodel) -> nn.Module:
@@ -206,9 +155,9 @@ def use_one_thread() -> Iterator[None]:
 
 def measure_accuracy(
     model: str, data: str, root: Path | None, steps: int, folder: Path
-) -> Accuracy:
-    """Train a network, and compare both kinds of int8 with float32. Return the comparison of the
-    kind that loses more accuracy.
+) -> list[Row]:
+    """Train a network, and compare the errors of both kinds of int8 with float32, on examples that
+    are used for neither training nor calibration.
     """
     whole = load_central(data, root)
     card = whole.card()
@@ -223,20 +172,15 @@ def measure_accuracy(
     origin = {"run": "benchmark", "round": 0, "submodel": submodel.name}
     graphs, absent = graph_variants.write_graphs(folder, submodel, net, origin, examples, int8=True)
     scores = {variant.kind: variant.accuracy for variant in graphs if variant.accuracy is not None}
-    if len(scores) < 2:
+    if absent or len(scores) < 2:
         raise ExportError(
-            f"{model} on {data} has no int8 graph: {'; '.join(absent) or 'no labels'}"
+            f"{model} on {data} lacks an int8 graph: {'; '.join(absent) or 'no labels'}"
         )
-    fp32, kind = scores.pop("fp32"), min(scores, key=lambda name: scores[name])
-    return Accuracy(
-        f"{model} on {data}",
-        len(examples.x),
-        fp32,
-        scores[kind],
-        kind,
-        LOST,
-        not absent and fp32 - scores[kind] <= LOST + 1e-9,
-    )
+    fp32 = scores.pop("fp32")
+    return [
+        compare_errors(f"{model} on {data}, {kind}", score, "float32", fp32)
+        for kind, score in scores.items()
+    ]
 
 
 def sample_examples(x: Array, y: Array) -> tuple[Array, Array]:
@@ -244,31 +188,7 @@ def sample_examples(x: Array, y: Array) -> tuple[Array, Array]:
     return x[chosen], y[chosen]
 
 
-def format_table(speeds: list[Speed], accuracy: Accuracy) -> list[str]:
-    shown = [
-        f"{'':26}{'eager ms':>9}{'fp32 ms':>9}{'int8 ms':>9}{'fp32':>8}{'int8':>8}{'size':>7} "
-        "  goal"
-    ]
-    for row in speeds:
-        goal = (
-            f"{row.goal.fp32:g}x, "
-            f"{f'{row.goal.int8:g}x, ' if row.goal.int8 else ''}{row.goal.size:g}: "
-            f"{'met' if row.met else 'missed'}"
-        )
-        times = (
-            f"{row.eager_ms:9.2f}{row.fp32_ms:9.2f}{row.int8_ms:9.2f}"
-            f"{row.fp32_ratio:7.2f}x{row.int8_ratio:7.2f}x{row.size_ratio:7.3f}"
-        )
-        shown.append(f"{row.name:26}{times}   {goal}")
-    scores = (
-        f"accuracy {accuracy.accuracy_fp32:.4f} in float32, {accuracy.accuracy_int8:.4f} in "
-        f"{accuracy.int8_kind}"
-    )
-    goal = f"within {accuracy.goal:g}: {'met' if accuracy.met else 'missed'}"
-    return [*shown, f"{accuracy.name}: {scores}, on {accuracy.examples} examples; {goal}"]
-
-
-@click.command("inference")
+@benchmark("inference", "export")
 @click.option(
     "--model",
     default="resnet-small",
@@ -293,26 +213,17 @@ def format_table(speeds: list[Speed], accuracy: Accuracy) -> list[str]:
     metavar="N",
     help="number of steps to train this network",
 )
-@FORMAT
-def command(model: str, data: str, data_root: Path | None, steps: int, form: str) -> None:
+def command(model: str, data: str, data_root: Path | None, steps: int, say: Say) -> list[Row]:
     """Time inference with exported networks and with PyTorch.
 
     One thread predicts one example at a time. Also train a network, and measure the accuracy that
     it loses in int8.
     """
-    with (
-        report_errors("python -m benchmarks inference", "export", "interrupted"),
-        tempfile.TemporaryDirectory(prefix="espalier-") as folder,
-    ):
+    with tempfile.TemporaryDirectory(prefix="espalier-") as folder:
         # first, because it reports unknown names and files
-        accuracy = measure_accuracy(model, data, data_root, steps, Path(folder))
-        speeds = [
-            time_network(name, side, goal, Path(folder)) for (name, side), goal in NETWORKS.items()
-        ]
-        found = {
-            "batch": 1,
-            "threads": 1,
-            "speed": [asdict(row) for row in speeds],
-            "accuracy": asdict(accuracy),
-        }
-        print_result(found, form, lambda _: "\n".join(format_table(speeds, accuracy)))
+        errors = measure_accuracy(model, data, data_root, steps, Path(folder))
+        times = list[Row]()
+        for (name, side), goal in NETWORKS.items():
+            say(f"timing {name}")
+            times += time_network(name, side, goal, Path(folder))
+        return times + errors

@@ -8,21 +8,21 @@ real processes.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import psutil
 
-from benchmarks.final_model_recomputation import read_durations, replay
+from benchmarks.comparison.command import benchmark
+from benchmarks.comparison.rows import AT_MOST, Baseline, Row, compare
+from benchmarks.final_model_recomputation import ReplayResult, read_durations, replay
 from benchmarks.output_path_checks import make_folder
 from benchmarks.raw_agents.raw_agent import Raw
 from benchmarks.raw_agents.raw_fleet import RawFleet
@@ -30,12 +30,15 @@ from coordinator.broker import local_broker as brokers
 from coordinator.simulate.demo_fleet import Running, process, python_command
 from coordinator.store.run_store import Store
 from federated.errors import ConfigError, FleetError
-from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
+from federated.runtime.console import Say
 
 __all__ = [
+    "Course",
+    "Turn",
+    "check_updates",
     "command",
-    "is_flat",
     "make_flags",
+    "make_rows",
     "measure",
     "raise_file_limit",
     "run_fleet",
@@ -46,6 +49,8 @@ RUN = "scale"
 SILENCE = 300.0  # seconds without a round until the benchmark fails
 SAMPLE = 0.1  # seconds between samples of the coordinator's memory
 FEW, FEW_ROUNDS = 2, 3  # agents and rounds of the small run for comparison
+MOST_TIME = 4.0  # milliseconds of the coordinator's processor time for an agent and a round
+MOST_MODELS = 3.0  # growth of its memory, in models
 SPARE = 64  # descriptors in addition to the agents' sockets
 MODEL = "preresnet-10"  # 20 MB; each agent holds an eighth of its width, 0.3 MB
 SETTINGS = {
@@ -99,38 +104,6 @@ class Course:
     before: int
 
 
-@dataclass(frozen=True)
-class Scale(Course):
-    """Result of the benchmark.
-
-    agents, rounds: numbers of agents and rounds
-    lost: number of requested updates that were not folded
-    doubled, foreign, equal: see `benchmarks.final_model_recomputation.ReplayResult`
-    model: bytes of the weights
-    base: peak bytes of a coordinator with few agents
-    peak: peak bytes of the coordinator with all agents
-    flat: True if `peak` is at most `base` plus three times `model`
-    seconds: duration of the benchmark
-    """
-
-    agents: int
-    rounds: int
-    lost: int
-    doubled: int
-    foreign: int
-    equal: bool
-    model: int
-    base: int
-    peak: int
-    flat: bool
-    seconds: float
-
-
-def is_flat(base: int, peaks: list[int], model: int) -> bool:
-    """Return True if no round needs more memory than `base` plus three times `model`."""
-    return max(peaks) <= base + 3 * model
-
-
 def make_flags(settings: Mapping[str, object]) -> list[str]:
     """Return the command-line flags for these settings."""
     return [
@@ -169,34 +142,55 @@ class Usage:
         return most, *(sum(process.cpu_times()[:2]) for process in (self.coordinator, self.broker))
 
 
-def measure(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosquitto") -> Scale:
+def measure(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosquitto") -> list[Row]:
     """Run the benchmark, after a small run for comparison. Raises ConfigError if this machine does
-    not allow enough sockets, FleetError if a process fails.
+    not allow enough sockets, FleetError if a process fails or the model does not consist of exactly
+    the requested updates.
     """
     raise_file_limit(agents + SPARE)
-    start = time.monotonic()
     few = run_fleet(folder / "few", FEW, FEW_ROUNDS, say, kind)
     many = run_fleet(folder / "many", agents, rounds, say, kind)
-    found = replay(folder / "many", RUN, 1)
+    check_updates(replay(folder / "many", RUN, 1), agents * rounds)
+    say(f"no update of {agents * rounds} is lost or counted twice; the model equals a replay's")
     model = max(path.stat().st_size for path in (folder / "many" / RUN).glob("round-*.safetensors"))
-    base, peaks = max(turn.rss for turn in few.turns), [turn.rss for turn in many.turns]
-    return Scale(
-        many.turns,
-        round(many.joined, 2),
-        many.connected,
-        many.before,
-        agents,
-        rounds,
-        agents * rounds - sum(len(set(who)) for who in found.folded.values()),
-        found.doubled,
-        found.foreign,
-        found.equal,
-        model,
-        base,
-        max(peaks),
-        is_flat(base, peaks, model),
-        round(time.monotonic() - start, 1),
-    )
+    return make_rows(few, many, agents, model)
+
+
+def check_updates(found: ReplayResult, requested: int) -> None:
+    """Raise FleetError unless every requested update is in the model, once."""
+    lost = requested - sum(len(set(who)) for who in found.folded.values())
+    if lost or found.doubled or found.foreign or not found.equal:
+        raise FleetError(
+            f"of {requested} updates {lost} are lost, {found.doubled} counted twice and "
+            f"{found.foreign} not asked for; the model "
+            f"{'equals' if found.equal else 'differs from'} that of a replay"
+        )
+
+
+def make_rows(few: Course, many: Course, agents: int, model: int) -> list[Row]:
+    """Return the comparisons of a run that lost no update. model: bytes of the weights."""
+    turns, peak = many.turns, max(turn.rss for turn in many.turns)
+    base, name = max(turn.rss for turn in few.turns), f"{agents:,} agents"
+    coordinator = statistics.median(turn.coordinator for turn in turns)
+    broker = statistics.median(turn.broker for turn in turns)
+    return [
+        compare(f"{name}, updates lost or counted twice", 0, 1.0, limit=Baseline(AT_MOST, 0)),
+        compare(
+            f"{name}, coordinator's processor time per agent (ms)",
+            1000 * coordinator / agents,
+            1.0,
+            limit=Baseline(AT_MOST, MOST_TIME),
+        ),
+        compare(f"{name}, broker's processor time per agent (ms)", 1000 * broker / agents),
+        compare(f"{name}, round (s)", statistics.median(turn.seconds for turn in turns)),
+        compare(f"{name}, coordinator's memory (MB)", peak / 1e6),
+        compare(
+            f"{name}, growth from {FEW} agents (models)",
+            (peak - base) / model,
+            1.0,
+            limit=Baseline(AT_MOST, MOST_MODELS),
+        ),
+    ]
 
 
 def run_fleet(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosquitto") -> Course:
@@ -339,27 +333,7 @@ def read_turns(
         )
 
 
-def format_conclusion(made: Scale) -> list[str]:
-    """Return the conclusion for the terminal."""
-    seconds = [turn.seconds for turn in made.turns]
-    return [
-        f"{made.agents} agents, {made.connected} connected after {made.joined:.1f} s; "
-        f"{made.rounds} rounds, a model of {made.model / 1e6:.2f} MB",
-        f"lost {made.lost}, doubled {made.doubled}, foreign {made.foreign}, the model "
-        f"{'equals' if made.equal else 'IS NOT'} that of a replay",
-        f"coordinator: {made.before / 1e6:.1f} MB before the first round, at most "
-        f"{made.peak / 1e6:.1f} MB in one "
-        f"({made.base / 1e6:.1f} MB with {FEW} agents): "
-        f"{'flat' if made.flat else 'NOT flat'} "
-        f"({(made.peak - made.base) / made.model:.1f} models more)",
-        f"a round took {statistics.median(seconds):.2f} s (median), {max(seconds):.2f} "
-        "s at most; processor seconds of a round: coordinator "
-        f"{statistics.median(t.coordinator for t in made.turns):.2f}, broker "
-        f"{statistics.median(t.broker for t in made.turns):.2f}",
-    ]
-
-
-@click.command("scale")
+@benchmark("scale", "coordinator")
 @click.option(
     "--agents",
     type=click.IntRange(min=2),
@@ -390,24 +364,12 @@ def format_conclusion(made: Scale) -> list[str]:
     metavar="DIR",
     help="keep the run and the logs in this folder",
 )
-@FORMAT
-def command(agents: int, rounds: int, kind: str, keep: Path | None, form: str) -> None:
+def command(agents: int, rounds: int, kind: str, keep: Path | None, say: Say) -> list[Row]:
     """Connect many agents to one coordinator.
 
-    Print the number of lost updates, the times per round, and the memory.
+    Check that no update is lost, and print the times of a round and the memory.
     """
-    with (
-        report_errors("python -m benchmarks scale", "coordinator", "interrupted"),
-        ExitStack() as stack,
-    ):
-        folder = (
-            make_folder(keep)
-            if keep
-            else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-scale-")))
-        )
-        say = speaker(form)
-        made = measure(folder, agents, rounds, say, kind)
-        say("\n".join(format_conclusion(made)))
-        print_result({**asdict(made), "processors": len(os.sched_getaffinity(0))}, form)
-        if made.lost or made.doubled or made.foreign or not made.equal:
-            sys.exit(1)
+    if keep:
+        return measure(make_folder(keep), agents, rounds, say, kind)
+    with tempfile.TemporaryDirectory(prefix="espalier-scale-") as folder:
+        return measure(Path(folder), agents, rounds, say, kind)

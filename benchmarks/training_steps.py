@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import click
 import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from benchmarks.interleaved_timing import Row, compare, print_rows, time_interleaved
-from federated.runtime.console import FORMAT, report_errors
+from benchmarks.comparison.command import benchmark
+from benchmarks.comparison.rows import Baseline, Row, compare
+from benchmarks.interleaved_timing import time_interleaved
+from federated.runtime.console import Say
 from federated.task import Recipe
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import train
@@ -80,29 +81,26 @@ def make_rows(model: str, times: Mapping[str, float]) -> list[Row]:
     """Return the comparisons of measured milliseconds."""
     whole = full(network(model, (3, 32, 32), 10))
     macs = cost(whole).macs
+    own, plain = times[WHOLE] / STEPS, times[PLAIN] / STEPS
+    shares = {width: cost(replace(whole, width=float(width))).macs / macs for width in EXCESS}
     rows = [
         compare(
-            f"{model}, width {width}",
+            f"{model}, step of width {width} (ms)",
             times[width] / STEPS,
-            "by multiply-adds",
-            times[WHOLE] / STEPS * cost(replace(whole, width=float(width))).macs / macs,
             1 / most,
+            limit=Baseline("by multiply-adds", own * shares[width]),
         )
         for width, most in EXCESS.items()
     ]
-    own, plain = times[WHOLE] / STEPS, times[PLAIN] / STEPS
-    return [*rows, compare(f"{model}, whole", own, PLAIN, plain, LOOP)]
+    return [*rows, compare(f"{model}, step (ms)", own, LOOP, peer=Baseline(PLAIN, plain))]
 
 
-@click.command("training")
-@FORMAT
-def command(form: str) -> None:
+@benchmark("training", "train")
+def command(say: Say) -> list[Row]:
     """Time training steps of submodels.
 
     Print the processor time of a step with one thread, compared with that of the whole network
     times the ratio of multiply-adds, and with a plain PyTorch loop.
     """
-    with report_errors("python -m benchmarks training", "train", "interrupted"):
-        torch.set_num_threads(1)
-        times = time_interleaved(make_tasks(MODEL), time.process_time)
-        print_rows(make_rows(MODEL, times), form, {})
+    torch.set_num_threads(1)
+    return make_rows(MODEL, time_interleaved(make_tasks(MODEL), time.process_time))

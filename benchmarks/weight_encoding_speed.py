@@ -13,8 +13,10 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.interleaved_timing import Row, compare, print_rows, time_interleaved
-from federated.runtime.console import FORMAT
+from benchmarks.comparison.command import benchmark
+from benchmarks.comparison.rows import Baseline, Row, compare
+from benchmarks.interleaved_timing import time_interleaved
+from federated.runtime.console import Say
 from federated.task import Update
 from federated.wire import tensors
 from federated.wire.codecs.catalogue import codec_names, find_codec
@@ -54,26 +56,21 @@ def measure(weights: Weights, received: Weights) -> list[Row]:
         tasks[f"encode {name}"] = partial(encode_update, update, codec, received)
         tasks[f"decode {name}"] = partial(decode_update, sent[name], codec, len(blob), received)
     times = time_interleaved(tasks)
-    copy = times.pop("copy")
+    copy, raw = Baseline("copy", times.pop("copy")), Baseline("raw", len(blob) / 1e6)
+    goals = {name: 1 / copies for name, copies in COPIES.items()}
+    least = {"int8-zstd": 1 / SHARE} if received else {}
     timed = [
-        compare(
-            f"{name} {len(blob) / 1e6:.0f} MB" if name in COPIES else name,
-            found,
-            "copy",
-            copy,
-            1 / COPIES[name] if name in COPIES else None,
-        )
+        compare(f"{name}, {raw.value:.0f} MB (ms)", found, goals.get(name), limit=copy)
         for name, found in times.items()
     ]
-    goals = {"int8-zstd": 1 / SHARE} if received else {}
     sizes = [
-        compare(f"bytes {name}", len(one) / 1e6, "raw", len(blob) / 1e6, goals.get(name), "MB")
+        compare(f"size, {name} (MB)", len(one) / 1e6, least.get(name), limit=raw)
         for name, one in sent.items()
     ]
     return timed + sizes
 
 
-@click.command("codec")
+@benchmark("codec", "coordinator")
 @click.option(
     "--checkpoints",
     nargs=2,
@@ -81,16 +78,14 @@ def measure(weights: Weights, received: Weights) -> list[Row]:
     help="checkpoints of two rounds, RUN/round-NNNNNN.safetensors: what a device received, and "
     "what it trained if the run has one device; without them, an untrained ResNet-18",
 )
-@FORMAT
-def command(checkpoints: tuple[Path, Path] | None, form: str) -> None:
+def command(checkpoints: tuple[Path, Path] | None, say: Say) -> list[Row]:
     """Time each encoding of weights, and count its bytes.
 
     The time of one copy in memory is measured for comparison.
     """
     if checkpoints is None:
         initial_weights = {name: value.numpy() for name, value in initial(NETWORK, 0).items()}
-        print_rows(measure(initial_weights, {}), form, {})
-        return
+        return measure(initial_weights, {})
     before, after = map(read_weights, checkpoints)
     if [(name, one.shape) for name, one in before.items()] != [
         (name, one.shape) for name, one in after.items()
@@ -98,7 +93,7 @@ def command(checkpoints: tuple[Path, Path] | None, form: str) -> None:
         raise click.UsageError(
             "--checkpoints: expected two checkpoints of one run, with equal tensors"
         )
-    print_rows(measure(after, before), form, {})
+    return measure(after, before)
 
 
 def read_weights(checkpoint: Path) -> Weights:

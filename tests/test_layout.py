@@ -89,6 +89,7 @@ ROOMS = {
     ),
     "benchmarks": (
         "peers",
+        "comparison",
         "aggregation",
         "simulation",
         "reproduction",

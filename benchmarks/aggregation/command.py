@@ -8,20 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-import click
 import numpy as np
 import torch
 
 from benchmarks.aggregation.updates import NETWORK, map_updates, write_updates
-from benchmarks.interleaved_timing import Row, compare, print_rows
-from benchmarks.peers.environments import choose_peers, list_versions
+from benchmarks.comparison.command import benchmark
+from benchmarks.comparison.rows import Baseline, Row, compare, compare_all
 from benchmarks.peers.interleaved_processes import hold
 from coordinator.fleet.submodel_shipment import to_torch
 from coordinator.phases.training import BATCH
 from federated.engine.aggregate import Total, fold
 from federated.method import State, configure
 from federated.methods.catalogue import find_method
-from federated.runtime.console import FORMAT, report_errors
+from federated.runtime.console import Say
 from federated.task import Update
 from models.slicing import Plan, as_slices
 from models.submodel import Submodel
@@ -40,17 +39,23 @@ COUNTING, FEDFA = 2.5, 1 / 2.5
 def measure_fedavg(count: int, peers: Sequence[str]) -> list[Row]:
     """Time FedAvg of updates that are all in memory, and of updates that arrive one by one."""
     entries = {peer: f"benchmarks.aggregation.{peer}:aggregation" for peer in peers}
-    entries["reading"] = BYTES
+    every = [OURS, *entries.values(), BYTES]
     with write_updates("fedavg", count) as folder:
         task = {"method": "fedavg", "folder": folder, "most": BATCH}
-        together = hold([OURS, *entries.values()], task)
-        single = hold([OURS, *entries.values()], {**task, "most": 1})
+        together, single = hold(every, task), hold(every, {**task, "most": 1})
     return [
-        compare(f"fedavg, {count} {what}", times[OURS], baseline, times[entry], goal)
-        for what, times in (("together", together), ("one by one", single))
-        for baseline, entry in entries.items()
-        for goal in [GOALS[count][baseline] if times is together else 1.0]
-        if times is together or baseline == "nvflare"
+        row
+        for what, times, goals in (
+            ("together", together, GOALS[count]),
+            ("one by one", single, dict.fromkeys(peers, 1.0)),
+        )
+        for row in compare_all(
+            f"fedavg, {count} {what} (ms)",
+            times[OURS],
+            {peer: times[entry] for peer, entry in entries.items()},
+            Baseline("reading", times[BYTES]),
+            goals,
+        )
     ]
 
 
@@ -63,10 +68,11 @@ def measure_methods() -> list[Row]:
         with write_updates(name, 10) as folder:
             task = {"method": name, "folder": folder, "most": BATCH}
             times[name] = hold([OURS, COUNTS] if name == "heterofl" else [OURS], task)
-    counted, plain = times["heterofl"][COUNTS], times["fedavg"][OURS]
+    counted = Baseline("count tensors", times["heterofl"][COUNTS])
+    plain = Baseline("our fedavg", times["fedavg"][OURS])
     return [
-        compare("heterofl, 10", times["heterofl"][OURS], "count tensors", counted, COUNTING),
-        compare("fedfa, 10", times["fedfa"][OURS], "our fedavg", plain, FEDFA),
+        compare("heterofl, 10 (ms)", times["heterofl"][OURS], COUNTING, peer=counted),
+        compare("fedfa, 10 (ms)", times["fedfa"][OURS], FEDFA, limit=plain),
     ]
 
 
@@ -124,15 +130,12 @@ def count_tensors(task: Mapping[str, Any]) -> Callable[[], object]:
     return run
 
 
-@click.command("aggregation")
-@choose_peers(("flwr", "nvflare", "pfl"))
-@FORMAT
-def command(peers: tuple[str, ...], form: str) -> None:
+@benchmark("aggregation", "coordinator", ("flwr", "nvflare", "pfl"))
+def command(peers: tuple[str, ...], say: Say) -> list[Row]:
     """Compare the speed of aggregation with other projects.
 
     Aggregate updates of a ResNet-18, and print the processor time. The first run installs the other
     projects into the user's cache.
     """
-    with report_errors("python -m benchmarks aggregation", "coordinator", "interrupted"):
-        rows = [row for count in GOALS for row in measure_fedavg(count, peers)]
-        print_rows(rows + measure_methods(), form, list_versions(peers))
+    rows = [row for count in GOALS for row in measure_fedavg(count, peers)]
+    return rows + measure_methods()

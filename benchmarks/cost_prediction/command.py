@@ -9,15 +9,17 @@ shows if the speed of the machine changes, and affects both alike.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import click
 import numpy as np
 
+from benchmarks.comparison.command import benchmark
+from benchmarks.comparison.rows import AT_MOST, Baseline, Row, compare, compare_all
 from benchmarks.cost_prediction.training_step_process import Taken, ask
 from edge_agent.device.heat_and_load import BUSY, Load
-from federated.runtime.console import FORMAT, print_result, report_errors, speaker
+from federated.runtime.console import Say
 from federated.runtime.extension_errors import explain_lookup
 from federated.task import Timing
 from federated.training.time_prediction import step_seconds
@@ -28,7 +30,15 @@ from models.named_network import network
 from models.submodel import Moments, Network, Submodel
 from models.submodel_building import full
 
-__all__ = ["Row", "command", "draw_submodels", "measure", "summarise"]
+__all__ = [
+    "Prediction",
+    "command",
+    "draw_submodels",
+    "find_network",
+    "measure",
+    "summarise",
+    "warn_if_disturbed",
+]
 
 FAMILIES = ("preresnet-18", "mobilenet-v2-cifar", "vit-tiny-32")
 PICTURE, CLASSES = (3, 32, 32), 10
@@ -39,8 +49,8 @@ MEAN, WORST, MEMORY = 0.10, 0.30, 1.4  # the goals
 
 
 @dataclass(frozen=True)
-class Row:
-    """A submodel.
+class Prediction:
+    """A submodel, predicted and measured.
 
     predicted_ms, measured_ms: milliseconds of a step
     error: predicted over measured, less 1
@@ -51,7 +61,6 @@ class Row:
     beyond_ratio: the same without the base
     """
 
-    family: str
     submodel: str
     predicted_ms: float
     measured_ms: float
@@ -62,35 +71,6 @@ class Row:
     measured_bytes: int
     memory_ratio: float
     beyond_ratio: float
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A family.
-
-    mape, worst: mean and largest error of the time
-    baseline_mape, baseline_worst: the same for multiply-adds alone
-    memory_ratio_worst, memory_beyond_worst: largest ratios, as in Row
-    probes: submodels that predictions are made from
-    drift: largest difference between measurements of a probe
-    busy: fraction of the processors that other processes used
-    loaded: True if the machine was too busy for reliable times
-    met: True if all goals are met
-    """
-
-    family: str
-    submodels: int
-    mape: float
-    worst: float
-    baseline_mape: float
-    baseline_worst: float
-    memory_ratio_worst: float
-    memory_beyond_worst: float
-    probes: tuple[str, ...]
-    drift: float
-    busy: float
-    loaded: bool
-    met: bool
 
 
 def draw_submodels(made: Network, seed: int, count: int) -> list[Submodel]:
@@ -115,10 +95,8 @@ def find_probes(made: Network) -> tuple[Submodel, ...]:
     return probes(made, (1, max(len(section) for section in full(made).mask)))
 
 
-def measure(
-    made: Network, submodels: Sequence[Submodel], batch: int, say: Callable[[Row], None]
-) -> tuple[list[Row], Summary]:
-    """Return a row for each submodel, and their summary."""
+def measure(made: Network, submodels: Sequence[Submodel], batch: int, say: Say) -> list[Prediction]:
+    """Predict and measure each submodel, and say if the machine was too busy for reliable times."""
     small, load, taken = find_probes(made), Load(), list[Taken]()
     looks = [[found.seconds for found in ask(small, batch)]]
     for number, submodel in enumerate(submodels, 1):
@@ -127,28 +105,36 @@ def measure(
             looks.append([found.seconds for found in ask(small, batch)])
     busy, times = load.share(), list(zip(*looks, strict=True))
     drift = max(max(known) / min(known) - 1 for known in times)
+    warn_if_disturbed(busy, drift, say)
     timings = [
         Timing(submodel, batch, statistics.median(known))
         for submodel, known in zip(small, times, strict=True)
     ]
-    rows = [
-        make_row(made, submodel, batch, timings, found)
+    return [
+        predict(submodel, batch, timings, found)
         for submodel, found in zip(submodels, taken, strict=True)
     ]
-    for one in rows:
-        say(one)
-    return rows, summarise(rows, tuple(submodel.name for submodel in small), drift, busy)
 
 
-def make_row(
-    made: Network, submodel: Submodel, batch: int, timings: Sequence[Timing], taken: Taken
-) -> Row:
+def warn_if_disturbed(busy: float, drift: float, say: Say) -> None:
+    """Say if times are not reliable.
+
+    busy: fraction of the processors that other processes used
+    drift: largest difference between measurements of a probe
+    """
+    if busy >= BUSY or drift >= DRIFT:
+        say(
+            f"other processes used {busy:.0%} of the processors, and the speed changed by "
+            f"{drift:.0%}: measure again"
+        )
+
+
+def predict(submodel: Submodel, batch: int, timings: Sequence[Timing], taken: Taken) -> Prediction:
     """Return a submodel's predictions and measurements."""
     seconds, memory = step_seconds(timings, submodel, batch), cost(submodel, batch).memory
     beyond = taken.peak - taken.base
     price = statistics.mean(t.seconds / cost(t.submodel).training_macs for t in timings)
-    return Row(
-        family=name_network(made),
+    return Prediction(
         submodel=submodel.name,
         predicted_ms=seconds * 1000,
         measured_ms=taken.seconds * 1000,
@@ -167,38 +153,33 @@ def divide(a: float, b: float) -> float:
     return max(a / b, b / a)
 
 
-def summarise(rows: Sequence[Row], small: tuple[str, ...], drift: float, busy: float) -> Summary:
-    errors, baseline = (
-        [abs(row.error) for row in rows],
-        [abs(row.baseline_error) for row in rows],
-    )
-    mean, worst, memory = (
-        statistics.mean(errors),
-        max(errors),
-        max(row.memory_ratio for row in rows),
-    )
-    return Summary(
-        family=rows[0].family,
-        submodels=len(rows),
-        mape=mean,
-        worst=worst,
-        baseline_mape=statistics.mean(baseline),
-        baseline_worst=max(baseline),
-        memory_ratio_worst=memory,
-        memory_beyond_worst=max(row.beyond_ratio for row in rows),
-        probes=small,
-        drift=drift,
-        busy=busy,
-        loaded=busy >= BUSY or drift >= DRIFT,
-        met=mean <= MEAN and worst <= WORST and memory <= MEMORY,
-    )
+def summarise(family: str, predictions: Sequence[Prediction]) -> list[Row]:
+    """Return the mean and the largest error of the time, compared with a prediction from
+    multiply-adds alone, and the largest ratio of memory.
+    """
+    errors = [100 * abs(one.error) for one in predictions]
+    baseline = [100 * abs(one.baseline_error) for one in predictions]
+    memory = max(one.memory_ratio for one in predictions)
+    rows = [
+        row
+        for what, summary, most in (("mean", statistics.mean, MEAN), ("largest", max, WORST))
+        for row in compare_all(
+            f"{family}, {what} error of time (%)",
+            summary(errors),
+            {"multiply-adds": summary(baseline)},
+            Baseline(AT_MOST, 100 * most),
+            {AT_MOST: 1.0},
+        )
+    ]
+    name = f"{family}, largest ratio of predicted and measured memory"
+    return [*rows, compare(name, memory, 1.0, limit=Baseline(AT_MOST, MEMORY))]
 
 
 def name_network(made: Network) -> str:
     return f"{made.family}-{made.preset}"
 
 
-def format_row(one: Row) -> str:
+def format_prediction(one: Prediction) -> str:
     errors = f"{one.error:+8.1%}{one.baseline_error:+9.1%}"
     time = f"{one.predicted_ms:10.1f}{one.measured_ms:10.1f}{errors}"
     beyond = f"{one.predicted_bytes / 1e6:10.0f}{one.measured_bytes / 1e6:10.0f}"
@@ -211,24 +192,7 @@ HEAD = (
 )
 
 
-def format_summary(one: Summary) -> str:
-    loaded = (
-        f"; other processes used {one.busy:.0%} of the processors, and the speed changed by "
-        f"{one.drift:.0%}: measure again"
-        if one.loaded
-        else ""
-    )
-    return (
-        f"{one.family}, {one.submodels} submodels from {', '.join(one.probes)}: time "
-        f"{one.mape:.1%} off on average, {one.worst:.1%} at worst "
-        f"(by multiply-adds alone {one.baseline_mape:.1%} and {one.baseline_worst:.1%}); "
-        f"memory of the process {one.memory_ratio_worst:.2f}x at worst, "
-        f"{one.memory_beyond_worst:.2f}x beyond what it was before; "
-        f"{'met' if one.met else 'missed'}{loaded}"
-    )
-
-
-@click.command("predict")
+@benchmark("predict", "train")
 @click.option("--seed", default=7, show_default=True, metavar="N", help="seed of the submodels")
 @click.option(
     "--count",
@@ -253,31 +217,22 @@ def format_summary(one: Summary) -> str:
     metavar="N",
     help="examples per training step",
 )
-@FORMAT
-def command(seed: int, count: int, families: str, batch: int, form: str) -> None:
+def command(seed: int, count: int, families: str, batch: int, say: Say) -> list[Row]:
     """Compare predicted with measured training steps.
 
     Predict the time and memory of random submodels from measurements of three small ones. Then
     measure the random submodels.
     """
-    with report_errors("python -m benchmarks predict", "train", "interrupted"):
-        say, rows, found = speaker(form), list[Row](), list[Summary]()
-        networks = [find_network(name) for name in families.split(",")]
-        say(f"seed {seed}, batch {batch}, one thread, images of {' x '.join(map(str, PICTURE))}")
-        for made in networks:
-            say(f"{name_network(made)}: measuring {count} submodels\n{HEAD}")
-            some, one = measure(
-                made, draw_submodels(made, seed, count), batch, lambda row: say(format_row(row))
-            )
-            rows, found = [*rows, *some], [*found, one]
-            say(format_summary(one))
-        result = {
-            "seed": seed,
-            "batch": batch,
-            "families": [asdict(s) for s in found],
-            "rows": [asdict(r) for r in rows],
-        }
-        print_result(result, form)
+    networks = [find_network(name) for name in families.split(",")]
+    say(f"seed {seed}, batch {batch}, one thread, images of {' x '.join(map(str, PICTURE))}")
+    rows = list[Row]()
+    for made in networks:
+        name = name_network(made)
+        say(f"{name}: measuring {count} submodels\n{HEAD}")
+        found = measure(made, draw_submodels(made, seed, count), batch, say)
+        say("\n".join(map(format_prediction, found)))
+        rows += summarise(name, found)
+    return rows
 
 
 def find_network(name: str) -> Network:

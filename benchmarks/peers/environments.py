@@ -15,8 +15,9 @@ from typing import Any
 import click
 
 from federated.errors import ConfigError
+from federated.runtime.console import Say
 
-__all__ = ["PEERS", "choose_peers", "list_versions", "set_up"]
+__all__ = ["PEERS", "choose_peers", "find_installed", "list_versions", "set_up"]
 
 PEERS: Mapping[str, str] = {
     "flwr": "flwr==1.42.0",
@@ -43,6 +44,18 @@ def choose_peers(names: Sequence[str]) -> Callable[[Any], Any]:
 def list_versions(peers: Iterable[str]) -> dict[str, str]:
     """Return the versions of the packages of these peers."""
     return dict(PEERS[peer].split("==", 1) for peer in peers)
+
+
+def find_installed(peers: Iterable[str], say: Say) -> tuple[str, ...]:
+    """Return the peers that are installed or could be installed now, and say which could not."""
+    found = []
+    for peer in peers:
+        try:
+            set_up(peer)
+            found.append(peer)
+        except ConfigError as error:
+            say(f"not compared with {peer}: {error}")
+    return tuple(found)
 
 
 def folder() -> Path:

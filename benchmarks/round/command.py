@@ -17,15 +17,16 @@ from pathlib import Path
 import click
 import psutil
 
+from benchmarks.comparison.command import benchmark
+from benchmarks.comparison.rows import AT_MOST, Baseline, Row, compare, compare_all
 from benchmarks.final_model_recomputation import read_durations
-from benchmarks.interleaved_timing import Row, compare, print_rows
-from benchmarks.peers.environments import choose_peers, list_versions, set_up
+from benchmarks.peers.environments import set_up
 from benchmarks.peers.process_usage import read_processor_seconds
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.simulate.demo_fleet import Running, process, python_command, wait_for_words
 from federated.errors import FleetError
-from federated.runtime.console import FORMAT, Say, report_errors, speaker
+from federated.runtime.console import Say
 from models.cost import cost
 from models.named_network import network
 from models.submodel_building import full
@@ -40,7 +41,7 @@ SILENCE = 900.0  # seconds after which a fleet counts as failed
 SAMPLE = 0.05  # seconds between samples of the coordinator's memory
 MOST_TIMES, LEAST_TIMES = 1.3, 1.5  # of the floor, and of Flower's time
 MOST_BASE, MOST_MODELS = 250.0, 3.0  # MB before the first round, and models more in a round
-LISTENING = "listening"
+BARE, LISTENING = "bare clients", "listening"
 ENDED = re.compile(r"^round (?:\d+ took|([\d.]+)$)", re.MULTILINE)
 SETTINGS = (
     "method.name=fedavg",
@@ -184,24 +185,32 @@ def make_rows(
     """Return the comparisons of what was measured. found: a fleet and bare clients, by broker and
     number of agents. flower: by number of agents.
     """
-    rows, sizes, most = list[Row](), list[Row](), "most"
+    times, sizes = list[Row](), list[Row]()
+    goals = {"flwr": LEAST_TIMES, BARE: 1 / MOST_TIMES}
     for (kind, agents), (own, bare) in found.items():
-        baselines = {"bare clients": (bare, 1 / MOST_TIMES)}
-        if agents in flower:
-            baselines["flwr"] = flower[agents], LEAST_TIMES
         name, grown = f"{agents} agents, {kind}", (own.peak - own.base) / measure_model()
-        for baseline, (one, goal) in baselines.items():
-            ours, theirs = 1000 * own.seconds, 1000 * one.seconds
-            rows.append(compare(f"round, {name}", ours, baseline, theirs, goal))
-        for baseline, (one, _) in baselines.items():
-            ours, theirs = 1000 * own.processor, 1000 * one.processor
-            rows.append(compare(f"processor, {name}", ours, baseline, theirs, None))
-        sizes.append(compare(f"base, {name}", own.base / 1e6, most, MOST_BASE, 1.0, "MB"))
-        sizes.append(compare(f"growth, {name}", grown, most, MOST_MODELS, 1.0, "models"))
-    return rows + sizes
+        peers = {"flwr": flower[agents]} if agents in flower else {}
+        times += compare_all(
+            f"round, {name} (ms)",
+            1000 * own.seconds,
+            {peer: 1000 * one.seconds for peer, one in peers.items()},
+            Baseline(BARE, 1000 * bare.seconds),
+            goals,
+        )
+        times += compare_all(
+            f"processor time, {name} (ms)",
+            1000 * own.processor,
+            {peer: 1000 * one.processor for peer, one in peers.items()},
+            Baseline(BARE, 1000 * bare.processor),
+            {},
+        )
+        most = Baseline(AT_MOST, MOST_BASE), Baseline(AT_MOST, MOST_MODELS)
+        sizes.append(compare(f"base memory, {name} (MB)", own.base / 1e6, 1.0, limit=most[0]))
+        sizes.append(compare(f"growth, {name} (models)", grown, 1.0, limit=most[1]))
+    return times + sizes
 
 
-@click.command("round")
+@benchmark("round", "coordinator", ("flwr",))
 @click.option(
     "--agents",
     "counts",
@@ -221,20 +230,16 @@ def make_rows(
     show_default=True,
     help="broker to start; may be repeated",
 )
-@choose_peers(("flwr",))
-@FORMAT
-def command(counts: Sequence[int], kinds: Sequence[str], peers: tuple[str, ...], form: str) -> None:
+def command(
+    counts: Sequence[int], kinds: Sequence[str], peers: tuple[str, ...], say: Say
+) -> list[Row]:
     """Time rounds without training.
 
     Agents in processes of their own send a ResNet-18 back. Print the time of a round, compared with
     MQTT clients that only move the same bytes and with Flower's gRPC server and clients, and the
     memory of the coordinator.
     """
-    say: Say = speaker(form)
-    with (
-        report_errors("python -m benchmarks round", "coordinator", "interrupted"),
-        tempfile.TemporaryDirectory(prefix="espalier-round-") as folder,
-    ):
+    with tempfile.TemporaryDirectory(prefix="espalier-round-") as folder:
         flower = {
             agents: run_flower(Path(folder) / f"flower-{agents}", agents, ROUNDS)
             for agents in counts
@@ -249,4 +254,4 @@ def command(counts: Sequence[int], kinds: Sequence[str], peers: tuple[str, ...],
                     f"{agents} agents, {kind}: {1000 * one[0].seconds:.0f} ms a round, bare "
                     f"clients {1000 * one[1].seconds:.0f} ms"
                 )
-        print_rows(make_rows(found, flower), form, list_versions(peers))
+        return make_rows(found, flower)

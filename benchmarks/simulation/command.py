@@ -10,16 +10,17 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import click
 
-from benchmarks.interleaved_timing import Row, compare, print_rows
-from benchmarks.peers.environments import choose_peers, list_versions, set_up
+from benchmarks.comparison.command import benchmark
+from benchmarks.comparison.rows import AT_MOST, Baseline, Row, compare, compare_all, compare_errors
+from benchmarks.peers.environments import set_up
 from benchmarks.simulation.meter import Measured
-from federated.errors import ConfigError, FleetError
-from federated.runtime.console import FORMAT, Say, report_errors, speaker
+from federated.errors import FleetError
+from federated.runtime.console import Say
 
 __all__ = ["command", "make_rows", "run_once"]
 
@@ -41,18 +42,12 @@ TURNS = 5
 MOST_FIRST, MOST_SIZE = 1000.0, 500.0  # milliseconds, MB
 PER_CORE = {LOOP: 0.85, "pfl": 1.2, "ray": 1.0}  # least ratios of a baseline's time to ours
 BOTH_CORES = 15.0
-MOST_APART = 1.0  # percentage points of accuracy
-LEAST_ERROR = 1e-3  # so that it divides
 
 
 def measure(peers: Sequence[str], rounds: int, turns: int, say: Say) -> dict[str, Measured]:
     """Return the medians of each contestant's runs, taken in turns."""
     pythons = dict.fromkeys((ONE, SEVERAL, LOOP), Path(sys.executable))
-    for peer in peers:
-        try:
-            pythons[peer] = set_up(peer)
-        except ConfigError as error:
-            say(f"not compared with {peer}: {error}")
+    pythons |= {peer: set_up(peer) for peer in peers}
     runs: dict[str, list[Measured]] = {name: [] for name in pythons}
     for turn in range(turns):
         for name, python in pythons.items():
@@ -90,35 +85,43 @@ def run_once(python: Path, entry: str, rounds: int) -> Measured:
 
 def make_rows(found: Mapping[str, Measured]) -> list[Row]:
     """Return the comparisons of what was measured."""
-    baselines = {name: one for name, one in found.items() if name not in (ONE, SEVERAL)}
-    rows = [
-        compare(f"client, {way}", 1000 * found[way].client, name, 1000 * one.client, PER_CORE[name])
-        for way in (ONE, SEVERAL)
-        for name, one in baselines.items()
+    ways = (ONE, SEVERAL)
+    clients = {name: 1000 * one.client for name, one in found.items()}
+    rounds = {name: 1000 * one.round for name, one in found.items()}
+    firsts = {name: 1000 * one.first for name, one in found.items()}
+    sizes = {name: one.size / 1e6 for name, one in found.items()}
+    rows = compare_ways("processor time of a client, {} (ms)", clients, PER_CORE, ways)
+    rows += compare_ways("round, {} (ms)", rounds, {"ray": BOTH_CORES}, (SEVERAL,))
+    for name, values, most in (
+        ("first round, {} (ms)", firsts, MOST_FIRST),
+        ("memory, {} (MB)", sizes, MOST_SIZE),
+    ):
+        limit = Baseline(AT_MOST, most)
+        rows += [compare(name.format(way), values[way], 1.0, limit=limit) for way in ways]
+        rows += compare_ways(name, values, {}, ways)
+    rows += [
+        compare_errors(way, found[way].accuracy, name, one.accuracy)
+        for way in ways
+        for name, one in found.items()
+        if name not in ways
     ]
-    for name, one in baselines.items():
-        goal = BOTH_CORES if name == "ray" else None
-        rows.append(
-            compare(f"round, {SEVERAL}", 1000 * found[SEVERAL].round, name, 1000 * one.round, goal)
-        )
-    for way in (ONE, SEVERAL):
-        name, first = f"first round, {way}", 1000 * found[way].first
-        rows.append(compare(name, first, "most", MOST_FIRST, 1.0))
-        rows += [compare(name, first, n, 1000 * one.first, None) for n, one in baselines.items()]
-    for way in (ONE, SEVERAL):
-        name, size = f"memory, {way}", found[way].size / 1e6
-        rows.append(compare(name, size, "most", MOST_SIZE, 1.0, "MB"))
-        rows += [compare(name, size, n, one.size / 1e6, None, "MB") for n, one in baselines.items()]
-    for way in (ONE, SEVERAL):
-        error = 100 * max(LEAST_ERROR, 1 - found[way].accuracy)
-        for name, one in baselines.items():
-            row = compare(f"error, {way}", error, name, 100 * (1 - one.accuracy), None, "%")
-            rows.append(replace(row, met=abs(row.theirs - row.ours) <= MOST_APART))
     return rows
 
 
-@click.command("simulation")
-@choose_peers(PEERS)
+def compare_ways(
+    name: str, values: Mapping[str, float], goals: Mapping[str, float], ways: Sequence[str]
+) -> list[Row]:
+    """Compare our ways with the peers and with the plain loop. name: with a place for the way."""
+    peers = {peer: values[peer] for peer in PEERS if peer in values}
+    limit = Baseline(LOOP, values[LOOP])
+    return [
+        row
+        for way in ways
+        for row in compare_all(name.format(way), values[way], peers, limit, goals)
+    ]
+
+
+@benchmark("simulation", "simulate", PEERS)
 @click.option(
     "--rounds",
     type=click.IntRange(min=2),
@@ -135,14 +138,11 @@ def make_rows(found: Mapping[str, Measured]) -> list[Row]:
     metavar="N",
     help="number of runs of each project",
 )
-@FORMAT
-def command(peers: tuple[str, ...], rounds: int, turns: int, form: str) -> None:
+def command(peers: tuple[str, ...], rounds: int, turns: int, say: Say) -> list[Row]:
     """Compare the speed of simulation with other projects.
 
     Print the processor time per client, the time per round, the time of the first round, the memory
     and the error of the final network. The first run installs the other projects into the user's
     cache.
     """
-    with report_errors("python -m benchmarks simulation", "simulate", "interrupted"):
-        found = measure(peers, rounds, turns, speaker(form))
-        print_rows(make_rows(found), form, list_versions(peer for peer in peers if peer in found))
+    return make_rows(measure(peers, rounds, turns, say))

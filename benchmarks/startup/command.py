@@ -19,8 +19,10 @@ from pathlib import Path
 import click
 import psutil
 
-from benchmarks.interleaved_timing import RUNS, Row, compare, print_rows
-from benchmarks.peers.environments import choose_peers, list_versions, set_up
+from benchmarks.comparison.command import benchmark
+from benchmarks.comparison.rows import AT_MOST, Baseline, Row, compare, compare_all
+from benchmarks.interleaved_timing import RUNS
+from benchmarks.peers.environments import set_up
 from benchmarks.peers.process_usage import read_processor_seconds, read_shared_memory
 from benchmarks.startup import measured_command
 from coordinator.broker import local_broker as brokers
@@ -31,7 +33,7 @@ from coordinator.simulate.demo_fleet import (
     python_command,
 )
 from federated.errors import FleetError
-from federated.runtime.console import FORMAT, report_errors
+from federated.runtime.console import Say
 
 __all__ = ["Usage", "command", "make_rows", "measure_command"]
 
@@ -137,31 +139,30 @@ def wait_until_joined(agent: Running) -> None:
 def make_rows(found: Mapping[str, Usage], peers: Sequence[str]) -> list[Row]:
     """Return the comparisons of what was measured."""
     helps = [f"{peer} --help" for peer in peers]
+    goals = dict.fromkeys(helps, 1.0)
     times, sizes = list[Row](), list[Row]()
     for name, usage in found.items():
         if not name.startswith(("coordinator ", "edge-agent ")):
             continue
-        most = MOST_JOIN if name == JOIN else MOST_COMMAND
-        goals: dict[str, float | None] = {TORCH if name in (JOIN, REST) else IMPORTS: None}
-        goals |= dict.fromkeys(helps if name.endswith("--help") else (), 1.0)
-        baselines = [(baseline, found[baseline], goal) for baseline, goal in goals.items()]
+        baselines = {baseline: found[baseline] for baseline in helps if name.endswith("--help")}
+        floor = TORCH if name in (JOIN, REST) else IMPORTS
+        processor, memory = f"{name}, processor time (ms)", f"{name}, memory (MB)"
         if name == REST:
-            sizes.append(compare(name, usage.size / 1e6, "most", MOST_REST, 1.0, "MB"))
+            most = Baseline(AT_MOST, MOST_REST)
+            sizes.append(compare(memory, usage.size / 1e6, 1.0, limit=most))
         else:
-            used = 1000 * usage.seconds
-            times.append(compare(name, used, "most", most, 1.0))
-            times += [
-                compare(name, used, n, 1000 * one.seconds, goal) for n, one, goal in baselines
-            ]
-        sizes += [
-            compare(name, usage.size / 1e6, n, one.size / 1e6, goal, "MB")
-            for n, one, goal in baselines
-        ]
+            most = Baseline(AT_MOST, MOST_JOIN if name == JOIN else MOST_COMMAND)
+            used, least = 1000 * usage.seconds, Baseline(floor, 1000 * found[floor].seconds)
+            peer_times = {baseline: 1000 * one.seconds for baseline, one in baselines.items()}
+            times.append(compare(processor, used, 1.0, limit=most))
+            times += compare_all(processor, used, peer_times, least, goals)
+        least = Baseline(floor, found[floor].size / 1e6)
+        peer_sizes = {baseline: one.size / 1e6 for baseline, one in baselines.items()}
+        sizes += compare_all(memory, usage.size / 1e6, peer_sizes, least, goals)
     return times + sizes
 
 
-@click.command("startup")
-@choose_peers(PEERS)
+@benchmark("startup", "coordinator", PEERS)
 @click.option(
     "--turns",
     type=click.IntRange(min=1),
@@ -170,16 +171,11 @@ def make_rows(found: Mapping[str, Usage], peers: Sequence[str]) -> list[Row]:
     metavar="N",
     help="number of times that each command runs, after a first time that does not count",
 )
-@FORMAT
-def command(peers: tuple[str, ...], turns: int, form: str) -> None:
+def command(peers: tuple[str, ...], turns: int, say: Say) -> list[Row]:
     """Measure how long commands take to start.
 
     Print the processor time and the memory of commands, and of agents until they have joined a run.
     The first run installs the other projects into the user's cache.
     """
-    with (
-        report_errors("python -m benchmarks startup", "coordinator", "interrupted"),
-        tempfile.TemporaryDirectory(prefix="espalier-startup-") as folder,
-    ):
-        found = measure(Path(folder), peers, turns)
-        print_rows(make_rows(found, peers), form, list_versions(peers))
+    with tempfile.TemporaryDirectory(prefix="espalier-startup-") as folder:
+        return make_rows(measure(Path(folder), peers, turns), peers)

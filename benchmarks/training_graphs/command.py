@@ -4,18 +4,18 @@ it with PyTorch: the error of one step, the losses of 50, time, memory, and what
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 import numpy as np
 import torch
 
+from benchmarks.comparison.command import benchmark
+from benchmarks.comparison.rows import AT_MOST, Baseline, Row, compare
 from benchmarks.training_graphs import step_process
 from benchmarks.training_graphs.step_and_pytorch_training import (
     Take,
@@ -28,12 +28,12 @@ from edge_agent.join.speed_calibration import build_network, draw_examples
 from export.trainstep.graph_export import export_graph
 from export.trainstep.named_tensor_function import GraphFunction
 from federated.errors import ExportError
-from federated.runtime.console import FORMAT, print_result, report_errors, speaker
+from federated.runtime.console import Say
 from federated.task import Recipe
 from models.submodel import Submodel
 from models.submodel_building import full
 
-__all__ = ["Row", "command", "list_lines", "measure"]
+__all__ = ["Deviation", "command", "compare_steps", "measure"]
 
 MODELS = (
     *("densenet-small", "efficientnet-tiny", "lenet-5", "mlp-small", "mobilenet-tiny"),
@@ -41,89 +41,8 @@ MODELS = (
     *("transformer-small-causal", "vgg-9-small", "vit-micro"),
 )
 ERROR = 1e-5  # most error of one step, unless PyTorch's own is larger
-
-
-@dataclass(frozen=True)
-class Row:
-    """A network.
-
-    export_s: seconds to export a step
-    bytes: size of the graph, which holds no weights
-    error: largest difference of a parameter after one step from PyTorch's in float64, relative to
-        the largest parameter
-    torch_error: the same for PyTorch in float32
-    curve: largest difference of a loss, over all steps of a training, from PyTorch's in float64
-    torch_curve: the same for PyTorch in float32
-    graph_ms, torch_ms: milliseconds of a step on one thread
-    graph_peak, torch_peak: most resident bytes of the process
-    graph_ready_s, torch_ready_s: seconds to load the runtime and the network
-    time, memory: of the graph relative to PyTorch
-    problem: why it cannot be exported, or empty
-    """
-
-    model: str
-    submodel: str
-    export_s: float = 0.0
-    bytes: int = 0
-    error: float = 0.0
-    torch_error: float = 0.0
-    curve: float = 0.0
-    torch_curve: float = 0.0
-    graph_ms: float = 0.0
-    torch_ms: float = 0.0
-    graph_peak: int = 0
-    torch_peak: int = 0
-    graph_ready_s: float = 0.0
-    torch_ready_s: float = 0.0
-    problem: str = ""
-
-    @property
-    def time(self) -> float:
-        return self.graph_ms / self.torch_ms
-
-    @property
-    def memory(self) -> float:
-        return self.graph_peak / self.torch_peak
-
-    @property
-    def met(self) -> bool:
-        """Return whether it trains as exactly as PyTorch does."""
-        return not self.problem and self.error <= max(ERROR, 2 * self.torch_error)
-
-
-def measure(model: str, batch: int, steps: int, folder: Path) -> Row:
-    """Measure one network."""
-    submodel = full(build_network(model, draw_examples(model, 2)))
-    recipe = choose_recipe(submodel, batch)
-    one = Trial(submodel, replace(recipe, steps=1))
-    row, path = Row(model, submodel.name), folder / f"{model}.onnx"
-    start = time.perf_counter()
-    try:
-        function = one.make_function()
-        graph = export_graph(function)
-    except ExportError as error:
-        return replace(row, problem=str(error))
-    seconds = time.perf_counter() - start
-    path.write_bytes(graph)
-    take, curves = open_graph(graph), replace(one, recipe=replace(recipe, epochs=-(-steps // 2)))
-    step, training = (compare(trial, function, take) for trial in (one, curves))
-    ours_taken = step_process.ask(submodel, model, batch, str(path))
-    theirs_taken = step_process.ask(submodel, model, batch + 1)  # as many examples as the graph
-    return replace(
-        row,
-        export_s=seconds,
-        bytes=len(graph),
-        error=step[0].distance,
-        torch_error=step[1].distance,
-        curve=training[0].losses,
-        torch_curve=training[1].losses,
-        graph_ms=ours_taken.seconds * 1000,
-        torch_ms=theirs_taken.seconds * 1000,
-        graph_peak=ours_taken.peak,
-        torch_peak=theirs_taken.peak,
-        graph_ready_s=ours_taken.ready,
-        torch_ready_s=theirs_taken.ready,
-    )
+TURNS = 5
+PYTORCH = "PyTorch"
 
 
 @dataclass(frozen=True)
@@ -136,7 +55,7 @@ class Deviation:
     losses: float
 
 
-def compare(trial: Trial, function: GraphFunction, take: Take) -> list[Deviation]:
+def find_deviations(trial: Trial, function: GraphFunction, take: Take) -> list[Deviation]:
     """Return the deviations of the graph and of PyTorch in float32."""
     single, exact = replace(trial, dtype=torch.float32), train_with_pytorch(trial, function)
     return [
@@ -150,6 +69,61 @@ def compare(trial: Trial, function: GraphFunction, take: Take) -> list[Deviation
     ]
 
 
+def measure(model: str, batch: int, steps: int, folder: Path, say: Say) -> list[Row]:
+    """Measure one network. ExportError: its step cannot be exported, or trains less exactly than
+    PyTorch does.
+    """
+    submodel = full(build_network(model, draw_examples(model, 2)))
+    recipe = choose_recipe(submodel, batch)
+    one, path = Trial(submodel, replace(recipe, steps=1)), folder / f"{model}.onnx"
+    start = time.perf_counter()
+    function = one.make_function()
+    graph = export_graph(function)
+    say(f"{model}: exported in {time.perf_counter() - start:.1f} s, {len(graph) / 1e6:.1f} MB")
+    path.write_bytes(graph)
+    take, curves = open_graph(graph), replace(one, recipe=replace(recipe, epochs=-(-steps // 2)))
+    exact, training = (find_deviations(trial, function, take) for trial in (one, curves))
+    parameters = compare_steps(model, *exact)
+    ours, theirs = time_processes(submodel, model, batch, str(path))
+    return [
+        parameters,
+        *(
+            compare(f"{model}, {name}", mine, peer=Baseline(PYTORCH, other))
+            for name, mine, other in (
+                ("largest error of a loss", training[0].losses, training[1].losses),
+                ("step (ms)", 1000 * ours.seconds, 1000 * theirs.seconds),
+                ("memory (MB)", ours.peak / 1e6, theirs.peak / 1e6),
+                ("until the first step (s)", ours.ready, theirs.ready),
+            )
+        ),
+    ]
+
+
+def compare_steps(model: str, graph: Deviation, pytorch: Deviation) -> Row:
+    """Return the row of the parameters after one step. ExportError: the graph's are less exact than
+    PyTorch's.
+    """
+    most = Baseline(AT_MOST, max(ERROR, 2 * pytorch.distance))
+    row = compare(f"{model}, largest error of a parameter", graph.distance, 1.0, limit=most)
+    if not row.met:
+        raise ExportError(
+            f"a step differs by {graph.distance:.1e} from PyTorch's in float64, and may by "
+            f"{most.value:.1e}"
+        )
+    return row
+
+
+def time_processes(
+    submodel: Submodel, model: str, batch: int, graph: str
+) -> tuple[step_process.Taken, step_process.Taken]:
+    """Return the medians of steps with the graph and with PyTorch, in processes that take turns."""
+    ours, theirs = list[step_process.Taken](), list[step_process.Taken]()
+    for _ in range(TURNS):
+        ours.append(step_process.ask(submodel, model, batch, graph))
+        theirs.append(step_process.ask(submodel, model, batch + 1))  # as many as the graph takes
+    return step_process.find_median(ours), step_process.find_median(theirs)
+
+
 def choose_recipe(submodel: Submodel, batch: int) -> Recipe:
     """Return AdamW for transformers of text, and SGD with momentum for all others."""
     if submodel.network.objective in ("next", "masked"):
@@ -157,25 +131,7 @@ def choose_recipe(submodel: Submodel, batch: int) -> Recipe:
     return Recipe(batch=batch, lr=0.01, decay=5e-4)
 
 
-def list_lines(rows: Sequence[Row]) -> list[str]:
-    """Return the results as a table."""
-    titles = "network", "error", "torch", "losses", "ms", "torch", "time", "MB", "memory", "export"
-    lines = [
-        "{:26} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6} {:>6} {:>7} {:>8}".format(*titles),
-    ]
-    for row in rows:
-        if row.problem:
-            lines.append(f"{row.model:26} {row.problem}")
-            continue
-        lines.append(
-            f"{row.model:26} {row.error:8.1e} {row.torch_error:8.1e} {row.curve:8.1e} "
-            f"{row.graph_ms:8.1f} {row.torch_ms:8.1f} {row.time:5.2f}x {row.graph_peak / 1e6:6.0f} "
-            f"{row.memory:6.2f}x {row.export_s:6.1f} s{'' if row.met else '   inexact'}"
-        )
-    return lines
-
-
-@click.command("trainstep")
+@benchmark("trainstep", "export")
 @click.option(
     "--model",
     "models",
@@ -192,26 +148,23 @@ def list_lines(rows: Sequence[Row]) -> list[str]:
     metavar="N",
     help="length of the training whose losses are compared",
 )
-@FORMAT
-def command(models: tuple[str, ...], batch: int, steps: int, form: str) -> None:
+def command(models: tuple[str, ...], batch: int, steps: int, say: Say) -> list[Row]:
     """Compare training steps as ONNX graphs with PyTorch.
 
     Export a step of one network of each family, and compare its results, time and memory.
     """
+    rows, failed = list[Row](), list[str]()
     with (
-        report_errors("python -m benchmarks trainstep", "export", "interrupted"),
         tempfile.TemporaryDirectory(prefix="espalier-") as folder,
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # the exporter's own
-        say, rows = speaker(form), list[Row]()
         for model in models or MODELS:
-            rows.append(measure(model, batch, steps, Path(folder)))
-            say(list_lines(rows[-1:])[1])
-        found = [
-            asdict(row) | ({} if row.problem else {"time": row.time, "memory": row.memory})
-            for row in rows
-        ]
-        print_result({"networks": found}, form, lambda _: "\n".join(list_lines(rows)))
-        if not all(row.met for row in rows):
-            sys.exit(1)
+            try:
+                rows += measure(model, batch, steps, Path(folder), say)
+            except ExportError as error:
+                say(f"{model}: {error}")
+                failed.append(model)
+    if failed:
+        raise ExportError(f"not exported, or inexact: {', '.join(failed)} (see above)")
+    return rows

@@ -8,10 +8,11 @@ thread. With a graph it never imports PyTorch.
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from federated.device.trainers.graph_session import GraphSession, to_value
 from federated.training.training_inputs import Array
 from models.submodel import Submodel
 
-__all__ = ["ask", "main"]
+__all__ = ["Taken", "ask", "find_median", "main"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,15 @@ def ask(submodel: Submodel, model: str, batch: int, graph: str = "") -> Taken:
         check=True,
     )
     return msgspec.json.decode(done.stdout, type=Taken)
+
+
+def find_median(several: Sequence[Taken]) -> Taken:
+    """Return the median of each measured number."""
+    return Taken(
+        statistics.median(one.seconds for one in several),
+        statistics.median(one.ready for one in several),
+        int(statistics.median(one.peak for one in several)),
+    )
 
 
 def main() -> None:

@@ -20,15 +20,17 @@ def test_a_fleet_is_compared_with_bare_clients_and_its_memory_with_limits() -> N
     model = 45_000_000
     fleet = Course(2.6, 4.0, 260_000_000, 260_000_000 + 2 * model)
     found = {("mosquitto", 2): (fleet, Course(2.0, 3.0, 30_000_000, 90_000_000))}
-    rows = {(row.name, row.baseline): row for row in make_rows(found, {2: Course(3.0, 4.4, 0, 0)})}
+    rows = {
+        (row.name, row.baseline.name): row for row in make_rows(found, {2: Course(3.0, 4.4, 0, 0)})
+    }
     name = "2 agents, mosquitto"
-    assert rows[f"round, {name}", "bare clients"].met
-    assert not rows[f"round, {name}", "flwr"].met
-    assert rows[f"processor, {name}", "bare clients"].ratio == 0.75
-    assert rows[f"processor, {name}", "flwr"].ratio == pytest.approx(1.1)
-    assert not rows[f"base, {name}", "most"].met
-    assert rows[f"growth, {name}", "most"].ours == pytest.approx(2, abs=0.1)
-    assert rows[f"growth, {name}", "most"].met
+    assert rows[f"round, {name} (ms)", "bare clients"].met
+    assert not rows[f"round, {name} (ms)", "flwr"].met
+    assert rows[f"processor time, {name} (ms)", "bare clients"].ratio == 0.75
+    assert rows[f"processor time, {name} (ms)", "flwr"].ratio == pytest.approx(1.1)
+    assert not rows[f"base memory, {name} (MB)", "at most"].met
+    assert rows[f"growth, {name} (models)", "at most"].ours == pytest.approx(2, abs=0.1)
+    assert rows[f"growth, {name} (models)", "at most"].met
 
 
 @pytest.mark.slow

@@ -6,21 +6,52 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import scale
-from benchmarks.final_model_recomputation import replay
+from benchmarks.comparison.rows import Row
+from benchmarks.final_model_recomputation import ReplayResult, replay
 from benchmarks.fuzzing.samples import SUBMODEL
 from benchmarks.raw_agents.updates import learn, make_update
 from coordinator.broker import local_broker as brokers
+from federated.errors import FleetError
 
 
-def test_memory_is_flat_within_three_models() -> None:
-    assert scale.is_flat(100, [110, 130], 10)
-    assert not scale.is_flat(100, [131, 110], 10)
+def make_course(*peaks: int) -> scale.Course:
+    turns = (scale.Turn(i, 10, 2.0, peak, 0.03, 0.01) for i, peak in enumerate(peaks, 1))
+    return scale.Course(tuple(turns), 1.0, 10, 90)
+
+
+def test_a_large_fleet_may_need_three_models_more_than_a_small_one() -> None:
+    def find_growth(*peaks: int) -> Row:
+        return scale.make_rows(make_course(100), make_course(*peaks), 10, 10)[-1]
+
+    assert find_growth(110, 130).met
+    assert not find_growth(131, 110).met
+    assert find_growth(131, 110).ours == pytest.approx(3.1)
+    assert find_growth(100).ratio is None
+
+
+def test_the_time_of_an_agent_has_a_limit() -> None:
+    row = scale.make_rows(make_course(100), make_course(100), 10, 10)[1]
+    assert (row.ours, row.limit.value, row.met) == (pytest.approx(3.0), 4.0, True)
+
+
+def test_a_lost_update_is_an_error() -> None:
+    right = ReplayResult({1: ["a", "b"], 2: ["a", "b"]}, 0, 0, True)
+    scale.check_updates(right, 4)
+    for wrong, words in (
+        (replace(right, folded={1: ["a", "b"], 2: ["a"]}), "1 are lost"),
+        (replace(right, doubled=1), "1 counted twice"),
+        (replace(right, foreign=2), "2 not asked for"),
+        (replace(right, equal=False), "differs"),
+    ):
+        with pytest.raises(FleetError, match=words):
+            scale.check_updates(wrong, 4)
 
 
 def test_values_are_spelled_as_toml() -> None:

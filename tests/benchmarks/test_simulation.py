@@ -29,7 +29,7 @@ def test_a_contestant_that_fails_is_named() -> None:
         run_once(PYTHON, "json:nothing", 2)
 
 
-def test_rivals_are_compared_by_time_memory_and_accuracy() -> None:
+def test_baselines_are_compared_by_time_memory_and_accuracy() -> None:
     found = {
         ONE: Measured(0.5, 0.10, 0.010, 300_000_000, 0.970),
         SEVERAL: Measured(1.5, 0.06, 0.011, 600_000_000, 0.970),
@@ -37,13 +37,16 @@ def test_rivals_are_compared_by_time_memory_and_accuracy() -> None:
         "pfl": Measured(0.2, 0.11, 0.011, 250_000_000, 0.955),
         "ray": Measured(9.0, 1.20, 0.120, 1_400_000_000, 0.965),
     }
-    rows = {(row.name, row.baseline): row for row in make_rows(found)}
-    assert rows[f"client, {ONE}", LOOP].met
-    assert rows[f"client, {ONE}", "pfl"].ratio == pytest.approx(1.1)
-    assert not rows[f"client, {ONE}", "pfl"].met
-    assert rows[f"round, {SEVERAL}", "ray"].met
-    assert rows[f"first round, {ONE}", "most"].met
-    assert not rows[f"first round, {SEVERAL}", "most"].met
-    assert not rows[f"memory, {SEVERAL}", "most"].met
-    assert rows[f"error, {ONE}", "ray"].met
-    assert not rows[f"error, {ONE}", "pfl"].met
+    rows = {(row.name, row.baseline.name): row for row in make_rows(found)}
+    client, error = "processor time of a client, one process (ms)", "error, within 1 point (%)"
+    assert rows[client, LOOP].met
+    assert rows[client, "pfl"].ratio == pytest.approx(1.1)
+    assert not rows[client, "pfl"].met
+    assert rows[client, "pfl"].limit == rows[client, LOOP].limit
+    assert rows["round, processes (ms)", "ray"].met
+    assert rows["first round, one process (ms)", "at most"].met
+    assert not rows["first round, processes (ms)", "at most"].met
+    assert not rows["memory, processes (MB)", "at most"].met
+    assert rows["memory, processes (MB)", "ray"].met is None
+    assert rows[f"{ONE}, {error}", "ray"].met
+    assert not rows[f"{ONE}, {error}", "pfl"].met

@@ -1,0 +1,3 @@
+"""Compare measurements of this project with other projects and with limits, print them, and save
+them for the documentation.
+"""
