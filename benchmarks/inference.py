@@ -1,5 +1,5 @@
 """`python -m benchmarks inference`: time one prediction on one thread with PyTorch, the exported
-graph and its int8 version, and measure the accuracy that int8 loses.
+graph and its int8 version, and both in OpenVINO, and measure the accuracy that int8 loses.
 
 The timed networks are untrained, since time does not depend on the weights. The network whose
 accuracy is measured is trained here.
@@ -13,6 +13,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -25,6 +27,7 @@ from benchmarks.comparison.rows import Baseline, Row, compare, compare_errors
 from export import graph_variants, onnx_export, onnx_session
 from export.onnx_session import Array
 from export.quantize import quantize
+from export.release_reader import Kind
 from federated.data.loading import load_central
 from federated.errors import ExportError
 from federated.runtime.console import Say
@@ -36,13 +39,15 @@ from models.named_network import network
 from models.submodel import Moments, Submodel
 from models.submodel_building import build, full
 
-__all__ = ["command"]
+__all__ = ["Goal", "build_random", "command", "make_rows", "open_with_openvino"]
 
 TURNS, WARM_UP = 40, 5
 CALIBRATED = 8  # examples of noise; the ranges that they set do not affect time
 SIZE = 0.29  # most size of the int8 file, as a fraction of the float32 file
 EXAMPLES = 128 + 2048
-EAGER = "PyTorch"
+EAGER, OPENVINO = "PyTorch", "openvino"
+SLOWER = 1.05  # most times of OpenVINO's time
+INT8: tuple[Kind, ...] = ("int8-u8s8", "int8-s8s8")
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,8 @@ NETWORKS: Mapping[tuple[str, int], Goal] = {
 
 
 def time_network(model: str, side: int, goal: Goal, folder: Path) -> list[Row]:
-    """Time one network; it predicts one image at a time. Compare with PyTorch, and the size of the
-    larger int8 file with that of float32.
+    """Time one network; it predicts one image at a time. Compare with PyTorch and OpenVINO, and the
+    size of the larger int8 file with that of float32.
     """
     made = network(model, (3, side, side), 1000, Moments((123.0, 116.0, 103.0), (58.0, 57.0, 57.0)))
     submodel = full(made)
@@ -82,31 +87,54 @@ def time_network(model: str, side: int, goal: Goal, folder: Path) -> list[Row]:
         folder / f"{model}.onnx",
         {"run": "benchmark", "round": 0, "submodel": submodel.name},
     )
-    paths = {
+    paths: dict[str, Path] = {
         "fp32": path,
-        **{
-            kind: quantize(path, kind, x, folder / f"{model}.{kind}.onnx")
-            for kind in ("int8-u8s8", "int8-s8s8")
-        },
+        **{kind: quantize(path, kind, x, folder / f"{model}.{kind}.onnx") for kind in INT8},
     }
     sessions = {name: onnx_session.load(file, threads=1) for name, file in paths.items()}
     one = torch.from_numpy(x[:1])
     with torch.inference_mode(), use_one_thread():
-        eager: dict[str, Callable[[], object]] = {"eager": lambda: net(one)}
-        ms = time_medians(
-            eager
-            | {
-                name: lambda session=session: session.predict(x[:1])
-                for name, session in sessions.items()
+        tasks: dict[str, Callable[[], object]] = {
+            EAGER: lambda: net(one),
+            **{name: partial(session.predict, x[:1]) for name, session in sessions.items()},
+        }
+        if find_spec(OPENVINO):
+            tasks |= {
+                f"{OPENVINO} {name}": open_with_openvino(file, x[:1])
+                for name, file in paths.items()
             }
-        )
-    kind = min(("int8-u8s8", "int8-s8s8"), key=lambda name: ms[name])
-    name, eager = f"{model} {side}x{side}", Baseline(EAGER, ms["eager"])
+        ms = time_medians(tasks)
+    return make_rows(f"{model} {side}x{side}", goal, ms, paths)
+
+
+def open_with_openvino(path: Path, x: Array) -> Callable[[], object]:
+    """Return a function that predicts with OpenVINO, in float32 unless the graph has int8."""
+    import openvino  # only where it is installed
+
+    hints = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    request = openvino.Core().compile_model(path, "CPU", hints).create_infer_request()
+    return lambda: request.infer([x])[0]
+
+
+def make_rows(
+    name: str, goal: Goal, ms: Mapping[str, float], paths: Mapping[str, Path]
+) -> list[Row]:
+    """Return the comparisons of what was measured.
+
+    ms: milliseconds of PyTorch, and of each graph here and in OpenVINO
+    paths: of the graphs
+    """
     sizes = {kind: file.stat().st_size / 1e6 for kind, file in paths.items()}
     whole = Baseline("float32", sizes.pop("fp32"))
+    rows = list[Row]()
+    for what, kinds, least in (("float32", ("fp32",), goal.fp32), ("int8", INT8, goal.int8)):
+        ours = min(ms[kind] for kind in kinds)
+        rows.append(compare(f"{name}, {what} (ms)", ours, least, peer=Baseline(EAGER, ms[EAGER])))
+        if theirs := [ms[key] for kind in kinds if (key := f"{OPENVINO} {kind}") in ms]:
+            peer = Baseline(OPENVINO, min(theirs))
+            rows.append(compare(f"{name}, {what} (ms)", ours, 1 / SLOWER, peer=peer))
     return [
-        compare(f"{name}, float32 (ms)", ms["fp32"], goal.fp32, peer=eager),
-        compare(f"{name}, {kind} (ms)", ms[kind], goal.int8, peer=eager),
+        *rows,
         compare(f"{name}, int8 file (MB)", max(sizes.values()), 1 / goal.size, limit=whole),
     ]
 
@@ -129,16 +157,14 @@ def build_random(submodel: Submodel) -> nn.Module:
 
 
 def time_medians(tasks: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return milliseconds of this thread's processor time for each task, run in turns. Time of
-    other threads does not count.
-    """
+    """Return milliseconds of processor time for each task, run in turns."""
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for turn in range(WARM_UP + TURNS):
         for name, task in tasks.items():
-            start = time.thread_time()
+            start = time.process_time()
             task()
             if turn >= WARM_UP:
-                times[name].append((time.thread_time() - start) * 1000)
+                times[name].append((time.process_time() - start) * 1000)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -188,7 +214,7 @@ def sample_examples(x: Array, y: Array) -> tuple[Array, Array]:
     return x[chosen], y[chosen]
 
 
-@benchmark("inference", "export")
+@benchmark("inference", "export", packages=(OPENVINO,))
 @click.option(
     "--model",
     default="resnet-small",
@@ -223,6 +249,8 @@ def command(model: str, data: str, data_root: Path | None, steps: int, say: Say)
         # first, because it reports unknown names and files
         errors = measure_accuracy(model, data, data_root, steps, Path(folder))
         times = list[Row]()
+        if not find_spec(OPENVINO):
+            say(f"not compared with {OPENVINO}, which is not installed: pip install {OPENVINO}")
         for (name, side), goal in NETWORKS.items():
             say(f"timing {name}")
             times += time_network(name, side, goal, Path(folder))

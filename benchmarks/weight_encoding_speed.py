@@ -1,6 +1,6 @@
 """`python -m benchmarks codec`: time the encoding and decoding of the weights of a ResNet-18 (45
-MB), plain and as updates with each codec, compared with one copy into a reused buffer, and count
-the bytes, also of an update from two checkpoints.
+MB), plain and as updates with each codec, compared with safetensors and with one copy into a reused
+buffer, and count the bytes, also of an update from two checkpoints.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from pathlib import Path
 import click
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load, save
 
 from benchmarks.comparison.command import benchmark
-from benchmarks.comparison.rows import Baseline, Row, compare
+from benchmarks.comparison.rows import Baseline, Row, compare, compare_all
 from benchmarks.interleaved_timing import time_interleaved
 from federated.runtime.console import Say
 from federated.task import Update
@@ -28,6 +29,7 @@ from models.submodel_building import full, initial
 __all__ = ["command"]
 
 COPIES = {"encode": 2.2, "decode": 0.7}  # goal: at most the time of this many copies
+PEER = "safetensors"
 SHARE = 0.23  # goal: of the bytes of float32, for int8-zstd and an update of a run
 
 Weights = Mapping[str, NDArray[np.float32]]
@@ -47,10 +49,14 @@ def measure(weights: Weights, received: Weights) -> list[Row]:
     update = Update("run", 1, 1, "agent", "train", whole, "r0", 1, 1, weights)
     codecs = {name: find_codec(name) for name in codec_names() if name != "raw"}
     sent = {name: encode_update(update, codec, received) for name, codec in codecs.items()}
+    plain = dict(weights)
+    stored = save(plain)
     tasks: dict[str, Callable[[], object]] = {
         "encode": lambda: tensors.encode({"submodel": "w1"}, weights, buffer),
         "decode": lambda: tensors.decode(blob),
         "copy": lambda: np.copyto(target, source),
+        f"encode {PEER}": lambda: save(plain),
+        f"decode {PEER}": lambda: load(stored),
     }
     for name, codec in codecs.items():
         tasks[f"encode {name}"] = partial(encode_update, update, codec, received)
@@ -59,9 +65,13 @@ def measure(weights: Weights, received: Weights) -> list[Row]:
     copy, raw = Baseline("copy", times.pop("copy")), Baseline("raw", len(blob) / 1e6)
     goals = {name: 1 / copies for name, copies in COPIES.items()}
     least = {"int8-zstd": 1 / SHARE} if received else {}
+    peers = {name: {PEER: times.pop(f"{name} {PEER}")} for name in COPIES}
     timed = [
-        compare(f"{name}, {raw.value:.0f} MB (ms)", found, goals.get(name), limit=copy)
+        row
         for name, found in times.items()
+        for row in compare_all(
+            f"{name}, {raw.value:.0f} MB (ms)", found, peers.get(name, {}), copy, goals
+        )
     ]
     sizes = [
         compare(f"size, {name} (MB)", len(one) / 1e6, least.get(name), limit=raw)
@@ -70,7 +80,7 @@ def measure(weights: Weights, received: Weights) -> list[Row]:
     return timed + sizes
 
 
-@benchmark("codec", "coordinator")
+@benchmark("codec", "coordinator", packages=(PEER,))
 @click.option(
     "--checkpoints",
     nargs=2,
