@@ -55,7 +55,8 @@ def adapt_links(app: Sphinx, name: str, source: list[str]) -> None:
         return
     for path, page in ROOT_PAGES.items():
         source[0] = source[0].replace(f"]({path}", f"]({page}")
-    source[0] = re.sub(r"\[([^\]]+)\]\(\.\./(?!benchmarks/examples/)[^)]+\)", r"\1", source[0])
+    link = r"\[([^\]]+)\]\(\.\./(?!benchmarks/(?:examples/|results/\w+\.svg))[^)]+\)"
+    source[0] = re.sub(link, r"\1", source[0])
 
 
 def adapt_included(app: Sphinx, path: object, parent: str, content: list[str]) -> None:

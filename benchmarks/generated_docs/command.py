@@ -1,5 +1,5 @@
-"""`python -m benchmarks docs`: write the tables in the documentation that are generated from the
-code, or with `--check` report which pages are outdated.
+"""`python -m benchmarks docs`: write the tables and pictures in the documentation that are made of
+the code and of saved results of benchmarks, or with `--check` report which are outdated.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from benchmarks.generated_docs.catalogue_tables import (
 )
 from benchmarks.generated_docs.live_view import record_live_view
 from benchmarks.generated_docs.message_tables import list_capabilities, list_messages, list_names
+from benchmarks.generated_docs.ratio_picture import draw_ratios, find_outdated_pictures
+from benchmarks.generated_docs.result_tables import drop_measured, list_results, list_summaries
 from benchmarks.generated_docs.setting_tables import list_exit_codes, list_settings
 from federated.errors import ConfigError
 from federated.runtime.console import report_errors
@@ -40,9 +42,12 @@ TABLES: Mapping[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "model families": ("docs/networks.md", list_families),
     "messages": ("docs/protocol.md", list_messages),
     "names": ("docs/protocol.md", list_names),
+    "ratios": ("README.md", list_summaries),
+    "results": ("docs/benchmarks.md", list_results),
     "robust rules": ("SECURITY.md", list_rules),
     "settings": ("docs/settings.md", list_settings),
 }
+OF_BENCHMARKS = ("ratios", "results")  # tables that replace rows written by hand
 
 
 def replace_table(page: str, name: str, lines: Iterable[str]) -> str:
@@ -65,7 +70,10 @@ def find_outdated() -> dict[Path, str]:
     for name, (place, render) in TABLES.items():
         path = ROOT / place
         try:
-            pages[path] = replace_table(pages.get(path) or path.read_text(), name, render())
+            page = pages.get(path) or path.read_text()
+            if name in OF_BENCHMARKS:
+                page = drop_measured(page)
+            pages[path] = replace_table(page, name, render())
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
     return {path: text for path, text in pages.items() if text != path.read_text()}
@@ -78,13 +86,17 @@ def find_outdated() -> dict[Path, str]:
 )
 def command(check: bool, picture: bool) -> None:
     """Update the generated tables of the documentation."""
-    with report_errors("python -m benchmarks docs", "train", "interrupted"):
+    with report_errors("python -m benchmarks docs", "simulate", "interrupted"):
         outdated = find_outdated()
-        if check and outdated:
-            names = ", ".join(str(path.relative_to(ROOT)) for path in outdated)
+        pictures = find_outdated_pictures()
+        if check and (outdated or pictures):
+            names = ", ".join(str(path.relative_to(ROOT)) for path in (*outdated, *pictures))
             raise ConfigError(f"out of date: {names}: run python -m benchmarks docs")
         for path, text in outdated.items():
             path.write_text(text)
+            click.echo(f"wrote {path.relative_to(ROOT)}")
+        for path, result in pictures.items():
+            draw_ratios(path, result)
             click.echo(f"wrote {path.relative_to(ROOT)}")
         if picture:
             record_live_view(ROOT / "docs" / "live_view.svg")
