@@ -133,8 +133,9 @@ def check_flow(made: Network) -> None:
         if made.objective in {"class", "value"}
         else (2, made.outputs, *made.inputs)
     )
-    if tuple(out.shape) != wanted:
+    found = f"shape {tuple(out.shape)}" if isinstance(out, torch.Tensor) else type(out).__name__
+    if found != f"shape {wanted}":
         raise ValueError(
-            f"{made.title}: from 2 examples of shape {made.inputs} it makes "
-            f"{tuple(out.shape)}; expected {wanted}"
+            f"{made.title}: for 2 examples of shape {made.inputs}, the network returned an output "
+            f"of {found}; expected a tensor of shape {wanted}"
         )

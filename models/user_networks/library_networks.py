@@ -22,7 +22,7 @@ __all__ = ["LIBRARIES", "UnsupportedNetwork", "find_builder", "load_trained"]
 
 
 class UnsupportedNetwork(ValueError):
-    """A library has no such network, or it does not fit the data."""
+    """A library has no such network, it does not fit the data, or a user's function fails."""
 
 
 Builder = Callable[[str, Network, bool], nn.Module]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from models.extension_lookup import locate_failure
 from models.layers.basic import Linear, Norm, Scaler
 from models.user_networks.channel_groups import Axis, Groups, length, spans
 from models.user_networks.operation_values import Value
@@ -49,7 +50,7 @@ def find_structure(net: nn.Module, example: Tensor) -> Structure:
             graph, calls = trace(net.train(training), example)
             found = label_tensors(net, graph, example, groups)
     except Exception as error:  # a user's network can make the tracer raise anything
-        return Structure(problem=f"torch.fx cannot follow its forward pass ({first_line(error)})")
+        return Structure(problem=describe_trace_failure(error))
     sections = find_sections(net, calls, found)
     groups.place = "a block that can be left out"
     for name in itertools.chain.from_iterable(section[1:] for section in sections):
@@ -83,6 +84,16 @@ def resolve(net: nn.Module, groups: Groups, sections: tuple[tuple[str, ...], ...
     return Structure(
         scaling, {place: one for place, one in fields.items() if one is not None}, sections, problem
     )
+
+
+def describe_trace_failure(error: Exception) -> str:
+    """Return why torch.fx cannot trace a network, and the line at which it stopped."""
+    if isinstance(error, fx.proxy.TraceError) and "control flow" in str(error):
+        place = locate_failure(error).partition(":")[0]
+        return (
+            f"torch.fx cannot trace its forward pass, which branches on values of the input {place}"
+        )
+    return f"torch.fx cannot trace its forward pass ({first_line(error)})"
 
 
 def first_line(error: Exception) -> str:

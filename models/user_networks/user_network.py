@@ -64,7 +64,10 @@ __all__ = ["own"]
 
 # a function does not declare its data; a network that cannot take these is refused by name
 TYPICAL = TypicalData((3, 32, 32), 10, "class")
-REMEDY = "make its function follow submodel.width, or set method.widths = [1.0]"
+REMEDY = (
+    "set method.widths = [1.0] to train it at full width, or let its function build the width that "
+    "submodel.width states"
+)
 
 
 @dataclass(frozen=True)
@@ -109,21 +112,21 @@ def function_of(network: Network) -> Callable[..., Any]:
     try:
         function: Callable[..., Any] = import_member(network.family)
     except ValueError as error:
-        raise ValueError(f"model {error}") from error
+        raise UnsupportedNetwork(f"model {error}") from error
     return function
 
 
 def call_function(submodel: Submodel) -> nn.Module:
     """Call the user's function and check the network that it returns.
 
-    ValueError: it is not an nn.Module, has a norm that cannot be measured, or requires more than
-        the submodel.
+    UnsupportedNetwork: the function fails, or requires more than the submodel; the network is not
+        an nn.Module, or has a norm that cannot be measured.
     """
     name = submodel.network.title
     function = function_of(submodel.network)
     inputs = list_required_parameters(function)
     if len(inputs) > 1:
-        raise ValueError(
+        raise UnsupportedNetwork(
             f"model '{name}' requires the arguments {', '.join(inputs)}; expected a function of "
             "at most one argument, the submodel"
         )
@@ -134,7 +137,7 @@ def call_function(submodel: Submodel) -> nn.Module:
     except Exception as error:  # whatever the user's function raises
         raise describe_failure(name, error) from error
     if not isinstance(net, nn.Module):
-        raise ValueError(
+        raise UnsupportedNetwork(
             f"model '{name}' returned a value of type {type(net).__name__}; expected an nn.Module"
         )
     if odd := [
@@ -142,7 +145,7 @@ def call_function(submodel: Submodel) -> nn.Module:
         for path, m in net.named_modules()
         if isinstance(m, _InstanceNorm) and m.track_running_stats
     ]:
-        raise ValueError(
+        raise UnsupportedNetwork(
             f"model '{name}': instance norm '{odd[0]}' tracks statistics, which calibration does "
             "not support; set track_running_stats=False"
         )
@@ -163,11 +166,11 @@ def build_anywhere(function: Callable[[], Any]) -> Any:
         return function().to("meta")
 
 
-def describe_failure(name: str, error: Exception) -> ValueError:
+def describe_failure(name: str, error: Exception) -> UnsupportedNetwork:
     """Describe an error that a user's function raised, with the line that raised it. The message
     names no folder, since it may leave the device.
     """
-    return ValueError(f"model '{name}' failed {locate_failure(error)}")
+    return UnsupportedNetwork(f"model '{name}' failed {locate_failure(error)}")
 
 
 @lru_cache(maxsize=64)

@@ -69,7 +69,7 @@ def test_unnarrowable_network_gives_a_reason_and_runs_whole(
     assert run_passes(full(made)).shape == (3, 10)
     with pytest.raises(
         ValueError,
-        match=f"{why}.*; make .* submodel.width, or set method.widths = \\[1.0\\]",
+        match=f"{why}.*; set method.widths = \\[1.0\\].* submodel.width",
     ):
         menu(made, (0.5, 1.0), (1,))
 
@@ -94,8 +94,28 @@ def test_network_that_branches_on_values_is_counted_and_runs_whole(named: Named)
     assert net(torch.ones(3, 1, 8, 8)).shape == (3, 10)
     assert cost(full(made)).macs == 592
     assert work(full(made), 4).calls > 2
-    with pytest.raises(ValueError, match=r"torch.fx cannot follow its forward pass"):
+    with pytest.raises(ValueError, match=r"branches on values .* test_user_network.py, line"):
         menu(made, (0.5, 1.0), (1,))
+
+
+class TwoOutputs(Reading):
+    """Returns more than its predictions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x), x  # type: ignore[return-value]
+
+
+def test_network_that_returns_a_tuple_is_rejected(named: Named) -> None:
+    with pytest.raises(ValueError, match=r"returned an output of tuple; expected a tensor of .*10"):
+        named(TwoOutputs)
+
+
+def test_function_that_raises_is_named_without_blaming_the_data(named: Named) -> None:
+    def broken() -> nn.Module:
+        raise RuntimeError("boom")
+
+    with pytest.raises(ValueError, match=r"^model .* failed at .*RuntimeError: boom"):
+        named(broken)
 
 
 class Counting(nn.Module):
@@ -113,7 +133,7 @@ class Counting(nn.Module):
 
 def test_failure_at_half_width_is_reported_early(named: Named) -> None:
     with pytest.raises(
-        ValueError, match=r"cut to half its width, it fails \(.*\); make its function"
+        ValueError, match=r"cut to half its width, it fails \(.*\); .*submodel.width"
     ):
         menu(named(Counting), (0.5,), (1,))
 
