@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ExtensionPoint",
+    "find_failed_module",
     "import_member",
     "known_names",
     "list_required_parameters",
@@ -41,10 +42,13 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+MODELS = Path(__file__).parent
 VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 # group -> "module:attribute" -> member, for members that `lookup` found in this process
 NAMED: dict[str, dict[str, Any]] = {}
+
+FOREIGN_MODULES = set[str]()  # names of the modules from which this process loaded extensions
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ def lookup(point: ExtensionPoint, name: str, known: Mapping[str, T]) -> T:
             f"{', '.join(sorted(map(package, entries)))}: uninstall all but one, or name it as "
             f"module:attribute, such as {entries[0].value}"
         )
+    FOREIGN_MODULES.add(entries[0].module)
     try:
         found = check_member(entries[0].load(), point.member)
     except Exception as error:  # whatever a foreign module raises
@@ -148,9 +153,12 @@ def import_member(name: str, member: type | None = None) -> Any:
     """
     shown = f"'{describe_name(name)}'"
     module, _, attribute = name.partition(":")
+    if not (module and attribute):
+        raise ValueError(f"{shown} cannot be imported: expected module:attribute")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         # a command that pip installed does not look in the current folder
         sys.path.insert(0, str(Path.cwd()))
+    FOREIGN_MODULES.add(module)
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -182,6 +190,16 @@ def check_member(found: Any, member: type | None) -> Any:
     raise TypeError(f"a value of type {type(found).__name__}; expected a {expected}")
 
 
+def find_failed_module(error: Exception) -> str:
+    """Return the name of the innermost extension's module that an error passed through; empty if
+    there is none.
+    """
+    names = [
+        frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    return next((name for name in reversed(names) if name in FOREIGN_MODULES), "")
+
+
 def locate_failure(error: Exception) -> str:
     """Return where the user's code raised an error, and the error: "at FILE, line N: TYPE: TEXT".
 
@@ -193,7 +211,8 @@ def locate_failure(error: Exception) -> str:
         name = Path(error.filename or "").name
         return f"at {name}, line {error.lineno}: SyntaxError: {error.msg}"
     places = traceback.extract_tb(error.__traceback__)
-    libraries = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
+    # torch.fx calls the tracer in `models` below the line of the user that it stops at
+    libraries = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(MODELS))
     own = [one for one in places if not one.filename.startswith((*libraries, "<frozen"))]
     place = (own or places)[-1]
     return f"at {Path(place.filename).name}, line {place.lineno}: {text}"

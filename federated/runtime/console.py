@@ -4,6 +4,7 @@ lines of the project.
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 import click
 import msgspec
 
-from federated.errors import EspalierError, MissingExtra
+from federated.errors import ConfigError, EspalierError, MissingExtra
 from federated.safe_text import make_lines_safe
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "show_progress",
     "speaker",
 ]
+
+log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]  # prints a line
 
@@ -98,6 +101,7 @@ def show_progress(label: str, *, of_bytes: bool = False) -> Iterator[Callable[[i
 @contextmanager
 def report_errors(command: str, extra: str, interrupted: str) -> Iterator[None]:
     """End the command after an expected error with its message and exit code, without a traceback.
+    Any error of an extension's code is expected.
 
     extra: the extra to install if a package is missing.
     interrupted: message after ctrl-C.
@@ -114,6 +118,16 @@ def report_errors(command: str, extra: str, interrupted: str) -> Iterator[None]:
     except KeyboardInterrupt:
         click.echo(interrupted, err=True)
         sys.exit(130)
+    except Exception as error:
+        # imported here, because most commands need no extension
+        from models.extension_lookup import find_failed_module, locate_failure
+
+        if not (module := find_failed_module(error)):
+            raise
+        log.debug("the extension module '%s' failed", module, exc_info=error)
+        text = f"the extension module '{module}' failed {locate_failure(error)}"
+        click.echo(f"error: {make_lines_safe(text)}", err=True)
+        sys.exit(ConfigError.exit_code)
 
 
 @contextmanager

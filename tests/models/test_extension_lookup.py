@@ -30,8 +30,9 @@ def test_a_module_in_the_current_folder_is_found(
     ("name", "why"),
     [
         ("math:absent", "module 'math' has no attribute 'absent'"),
+        ("math:", "expected module:attribute"),
         ("no_such_module:f", "ModuleNotFoundError"),
-        (":f", "ValueError"),
+        (":f", "expected module:attribute"),
         ("math:pi", "of type float; expected a function"),
         ("broken_own_module:f", "failed at broken_own_module.py, line 1: ZeroDivisionError"),
     ],

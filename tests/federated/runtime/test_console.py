@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from federated.runtime.console import handle_sigterm
+from federated.runtime.console import handle_sigterm, report_errors
+from models.extension_lookup import import_member
 from tests.support.terminal import run_on_terminal
 
 STEP = """
@@ -46,3 +47,17 @@ def test_a_file_gets_no_progress(tmp_path: Path) -> None:
         [sys.executable, "-c", STEP], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert (done.stdout, done.stderr) == ("a line\nthe end\n", "")
+
+
+def test_an_error_of_an_extension_ends_a_command_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_rule.py").write_text("def rule():\n    return [].pop()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as end, report_errors("x", "y", "z"):
+        import_member("broken_rule:rule")()
+    text = capsys.readouterr().err
+    assert end.value.code == 3
+    assert "'broken_rule' failed at broken_rule.py, line 2: IndexError" in text
+    with pytest.raises(IndexError), report_errors("x", "y", "z"):
+        [].pop()
