@@ -52,6 +52,8 @@ def read_npz(path: Path) -> Dataset:
         why = (
             "it is damaged, or contains pickled objects, which are not supported"
             if "allow_pickle" in str(error)
+            else "it is damaged, or of another format"
+            if isinstance(error, zipfile.BadZipFile)
             else error
         )
         raise DataError(f"data '{path}': expected an .npz file of plain arrays: {why}") from error

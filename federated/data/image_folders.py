@@ -156,7 +156,7 @@ def _read_pixels(name: str, places: Collection[Place], open_: Open) -> Pixels:
 def _decode(name: str, place: Place, open_: Open) -> Pixels:
     """Return one image, [1 or 3, height, width], without transparency."""
     with require_extra(f"reading the images of {name}", "data", "pillow"):
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     try:
         with open_(place) as file, Image.open(file) as image:
             if image.mode not in GREY + COLOUR:
@@ -167,7 +167,8 @@ def _decode(name: str, place: Place, open_: Open) -> Pixels:
             image.info.pop("transparency", None)  # Pillow warns about it in palettes
             array = np.asarray(image.convert("L" if image.mode in GREY else "RGB"))
     except (*UNREADABLE, Image.DecompressionBombError) as error:
-        raise DataError(
-            f"data '{name}': expected an image in {'/'.join(place)}: {error}"
-        ) from error
+        why = (  # Pillow's text shows Python's file object
+            "it is no image, or damaged" if isinstance(error, UnidentifiedImageError) else error
+        )
+        raise DataError(f"data '{name}': cannot read the image {'/'.join(place)}: {why}") from error
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)

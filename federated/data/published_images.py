@@ -175,7 +175,7 @@ def _lock_download(name: str, root: Path, place: Path, files: str) -> Iterator[N
         raise DataError(
             f"{name}: not found in {place}, and the download failed "
             f"({' '.join(str(error).split())}); connect this machine once, copy {files} there, "
-            "or choose another data root"
+            "or choose another folder with --data-root or data.root"
         ) from error
 
 

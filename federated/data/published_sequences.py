@@ -48,7 +48,7 @@ def _find_file(folder: Path, part: str) -> Path:
             return folder / name
     raise DataError(
         f"wikitext-2: expected {' or '.join(names)} in {folder}; copy the published files there, "
-        "or choose another data root"
+        "or choose another folder with --data-root or data.root"
     )
 
 
@@ -93,7 +93,8 @@ def har(root: Path) -> Dataset:
             x, y, subject, execution, classes = (arrays[key] for key in KEYS)
     except FileNotFoundError:
         raise DataError(
-            f"har: {path} does not exist; copy it there, or choose another data root"
+            f"har: {path} does not exist; copy it there, or choose another folder with --data-root "
+            "or data.root"
         ) from None
     except UNREADABLE as error:
         raise DataError(
