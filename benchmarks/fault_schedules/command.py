@@ -255,19 +255,20 @@ def group(jobs: Iterator[Job], count: int) -> Iterator[list[Job]]:
     "--seed",
     type=click.IntRange(min=0),
     metavar="N",
-    help="seed of the first schedule; each next one adds 1  [default: random; it is printed]",
+    help="seed of the first schedule; later ones count up from it  [default: random; it is "
+    "printed]",
 )
 @click.option(
     "--planted",
     is_flag=True,
-    help="plant each known defect in the code, and run schedules until one finds it",
+    help="insert each known defect into the code, and run schedules until one detects it",
 )
 @click.option(
     "--defect",
     "names",
     multiple=True,
     metavar="NAME",
-    help="plant only this defect; may be repeated",
+    help="insert only this defect; may be repeated",
 )
 @click.option(
     "--replay",

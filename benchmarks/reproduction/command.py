@@ -179,7 +179,7 @@ def command(
     """Run the experiment of a paper's table.
 
     Print the results beside the paper's numbers, and write them as text, CSV, LaTeX and a picture
-    beside the log. An interrupted command continues when it is repeated.
+    beside the log. Repeat an interrupted command to continue it.
     """
     with report_errors("python -m benchmarks reproduce", "simulate", "interrupted"):
         if listed:

@@ -169,7 +169,7 @@ def make_rows(found: Mapping[str, Usage], peers: Sequence[str]) -> list[Row]:
     default=RUNS,
     show_default=True,
     metavar="N",
-    help="number of times that each command runs, after a first time that does not count",
+    help="number of measured runs of each command, after a first run that is not measured",
 )
 def command(peers: tuple[str, ...], turns: int, say: Say) -> list[Row]:
     """Measure how long commands take to start.

@@ -139,7 +139,14 @@ def choose_recipe(submodel: Submodel, batch: int) -> Recipe:
     metavar="NAME",
     help="measure only this network, or module:function; may be repeated",
 )
-@click.option("--batch", type=click.IntRange(min=2), default=32, show_default=True, metavar="N")
+@click.option(
+    "--batch",
+    type=click.IntRange(min=2),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="examples per training step",
+)
 @click.option(
     "--steps",
     type=click.IntRange(min=2),

@@ -53,7 +53,7 @@ def format_conclusion(made: PageLoad) -> list[str]:
     default=4,
     show_default=True,
     metavar="N",
-    help="number of rounds in a row with, and without, an open page",
+    help="number of consecutive rounds with an open page, and as many without",
 )
 @click.option(
     "--times",
@@ -76,7 +76,8 @@ def command(
 ) -> None:
     """Measure the web page of a large fleet, or take pictures.
 
-    It needs Chromium, and the built page (`make web`). The exit code is 1 if a goal is missed.
+    It needs Chromium, and the built page (`make web`). The exit code is 1 if a
+    measurement exceeds its limit.
     """
     with (
         report_errors("python -m benchmarks page", "coordinator,web", "interrupted"),

@@ -26,8 +26,10 @@ __all__ = ["demo"]
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
+    default=9,
+    show_default=True,
     metavar="N",
-    help="number of rounds  [default: as many as the demo needs]",
+    help="number of rounds",
 )
 @click.option(
     "--no-limits",
@@ -49,7 +51,7 @@ __all__ = ["demo"]
 )
 @FORMAT
 def demo(
-    seed: int, rounds: int | None, no_limits: bool, broker_kind: str, keep: Path | None, form: str
+    seed: int, rounds: int, no_limits: bool, broker_kind: str, keep: Path | None, form: str
 ) -> None:
     """Train on four simulated devices, and infer on a fifth.
 
@@ -61,7 +63,7 @@ def demo(
 
         result = run_demo(
             seed=seed,
-            rounds=rounds or 0,
+            rounds=rounds,
             limited=not no_limits,
             kind=broker_kind,
             keep=keep,

@@ -20,7 +20,11 @@ __all__ = ["doctor"]
     help="address of a broker, with the coordinator's credentials; without it, only this machine "
     "is checked",
 )
-@click.option("--run", metavar="NAME", help="run whose topics to try  [default: doctor]")
+@click.option(
+    "--run",
+    metavar="NAME",
+    help="name of a run, to check that the broker allows its topics  [default: doctor]",
+)
 @RUNS
 @FORMAT
 def doctor(broker: str | None, run: str | None, runs: Path, form: str) -> None:

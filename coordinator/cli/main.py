@@ -76,7 +76,7 @@ COMMANDS = {
     ),
     "report": LazyCommand(
         "coordinator.cli.report:report",
-        "Write a page on RUN to show to others.",
+        "Write a report on RUN as a web page.",
     ),
     "revoke": LazyCommand(
         "coordinator.cli.revoke:revoke",

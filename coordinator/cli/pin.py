@@ -25,8 +25,9 @@ def pin(
 ) -> None:
     """Give AGENT the submodel SUBMODEL from the next round on.
 
-    The pin overrides the assignment by measurements, also after the run is resumed, until it is
-    removed with --off. `coordinator devices` shows each agent's submodel and the reason.
+    The pin overrides the submodel that the coordinator chooses from the device's measurements. It
+    also applies after the run is resumed, until --off removes it. `coordinator devices` shows each
+    agent's submodel and the reason.
     """
     with print_errors("pin"):
         from coordinator.store import control_requests

@@ -36,7 +36,7 @@ __all__ = ["report"]
 @RUNS
 @FORMAT
 def report(run: str | None, out: Path | None, compare: bool, runs: Path, form: str) -> None:
-    """Write a page on RUN to show to others.
+    """Write a report on RUN as a web page.
 
     One HTML file shows what each device gained, accuracy by submodel, who trained which submodel
     and why, bytes and time, releases, and the command that repeats the run. RUN defaults to the run

@@ -52,7 +52,7 @@ class Model(Record, frozen=True):
         str,
         Meta(
             description="Checkpoint to start from: RUN/round-NNNNNN.safetensors, a file of "
-            "torchvision's weights or of the network's own state dict, or torchvision:DEFAULT, "
+            "torchvision's weights, a file of the network's state dict, or torchvision:DEFAULT, "
             "timm:DEFAULT or hf:DEFAULT to download weights; empty: random weights from the seed."
         ),
     ] = ""
@@ -143,7 +143,7 @@ class Fleet(Record, frozen=True):
 
     min_agents: Annotated[Positive, Meta(description="Agents required to start a round.")] = 2
     fraction: Annotated[
-        Fraction, Meta(description="Fraction of the agents that a round needs.")
+        Fraction, Meta(description="Fraction of the agents that are sampled for a round.")
     ] = 1.0
     quorum: Annotated[
         Fraction, Meta(description="Fraction of the needed updates that closes a round.")

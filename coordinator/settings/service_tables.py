@@ -25,8 +25,8 @@ class Broker(Record, frozen=True):
     listen: Annotated[
         str,
         Meta(
-            description="Address on which the started broker, and with tls the enrolment server, "
-            "listens."
+            description="Address on which the started broker listens; with tls, the enrolment "
+            "server also listens on it."
         ),
     ] = "127.0.0.1"
     port: Annotated[

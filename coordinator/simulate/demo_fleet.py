@@ -72,7 +72,6 @@ DEVICES = (
 # slowest takes longest to start and loads them least, so it starts at once.
 START_ORDER = (DEVICES[0], DEVICES[-1], *DEVICES[1:-1])
 RUN = "demo"
-ROUNDS = 9
 # seconds without output after which a process counts as failed; an export on a busy machine needed
 # more than 100 for its first network
 SILENCE = 300.0
@@ -86,7 +85,7 @@ def run_demo(
 ) -> dict[str, Any]:
     """Run the demo; return its result as plain values.
 
-    rounds: number of rounds; 0: `ROUNDS`.
+    rounds: number of rounds.
     limited: limit the devices' processors and memory.
     kind: of the broker.
     keep: folder for the run and all logs; None: a temporary folder.
@@ -108,7 +107,7 @@ def run_demo(
         say(f"broker: {broker.name} at {broker.address}")
         names = (f"{d.name} ({d.cpus:g} cpus, {d.memory})" if limited else d.name for d in DEVICES)
         say(f"devices: {', '.join(names)}")
-        command = coordinator_command(broker.address, seed, rounds or ROUNDS, folder)
+        command = coordinator_command(broker.address, seed, rounds, folder)
         coordinator = stack.enter_context(process("coordinator", command, folder))
         agents = list[Running]()
         for device in START_ORDER:
@@ -143,7 +142,7 @@ def coordinator_command(broker: str, seed: int, rounds: int, folder: Path) -> li
         *("--broker", broker, "--runs", str(folder), "--rounds", str(rounds), "--seed", str(seed)),
         *options.split(),
         *divided.split(),
-        *f"--set fleet.wait=60 --set evaluate.every={ROUNDS} --format json".split(),
+        *f"--set fleet.wait=60 --set evaluate.every={rounds} --format json".split(),
     )
 
 

@@ -152,10 +152,10 @@ WORDS = parse_list(str, "words")
 def bench(form: str, **options: Any) -> None:
     """Measure the speed and memory of submodels or ONNX FILES.
 
-    A row of the table is one submodel or file, runtime and number of threads. Each is measured in a
-    new process: latency of one example, time of a training step, and peak memory. Predictions from
-    small submodels are shown for comparison. Exit code 1: a row failed; the others are reported.
-    Exit code 130: interrupted; completed rows are printed and written.
+    Each row of the table is one combination of submodel or file, runtime and number of threads. A
+    new process measures it: latency of one example, time of a training step, and peak memory.
+    Predictions from small submodels are shown for comparison. Exit code 1: a row failed; the others
+    are reported. Exit code 130: interrupted; completed rows are printed and written.
     """
     with report_errors("edge-agent bench", "bench", "interrupted"):
         from edge_agent.bench.bench_command import Request

@@ -83,7 +83,7 @@ __all__ = ["finetune"]
     "--network",
     metavar="module:function",
     default="",
-    help="allow the release to build this network of your own",
+    help="allow the release to use this network of your own",
 )
 @click.option(
     "--threads",

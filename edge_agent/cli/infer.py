@@ -73,10 +73,10 @@ def infer(name: str | None, form: str, **options: Any) -> None:
     INPUTS are .npy, .npz, .json or .jsonl files of raw examples, images, or folders of them.
     Without INPUTS, JSON is read from standard input.
 
-    Each release is tested before it is used. Of the variants of its graph that pass the accuracy
-    check, the fastest is used. With --serve or --mqtt, the command answers requests and installs
-    new releases from the broker until it is stopped. With --data, releases are also tested on
-    held-out examples of this device's own data. PyTorch is not required.
+    Each release is tested before it is used. The fastest variant of its graph that passes the
+    accuracy check is used. With --serve or --mqtt, the command answers requests and installs new
+    releases from the broker until it is stopped. With --data, releases are also tested on held-out
+    examples of this device's own data. PyTorch is not required.
     """
     with print_errors("infer"):
         from edge_agent.access.broker_credentials import resolve_broker

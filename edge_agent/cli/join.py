@@ -111,7 +111,7 @@ UNENROLLED = (
     default=600.0,
     show_default=True,
     metavar="SECONDS",
-    help="time to wait for a run at the broker, which must already answer",
+    help="time to wait until the broker has a run; the broker itself must already be running",
 )
 @click.option(
     "--spool",
