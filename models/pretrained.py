@@ -111,7 +111,9 @@ def read(path: Path) -> dict[str, Tensor]:
     except Exception as error:
         # torch and safetensors raise various errors for a damaged file
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if isinstance(error, OSError) and error.strerror:
+        if isinstance(error, FileNotFoundError):  # that of safetensors repeats the path
+            why = "no such file"
+        elif isinstance(error, OSError) and error.strerror:
             why = error.strerror
         elif type(error).__name__ == "UnpicklingError":  # torch's advice is to load it unsafely
             why = "it is damaged, or contains more than tensors; save a state_dict with torch.save"

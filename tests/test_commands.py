@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker]
         (
             [*COORDINATOR, "start", "--set", "train.lr=fast"],
             3,
-            "method fedfa: lr: expected a number above 0, found 'fast'",
+            "train.lr: expected a number above 0, found 'fast'",
         ),
         ([*COORDINATOR, "start", "--resume"], 7, "no run in"),
         ([*COORDINATOR, "start", "--listen", "0.0.0.0"], 3, "password"),

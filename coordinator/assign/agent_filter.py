@@ -61,7 +61,7 @@ LETTER = r"""[^\s()<>=!"']"""
 AND, OR, NOT = (f"{word}(?!{LETTER})" for word in ("and", "or", "not"))
 WORD = f"(?!{AND}|{OR}|{NOT}){LETTER}+"
 VALUE = f"""{WORD}|"[^"]*"|'[^']*'"""
-ANYTHING = f"{LETTER}+|[<>!]?=|[()]|.{{1,20}}"  # what an error shows of an unexpected text
+ANYTHING = f"{LETTER}+|[<>!]?=|[()]|\\S.{{0,19}}"  # what an error shows of an unexpected text
 
 
 def parse(text: str) -> Constraint:
@@ -124,7 +124,7 @@ class Parser:
             raise self.unexpected(f"one of {' '.join(signs)} after {key}")
         value = self.take(VALUE)
         if not value:
-            raise self.unexpected("a value (a word or quoted text)")
+            raise self.unexpected(f"a value (a word or quoted text) after {key}{sign}")
         if value[0] in "\"'":
             value = value[1:-1]
         reason = f"{key}{sign}{value} not met: it has "

@@ -127,4 +127,5 @@ def write_new(file: Path, text: str) -> None:
     except FileExistsError as error:
         raise ConfigError(f"--out {file}: the file exists: choose another name") from error
     except OSError as error:
+        check_new(file)
         raise ConfigError(f"--out {file}: cannot be written: {error.strerror}") from error

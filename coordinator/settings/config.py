@@ -111,10 +111,11 @@ class Config(Record, frozen=True, dict=True):
             hint = f"; a setting of {', '.join(methods)}" if methods else suggest_place(error.name)
             raise SettingError("", self.locate(error.name), f"{error}{hint}") from error
         except SettingError as error:
-            problem = str(error)
+            place = self.locate(error.key)
+            problem = f"{place.partition('.')[0]}.{error.problem}"
             if self.private.noise and error.key == "weighting":
                 problem += "; a private run (private.noise) gives every update the same weight"
-            raise SettingError("", self.locate(error.key), problem) from error
+            raise SettingError("", place, problem) from error
 
     def locate(self, key: str) -> str:
         """Return the path of a method's setting, in the table that contains it."""
@@ -181,7 +182,7 @@ def merge(
         # without a table, it may be a variable of something else, such as ESPALIER_DATA
         if name.startswith(PREFIX) and (key in TOP_LEVEL or "." in key):
             sources[key] = name
-            set_key(tree, key, parse_value(text), name)
+            set_key(tree, key, parse_value(text, name), name)
     for key, value in settings:
         sources.pop(key, None)  # the error names the key
         set_key(tree, key, value, "")
@@ -217,12 +218,12 @@ def read_tables(tree: Mapping[str, Any], where: str = "configuration") -> Config
 
 def parse_setting(text: str) -> tuple[str, Any]:
     """Return the key and value of a text such as `train.lr=0.05`. A value that is not TOML is
-    taken as text. Raises UsageError.
+    taken as text. Raises UsageError, ConfigError.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UsageError(f"--set: expected KEY=VALUE such as train.lr=0.05, found '{text}'")
-    return key.strip(), parse_value(value)
+    return key.strip(), parse_value(value, f"--set {key.strip()}")
 
 
 def describe_key(key: str) -> tuple[str, Any]:
@@ -287,11 +288,19 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"configuration {file}: invalid TOML: {error}") from error
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str, source: str) -> Any:
+    """Return the value of a text in TOML; the text itself if it is a word. Raises ConfigError for a
+    malformed list or table. source: of the text, for the error.
+    """
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+    except tomllib.TOMLDecodeError as error:
+        if not text.lstrip().startswith(("[", "{")):
+            return text
+        raise ConfigError(
+            f'{source}: expected a list such as ["a", "b"] or a table such as {{a = "b"}}, with '
+            f"texts in quotes, found '{text}'"
+        ) from error
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

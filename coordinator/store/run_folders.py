@@ -46,18 +46,18 @@ def find_current_run(root: Path) -> str:
 
 
 def describe_missing(root: Path, name: str = "", spell: Spell = attrgetter("flag")) -> str:
-    """Say that there is no run, or none of this name, below `root`. The path helps those who are in
-    another folder than they think. spell: returns an option as the reader spells it.
+    """Say that there is no run, or none of this name, below `root`, and name the existing ones. The
+    path helps those who are in another folder than they think. spell: returns an option as the
+    reader spells it.
     """
-    text = f"no run '{name}' in {root}" if name else f"no run in {root}"
-    if root.is_dir():
-        return text
-    where = f"{text} ({root.absolute()} is not a folder)"
-    return f"{where}: choose the folder of the runs with {spell(RUNS)}"
+    text = f"no run '{name}' in the folder {root}" if name else f"no run in the folder {root}"
+    found = list_runs(root)
+    if found and name:
+        return f"{text}; existing runs: {', '.join(found)}"
+    where = text if root.is_dir() else f"{text} ({root.absolute()} is not a folder)"
+    return f"{where}; choose the folder of the runs with {spell(RUNS)}"
 
 
 def make_missing_error(folder: Path) -> StoreError:
     """Return the error for a missing run, which names the existing ones."""
-    root = folder.parent
-    known = f"; existing runs: {', '.join(list_runs(root)) or 'none'}" if root.is_dir() else ""
-    return StoreError.naming(lambda spell: describe_missing(root, folder.name, spell) + known)
+    return StoreError.naming(lambda spell: describe_missing(folder.parent, folder.name, spell))

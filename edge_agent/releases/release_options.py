@@ -41,10 +41,13 @@ class ReleaseRequest:
 
     def check_source(self) -> None:
         """Raise UsageError unless exactly one source is set."""
-        if (self.broker is None) == (self.model is None):
+        if self.broker is None and self.model is None:
             raise UsageError(
-                "set either --broker, to download a release, or --model PATH, not both"
+                "--broker and --model are missing: set --broker HOST to download a release, or "
+                "--model PATH to use an exported network"
             )
+        if self.broker is not None and self.model is not None:
+            raise UsageError("--broker and --model cannot be combined: use one of them")
 
     def find_release(self) -> tuple[Path, str]:
         """Return the folder of the release, downloaded if necessary, and the submodel to use.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from federated.errors import ConfigError, EspalierError, Unknown, add_article
+from federated.errors import ConfigError, EspalierError, Unknown, describe_value
 from federated.method import Method
 from federated.methods.allsmall_exclusivefl import allsmall, exclusivefl
 from federated.methods.depthfl import depthfl
@@ -139,7 +139,5 @@ def make(name: str, function: Callable[[], Method]) -> Method:
     with report_failure(POINT.noun, name):
         found = function()
     if not isinstance(found, Method):
-        raise ConfigError(
-            f"method '{name}' returned {add_article(type(found).__name__)}; expected a Method"
-        )
+        raise ConfigError(f"method '{name}' returned {describe_value(found)}; expected a Method")
     return replace(found, name=name)

@@ -85,8 +85,9 @@ def parse_mqtt_address(text: str) -> MqttAddress:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError as error:
+        why = "the port must be a number from 1 to 65535" if "Port" in str(error) else str(error)
         raise _make_error(
-            text, f"the host or port is invalid; {QUOTED}" if "@" in rest else str(error)
+            text, f"the host or port is invalid; {QUOTED}" if "@" in rest else why
         ) from None  # its text may contain a piece of the password
     if "#" in rest:
         raise _make_error(text, f"'#' is not allowed; {QUOTED}")

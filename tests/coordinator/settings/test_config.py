@@ -127,8 +127,9 @@ def test_a_record_survives_json(file: Path) -> None:
         ("fleet.deadline=-1", "deadline"),
         ("fleet.deadline=inf", "fleet.deadline: expected a finite number, found inf"),
         ("private.uncovered=['names']", r"private.uncovered\[0\]: expected one of moments, scores"),
-        ("train.lr=0", "method fedfa: lr: expected a number above 0, found 0"),
+        ("train.lr=0", "train.lr: expected a number above 0, found 0"),
         ("rounds.of=1", "rounds"),
+        ("observe.readers=[csv]", r"--set observe.readers: expected a list .*in quotes"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(setting: str, words: str) -> None:
@@ -142,7 +143,7 @@ def test_a_wrong_key_or_value_is_named(setting: str, words: str) -> None:
         ("rounds = ", "invalid TOML"),
         ("round = 1", "unknown key 'round'; did you mean rounds"),
         ("rounds = 0", "wrong.toml: rounds: expected"),
-        ("[train]\nlr = 0", "wrong.toml: method fedfa: lr: expected"),
+        ("[train]\nlr = 0", "wrong.toml: train.lr: expected"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -175,7 +176,7 @@ def test_the_variable_of_a_wrong_value_is_named(file: Path, name: str, value: st
 def test_an_error_does_not_name_a_source_that_another_overrides(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"^rounds: "):
         load(file, {"ESPALIER_ROUNDS": "7"}, [("rounds", 0)])
-    with pytest.raises(ConfigError, match=r"^method heterofl: lr: "):
+    with pytest.raises(ConfigError, match=r"^train.lr: "):
         load(file, {"ESPALIER_METHOD__LR": "7"}, [("train.lr", 0)])
     with pytest.raises(Unknown, match=r"^ESPALIER_METHOD__NAME: .*did you mean fedavg"):
         load(file, {"ESPALIER_METHOD__NAME": "fedvag"}, [])

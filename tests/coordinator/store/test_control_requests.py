@@ -192,7 +192,7 @@ def test_a_request_without_a_coordinator_is_an_error(folder: Path) -> None:
 
 
 def test_a_missing_run_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"no run 'nothing' in .*: none$"):
+    with pytest.raises(StoreError, match=r"no run 'nothing' in .*choose the folder"):
         send_request(tmp_path / "nothing", "pause")
 
 

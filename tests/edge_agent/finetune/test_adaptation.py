@@ -306,7 +306,7 @@ def test_a_network_of_ones_own_is_built_only_if_its_owner_allows_it(copy: Path) 
 
 def test_invalid_sources_and_targets_are_rejected(release: Path, tmp_path: Path) -> None:
     for changes, message in (
-        ({"model": None}, "set either --broker"),
+        ({"model": None}, "--broker and --model are missing"),
         ({"model": release / f"{NAME}.onnx"}, "expected the folder of a release"),
         ({"out": release}, "expected another folder"),
     ):
