@@ -146,7 +146,9 @@ def parse_json(text: bytes, name: str) -> Array:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         rows = [line for line in text.splitlines() if line.strip()]
         if len(rows) < 2:
-            raise DataError(f"{name}: cannot be read as raw examples: {error}") from error
+            valid = isinstance(error, msgspec.ValidationError)  # its text names Python's types
+            why = "expected numbers in nested lists" if valid else error
+            raise DataError(f"{name}: cannot be read as raw examples: {why}") from error
     try:
         return to_array([msgspec.json.decode(row, type=Numbers) for row in rows], name)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -62,7 +62,7 @@ def _read_cells(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
     if len(header) < 2 or not found:
         raise DataError(
             f"data '{path}': expected a header of at least 2 comma-separated names, and lines "
-            f"below it, found {', '.join(header) or 'no header'} and {len(found)} lines"
+            f"below it, found {header or 'no header'} and {len(found)} lines"
         )
     if not all(header) or all(_is_number(cell, float) for cell in header):
         why = "each column needs a name, also a column of row numbers"

@@ -79,7 +79,7 @@ def test_a_cell_that_is_no_number_is_named_by_column_and_line(table: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"at least 2 comma-separated names.*found \[\] and 0"),
+        ("", r"at least 2 comma-separated names.*found no header and 0"),
         ("a,b\n", r"found \['a', 'b'\] and 0"),
         ("a;b\n1;2\n", r"found \['a;b'\] and 1"),
         ("a,b\n1,2,3\n", "line 2: expected 2 cells, found 3"),

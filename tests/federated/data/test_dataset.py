@@ -65,7 +65,7 @@ def test_labels_are_those_of_the_training_part() -> None:
         ({"x": X[:0], "y": Y[:0]}, "toy: expected at least 1 training example, found none"),
         ({"x": X[:1]}, "toy: expected as many labels in y as examples in x, found 2 and 1"),
         ({"y": np.array([0, -3])}, "toy: expected labels of at least 0 in y, found -3 at 1"),
-        ({"y": np.array([0, 3])}, r"toy: expected labels 0 to 2 in y, found 3 at 1 \(1 such\)"),
+        ({"y": np.array([0, 3])}, r"toy: expected labels 0 to 2 in y, found 3 at 1; 1"),
         ({"y": np.array([-1, 0])}, "found -1 at 0"),
         ({"y": np.array([0.0, 1.0])}, "whole numbers"),
         ({"y": np.array([[0], [1]])}, r"found int64 \[2, 1\]"),
@@ -149,7 +149,7 @@ TOKEN = {
             "finite numbers in y, found NaN or infinity in example 1",
         ),
         (TOKEN | {"outputs": 1}, "expected at least 2 tokens, found 1"),
-        (TOKEN | {"outputs": 2}, r"expected labels 0 to 1 in x, found 2 at 1, 1 \(1 such\)"),
+        (TOKEN | {"outputs": 2}, r"expected labels 0 to 1 in x, found 2 at 1, 1; 1"),
         (TOKEN | {"y": WORDS[:, :1]}, r"the token after each in x .*found int64 \[2, 1\]"),
         (TOKEN | {"x": WORDS.astype(np.float32)}, "expected x of int64, found float32"),
         (

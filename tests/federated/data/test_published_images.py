@@ -242,7 +242,7 @@ def test_without_a_cache_and_a_network_the_error_gives_a_remedy(
 ) -> None:
     with pytest.raises(
         DataError,
-        match=rf"{name}: not found in .*{place}.*download failed.*{files}.*data root",
+        match=rf"{name}: not found in .*{place}.*download failed.*{files}.*--data-root",
     ):
         load_central(name, tmp_path)
 

@@ -44,7 +44,7 @@ def test_windows_follow_each_other_and_their_targets_are_one_on(tmp_path: Path, 
 def test_a_missing_part_and_other_bytes_are_named(tmp_path: Path) -> None:
     write(tmp_path, train="a " * 65, test="b " * 65)
     with pytest.raises(
-        DataError, match=r"expected valid\.txt or wiki\.valid\.tokens in .*data root"
+        DataError, match=r"expected valid\.txt or wiki\.valid\.tokens in .*--data-root"
     ):
         wikitext_2(tmp_path)
     (tmp_path / "wikitext-2" / "valid.txt").write_bytes(b"\xff\xfe")
