@@ -281,7 +281,8 @@ class Store(RunRecords):
             return None
         number, seconds, checkpoint, fleet, up, down, digest = row
         path = self.folder / checkpoint
-        remedy = f"; run coordinator check {self.folder.name} --repair, which discards this round"
+        # that command says whether the round can be discarded, or needs a backup
+        remedy = f"; list the damage and its remedies with: coordinator check {self.folder.name}"
         tensors, _ = read_tensors(path, digest, f"checkpoint {path}", remedy)
         counts = {
             msgspec.convert(submodel, Submodel): count for submodel, count in json.loads(fleet)
