@@ -1,25 +1,29 @@
 """Find the proxy that the environment names for a connection, and connect through it.
 
-Over TCP, `mqtt_proxy` counts; for WebSockets `http_proxy` and, with TLS, `https_proxy`. `all_proxy`
-counts for all, and `no_proxy` names the hosts that are reached directly.
+Over TCP, `mqtt_proxy` counts; for WebSockets `http_proxy` and, with TLS, `https_proxy`, which also
+counts for enrolment and for MQTT on port 443. `all_proxy` counts for all, and `no_proxy` names the
+hosts that are reached directly.
 """
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import socket
 from dataclasses import dataclass, field
-from typing import Any
+from http.client import HTTPConnection, HTTPException
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from federated.errors import ConfigError, require_extra
 
-__all__ = ["Proxy", "find_proxy", "open_connection"]
+__all__ = ["Proxy", "ProxyError", "find_proxy", "open_connection"]
 
-# scheme of a broker's address -> variables before `_proxy`
-VARIABLES = {"mqtt": "mqtt", "mqtts": "mqtt", "ws": "http", "wss": "https"}
-KINDS = {  # scheme of a proxy -> name of its kind in the library
+# scheme of an address -> variable before `_proxy`
+VARIABLES = {"mqtt": "mqtt", "mqtts": "mqtt", "ws": "http", "wss": "https", "https": "https"}
+HTTPS = 443
+AUTHENTICATION = "407"  # status of a proxy that requires a user
+KINDS = {  # scheme of a proxy -> its kind, for SOCKS as named in the library
     "http": "HTTP",
     "socks4": "SOCKS4",
     "socks4a": "SOCKS4",
@@ -33,7 +37,7 @@ KINDS = {  # scheme of a proxy -> name of its kind in the library
 class Proxy:
     """A proxy, which also resolves the names of hosts.
 
-    kind: name in the library.
+    kind: HTTP, SOCKS4 or SOCKS5.
     host, port: of the proxy; port None: the usual one of its kind.
     user, password: for the proxy; the password is never shown.
     variable: environment variable that names it.
@@ -50,47 +54,87 @@ class Proxy:
         port = "" if self.port is None else f":{self.port}"
         return f"{self.kind} proxy {self.host}{port} ({self.variable})"
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The library's arguments for this proxy. Raises MissingExtra."""
-        with require_extra(f"the {self.variable} of the environment", "proxy", "pysocks"):
-            import socks
-        return {
-            "proxy_type": getattr(socks, self.kind),
-            "proxy_addr": self.host,
-            "proxy_port": self.port,
-            "proxy_rdns": True,
-            "proxy_username": self.user,
-            "proxy_password": self.password,
-        }
+
+class ProxyError(OSError):
+    """A connection that a proxy does not make.
+
+    reason: what happened, after the name of the proxy.
+    remedy: what to do about it.
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        self.reason, self.remedy = reason, remedy
+        super().__init__(f"{reason}; {remedy}")
 
 
 def find_proxy(scheme: str, host: str, port: int) -> Proxy | None:
-    """Return the proxy for a broker at an address; None: connect directly, as to this machine.
+    """Return the proxy for a connection; None: connect directly, as to this machine.
 
-    Raises ConfigError for a proxy of an unknown kind.
+    scheme: of the address, one of VARIABLES. Raises ConfigError for a proxy of an unknown kind.
     """
     if _is_this_machine(host) or proxy_bypass(f"{host}:{port}"):
         return None
     proxies = getproxies()
-    for name in (VARIABLES[scheme], "all"):
+    web = ["https"] if scheme == "mqtts" and port == HTTPS else []
+    for name in (VARIABLES[scheme], *web, "all"):
         if text := proxies.get(name):
             return _parse(f"{name}_proxy", text)
     return None
 
 
 def open_connection(scheme: str, host: str, port: int, timeout: float) -> socket.socket:
-    """Open a TCP connection to a broker, through the proxy if there is one. Raises OSError,
-    ConfigError, MissingExtra.
+    """Open a TCP connection, through the proxy if there is one. Raises OSError, ConfigError,
+    MissingExtra.
     """
     proxy = find_proxy(scheme, host, port)
     if proxy is None:
         return socket.create_connection((host, port), timeout)
-    arguments = proxy.arguments
-    import socks
+    connect = _open_tunnel if proxy.kind == "HTTP" else _open_socks
+    try:
+        return connect(proxy, host, port, timeout)
+    except (OSError, HTTPException) as error:
+        raise _explain(proxy, f"{host}:{port}", error) from error
 
-    made: socket.socket = socks.create_connection((host, port), timeout, **arguments)
+
+def _open_tunnel(proxy: Proxy, host: str, port: int, timeout: float) -> socket.socket:
+    """Connect by CONNECT (RFC 9110, section 9.3.6)."""
+    tunnel = HTTPConnection(proxy.host, proxy.port, timeout)
+    user = f"{proxy.user}:{proxy.password or ''}".encode()
+    credentials = {"Proxy-Authorization": f"Basic {base64.b64encode(user).decode()}"}
+    tunnel.set_tunnel(host.encode("idna").decode(), port, {} if proxy.user is None else credentials)
+    tunnel.connect()
+    return tunnel.sock
+
+
+def _open_socks(proxy: Proxy, host: str, port: int, timeout: float) -> socket.socket:
+    with require_extra(f"the {proxy.variable} of the environment", "proxy", "pysocks"):
+        import socks
+    made: socket.socket = socks.create_connection(
+        (host, port),
+        timeout,
+        proxy_type=getattr(socks, proxy.kind),
+        proxy_addr=proxy.host,
+        proxy_port=proxy.port,
+        proxy_rdns=True,
+        proxy_username=proxy.user,
+        proxy_password=proxy.password,
+    )
     return made
+
+
+def _explain(proxy: Proxy, target: str, error: OSError | HTTPException) -> ProxyError:
+    cause = getattr(error, "socket_err", None) or error  # of the library for SOCKS
+    text = str(error) or type(error).__name__
+    if f" {AUTHENTICATION} " in text:
+        remedy = f"{proxy.variable} must name a user: http://USER:PASSWORD@HOST:PORT"
+    elif isinstance(cause, ConnectionRefusedError | TimeoutError | socket.gaierror):
+        remedy = f"check {proxy.variable}, or name the broker's host in no_proxy"
+    else:
+        remedy = (
+            f"check that the proxy reaches {target} and allows connections to this port (many "
+            "allow only 443)"
+        )
+    return ProxyError(text, remedy)
 
 
 def _parse(variable: str, text: str) -> Proxy:

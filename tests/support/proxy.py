@@ -1,14 +1,15 @@
-"""A proxy to a broker that can be slow, and whose connections can be cut."""
+"""Proxies to a broker: one that can be slow, and whose connections can be cut, and one for HTTP."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import math
 import socket
 import threading
 import time
 
-__all__ = ["Proxy"]
+__all__ = ["ConnectProxy", "Proxy"]
 
 PIECE = 16 << 10
 
@@ -81,6 +82,45 @@ class Proxy:
             self.passed += size
             until = self._free
         time.sleep(max(0.0, until - time.monotonic()))
+
+
+class ConnectProxy(Proxy):
+    """An HTTP proxy, through which every name leads to the same port of this machine.
+
+    asked: targets of the requests that it granted.
+    """
+
+    def __init__(self, port: int, user: str = "", status: str = "") -> None:
+        """user: USER:PASSWORD that it requires. status: of its answers; empty: those of a proxy
+        that works.
+        """
+        self.asked, self._status = list[str](), status
+        self._login = base64.b64encode(user.encode()).decode()
+        super().__init__(port)
+
+    def _pump(self, a: socket.socket, b: socket.socket, slowly: bool) -> None:
+        if slowly:  # from the client
+            with contextlib.suppress(OSError):
+                granted = self._answer(a)
+                if not granted:
+                    shut(a)
+        super()._pump(a, b, slowly)
+
+    def _answer(self, client: socket.socket) -> bool:
+        request = b""
+        while not request.endswith(b"\r\n\r\n") and (more := client.recv(1)):
+            request += more
+        line, *headers = request.decode().splitlines()
+        method, target = line.split()[:2]
+        authorized = not self._login or f"Proxy-Authorization: Basic {self._login}" in headers
+        status = self._status or ("200 OK" if authorized else "407 Proxy Authentication Required")
+        # in pieces, as a network may deliver it
+        for piece in (f"HTTP/1.1 {status}\r\n", "Via: test\r\n", "\r\n"):
+            client.sendall(piece.encode())
+            time.sleep(0.02)
+        if granted := method == "CONNECT" and status == "200 OK":
+            self.asked.append(target)
+        return granted
 
 
 def shut(end: socket.socket) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from federated.errors import EspalierError
 from federated.runtime.listen_address import is_loopback
-from federated.system.proxies import find_proxy
+from federated.system.proxies import ProxyError, find_proxy
 from federated.wire import tls
 from federated.wire.checks import request_client
 from federated.wire.checks.check_result import Check, report_error
@@ -75,6 +75,8 @@ def check_tcp(address: MqttAddress) -> Check:
         tls.dial(address, request_client.TIMEOUT).close()
     except EspalierError as error:
         return report_error("tcp", error)
+    except ProxyError as error:
+        reason, remedy = error.reason, error.remedy
     except ConnectionRefusedError:
         reason = "connection refused"
         remedy = "start a broker there (coordinator start), or check host and port"

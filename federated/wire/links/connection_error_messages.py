@@ -6,7 +6,7 @@ import errno
 import socket
 import ssl
 
-from federated.system.proxies import find_proxy
+from federated.system.proxies import ProxyError, find_proxy
 from federated.wire import tls
 from federated.wire.mqtt_address import MqttAddress
 
@@ -16,6 +16,8 @@ __all__ = ["describe", "explain"]
 def explain(address: MqttAddress, error: Exception, timeout: float) -> str:
     """Explain an error of a connection that was attempted for `timeout` seconds."""
     match error:
+        case ProxyError():
+            why = str(error)
         case socket.gaierror():
             why = f"the name '{address.host}' does not resolve; check it, or use an IP address"
         case ConnectionRefusedError():

@@ -24,7 +24,6 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from federated.errors import LinkError
-from federated.system.proxies import find_proxy
 from federated.wire import tls
 from federated.wire.link import Probe, Will
 from federated.wire.links import connection_error_messages
@@ -103,6 +102,21 @@ class Greeting:
     client: mqtt.Client
     protocol: int
     max_packet: int = MAX_PACKET
+
+
+class _Client(mqtt.Client):
+    """A client that opens its connections with `tls.dial`. The library supports proxies with
+    another library only, and uses them also for hosts that `no_proxy` names with their port.
+
+    address: of the broker.
+    """
+
+    def __init__(self, address: MqttAddress, **options: Any) -> None:
+        super().__init__(CallbackAPIVersion.VERSION2, **options)
+        self._address = address
+
+    def _create_socket_connection(self) -> socket.socket:
+        return tls.dial(self._address, self.connect_timeout)
 
 
 class _FirstAnswer:
@@ -211,8 +225,8 @@ def _make_client(setup: ClientSetup, protocol: int, answer: _FirstAnswer) -> mqt
     """Make a client with all options, which paho requires before it connects."""
     address, handlers = setup.address, setup.handlers
     options: dict[str, Any] = {} if protocol == mqtt.MQTTv5 else {"clean_session": False}
-    client = mqtt.Client(
-        CallbackAPIVersion.VERSION2,
+    client = _Client(
+        address,
         client_id=setup.client_id,
         protocol=MQTTProtocolVersion(protocol),
         transport="tcp" if address.path is None else "websockets",
@@ -224,8 +238,6 @@ def _make_client(setup: ClientSetup, protocol: int, answer: _FirstAnswer) -> mqt
         client.username_pw_set(address.user, address.password)
     if address.path is not None:
         client.ws_set_options(address.path)
-    if (proxy := find_proxy(address.scheme, address.host, address.port)) is not None:
-        client.proxy_set(**proxy.arguments)
     if setup.will is not None:
         client.will_set(*setup.will, qos=1, retain=True)
     if address.tls:

@@ -6,6 +6,7 @@ import socket
 import ssl
 import stat
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from edge_agent.access.enrolment_files import load_credentials, locate_enrolment
 from federated.errors import LinkError, UsageError
 from federated.wire.enrolment_token import Token
 from federated.wire.mqtt_address import MqttAddress
+from tests.support.proxy import ConnectProxy
 
 
 def test_enrolling_saves_a_certificate_with_a_local_key_readable_by_its_owner_only(
@@ -176,3 +178,19 @@ def test_an_unreachable_authority_is_reported(token: Token, device: Path) -> Non
             None,
             str(Token("a", "no.such.host.invalid", free, token.secret, token.fingerprint)),
         )
+
+
+def test_a_device_enrols_through_the_proxy_of_the_environment(
+    device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Authority(tmp_path / "pki", ["fleet.invalid"])) as authority:
+        server = EnrolmentServer(authority, ("127.0.0.1", 0), "8883")
+        proxy = ConnectProxy(server.port)
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.port}")
+        token = authority.invite("a", "fleet.invalid", server.port, 60)
+        made = enrolment.enrol(token, locate_enrolment(token))
+        proxy.close()
+        server.close()
+        with pytest.raises(LinkError, match=rf"HTTP proxy 127.0.0.1:{proxy.port} .*https_proxy"):
+            enrolment.renew(made)
+    assert proxy.asked == 2 * [f"fleet.invalid:{server.port}"]

@@ -18,23 +18,35 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "variable"),
+    ("scheme", "port", "variable"),
     [
-        ("mqtt", "mqtt_proxy"),
-        ("mqtts", "mqtt_proxy"),
-        ("ws", "http_proxy"),
-        ("wss", "https_proxy"),
-        ("mqtts", "all_proxy"),
-        ("wss", "all_proxy"),
+        ("mqtt", 1883, "mqtt_proxy"),
+        ("mqtts", 8883, "mqtt_proxy"),
+        ("mqtts", 443, "mqtt_proxy"),
+        ("mqtts", 443, "https_proxy"),
+        ("ws", 80, "http_proxy"),
+        ("wss", 443, "https_proxy"),
+        ("https", 8884, "https_proxy"),
+        ("mqtts", 8883, "all_proxy"),
+        ("wss", 443, "all_proxy"),
     ],
 )
 def test_each_scheme_has_its_variable(
-    monkeypatch: pytest.MonkeyPatch, scheme: str, variable: str
+    monkeypatch: pytest.MonkeyPatch, scheme: str, port: int, variable: str
 ) -> None:
     monkeypatch.setenv(variable.upper(), "http://me:p%40ss@proxy:3128")
-    proxy = find_proxy(scheme, "broker", 1883)
+    proxy = find_proxy(scheme, "broker", port)
     assert proxy == Proxy("HTTP", "proxy", 3128, "me", "p@ss", variable)
     assert "p@ss" not in f"{proxy} {proxy!r}"
+
+
+def test_mqtt_on_other_ports_does_not_use_the_proxy_for_web_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    assert find_proxy("mqtt", "broker", 1883) is None
+    assert find_proxy("mqtts", "broker", 8883) is None
 
 
 def test_the_variable_of_the_scheme_precedes_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
