@@ -21,6 +21,7 @@ from federated.wire.mqtt_address import MqttAddress
 
 __all__ = [
     "REVOKED",
+    "TIMEOUT",
     "dial",
     "explain",
     "find_refusal",

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import errno
 import socket
 import ssl
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 
 from federated.system.proxies import ProxyError, find_proxy
 from federated.wire import tls
 from federated.wire.mqtt_address import MqttAddress
 
-__all__ = ["describe", "explain"]
+__all__ = ["describe", "explain", "explain_silence"]
+
+OTHERS = {  # scheme of an address -> what else may serve MQTT at the same port
+    "mqtt": "mqtts:// for a port with TLS, or ws:// or wss:// for WebSockets",
+    "mqtts": "wss:// for WebSockets with TLS",
+    "ws": "another path",
+    "wss": "another path",
+}
+DENIALS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 def explain(address: MqttAddress, error: Exception, timeout: float) -> str:
@@ -46,13 +58,57 @@ def explain(address: MqttAddress, error: Exception, timeout: float) -> str:
                 "otherwise check that an MQTT broker listens on the port"
             )
         case ConnectionError() if address.path is not None:
-            why = (
-                f"no MQTT broker answers to WebSockets at the path {address.path}; check port and "
-                "path"
-            )
+            why = _explain_websockets(address)
         case _:
             why = f"{type(error).__name__}: {error}"
     return f"{describe(address)}: {why}"
+
+
+def explain_silence(address: MqttAddress) -> str:
+    """Explain a server that accepts connections, and does not answer as an MQTT broker."""
+    return (
+        "the port is open, but no MQTT broker answers; try another port, or "
+        f"{OTHERS[address.scheme]}"
+    )
+
+
+def _explain_websockets(address: MqttAddress) -> str:
+    """Explain why a server does not offer WebSockets, by what it answers to another request."""
+    try:
+        status, phrase = _request_websockets(address)
+    except (OSError, HTTPException):
+        plain = "mqtts" if address.tls else "mqtt"
+        secure = "" if address.tls else ", for a port with TLS wss://"
+        return (
+            "it closes the connection when asked for WebSockets; for a port without WebSockets use "
+            f"{plain}://{secure}"
+        )
+    if status in DENIALS:
+        remedy = "check the path, and let its operator allow this device"
+    elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        remedy = "the web server does not reach the broker behind it: tell its operator"
+    else:
+        secure = "" if address.tls else "; for a port with TLS use wss://"
+        remedy = f"check port and path (most brokers use /mqtt){secure}"
+    return f"it offers no WebSockets at {address.path} ({status} {phrase}); {remedy}"
+
+
+def _request_websockets(address: MqttAddress) -> tuple[int, str]:
+    """Return the status and the phrase of a server's answer. Raises OSError, HTTPException."""
+    headers = {
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Key": base64.b64encode(bytes(16)).decode(),
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Protocol": "mqtt",
+    }
+    with contextlib.closing(HTTPConnection(address.host, address.port)) as link:
+        plain = link.sock = tls.dial(address, tls.TIMEOUT)
+        if address.tls:
+            link.sock = tls.make_context(address).wrap_socket(plain, server_hostname=address.host)
+        link.request("GET", address.path or "/", headers=headers)
+        answer = link.getresponse()
+        return answer.status, answer.reason
 
 
 def describe(address: MqttAddress) -> str:

@@ -206,15 +206,12 @@ def _make_error(address: MqttAddress, reason: ReasonCode | None) -> LinkError | 
     if reason is None:
         if address.tls and (why := tls.find_refusal(address)):
             return LinkError(f"{where}: {why}")
-        return _ProtocolError(
-            f"{where}: the port is open, but no MQTT broker answers; try another port, or "
-            f"{address.scheme.removesuffix('s')}s://"
-        )
+        return _ProtocolError(f"{where}: {connection_error_messages.explain_silence(address)}")
     name = reason.getName()
     if name == "Unsupported protocol version":
         return _ProtocolError(f"{where}: it supports neither MQTT 5 nor 3.1.1")
     hint = (
-        ": set user and password as mqtt://user:password@host, or ask its operator"
+        f": set user and password as {address.scheme}://user:password@host, or ask its operator"
         if name in UNKNOWN_USER
         else ""
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import subprocess
 import threading
@@ -81,18 +82,58 @@ def test_weights_are_downloaded_over_websockets(tmp_path: Path) -> None:
 
 # the library leaves the socket to the garbage collector
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"])
-def test_a_server_without_websockets_is_explained(answer: bytes) -> None:
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ("", r"closes the connection .* without WebSockets use mqtt://"),
+        ("200 OK", r"no WebSockets at /here \(200 OK\); check port and path"),
+        ("403 Forbidden", r"\(403 Forbidden\); check the path, and let its operator allow"),
+        ("404 Not Found", r"\(404 Not Found\); check port and path \(most brokers use /mqtt\)"),
+        ("502 Bad Gateway", r"\(502 Bad Gateway\); the web server does not reach the broker"),
+    ],
+)
+def test_a_server_without_websockets_is_explained(status: str, words: str) -> None:
+    answer = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n" if status else ""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            client, _ = listener.accept()
-            with client:
-                client.recv(1000)
-                client.sendall(answer)
+            for _ in range(2):  # the library tells nothing of the answer, so the link asks again
+                client, _ = listener.accept()
+                with client:
+                    client.recv(1000)
+                    client.sendall(answer.encode())
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(LinkError, match="to WebSockets at the path /here; check port and path"):
+        with pytest.raises(LinkError, match=words):
             MqttLink(f"ws://127.0.0.1:{listener.getsockname()[1]}/here", "a", timeout=3.0)
         thread.join()
+
+
+@needs_mosquitto
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("port", "scheme", "words"),
+    [
+        ("mqtt", "ws", r"for a port without WebSockets use mqtt://"),
+        ("mqtt", "wss", r"does not use TLS"),
+        ("ws", "mqtt", r"no MQTT broker answers; .* ws:// or wss:// for WebSockets"),
+        ("ws", "wss", r"does not use TLS: use ws://"),
+        ("wss", "ws", r"for a port with TLS wss://"),
+        ("wss", "mqtts", r"no MQTT broker answers; .* wss:// for WebSockets"),
+    ],
+)
+def test_the_scheme_of_another_port_is_explained(
+    port: str, scheme: str, words: str, tmp_path: Path
+) -> None:
+    pem = certificate(["127.0.0.1"], (-1, 30), tmp_path, "server")
+    secure = port == "wss"
+    with open_websockets(tmp_path, pem if secure else None) as url:
+        if port == "mqtt":
+            found = re.search(r"listener (\d+)", (tmp_path / "websockets.conf").read_text())
+            assert found is not None
+            url = f"mqtt://127.0.0.1:{found[1]}"
+        place = url.partition("://")[2]
+        files = f"?ca={pem}" if scheme in ("mqtts", "wss") else ""
+        with pytest.raises(LinkError, match=words):
+            MqttLink(f"{scheme}://{place}{files}", "a", timeout=5.0)
