@@ -263,7 +263,8 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say, most: int) -> Iterato
             address = parse_mqtt_address(wanted.url)
             if not address.tls:
                 raise ConfigError(
-                    f"broker.tls requires a broker with TLS: expected mqtts://HOST, found {address}"
+                    "broker.tls requires a broker with TLS: expected mqtts://HOST or wss://HOST, "
+                    f"found {address}"
                 )
             address = add_credentials(address, str(authority.ca), str(authority.coordinator))
             broker, public, access = None, str(address), BrokerAccess(format_url(address))

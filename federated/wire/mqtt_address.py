@@ -69,7 +69,10 @@ class MqttAddress:
         return f"{self.scheme}://{host}:{self.port}"
 
     def __str__(self) -> str:
-        return self.origin + (self.path or "")
+        """The address as other clients may use it: without user, password and files."""
+        usual = self.alpn in (None, _find_alpn(self.scheme, self.port))
+        query = "" if usual else f"?{urlencode({'alpn': self.alpn})}"
+        return f"{self.origin}{self.path or ''}{query}"
 
 
 def parse_mqtt_address(text: str) -> MqttAddress:
@@ -100,8 +103,8 @@ def parse_mqtt_address(text: str) -> MqttAddress:
     if "@" in parts.path:
         raise _make_error(text, f"'@' is not allowed in a path; {QUOTED}")
     port = PORTS[scheme] if port is None else port
-    if scheme == "mqtts" and port == HTTPS:
-        options.setdefault("alpn", "mqtt")  # web servers use the same port
+    if alpn := _find_alpn(scheme, port):
+        options.setdefault("alpn", alpn)
     user, password = (
         None if part is None else unquote(part) for part in (parts.username, parts.password)
     )
@@ -109,6 +112,11 @@ def parse_mqtt_address(text: str) -> MqttAddress:
     path = (parts.path if parts.path not in ("", "/") else PATH) if web else None
     tls = scheme in ("mqtts", "wss")
     return MqttAddress(host, port, tls, user, password, path=path, **options)
+
+
+def _find_alpn(scheme: str, port: int) -> str | None:
+    """Return the protocol that TLS requests by default: on the port of web servers MQTT."""
+    return "mqtt" if scheme == "mqtts" and port == HTTPS else None
 
 
 def _read_options(text: str, scheme: str, query: str) -> dict[str, str]:

@@ -72,6 +72,8 @@ def test_a_password_is_shown_neither_in_an_address_nor_in_an_error() -> None:
     assert str(address) == "mqtt://broker:1883"
     assert str(parse_mqtt_address("mqtts://[::1]")) == "mqtts://[::1]:8883"
     assert str(parse_mqtt_address("wss://me:secret@b/x")) == "wss://b:443/x"
+    assert str(parse_mqtt_address("mqtts://b:443")) == "mqtts://b:443"
+    assert str(parse_mqtt_address("mqtts://b:443?alpn=x&ca=y")) == "mqtts://b:443?alpn=x"
     with pytest.raises(UsageError) as caught:
         parse_mqtt_address("mqtt://me:secret@broker:0")
     assert "secret" not in str(caught.value)
