@@ -75,13 +75,13 @@ def check_run(
     rights = check_rights(client, topic_run, name)
     yield rights
     yield check_isolation(client, topic_run)
+    if card is not None:  # before large messages come to this client, too
+        yield from check_coordinator(client, card.run, name)
     place = Place(address, topic_run, name)
     if rights.state == "ok":
         yield from try_broker(place)
     elif "." in place.topic:  # the broker may change the topic instead of denying it
         yield check_order(place)
-    if card is not None:
-        yield from check_coordinator(client, card.run, name)
 
 
 def check_certificate(path: Path, name: str) -> Check:

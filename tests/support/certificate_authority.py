@@ -62,20 +62,27 @@ class TlsBroker:
 
 
 @contextmanager
-def shipped(name: str, authority: Authority, folder: Path) -> Iterator[TlsBroker]:
-    """Start mosquitto with a file of deploy/mosquitto, but with other paths, address and port."""
+def shipped(
+    name: str, authority: Authority, folder: Path, *, websockets: bool = False
+) -> Iterator[TlsBroker]:
+    """Start mosquitto with a file of deploy/mosquitto, but with other paths, address and port, and
+    with WebSockets if asked for.
+    """
     program, port, files = find_mosquitto(), find_free_port("127.0.0.1", 0), folder / "broker"
     assert program is not None
     write_broker_files(authority, files)
     text = (SHIPPED / name).read_text().replace("/etc/mosquitto/espalier", str(files))
+    own = f"listener {port} 127.0.0.1\n"
+    if websockets:  # served only beside a listener without them
+        spare = find_free_port("127.0.0.1", 0)
+        own = f"listener {spare} 127.0.0.1\n{own}protocol websockets\n"
     text = "".join(
-        f"listener {port} 127.0.0.1\n" if line.startswith("listener ") else line
-        for line in text.splitlines(keepends=True)
+        own if line.startswith("listener ") else line for line in text.splitlines(keepends=True)
     )
-    own = folder / name
-    own.write_text(f"{text}persistence_location {folder}/\nuser root\n")
+    config = folder / name
+    config.write_text(f"{text}persistence_location {folder}/\nuser root\n")
     process = subprocess.Popen(
-        [program, "-c", str(own)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [program, "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     tls_broker = TlsBroker(authority, port, files, process)
     try:

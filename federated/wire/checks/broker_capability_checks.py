@@ -16,6 +16,7 @@ from federated.wire import topics
 from federated.wire.checks import request_client
 from federated.wire.checks.check_result import Check
 from federated.wire.checks.request_client import Client
+from federated.wire.checks.websocket_checks import check_websockets
 from federated.wire.link import CHUNK, OVERHEAD, PROBES, Will
 from federated.wire.links import mqtt_client_setup as mqtt
 from federated.wire.mqtt_address import MqttAddress
@@ -71,6 +72,9 @@ def try_basics(place: Place) -> Iterator[Check]:
     yield from check_retained(place)
     yield check_levels(place)
     yield check_length(place)
+    if place.address.path is not None:
+        with place.connect() as sender, place.connect() as receiver:
+            yield check_websockets(sender, receiver, place.topic)
 
 
 def check_order(place: Place) -> Check:

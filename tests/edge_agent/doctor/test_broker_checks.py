@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from coordinator.access.certificate_authority import Authority
+from coordinator.access.enrolment_server import EnrolmentServer
 from coordinator.broker import local_broker as brokers
+from edge_agent.access.broker_credentials import resolve_broker
 from federated.wire import envelope, messages
 from federated.wire.checks.check_result import format_check
 from federated.wire.link import CHUNK, OVERHEAD
 from federated.wire.links.catalogue import open_link
-from federated.wire.mqtt_address import format_url
+from federated.wire.mqtt_address import add_credentials, format_url, parse_mqtt_address
 from tests.support.brokers import needs_mosquitto
 from tests.support.certificate_authority import member, shipped
 from tests.support.certificates import certificate
@@ -93,6 +96,30 @@ def test_only_an_enrolled_device_with_its_own_name_passes(
     assert "edge-agent join --token" in format_check(list(nobody.values())[-1])
     assert states(foreign) == {"dns": "ok", "tcp": "ok", "tls": "fail"}
     assert "name its authority" in foreign["tls"].remedy
+
+
+@needs_mosquitto
+def test_an_enrolled_device_passes_over_websockets_and_is_told_that_mosquitto_is_slow(
+    tmp_path: Path, device: Path
+) -> None:
+    with (
+        closing(Authority(tmp_path / "pki")) as authority,
+        shipped("tls.conf", authority, tmp_path, websockets=True) as tls_broker,
+    ):
+        public = f"wss://localhost:{tls_broker.port}"
+        server = EnrolmentServer(authority, ("127.0.0.1", 0), public)
+        coordinator = add_credentials(
+            parse_mqtt_address(public), str(authority.ca), str(authority.coordinator)
+        )
+        with closing(server), coordinating(coordinator, tmp_path):
+            token = authority.invite("pi", "localhost", server.port, 60)
+            broker, name = resolve_broker(None, None, str(token))
+            found = check_broker(broker, name)
+    assert broker.startswith(f"{public}/mqtt?ca=")
+    slow = found.pop("websockets")
+    assert [format_check(check) for check in found.values() if check.state != "ok"] == []
+    assert slow.state == "warn"
+    assert "wire.chunk=3000" in slow.remedy
 
 
 @needs_mosquitto
