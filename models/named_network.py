@@ -133,7 +133,11 @@ def check_flow(made: Network) -> None:
         if made.objective in {"class", "value"}
         else (2, made.outputs, *made.inputs)
     )
-    found = f"shape {tuple(out.shape)}" if isinstance(out, torch.Tensor) else type(out).__name__
+    found = (
+        f"shape {tuple(out.shape)}"
+        if isinstance(out, torch.Tensor)
+        else f"type {type(out).__name__}"
+    )
     if found != f"shape {wanted}":
         raise ValueError(
             f"{made.title}: for 2 examples of shape {made.inputs}, the network returned an output "

@@ -106,7 +106,9 @@ class TwoOutputs(Reading):
 
 
 def test_network_that_returns_a_tuple_is_rejected(named: Named) -> None:
-    with pytest.raises(ValueError, match=r"returned an output of tuple; expected a tensor of .*10"):
+    with pytest.raises(
+        ValueError, match=r"returned an output of type tuple; expected a tensor of .*10"
+    ):
         named(TwoOutputs)
 
 
