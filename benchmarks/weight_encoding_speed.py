@@ -26,7 +26,7 @@ from models import pretrained
 from models.named_network import network
 from models.submodel_building import full, initial
 
-__all__ = ["command"]
+__all__ = ["command", "make_rows"]
 
 COPIES = {"encode": 2.2, "decode": 0.7}  # goal: at most the time of this many copies
 PEER = "safetensors"
@@ -61,23 +61,34 @@ def measure(weights: Weights, received: Weights) -> list[Row]:
     for name, codec in codecs.items():
         tasks[f"encode {name}"] = partial(encode_update, update, codec, received)
         tasks[f"decode {name}"] = partial(decode_update, sent[name], codec, len(blob), received)
-    times = time_interleaved(tasks)
-    copy, raw = Baseline("copy", times.pop("copy")), Baseline("raw", len(blob) / 1e6)
-    goals = {name: 1 / copies for name, copies in COPIES.items()}
-    least = {"int8-zstd": 1 / SHARE} if received else {}
-    peers = {name: {PEER: times.pop(f"{name} {PEER}")} for name in COPIES}
-    timed = [
-        row
-        for name, found in times.items()
-        for row in compare_all(
-            f"{name}, {raw.value:.0f} MB (ms)", found, peers.get(name, {}), copy, goals
-        )
+    sizes = {name: len(one) / 1e6 for name, one in {"raw": blob, **sent}.items()}
+    return make_rows(time_interleaved(tasks), sizes, trained=bool(received))
+
+
+def make_rows(
+    times: Mapping[str, float], sizes: Mapping[str, float], *, trained: bool
+) -> list[Row]:
+    """Return the comparisons of what was measured.
+
+    times: milliseconds of each task.
+    sizes: MB of each codec.
+    trained: whether the update is one of a run.
+    """
+    copy, raw = Baseline("copy", times["copy"]), Baseline("raw", sizes["raw"])
+    rows = list[Row]()
+    for name, took in times.items():
+        if name == "copy" or name.endswith(PEER):
+            continue
+        peer = f"{name} {PEER}"
+        peers = {PEER: times[peer]} if peer in times else {}
+        goals = {"copy": 1 / COPIES[name]} if name in COPIES else {}
+        rows += compare_all(f"{name}, {raw.value:.0f} MB (ms)", took, peers, copy, goals)
+    least = {"int8-zstd": 1 / SHARE} if trained else {}
+    return rows + [
+        compare(f"size, {name} (MB)", size, least.get(name), limit=raw)
+        for name, size in sizes.items()
+        if name != "raw"
     ]
-    sizes = [
-        compare(f"size, {name} (MB)", len(one) / 1e6, least.get(name), limit=raw)
-        for name, one in sent.items()
-    ]
-    return timed + sizes
 
 
 @benchmark("codec", "coordinator", packages=(PEER,))
