@@ -84,7 +84,10 @@ def start_agent(
         "--spool",
         str(trial.folder / "spool" / agent.name),
     ]
-    agent.start(python_command(*launcher, "join", *where, "--wait", "120", *shard))
+    # one thread, as where the training is repeated: with more, sums are rounded otherwise
+    agent.start(
+        python_command(*launcher, "join", *where, "--wait", "120", *shard, "--limit-cpus", "1")
+    )
 
 
 def kill_agent(trial: Trial) -> None:

@@ -328,6 +328,8 @@ class Trial:
         asked = {(number, agent) for number in range(1, self.rounds + 1) for agent in self.names}
         if survived and self.real is not None:
             asked -= self.refused_tasks()
+        if survived and self.others and self.coordinator.starts > 1:
+            asked &= self.planned_tasks()
         if survived and asked - folded:
             why = f"in no model: {sorted(asked - folded)}; {self.outcomes()}"
         if survived and (wrong := "; ".join(filter(None, (check() for check in self.at_end)))):
@@ -368,6 +370,22 @@ class Trial:
             for number, one in self.entries()
             if one.outcome.startswith("paused:") and full in one.outcome
         }
+
+    def planned_tasks(self) -> set[tuple[int, str]]:
+        """Return the tasks that the coordinator planned, and those whose updates it accepted. A
+        round that begins after a restart may lack an honest agent that is not back yet, because
+        the attacker counts among the agents that a round needs.
+        """
+        accepted = {
+            (number, agent.name) for agent in self.fleet.agents for number in agent.accepted
+        }
+        with closing(Store.open(self.runs, RUN, read_only=True)) as store:
+            return accepted | {
+                (number, agent)
+                for agent in self.names
+                for number, decision in store.agents.read_decisions(agent)
+                if decision.asked
+            }
 
     def outcomes(self) -> str:
         """Return the recorded outcomes of updates that were not folded."""
