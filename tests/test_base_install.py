@@ -69,7 +69,7 @@ def test_a_command_names_the_missing_package_and_how_to_install_it(
 @pytest.mark.parametrize("command", sorted(READING))
 def test_a_command_that_reads_runs_works_without_extras(command: str, tmp_path: object) -> None:
     done = run(command, *ARGUMENTS.get(command, []), folder=str(tmp_path))
-    assert re.search("no run ('run' )?in runs", done.stdout + done.stderr), done
+    assert re.search("no run ('run' )?in the folder runs", done.stdout + done.stderr), done
     assert done.returncode == (0 if command == "runs" else 7)
 
 

@@ -315,7 +315,7 @@ def lets_in(address: str) -> bool:
     ("more", "why"),
     [
         ({"passwords": "users"}, "cannot be combined"),
-        ({"url": "mqtt://h"}, "mqtts://HOST, found mqtt://h:1883"),
+        ({"url": "mqtt://h"}, "expected mqtts://HOST.*found mqtt://h:1883"),
         ({"listen": "my-host"}, "expected an IP address or localhost"),
         ({"hosts": ("a b",)}, "host: expected"),
     ],

@@ -32,7 +32,7 @@ def test_init_writes_to_standard_output_or_to_a_new_file(tmp_path: Path) -> None
     ("words", "code", "said"),
     [
         (["--method", "fedav"], 2, "unknown method 'fedav'; did you mean fedavg"),
-        (["--out", "no/folder/run.toml"], 3, "no/folder/run.toml: cannot be written: No such file"),
+        (["--out", "no/folder/run.toml"], 3, "no/folder is not a folder"),
     ],
 )
 def test_errors_of_init(words: list[str], code: int, said: str) -> None:

@@ -289,7 +289,7 @@ def test_errors_without_runs_or_coordinators(tmp_path: Path) -> None:
         done = CliRunner().invoke(main, [*words, "--runs", str(tmp_path / "elsewhere")])
         assert done.exit_code == 7
         name = "'nothing' " if "nothing" in words else ""
-        assert f"no run {name}in {tmp_path / 'elsewhere'}" in done.output
+        assert f"no run {name}in the folder {tmp_path / 'elsewhere'}" in done.output
         assert "not a folder" in done.output
         assert "--runs DIR" in done.output
 
