@@ -4,16 +4,21 @@ are made by hand: each step subtracts the learning rate from every weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.round_records import Entry
+from coordinator.run.config_sources import ConfigSources
+from coordinator.simulate.simulation import simulate_run
 from coordinator.store.run_store import Store
 from export.trainstep.graph_order import make_order
+from federated.data import loading
 from federated.device.trainers.onnx_trainer import OnnxTrainer
 from federated.task import Recipe
+from models.named_network import network
+from models.submodel import Network
 from models.submodel_building import full
 from tests.support.handmade_graphs import Design, make_node
 from tests.support.memory_federation import Federation, Member, digits, federate
@@ -29,18 +34,13 @@ SETTINGS = {
 }
 
 
-def shelve(folder: Path, *odd: Any) -> Callable[[MessageLoop], None]:
-    """Return a function that writes graphs of the run's network, as an earlier process of the run
-    did. odd: nodes in addition to those of a step.
+def shelve(folder: Path, network: Network, *odd: Any) -> None:
+    """Write graphs of the run's network, as an earlier process of the run did. odd: nodes in
+    addition to those of a step.
     """
-
-    def write(fleet: MessageLoop) -> None:
-        assert fleet.run.network is not None
-        submodel = full(fleet.run.network)
-        place = folder / "runs" / "test" / "graphs" / make_order(submodel, RECIPE).name
-        Design.of(submodel, RECIPE.batch).write(place, *odd)
-
-    return write
+    submodel = full(network)
+    place = folder / "runs" / "test" / "graphs" / make_order(submodel, RECIPE).name
+    Design.of(submodel, RECIPE.batch).write(place, *odd)
 
 
 def free(index: int, of: int) -> Member:
@@ -48,7 +48,11 @@ def free(index: int, of: int) -> Member:
 
 
 def run(folder: Path, members: list[Member], *odd: Any, rounds: int = 1) -> Federation:
-    return federate(folder, members, {**SETTINGS, "rounds": rounds}, watch=shelve(folder, *odd))
+    def watch(fleet: MessageLoop) -> None:
+        assert fleet.run.network is not None
+        shelve(folder, fleet.run.network, *odd)
+
+    return federate(folder, members, {**SETTINGS, "rounds": rounds}, watch=watch)
 
 
 def read(folder: Path, number: int) -> tuple[dict[str, Entry], dict[str, Any], Any]:
@@ -73,6 +77,26 @@ def test_a_fleet_without_code_trains_calibrates_and_scores(tmp_path: Path) -> No
     assert measured
     assert all(bool((value == 1).all()) for value in measured)
     assert any(score.view == "devices" for score in scores)
+
+
+def test_simulated_devices_train_with_graphs(tmp_path: Path) -> None:
+    card = loading.load_central("digits").card()
+    made = network("mlp", card.inputs, card.outputs, card)
+    missing = [made]
+
+    def shelve_once(event: object) -> None:  # the run has its folder then
+        if missing:
+            shelve(tmp_path, missing.pop())
+
+    own = {"simulate.agents": 2, "simulate.trainer": "onnx", "data.name": "digits", "name": "test"}
+    flags = [*SETTINGS.items(), *own.items(), ("rounds", 2)]
+    simulate_run(ConfigSources(flags=flags), tmp_path / "runs", Event(), shelve_once, resume=False)
+    _, first, _ = read(tmp_path, 1)
+    entries, second, _ = read(tmp_path, 2)
+    assert [one.outcome for one in entries.values()] == ["folded"] * 2
+    for name, value in first.items():
+        if "/" not in name:
+            assert (value - second[name]).allclose(value.new_tensor(0.5), atol=1e-5), name
 
 
 def test_agents_with_and_without_code_mix_in_a_round(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ def plan_round(run: RunContext, state: State, history: FleetHistory) -> RoundPla
     surveys = {a.name: dict(a.profile.survey) for a in agents if a.profile is not None}
     state = replace(state, agents=surveys)
     judged, standings = judge_agents(run, state, history, agents)
+    if run.graphs.waiting and not run.measures_time:  # how long exports take must change no result
+        raise FleetError("training graphs are being exported")
     able = {
         name: verdict.submodel for name, verdict in judged.items() if verdict.submodel is not None
     }

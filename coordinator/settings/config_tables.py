@@ -117,7 +117,7 @@ class Simulate(Record, frozen=True):
         str,
         Meta(
             description="Trainer of the simulated devices: a built-in one, one of an installed "
-            "package, or module:function for your own. onnx trains only on real devices."
+            "package, or module:function for your own. onnx trains as devices without PyTorch do."
         ),
     ] = DEFAULT
     workers: Annotated[

@@ -29,10 +29,9 @@ from coordinator.simulate.workers import UNLIMITED, Workers, read_outcome
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_run_files import Spool
 from federated.device.task_runner_interface import Outcome
-from federated.device.trainers.catalogue import DEFAULT, open_trainer
-from federated.errors import ConfigError, FleetError
+from federated.device.trainers.catalogue import open_trainer
+from federated.errors import FleetError
 from federated.task import MAX_CODECS, Card, Profile, Task, Timing
-from federated.trainer_capabilities import GRAPHS
 from federated.wire import envelope, messages, topics
 from federated.wire.codecs.catalogue import codec_names
 from federated.wire.link import CHUNK, Delivery
@@ -115,11 +114,6 @@ class Devices:
         self._broker = broker
         # only tells the devices' capabilities; workers train
         self._trainer = open_trainer(config.simulate.trainer, config.simulate.device)
-        if GRAPHS in self._trainer.capabilities:
-            raise ConfigError(
-                f"simulate.trainer: '{config.simulate.trainer}' trains on real devices alone, with "
-                f"graphs that a fleet's coordinator exports: use '{DEFAULT}'"
-            )
         self._workers = workers
         self._stop = threading.Event()
         self._calls = queue.SimpleQueue[int]()  # indices of devices with news

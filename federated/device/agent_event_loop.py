@@ -243,7 +243,7 @@ class AgentEventLoop:
             case do.Train(task):
                 self.equipment.runner.begin(
                     task,
-                    self._downloads.path(task.digest),
+                    self._downloads.place(task),
                     self.equipment.spool.update_path(task.transfer),
                 )
             case do.StopTraining():

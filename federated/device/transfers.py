@@ -5,6 +5,7 @@ and send its finished updates to the coordinator. Torch-free.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,9 +47,16 @@ class Downloads:
         self._used = frozenset[str]()  # digests of its files
         self._chunks = 0  # received of its complete files
 
-    def path(self, digest: str) -> Path:
-        """Return the file of downloaded weights."""
-        return self._paths[digest]
+    def place(self, task: Task) -> Path:
+        """Return the file of a task's weights, which are here, with its graphs beside it. Agents
+        that share downloads have them in several folders. Raises OSError.
+        """
+        weights = self._paths[task.digest]
+        for one in task.graphs:
+            beside = weights.with_name(f"{one.digest}{GRAPH}")
+            if not beside.exists():
+                shutil.copyfile(self._paths[one.digest], beside)
+        return weights
 
     def fetch(self, task: Task, now: float) -> bool:
         """Return True if the weights and the graphs of a task are here. If not, download them

@@ -50,7 +50,7 @@ class OnnxTrainer:
         self.runtime = f"onnxruntime {onnxruntime.__version__} {device}"
         self._threads = 1
         self._graphs = dict[str, Path]()
-        self._open = OrderedDict[Path, GraphSession]()
+        self._open = OrderedDict[tuple[str, ...], GraphSession]()  # by digest, kind and submodel
 
     def use_threads(self, threads: int) -> None:
         self._threads = threads
@@ -88,12 +88,13 @@ class OnnxTrainer:
 
     def _load(self, submodel: Submodel) -> Mapping[str, GraphSession]:
         """Return the graphs of a submodel, by kind. Raises Refused for one that must not run."""
-        found = {}
+        found, name = {}, submodel.unowned.name
         for kind, path in self._graphs.items():
-            if path not in self._open:
-                self._open[path] = load_graph(path, kind, submodel.unowned.name, self._threads)
-            self._open.move_to_end(path)
-            found[kind] = self._open[path]
+            key = path.stem, kind, name
+            if key not in self._open:
+                self._open[key] = load_graph(path, kind, name, self._threads)
+            self._open.move_to_end(key)
+            found[kind] = self._open[key]
         while len(self._open) > OPEN:
             self._open.popitem(last=False)
         return found
