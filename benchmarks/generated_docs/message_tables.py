@@ -51,7 +51,8 @@ def list_capabilities() -> Iterator[str]:
     known = {
         **CAPABILITIES,
         GRAPHS: "work with the graphs that tasks name, without code of the networks",
-        name_hook("METHOD"): "code of this method that runs on devices",
+        name_hook("METHOD"): "code of this method that runs on devices; with `graphs`, a loss of "
+        "exits needs none",
     }
     return render_table(("capability", "meaning"), ((f"`{k}`", v) for k, v in known.items()))
 

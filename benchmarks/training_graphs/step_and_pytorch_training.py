@@ -14,16 +14,18 @@ from torch import Tensor, nn
 
 from export.trainstep.given_draws import GivenDraws
 from export.trainstep.named_tensor_function import GraphFunction
-from export.trainstep.training_step import make_step
+from export.trainstep.training_step import list_float_options, make_step
 from federated.device.trainers.graph_names import (
     CORRECTION,
     DRAW,
     NEXT,
+    OPTION,
     PARAMETER,
     START,
     STATISTIC,
 )
 from federated.device.trainers.graph_session import GraphSession, to_value
+from federated.methods.catalogue import find_loaded_hooks
 from federated.task import Recipe
 from federated.training.hooks import Session
 from federated.training.state_between_rounds import variate_name
@@ -142,9 +144,10 @@ class Trial:
 
 def train_with_pytorch(trial: Trial, function: GraphFunction) -> Outcome:
     """Train as a device with PyTorch does."""
-    session, losses = trial.open_session(), list[float]()
+    session, losses, hook = trial.open_session(), list[float](), trial.recipe.hook
+    hooks = find_loaded_hooks(hook) if hook else None
     with GivenDraws(list(chain(*trial.draw_masks(function)))):
-        train_session(session, on_step=lambda done, planned, loss: losses.append(loss))
+        train_session(session, hooks, on_step=lambda done, planned, loss: losses.append(loss))
     return Outcome(losses, dict(session.net.state_dict()))
 
 
@@ -162,6 +165,7 @@ def train_with_step(trial: Trial, function: GraphFunction, take: Take) -> Outcom
     given["classes"] = torch.zeros(network.outputs)
     given["classes"][list(session.labels)] = 1.0
     numbers = {key: getattr(recipe, key) for key in ("lr", "momentum", "decay", "pull", "clip")}
+    numbers |= {OPTION + name: recipe.options[name] for name in list_float_options(recipe)}
     losses = []
     steps = zip(trial.list_steps(session), trial.draw_masks(function), strict=True)
     for t, ((x, y), masks) in enumerate(steps, 1):

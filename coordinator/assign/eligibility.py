@@ -13,7 +13,7 @@ from federated.data.dataset import explain_misfit
 from federated.methods.catalogue import METHODS
 from federated.safe_text import make_safe
 from federated.task import Profile
-from federated.trainer_capabilities import describe_missing
+from federated.trainer_capabilities import GRAPHS, describe_missing
 from federated.wire.codecs.catalogue import CODECS
 from models.submodel import Network
 
@@ -30,19 +30,24 @@ class Eligibility:
     config: of the run.
     network: of the run; None until it is known, which refuses no device.
     needed: capabilities that the run's recipes require of a trainer.
+    exported: those of them that a trainer of graphs has by the graphs.
     """
 
     config: Config
     network: Network | None = None
     needed: frozenset[str] = frozenset()
+    exported: frozenset[str] = frozenset()
 
     def explain_refusal(self, profile: Profile) -> str:
         """Return why a device cannot take part; empty if it can."""
         if self.network is None:
             return ""
+        needed = self.needed
+        if GRAPHS in profile.capabilities:
+            needed -= self.exported
         why = (
             explain_misfit(profile.data, self.network)
-            or explain_lacking_capabilities(profile, self.needed, self.config.method_name)
+            or explain_lacking_capabilities(profile, needed, self.config.method_name)
             or explain_lacking_codec(profile, self.config.wire.codec)
         )
         if not why and self.config.data.name == AGENTS:

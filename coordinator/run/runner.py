@@ -36,7 +36,7 @@ from federated.method import Method, Settings
 from federated.methods.catalogue import list_loaded_hooks
 from federated.methods.common.inactive_mechanisms import inactive
 from federated.task import Recipe
-from federated.trainer_capabilities import list_required_capabilities
+from federated.trainer_capabilities import list_required_capabilities, name_hook
 from federated.wire import messages
 from federated.wire.link import Link
 from models.menu import probes
@@ -177,7 +177,9 @@ def _conduct(
     recipes = [method.recipe(first, one) for one in menu]
     check_hooks(method, recipes)
     needed = frozenset[str]().union(*map(list_required_capabilities, recipes))
-    fleet.admit(Eligibility(config, network, needed))
+    hooks = method.hooks
+    exported = {name_hook(hooks.name)} if hooks is not None and hooks.plain else set[str]()
+    fleet.admit(Eligibility(config, network, needed, frozenset(exported)))
     past = (
         PastStates(store, first, config.fleet.staleness) if fleet.round.rules.stale >= 0 else None
     )

@@ -206,7 +206,7 @@ def open_workers(source: DataSource, config: Config) -> Workers:
     processes, since threads of one process would launch operations one at a time.
     """
     settings, hooks = config.simulate, find_method(config.method_name).hooks
-    captured = hooks is None or not hooks.train or hooks.steady
+    captured = hooks is None or hooks.plain
     if settings.device == "cuda" and settings.trainer == DEFAULT and captured:
         return ThreadPool(source, config)
     return ProcessPool(source, config)

@@ -10,6 +10,7 @@ from typing import Any
 
 from federated.method import LAWS, MODES, SCHEDULE, Setting
 from federated.methods.catalogue import METHODS, find_method, list_loaded_methods
+from federated.training.hooks import Hooks
 
 __all__ = ["describe_method", "list_methods", "render_list", "render_method"]
 
@@ -32,13 +33,18 @@ def describe_method(name: str) -> dict[str, Any]:
         "summary": made.summary,
         "paper": made.paper,
         "network": list(made.features),
-        "trains": "requires PyTorch"
-        if made.hooks is not None and made.hooks.train
-        else "any trainer",
+        "trains": describe_training(made.hooks),
         "settings": {key: describe_setting(known) for key, known in made.settings.items()},
         "laws": {law: made.breaks.get(law, "") for law in LAWS},
         "modes": {mode: made.forbids.get(mode, "") for mode in MODES},
     }
+
+
+def describe_training(hooks: Hooks | None) -> str:
+    """Return which trainers can train with a method's hooks."""
+    if hooks is None or not hooks.train:
+        return "any trainer"
+    return "PyTorch, or training graphs" if hooks.plain else "requires PyTorch"
 
 
 def describe_setting(known: Setting) -> dict[str, Any]:

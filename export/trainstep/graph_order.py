@@ -44,6 +44,10 @@ def make_order(submodel: Submodel, recipe: Recipe) -> GraphOrder:
         variate=recipe.variate,
         frozen=tuple(sorted(recipe.frozen)),
         hook=recipe.hook,
+        options={
+            name: 0.0 if isinstance(value, float) else value
+            for name, value in recipe.options.items()
+        },
         pull=float(bool(recipe.pull)),
         clip=float(bool(recipe.clip)),
     )

@@ -1,7 +1,7 @@
 """One training step, as the function of tensors that is exported as a graph: loss, gradients g,
 corrections, optimiser. w are the weights, w_0 those at the start of the training.
 
-    L = sum_n weight_n loss_n / sum_n weight_n          mean over exits
+    L = sum_n weight_n loss_n / sum_n weight_n          loss_n: mean over exits, or a method's own
     g = dL/dw + pull (w - w_0) + c                      c here for FedDyn
     g = g min(1, clip / (|g| + 1e-6))
     w' = optimiser(w, g) - lr c                         c here for SCAFFOLD
@@ -28,29 +28,34 @@ from federated.device.trainers.graph_names import (
     CORRECTION,
     DRAW,
     NEXT,
+    OPTION,
     PARAMETER,
     START,
     STATISTIC,
 )
 from federated.errors import ExportError
+from federated.methods.catalogue import find_loaded_hooks
 from federated.task import Recipe
+from federated.training.hooks import ExitLoss, Hooks
 from federated.training.objective import flatten_places, standardise_values
 from models.layers.batch_norm import set_norm
 from models.submodel import Network, Submodel
 from models.submodel_building import rehearsal, statistics
 
-__all__ = ["TrainingStep", "make_step"]
+__all__ = ["TrainingStep", "list_float_options", "make_step"]
 
 
 def make_step(submodel: Submodel, recipe: Recipe, batch: int) -> GraphFunction:
     """Return a step of a recipe. Its epochs, steps and numbers do not matter.
 
-    ExportError: the recipe has hooks, which cannot be part of a graph.
+    ExportError: the recipe has hooks other than a loss of the exits. Unknown: they are not
+    installed.
     """
-    if recipe.hook:
+    hooks = find_loaded_hooks(recipe.hook) if recipe.hook else Hooks("")
+    if not hooks.plain:
         raise ExportError(f"a training step with the hooks of '{recipe.hook}' requires PyTorch")
     trained, draws = rehearse(submodel, recipe, batch)
-    step = TrainingStep(Answers.of(submodel), recipe, trained, draws)
+    step = TrainingStep(Answers.of(submodel), recipe, trained, draws, hooks.exit_loss)
     return GraphFunction("step", submodel, step, step.examples(batch), draws)
 
 
@@ -80,12 +85,14 @@ class TrainingStep:
     recipe: which terms the step has
     trained: the parameters that it moves
     draws: masks that it takes
+    exit_loss: of a method; None: the mean over exits
     """
 
     answers: Answers
     recipe: Recipe
     trained: Sequence[str]
     draws: Sequence[Draw]
+    exit_loss: ExitLoss | None = None
 
     @property
     def network(self) -> Network:
@@ -115,6 +122,8 @@ class TrainingStep:
         rates += ["pull"] if recipe.pull else []
         rates += ["clip"] if recipe.clip else []
         found |= {name: torch.tensor(1.0) for name in rates}
+        if self.exit_loss is not None:
+            found |= {OPTION + name: torch.tensor(1.0) for name in list_float_options(recipe)}
         if recipe.masked:
             found["classes"] = torch.ones(network.outputs)
         return found | {f"{DRAW}{i}": torch.ones(draw.shape) for i, draw in enumerate(self.draws)}
@@ -142,11 +151,17 @@ class TrainingStep:
         return {**moved, "loss": loss.detach()}
 
     def _measure(self, outs: Sequence[Tensor], given: Mapping[str, Tensor]) -> Tensor:
-        """Return the loss: the mean over exits."""
+        """Return the loss: the weighted mean over examples."""
+        masked, weights = outs, given["weights"]
         if self.recipe.masked:
-            outs = [out * given["classes"].reshape(-1, *[1] * (out.dim() - 2)) for out in outs]
-        losses = [measure(self.network, out, given["y"], given["weights"]) for out in outs]
-        return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+            masked = [out * given["classes"].reshape(-1, *[1] * (out.dim() - 2)) for out in outs]
+        own = [measure(self.network, out, given["y"]) for out in masked]
+        if self.exit_loss is None:
+            each = torch.stack(own).mean(0) if len(own) > 1 else own[0]
+        else:
+            floats = {name: given[OPTION + name] for name in list_float_options(self.recipe)}
+            each = self.exit_loss(outs, own, {**self.recipe.options, **floats})
+        return (each * weights).sum() / weights.sum()
 
     def _correct(
         self, grads: Mapping[str, Tensor], given: Mapping[str, Tensor]
@@ -178,13 +193,16 @@ class TrainingStep:
         return out
 
 
-def measure(network: Network, out: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted mean over examples of `federated.training.objective.loss`."""
+def list_float_options(recipe: Recipe) -> list[str]:
+    """Return the options that are inputs of a graph, since they may change from round to round."""
+    return [name for name, value in recipe.options.items() if isinstance(value, float)]
+
+
+def measure(network: Network, out: Tensor, y: Tensor) -> Tensor:
+    """Return `federated.training.objective.example_losses`: [N]."""
     if network.objective == "value":
-        each = (out - standardise_values(network, y)).square().mean(1)
-    else:
-        logits, truth = flatten_places(out, y)
-        is_true = truth[:, None] == torch.arange(network.outputs, dtype=truth.dtype)
-        each = -torch.where(is_true, F.log_softmax(logits, 1), 0.0).sum(1)
-        each = each.reshape(len(weights), -1).mean(1)
-    return (each * weights).sum() / weights.sum()
+        return (out - standardise_values(network, y)).square().mean(1)
+    logits, truth = flatten_places(out, y)
+    is_true = truth[:, None] == torch.arange(network.outputs, dtype=truth.dtype)
+    each = -torch.where(is_true, F.log_softmax(logits, 1), 0.0).sum(1)
+    return each.reshape(len(out), -1).mean(1)

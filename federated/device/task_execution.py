@@ -21,7 +21,12 @@ from federated.device.trainers.trainer import (
 )
 from federated.errors import Refused
 from federated.task import Task, Update
-from federated.trainer_capabilities import describe_missing, list_required_capabilities
+from federated.trainer_capabilities import (
+    GRAPHS,
+    describe_missing,
+    list_required_capabilities,
+    name_hook,
+)
 from federated.training import state_between_rounds
 from federated.training.score_sums import Tallies
 from federated.training.state_between_rounds import variate_name
@@ -156,7 +161,10 @@ def _name_tally(when: str, tallies: Tallies) -> Tallies:
 
 def _check_recipe(trainer: Trainer, task: Task) -> None:
     """Raise Refused for a training that the trainer does not support."""
-    lacking = describe_missing(list_required_capabilities(task.recipe), trainer.capabilities)
+    supported = set(trainer.capabilities)
+    if GRAPHS in supported:  # without its code, since it is in the graph
+        supported.add(name_hook(task.recipe.hook))
+    lacking = describe_missing(list_required_capabilities(task.recipe), supported)
     if task.work == "train" and lacking:
         raise Refused(
             f"round {task.round}: the recipe requires {lacking}, which {trainer.runtime} lacks"

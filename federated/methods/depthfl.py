@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,14 +45,12 @@ from federated.methods import fedavg as base
 from federated.methods.common.exit_submodels import exit_submodels, inner_submodels, sort_menu
 from federated.methods.common.inactive_mechanisms import one_exit, one_size
 from federated.task import Recipe, Update
-from federated.training import objective
-from federated.training.hooks import Hooks, Session
-from models.layers.early_exits import run_exits
+from federated.training.hooks import Hooks
 from models.slicing import Plan, as_slices, is_statistic, read_home
 from models.submodel import Network, Submodel
 from models.submodel_building import initial
 
-__all__ = ["consistency", "depthfl", "mutual_loss"]
+__all__ = ["consistency", "depthfl"]
 
 FEATURES = ("exits",)
 EXITS = {"attention": "exits", "adapter": "exits-adapter"}  # as features of the network
@@ -160,20 +159,19 @@ def distillation_recipe(state: State, submodel: Submodel) -> Recipe:
     )
 
 
-def mutual_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
+def mutual_loss(
+    outs: Sequence[Tensor], own: Sequence[Tensor], options: Mapping[str, Any]
+) -> Tensor:
     """Return the sum over exits of their own losses and the distillation from the others."""
-    outs = run_exits(session.net, session.submodel, x)
-    network, held = session.submodel.network, session.held
-    own = [objective.masked_loss(network, out, truth, held) for out in outs]
-    weight = float(session.recipe.options["weight"]) / max(1, len(outs) - 1)
-    logs = [F.log_softmax(out, 1) for out in outs] if weight else []
+    weight = options["weight"] / max(1, len(outs) - 1)
+    logs = [F.log_softmax(out, 1) for out in outs] if len(outs) > 1 else []
     taught = [
-        F.kl_div(log, other.detach(), reduction="batchmean", log_target=True)
+        F.kl_div(log, other.detach(), reduction="none", log_target=True).flatten(1).sum(1)
         for i, log in enumerate(logs)
         for j, other in enumerate(logs)
         if i != j
     ]
-    return torch.stack(own + [weight * one for one in taught]).sum()
+    return torch.stack([*own, *(weight * one for one in taught)]).sum(0)
 
 
 def count_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
@@ -237,7 +235,7 @@ def depthfl() -> Method:
         parts=count_parts,
         finish=finish,
         trains=inner_submodels,
-        hooks=Hooks("depthfl", loss=mutual_loss, steady=True),
+        hooks=Hooks("depthfl", exit_loss=mutual_loss),
         inactive=inactive,
         breaks={
             "alone": FEDDYN,

@@ -26,8 +26,9 @@ batch norm with the statistics of the batch; here they are static, measured by t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +40,7 @@ from federated.methods.common.exit_submodels import exit_submodels, inner_submod
 from federated.methods.common.inactive_mechanisms import one_exit, one_round, one_size
 from federated.methods.fedavg import fedavg, recipe
 from federated.task import Recipe
-from federated.training import objective
-from federated.training.hooks import Hooks, Session
-from models.layers.early_exits import run_exits
+from federated.training.hooks import Hooks
 from models.submodel import Network, Submodel
 
 __all__ = ["scalefl", "weighted_loss"]
@@ -86,30 +85,29 @@ def distillation_recipe(state: State, submodel: Submodel) -> Recipe:
     return replace(recipe(state, submodel), hook="scalefl", options=options)
 
 
-def weighted_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
+def weighted_loss(
+    outs: Sequence[Tensor], own: Sequence[Tensor], options: Mapping[str, Any]
+) -> Tensor:
     """Return the mean over exits, the j-th with weight j. All but the last include the distillation
     from the last one.
     """
-    outs = run_exits(session.net, session.submodel, x)
-    network, gamma = session.submodel.network, session.recipe.options["gamma"]
-    losses = [objective.masked_loss(network, out, truth, session.held) for out in outs]
-    if gamma:
-        losses = [
-            own + gamma * distillation_loss(out, outs[-1], session)
-            for own, out in zip(losses[:-1], outs[:-1], strict=True)
-        ] + losses[-1:]
-    return torch.stack([j * one for j, one in enumerate(losses, 1)]).sum() / (
+    losses = [
+        loss + options["gamma"] * distillation_loss(out, outs[-1], options)
+        for loss, out in zip(own[:-1], outs[:-1], strict=True)
+    ]
+    losses.append(own[-1])
+    return torch.stack([j * one for j, one in enumerate(losses, 1)]).sum(0) / (
         len(outs) * (len(outs) + 1) / 2
     )
 
 
-def distillation_loss(out: Tensor, last: Tensor, session: Session) -> Tensor:
-    """Return T^2 KL between the last exit and this one."""
-    clean = session.recipe.options["variant"] == "clean"
-    heat = float(session.recipe.options["temperature"])
+def distillation_loss(out: Tensor, last: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """Return T^2 KL between the last exit and this one, for each example."""
+    clean, heat = options["variant"] == "clean", options["temperature"]
     teacher = F.softmax((last.detach() if clean else last) / heat, 1)
-    divergence = F.kl_div(F.log_softmax(out / heat, 1), teacher, reduction="sum")
-    return heat**2 * divergence / (len(out) if clean else out.numel())
+    divergence = F.kl_div(F.log_softmax(out / heat, 1), teacher, reduction="none").flatten(1)
+    found: Tensor = heat**2 * (divergence.sum(1) if clean else divergence.mean(1))
+    return found
 
 
 def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
@@ -166,6 +164,6 @@ def scalefl() -> Method:
         menu=propose,
         recipe=distillation_recipe,
         trains=inner_submodels,
-        hooks=Hooks("scalefl", loss=weighted_loss, steady=True),
+        hooks=Hooks("scalefl", exit_loss=weighted_loss),
         inactive=inactive,
     )

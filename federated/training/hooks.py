@@ -22,7 +22,9 @@ from federated.task import Recipe
 from federated.training import objective
 from models.submodel import Network, Submodel
 
-__all__ = ["Hooks", "Session", "Survey"]
+__all__ = ["ExitLoss", "Hooks", "Session", "Survey"]
+
+ExitLoss = Callable[[Sequence[Tensor], Sequence[Tensor], Mapping[str, Any]], Tensor]
 
 RESIDENT = 1 << 28  # bytes of examples that lie on a GPU during a training
 
@@ -122,29 +124,37 @@ class Hooks:
         function with a state can read. The run's card limits their size (`survey_limit`): one
         number per class, and one per submodel of the menu.
     open: called before the first step
-    loss: returns the scalar to minimise for a prepared batch, x [N, ...] and truth; default: the
-        mean over the network's exits of the recipe's own loss
+    exit_loss: returns the loss of each example, [N], from the logits of every exit, each [N,
+        classes, ...], the recipe's own loss of every exit, each [N], and the recipe's options.
+        Every step is then the same computation: a GPU records it once and repeats it, and it can be
+        exported as a training graph, in which float options are tensors
+    loss: returns the scalar to minimise for a prepared batch, x [N, ...] and truth, instead of
+        `exit_loss`; default: the mean over the network's exits of the recipe's own loss
     step: called after each backward pass, when gradients exist and no parameter has moved
     close: called after the last step
-    steady: True if `loss` is the same computation in every step of a training: it draws nothing,
-        and reads only the batch, the network, `held` and the recipe. Then a GPU records a whole
-        step once, and repeats it.
     """
 
     name: str
     survey: Callable[[Survey], dict[str, Any]] | None = None
     open: Callable[[Session], None] | None = None
+    exit_loss: ExitLoss | None = None
     loss: Callable[[Session, Tensor, Tensor], Tensor] | None = None
     step: Callable[[Session], None] | None = None
     close: Callable[[Session], None] | None = None
-    steady: bool = False
 
     @property
     def train(self) -> bool:
         """True if training needs the hooks. A device that cannot run a survey skips it."""
-        return any((self.open, self.loss, self.step, self.close))
+        return self.exit_loss is not None or not self.plain
+
+    @property
+    def plain(self) -> bool:
+        """True if training follows the recipe, apart from another loss of the exits. It then needs
+        no code of the method if it runs as a graph.
+        """
+        return not any((self.open, self.loss, self.step, self.close))
 
     @property
     def repeats(self) -> bool:
         """True if all steps of a training are the same computation."""
-        return self.steady or not any((self.open, self.loss, self.step))
+        return not any((self.open, self.loss, self.step))

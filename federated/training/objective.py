@@ -19,6 +19,7 @@ from models.submodel import Network
 
 __all__ = [
     "augment",
+    "example_losses",
     "flatten_places",
     "loss",
     "mark_labels",
@@ -127,6 +128,14 @@ def loss(network: Network, out: Tensor, truth: Tensor) -> Tensor:
         if network.objective == "value"
         else F.cross_entropy(*flatten_places(out, truth))
     )
+
+
+def example_losses(network: Network, out: Tensor, truth: Tensor) -> Tensor:
+    """Return the loss of each example: [N]."""
+    if network.objective == "value":
+        return (out - truth).square().mean(1)
+    each = F.cross_entropy(*flatten_places(out, truth), reduction="none")
+    return each.reshape(len(out), -1).mean(1)
 
 
 def masked_loss(network: Network, out: Tensor, truth: Tensor, held: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ from federated.training.hooks import Hooks, Session
 from federated.training.step_corrections import Correction
 from models.layers.early_exits import run_exits
 
-__all__ = ["OPTIMISERS", "TrainingStep", "list_trained", "plain_loss"]
+__all__ = ["OPTIMISERS", "TrainingStep", "list_trained", "measure_loss", "plain_loss"]
 
 OPTIMISERS: Mapping[Optimiser, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -46,9 +46,7 @@ class TrainingStep:
         """Train on a prepared batch. Return its loss."""
         session, hooks = self.session, self.hooks
         self.optimiser.zero_grad(set_to_none=True)
-        loss = (
-            plain_loss(session, x, truth) if hooks.loss is None else hooks.loss(session, x, truth)
-        )
+        loss = measure_loss(session, hooks, x, truth)
         loss.backward()  # type: ignore[no-untyped-call]
         self.correction.add(session)
         if hooks.step is not None:
@@ -76,6 +74,20 @@ def make_optimiser(session: Session) -> torch.optim.Optimizer:
 def list_trained(net: nn.Module, recipe: Recipe) -> list[nn.Parameter]:
     """Return the parameters that a recipe trains."""
     return [p for name, p in net.named_parameters() if name not in recipe.frozen]
+
+
+def measure_loss(session: Session, hooks: Hooks, x: Tensor, truth: Tensor) -> Tensor:
+    """Return the loss of a prepared batch."""
+    if hooks.loss is not None:
+        return hooks.loss(session, x, truth)
+    if hooks.exit_loss is None:
+        return plain_loss(session, x, truth)
+    outs, network = run_exits(session.net, session.submodel, x), session.submodel.network
+    masked = outs
+    if session.held is not None:
+        masked = [objective.mask_logits(out, session.held) for out in outs]
+    own = [objective.example_losses(network, out, truth) for out in masked]
+    return hooks.exit_loss(outs, own, session.recipe.options).mean()
 
 
 def plain_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ A step also:
     start.NAME                the received parameters, for `pull`
     c.NAME                    the correction of gradients (FedDyn: -c_i) or of steps (SCAFFOLD:
                               c - c_i)
+    option.NAME               numbers of the recipe's options, which a method's own loss reads
     draw.I                    masks of dropout and stochastic depth, ones with the probabilities of
                               the property `draws`
 and returns `loss` and next.NAME for each input NAME that changes.
@@ -26,7 +27,7 @@ values) of each exit, the network's own last.
 
 from __future__ import annotations
 
-__all__ = ["CORRECTION", "DRAW", "NEXT", "OUT", "PARAMETER", "START", "STATISTIC"]
+__all__ = ["CORRECTION", "DRAW", "NEXT", "OPTION", "OUT", "PARAMETER", "START", "STATISTIC"]
 
 PARAMETER, STATISTIC, START, CORRECTION = "p.", "b.", "start.", "c."
-DRAW, NEXT, OUT = "draw.", "next.", "out."
+DRAW, NEXT, OPTION, OUT = "draw.", "next.", "option.", "out."

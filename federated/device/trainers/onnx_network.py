@@ -19,6 +19,7 @@ from federated.device.trainers.graph_names import (
     CORRECTION,
     DRAW,
     NEXT,
+    OPTION,
     OUT,
     PARAMETER,
     START,
@@ -160,6 +161,8 @@ class OnnxNetwork:
                 values[name] = self.weights[PARAMETER + local]
             elif name.startswith(CORRECTION):
                 values[name] = to_value(self._correct(local, values[name].numpy()))
+            elif name.startswith(OPTION):
+                values[name] = to_value(np.array(self._read_option(local), np.float32))
             elif kind in ("lr", "momentum", "decay", "pull", "clip"):
                 values[name] = to_value(np.array(getattr(recipe, kind), np.float32))
         if "classes" in session.inputs:
@@ -167,6 +170,13 @@ class OnnxNetwork:
             held[list(data.labels)] = 1.0
             values["classes"] = to_value(held)
         return values
+
+    def _read_option(self, name: str) -> float:
+        """Return a number among the recipe's options. Raises Refused."""
+        value = self.start.recipe.options.get(name)
+        if not isinstance(value, float):
+            raise Refused(f"the training graph reads the option '{name}', found {value!r} for it")
+        return value
 
     def _make_step_inputs(
         self, session: GraphSession, data: TrainingData, chosen: Array, step: int

@@ -192,8 +192,8 @@ def may_draw(start: Start) -> bool:
     beside others in one process.
     """
     hook = start.recipe.hook
-    steady = not hook or find_loaded_hooks(hook).steady
-    return family(start.submodel.network).draws or not steady
+    plain = not hook or find_loaded_hooks(hook).plain
+    return family(start.submodel.network).draws or not plain
 
 
 @lru_cache(maxsize=8)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.assign.eligibility import explain_lacking_capabilities, explain_lacking_codec
+from coordinator.assign.eligibility import (
+    Eligibility,
+    explain_lacking_capabilities,
+    explain_lacking_codec,
+)
+from coordinator.settings.config import Config
 from federated.data import loading
 from federated.task import Profile
 from federated.trainer_capabilities import CAPABILITIES
+from models.named_network import network
 
 CARD = loading.load_central("digits").card()
 
@@ -51,6 +57,14 @@ def test_a_device_learns_how_to_get_an_external_method() -> None:
 def test_a_trainer_with_every_needed_capability_is_not_refused() -> None:
     assert explain_lacking_capabilities(profile("clip", "masked"), {"clip"}, "moon") == ""
     assert explain_lacking_capabilities(profile(), frozenset(), "moon") == ""
+
+
+def test_graphs_replace_the_code_of_a_loss() -> None:
+    made, loss = network("mlp", CARD.inputs, CARD.outputs, CARD), frozenset({"hook:depthfl"})
+    exported, only = Eligibility(Config(), made, loss, loss), Eligibility(Config(), made, loss)
+    assert exported.explain_refusal(profile("graphs")) == ""
+    assert "hook:depthfl" in exported.explain_refusal(profile("clip"))
+    assert "hook:depthfl" in only.explain_refusal(profile("graphs"))
 
 
 def test_a_device_learns_how_to_get_a_codec() -> None:

@@ -68,6 +68,13 @@ def test_numbers_of_a_recipe_do_not_change_its_graphs() -> None:
         replace(RECIPE, pull=0.5, frozen=("stem.weight",)),
     ):
         assert make_order(SMALL, other).name != one.name
+    hooked = [
+        make_order(
+            SMALL, replace(RECIPE, hook="scalefl", options={"gamma": gamma, "variant": name})
+        )
+        for gamma, name in ((0.0, "code"), (0.5, "code"), (0.5, "clean"))
+    ]
+    assert hooked[0] == hooked[1] != hooked[2]
 
 
 def test_a_task_names_the_graphs_that_its_work_needs(

@@ -96,7 +96,12 @@ def test_an_unknown_method_suggests_the_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("name", "trains"),
-    [("moon", "requires PyTorch"), ("fedfa", "any trainer"), ("heterofl", "any trainer")],
+    [
+        ("depthfl", "PyTorch, or training graphs"),
+        ("fedfa", "any trainer"),
+        ("heterofl", "any trainer"),
+        ("moon", "requires PyTorch"),
+    ],
 )
 def test_a_survey_alone_asks_for_no_pytorch(name: str, trains: str) -> None:
     """FedFA's may score its sizes on a device, which gets the largest if it cannot."""

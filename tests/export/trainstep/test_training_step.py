@@ -74,6 +74,18 @@ def test_exits() -> None:
     compare(Trial(full(small("resnet"), ("exits",)), BASE))
 
 
+@pytest.mark.parametrize("variant", ["code", "clean"])
+def test_the_last_exit_teaches_the_others_as_scalefl_does(variant) -> None:
+    options = {"gamma": 0.5, "temperature": 3.0, "variant": variant}
+    recipe = replace(BASE, hook="scalefl", options=options)
+    compare(Trial(full(small("resnet"), ("exits-conv", "scaler-always")), recipe))
+
+
+def test_exits_teach_each_other_as_depthfl_does() -> None:
+    recipe = replace(BASE, hook="depthfl", options={"weight": 0.5}, pull=0.3, variate="feddyn")
+    compare(Trial(full(small("resnet"), ("exits",)), replace(recipe, masked=True)))
+
+
 def test_scaled_submodel_with_learnable_steps() -> None:
     compare(Trial(narrow("preresnet", ("scaler", "steps")), BASE))
 

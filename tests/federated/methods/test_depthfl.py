@@ -15,12 +15,12 @@ from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError, Unknown
 from federated.method import configure
 from federated.methods.catalogue import find_method
-from federated.methods.depthfl import mutual_loss
 from federated.task import Recipe, Update
 from federated.training import state_between_rounds
 from federated.training.hooks import Hooks
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import open_session, train_session
+from federated.training.training_step import measure_loss
 from models.named_network import network
 from models.submodel import Submodel
 from models.submodel_building import full, initial, shapes
@@ -139,12 +139,16 @@ def test_without_feddyn_no_alpha_is_needed():
 # ---- the device's half ---------------------------------------------------------------------------
 
 
+def lose(session):
+    """Return the loss of one example of class 0."""
+    hooks = find_method("depthfl").hooks
+    return measure_loss(session, hooks, torch.zeros(1, 1), torch.tensor([0]))
+
+
 def test_one_exit_learns_with_cross_entropy_only():
     """Logits 0 and 0 of two classes: log 2, however much distillation weighs."""
     session = session_of([[[0.0, 0.0]]], 5.0)
-    assert mutual_loss(session, torch.zeros(1, 1), torch.tensor([0])).item() == pytest.approx(
-        np.log(2)
-    )
+    assert lose(session).item() == pytest.approx(np.log(2))
 
 
 def test_each_exit_is_taught_by_the_mean_of_the_others_who_feel_nothing_of_it():
@@ -157,7 +161,7 @@ def test_each_exit_is_taught_by_the_mean_of_the_others_who_feel_nothing_of_it():
         0.6,
     )
     session = session_of(logits.tolist(), weight)
-    mutual_loss(session, torch.zeros(1, 1), torch.tensor([0])).backward()
+    lose(session).backward()
     p = softmax(logits, 2)
     expected = p - truth + weight / 2 * (3 * p - p.sum(0))
     torch.testing.assert_close(session.net.logits.grad, expected)
@@ -232,7 +236,7 @@ def test_without_distillation_each_exit_learns_by_itself():
     assert chosen.recipe(replace(state, round=500), menu()[0]).options["weight"] == 0
     logits = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]])
     session = session_of(logits.tolist(), 0.0)
-    mutual_loss(session, torch.zeros(1, 1), torch.tensor([0])).backward()
+    lose(session).backward()
     torch.testing.assert_close(
         session.net.logits.grad, softmax(logits, 2) - torch.tensor([1.0, 0.0])
     )

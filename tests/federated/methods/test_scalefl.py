@@ -19,6 +19,7 @@ from federated.task import Recipe
 from federated.training.hooks import Hooks
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import open_session, train_session
+from federated.training.training_step import measure_loss
 from models.layers.batch_norm import norms
 from models.named_network import network
 from models.slicing import extract
@@ -108,11 +109,17 @@ def test_values_are_learned_without_distillation():
 # ---- the loss ------------------------------------------------------------------------------------
 
 
+def lose(session):
+    """Return the loss of one example of class 0."""
+    hooks = find_method("scalefl").hooks
+    return measure_loss(session, hooks, torch.zeros(1, 1), torch.tensor([0]))
+
+
 def test_deeper_exits_weigh_more():
     """Losses a, b, c of three exits: (a + 2 b + 3 c) / 6."""
     logits = [[[1.0, 0.0]], [[0.0, 1.0]], [[3.0, 0.0]]]
     a, b, c = (float(np.log1p(np.exp(out[0][1] - out[0][0]))) for out in logits)
-    found = weighted_loss(session_of(logits), torch.zeros(1, 1), torch.tensor([0]))
+    found = lose(session_of(logits))
     assert found.item() == pytest.approx((a + 2 * b + 3 * c) / 6)
 
 
@@ -120,11 +127,11 @@ def test_the_clean_variant_teaches_per_example_and_does_not_change_the_teacher()
     """With 2 classes the mean of the authors' code is half as large; d T^2 KL / d z_1 is T
     (softmax(z_1/T) - softmax(z_2/T)), and only their gradient reaches z_2.
     """
-    logits, truth = [[[1.0, 0.0]], [[2.0, -1.0]]], torch.tensor([0])
+    logits = [[[1.0, 0.0]], [[2.0, -1.0]]]
     grads, kl = {}, {}
     for variant in ("code", "clean"):
         plain, taught = (session_of(logits, gamma=gamma, variant=variant) for gamma in (0.0, 0.5))
-        losses = [weighted_loss(session, torch.zeros(1, 1), truth) for session in (plain, taught)]
+        losses = [lose(session) for session in (plain, taught)]
         for loss in losses:
             loss.backward()
         grads[variant] = taught.net.logits.grad - plain.net.logits.grad
@@ -159,7 +166,7 @@ def test_every_tensor_of_a_level_is_trained(gamma):
         session = open_session(net, level, chosen.recipe(state, level), data, seed=0)
         look = Hooks(
             "toy",
-            loss=weighted_loss,
+            exit_loss=weighted_loss,
             step=lambda s, seen=seen: seen.update(
                 (n, p.grad) for n, p in s.net.named_parameters() if p.grad is not None
             ),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from federated.device.task_execution import carry_out
 from federated.device.trainers.onnx_trainer import OnnxTrainer
@@ -18,7 +19,7 @@ from federated.wire import tensors
 from federated.wire.codecs.catalogue import find_loaded_codec
 from federated.wire.codecs.codec import decode_update
 from federated.wire.messages import Run
-from tests.support.handmade_graphs import INPUTS, make_model, write_graph, write_graphs
+from tests.support.handmade_graphs import INPUTS, make_model, make_node, write_graph, write_graphs
 from tests.support.small_tasks import BARE, PYTORCH
 
 START = np.array([[1.0, 2.0]], np.float32)
@@ -82,6 +83,21 @@ def test_a_recipe_with_larger_batches_than_the_graph_is_refused(tmp_path: Path) 
     step = write_graph(tmp_path, make_model(inputs={**INPUTS, **small}))
     with pytest.raises(Refused, match="for 5 examples per step, found one for 3"):
         perform(tmp_path, (step,))
+
+
+def test_a_graph_with_a_methods_loss_reads_the_recipes_options(tmp_path: Path) -> None:
+    """Its step subtracts the option from every weight, too."""
+    inputs = {**INPUTS, "option.rate": (TensorProto.FLOAT, ())}
+    model = make_model(inputs=inputs)
+    move = model.graph.node[0]
+    move.input[1] = "both"
+    model.graph.node.insert(0, make_node("Add", ["lr", "option.rate"], ["both"]))
+    graphs = (write_graph(tmp_path, model),)
+    recipe = Recipe(epochs=1, batch=4, lr=0.25, hook="far", options={"rate": 0.5, "kind": "any"})
+    assert perform(tmp_path, graphs, recipe=recipe).tensors["w"].tolist() == [[0.25, 1.25]]
+    for wrong in ({}, {"rate": "fast"}):
+        with pytest.raises(Refused, match="reads the option 'rate', found"):
+            perform(tmp_path, graphs, recipe=replace(recipe, options=wrong))
 
 
 def test_the_graphs_of_the_last_task_are_not_used_for_the_next(tmp_path: Path) -> None:
