@@ -279,7 +279,8 @@ def describe_profile(profile: Profile) -> str:
     return (
         (f"{profile.board.model}: " if profile.board.model else "")
         + f"{profile.cpus:g} CPUs, {profile.memory // 10**6} MB for training, uplink "
-        f"{profile.uplink / 1e6:.0f} MB/s" + (f", step time {steps}" if steps else "")
+        f"{profile.uplink / 1e6:.0f} MB/s, trains with {profile.runtime}"
+        + (f", step time {steps}" if steps else "")
     )
 
 
