@@ -1,5 +1,5 @@
-"""Write the documentation's tables of everything that has a name: methods, data sets, robust rules,
-codecs, model families and event readers.
+"""Write the documentation's tables of everything that has a name: data sets, robust rules, codecs,
+model families and event readers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from benchmarks.generated_docs.markdown_table import render_table
 from coordinator.observe.event_readers.catalogue import READERS, list_optional
 from federated.data.catalogue import DATASETS
 from federated.engine.robust.catalogue import RULES
-from federated.methods.catalogue import METHODS, find_method
 from federated.wire.codecs.catalogue import CODECS
 from models.families.catalogue import FAMILIES
 from models.family import Family
@@ -21,16 +20,9 @@ __all__ = [
     "list_data",
     "list_families",
     "list_layouts",
-    "list_methods",
     "list_readers",
     "list_rules",
 ]
-
-
-def list_methods() -> Iterator[str]:
-    made = [find_method(name) for name in METHODS]
-    rows = ((f"`{one.name}`", one.summary, one.paper) for one in made)
-    return render_table(("`--method`", "summary", "paper"), rows)
 
 
 def list_data() -> Iterator[str]:

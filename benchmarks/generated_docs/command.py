@@ -14,12 +14,12 @@ from benchmarks.generated_docs.catalogue_tables import (
     list_data,
     list_families,
     list_layouts,
-    list_methods,
     list_readers,
     list_rules,
 )
 from benchmarks.generated_docs.live_view import record_live_view
 from benchmarks.generated_docs.message_tables import list_capabilities, list_messages, list_names
+from benchmarks.generated_docs.method_tables import list_methods, list_trainers
 from benchmarks.generated_docs.ratio_picture import draw_ratios, find_outdated_pictures
 from benchmarks.generated_docs.result_tables import drop_measured, list_results, list_summaries
 from benchmarks.generated_docs.setting_tables import list_exit_codes, list_settings
@@ -39,6 +39,7 @@ TABLES: Mapping[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "event readers": ("docs/operations.md", list_readers),
     "layouts": ("docs/protocol.md", list_layouts),
     "methods": ("docs/method_list.md", list_methods),
+    "methods without PyTorch": ("docs/without_pytorch.md", list_trainers),
     "model families": ("docs/networks.md", list_families),
     "messages": ("docs/protocol.md", list_messages),
     "names": ("docs/protocol.md", list_names),
