@@ -109,7 +109,7 @@ ROOMS = {
     ),
 }
 MOST_FILES = 14  # of one folder
-MOST_LINES = 452  # of a file: the longest one's at present, so lower it with that file
+MOST_LINES = 445  # of a file: the longest one's at present, so lower it with that file
 CATALOGUES = ("federated.methods", "coordinator.cli")
 LONGEST = 60  # lines of a function
 WIDEST = 100  # columns, except for a comment that a tool reads

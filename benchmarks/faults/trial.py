@@ -5,17 +5,21 @@ run ends or hangs.
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchmarks.faults.recorded_tasks import (
+    describe_unfolded,
+    find_refused,
+    read_entries,
+    read_planned,
+)
 from benchmarks.faults.trial_certificates import TlsSetup
 from benchmarks.faults.trial_parts import Broker, Process, Space
 from benchmarks.final_model_recomputation import (
@@ -29,9 +33,7 @@ from benchmarks.raw_agents.raw_agent import Raw
 from benchmarks.raw_agents.raw_fleet import RawFleet
 from benchmarks.raw_agents.updates import Array
 from benchmarks.scale import make_flags
-from coordinator.observe.round_records import Entry
 from coordinator.simulate.demo_fleet import python_command
-from coordinator.store.run_store import Store
 from federated.errors import EspalierError, StoreError
 from federated.task import Task, Update
 
@@ -270,7 +272,12 @@ class Trial:
         """Number of acknowledged updates; with real agents, of finished rounds."""
         if self.real is not None:
             return self.coordinator.count(" updates, ")
-        return sum(len(agent.accepted) for agent in self.fleet.agents)
+        return len(self.acknowledged)
+
+    @property
+    def acknowledged(self) -> set[tuple[int, str]]:
+        """Round and agent of each update that a raw agent sent and the coordinator accepted."""
+        return {(number, agent.name) for agent in self.fleet.agents for number in agent.accepted}
 
     # ---- course ------------------------------------------------------------------------------
 
@@ -326,12 +333,15 @@ class Trial:
             )
         folded = {(number, agent) for number, agents in found.folded.items() for agent in agents}
         asked = {(number, agent) for number in range(1, self.rounds + 1) for agent in self.names}
+        entries = read_entries(self.runs / RUN, self.rounds) if survived else []
         if survived and self.real is not None:
-            asked -= self.refused_tasks()
+            asked -= find_refused(entries)
         if survived and self.others and self.coordinator.starts > 1:
-            asked &= self.planned_tasks()
+            # A round that begins after a restart may lack an honest agent that is not back yet,
+            # because the attacker counts among the agents that a round needs.
+            asked &= self.acknowledged | read_planned(self.runs / RUN, self.names)
         if survived and asked - folded:
-            why = f"in no model: {sorted(asked - folded)}; {self.outcomes()}"
+            why = f"in no model: {sorted(asked - folded)}; {describe_unfolded(entries)}"
         if survived and (wrong := "; ".join(filter(None, (check() for check in self.at_end)))):
             survived, why = False, wrong
         if survived and not (asked - folded) and (found.foreign or not found.equal):
@@ -359,47 +369,6 @@ class Trial:
             return update
         false, values = falsify(replace(update, tensors={}), dict(update.tensors))
         return replace(false, tensors=values)
-
-    def refused_tasks(self) -> set[tuple[int, str]]:
-        """Return tasks whose devices reported that they could not do them, so that no update could
-        be lost.
-        """
-        full = os.strerror(errno.ENOSPC)
-        return {
-            (number, one.agent)
-            for number, one in self.entries()
-            if one.outcome.startswith("paused:") and full in one.outcome
-        }
-
-    def planned_tasks(self) -> set[tuple[int, str]]:
-        """Return the tasks that the coordinator planned, and those whose updates it accepted. A
-        round that begins after a restart may lack an honest agent that is not back yet, because
-        the attacker counts among the agents that a round needs.
-        """
-        accepted = {
-            (number, agent.name) for agent in self.fleet.agents for number in agent.accepted
-        }
-        with closing(Store.open(self.runs, RUN, read_only=True)) as store:
-            return accepted | {
-                (number, agent)
-                for agent in self.names
-                for number, decision in store.agents.read_decisions(agent)
-                if decision.asked
-            }
-
-    def outcomes(self) -> str:
-        """Return the recorded outcomes of updates that were not folded."""
-        return "; ".join(
-            f"{number} {one.agent} {one.outcome}"
-            for number, one in self.entries()
-            if one.outcome != "folded"
-        )
-
-    def entries(self) -> list[tuple[int, Entry]]:
-        """Return the recorded tasks, each with its round."""
-        with closing(Store.open(self.runs, RUN, read_only=True)) as store:
-            rounds = range(1, self.rounds + 1)
-            return [(number, one) for number in rounds for one in store.read_entries(number)]
 
 
 def break_later(trial: Trial, cause: Callable[[], object], seconds: float) -> None:
