@@ -67,9 +67,10 @@ class Requests:
     pins: dict[str, str] = field(default_factory=dict)
 
 
-def begin_requests(database: sqlite3.Connection) -> None:
-    """Prepare a run's database for requests to the coordinator that has just locked the run. Delete
-    a request to stop that was meant for an earlier coordinator. Raises sqlite3.Error.
+def begin_requests(database: sqlite3.Connection, since: datetime) -> None:
+    """Prepare a run's database for requests to the coordinator that locked the run at `since`.
+    Delete an earlier request to stop, which was meant for another coordinator. Raises
+    sqlite3.Error.
     """
     with database:
         database.execute(SCHEMA)
@@ -77,7 +78,9 @@ def begin_requests(database: sqlite3.Connection) -> None:
         if database.execute(FIND_FORMER).fetchone():
             database.execute("INSERT OR IGNORE INTO requests SELECT * FROM wishes")
             database.execute("DROP TABLE wishes")
-        database.execute("DELETE FROM requests WHERE about = 'stop'")
+        database.execute(
+            "DELETE FROM requests WHERE about = 'stop' AND at < ?", (since.isoformat(),)
+        )
 
 
 def send_request(folder: Path, command: Command) -> Requests:

@@ -22,6 +22,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -127,7 +128,7 @@ class Store(RunRecords):
                 "unknown: restore the folder from a backup, or choose another name and start "
                 f"from its weights (model.init = '{folder}/round-NNNNNN.safetensors')"
             )
-        problem = f"cannot create run '{name}' in {root}"
+        problem, since = f"cannot create run '{name}' in {root}", datetime.now(UTC)
         with ExitStack() as undo, explain_os_errors(StoreError, problem, sqlite3.Error):
             make_private(folder, HOLDS)
             lock = run_lock.acquire(folder)
@@ -137,7 +138,7 @@ class Store(RunRecords):
                 sync(created_in)
             database = sqlite3.connect(folder / DATABASE)
             undo.callback(database.close)
-            begin_requests(database)
+            begin_requests(database, since)
             undo.pop_all()
         return cls(folder, database, lock)
 
@@ -151,6 +152,7 @@ class Store(RunRecords):
             raise make_missing_error(folder)
         if read_only:
             return cls(folder, open_database(folder, read_only=True), None)
+        since = datetime.now(UTC)  # checking the files may take long, and requests may come
         with ExitStack() as undo:
             lock = run_lock.acquire(folder)
             undo.callback(os.close, lock)
@@ -162,7 +164,7 @@ class Store(RunRecords):
                     sync(created_in)
                 database = open_intact(folder)
                 undo.callback(database.close)
-                begin_requests(database)
+                begin_requests(database, since)
             undo.pop_all()
         return cls(folder, database, lock)
 

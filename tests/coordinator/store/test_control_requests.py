@@ -6,11 +6,12 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from coordinator.store import run_lock
+from coordinator.store import run_lock, run_store
 from coordinator.store.control_requests import (
     Control,
     Requests,
@@ -35,7 +36,7 @@ SMALL, LARGE = (Submodel(NETWORK, width, ((1, 1),), ("scaler",)) for width in (0
 def folder(tmp_path: Path) -> Path:
     with closing(sqlite3.connect(tmp_path / "run.sqlite")) as database:
         database.execute("PRAGMA journal_mode=WAL")
-        begin_requests(database)
+        begin_requests(database, datetime.now(UTC))
     return tmp_path
 
 
@@ -104,7 +105,7 @@ def test_the_next_coordinator_ignores_an_old_stop_but_stays_paused(
     send_request(folder, "stop")
     send_request(folder, "pause")
     with closing(sqlite3.connect(folder / "run.sqlite")) as database:
-        begin_requests(database)
+        begin_requests(database, datetime.now(UTC))
     later = Control(folder)
     assert (later.paused, later.stopping) == (True, False)
     later.close()
@@ -124,12 +125,31 @@ def test_a_stop_that_is_sent_while_the_coordinator_starts_is_obeyed(
             control.look()
 
 
+def test_a_stop_that_is_sent_while_the_files_are_checked_is_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.create(tmp_path, "r").close()
+
+    def check(folder: Path) -> sqlite3.Connection:
+        send_request(folder, "stop")
+        return open_intact(folder)
+
+    open_intact = run_store.open_intact
+    monkeypatch.setattr(run_store, "open_intact", check)
+    with (
+        closing(Store.open(tmp_path, "r")) as store,
+        closing(Control(store.folder)) as control,
+        pytest.raises(Stopped),
+    ):
+        control.look()
+
+
 def test_a_pause_that_an_older_version_stored_holds(folder: Path, clock: Clock) -> None:
     with closing(sqlite3.connect(folder / "run.sqlite")) as database:
         with database:
             database.execute("CREATE TABLE wishes (about PRIMARY KEY, wanted, at, heard)")
             database.execute("INSERT INTO wishes VALUES ('pause', 'pause', '2026-01-01', 1)")
-        begin_requests(database)
+        begin_requests(database, datetime.now(UTC))
     with closing(Control(folder, clock)) as control:
         assert control.paused
     assert read_requests(folder) == Requests(paused=True)
