@@ -133,13 +133,13 @@ def check_flow(made: Network) -> None:
         if made.objective in {"class", "value"}
         else (2, made.outputs, *made.inputs)
     )
-    found = (
-        f"shape {tuple(out.shape)}"
-        if isinstance(out, torch.Tensor)
-        else f"type {type(out).__name__}"
+    if not isinstance(out, torch.Tensor):
+        found = f"type {type(out).__name__}"
+    elif tuple(out.shape) != wanted:
+        found = f"shape {tuple(out.shape)}"
+    else:
+        return
+    raise ValueError(
+        f"{made.title}: for 2 examples of shape {made.inputs}, the network returned an output of "
+        f"{found}; expected a tensor of shape {wanted}"
     )
-    if found != f"shape {wanted}":
-        raise ValueError(
-            f"{made.title}: for 2 examples of shape {made.inputs}, the network returned an output "
-            f"of {found}; expected a tensor of shape {wanted}"
-        )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from models.cost import cost
 from models.menu import menu
-from models.named_network import network
-from models.submodel import Moments, Submodel, scale_count
+from models.named_network import check_flow, network
+from models.submodel import Moments, Network, Submodel, scale_count
 from models.submodel_building import build, find_labelled, full, shapes
 
 
@@ -20,6 +21,10 @@ def test_presets_by_name():
     assert network("preresnet", (1, 8, 8), 10).preset == "small"
     assert network("preresnet-18", (1, 8, 8), 10).preset == "18"
     assert full(network("preresnet-18", (1, 8, 8), 10)).mask == ((1, 1),) * 4
+
+
+def test_sizes_may_be_numbers_of_numpy():
+    check_flow(Network("preresnet", "small", (1, np.int64(8), 8), np.int64(10)))
 
 
 @pytest.mark.parametrize("name", ["preresnt", "preresnet-19", "", "-", "resnt"])
