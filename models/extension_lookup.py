@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import os
 import sys
 import sysconfig
 import traceback
@@ -212,7 +213,7 @@ def locate_failure(error: Exception) -> str:
         return f"at {name}, line {error.lineno}: SyntaxError: {error.msg}"
     places = traceback.extract_tb(error.__traceback__)
     # torch.fx calls the tracer in `models` below the line of the user that it stops at
-    libraries = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(MODELS))
+    libraries = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), f"{MODELS}{os.sep}")
     own = [one for one in places if not one.filename.startswith((*libraries, "<frozen"))]
     place = (own or places)[-1]
     return f"at {Path(place.filename).name}, line {place.lineno}: {text}"

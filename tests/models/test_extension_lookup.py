@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from models.extension_lookup import ExtensionPoint, import_member, known_names, lookup
+from models.extension_lookup import (
+    MODELS,
+    ExtensionPoint,
+    import_member,
+    known_names,
+    locate_failure,
+    lookup,
+)
 from tests.support.plugins import install
 
 COLOUR = ExtensionPoint("colour", "toy.colours", str)
@@ -24,6 +31,13 @@ def test_a_module_in_the_current_folder_is_found(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [part for part in sys.path if part])
     assert import_member("beside_the_caller:three")() == 3
+
+
+def test_a_file_beside_the_package_is_the_users() -> None:
+    code = compile("1 / 0", f"{MODELS}_of_a_user.py", "exec")
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(code)
+    assert locate_failure(caught.value).startswith("at models_of_a_user.py, line 1: Zero")
 
 
 @pytest.mark.parametrize(
