@@ -16,12 +16,13 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from federated.errors import ConfigError, require_extra
+from federated.safe_text import make_safe
 
 __all__ = ["Proxy", "ProxyError", "find_proxy", "open_connection"]
 
 # scheme of an address -> variable before `_proxy`
 VARIABLES = {"mqtt": "mqtt", "mqtts": "mqtt", "ws": "http", "wss": "https", "https": "https"}
-HTTPS = 443
+HTTP, HTTPS = 80, 443
 AUTHENTICATION = "407"  # status of a proxy that requires a user
 KINDS = {  # scheme of a proxy -> its kind, for SOCKS as named in the library
     "http": "HTTP",
@@ -98,11 +99,16 @@ def open_connection(scheme: str, host: str, port: int, timeout: float) -> socket
 
 def _open_tunnel(proxy: Proxy, host: str, port: int, timeout: float) -> socket.socket:
     """Connect by CONNECT (RFC 9110, section 9.3.6)."""
-    tunnel = HTTPConnection(proxy.host, proxy.port, timeout)
+    # without a port, the library would read one from an IPv6 address
+    tunnel = HTTPConnection(proxy.host, HTTP if proxy.port is None else proxy.port, timeout)
     user = f"{proxy.user}:{proxy.password or ''}".encode()
     credentials = {"Proxy-Authorization": f"Basic {base64.b64encode(user).decode()}"}
     tunnel.set_tunnel(host.encode("idna").decode(), port, {} if proxy.user is None else credentials)
-    tunnel.connect()
+    try:
+        tunnel.connect()
+    except BaseException:
+        tunnel.close()
+        raise
     return tunnel.sock
 
 
@@ -124,9 +130,13 @@ def _open_socks(proxy: Proxy, host: str, port: int, timeout: float) -> socket.so
 
 def _explain(proxy: Proxy, target: str, error: OSError | HTTPException) -> ProxyError:
     cause = getattr(error, "socket_err", None) or error  # of the library for SOCKS
-    text = str(error) or type(error).__name__
-    if f" {AUTHENTICATION} " in text:
-        remedy = f"{proxy.variable} must name a user: http://USER:PASSWORD@HOST:PORT"
+    text = make_safe(str(error).strip()) or type(error).__name__
+    if f" {AUTHENTICATION}" in text:
+        remedy = (
+            f"{proxy.variable} must name a user: http://USER:PASSWORD@HOST:PORT"
+            if proxy.user is None
+            else f"check user and password in {proxy.variable}"
+        )
     elif isinstance(cause, ConnectionRefusedError | TimeoutError | socket.gaierror):
         remedy = f"check {proxy.variable}, or name the broker's host in no_proxy"
     else:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
 import pytest
 
 from federated.errors import ConfigError
-from federated.system.proxies import Proxy, find_proxy
+from federated.system.proxies import Proxy, ProxyError, find_proxy, open_connection
 
 NAMES = ("mqtt_proxy", "http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUEST_METHOD")
 
@@ -82,3 +85,32 @@ def test_a_proxy_that_cannot_be_used_is_an_error_without_its_password(
     with pytest.raises(ConfigError, match="https_proxy: expected http://") as caught:
         find_proxy("wss", "broker", 443)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 407 \x1b[1mNo", r" 407 \?\[1mNo; check user and password in all_proxy$"),
+        (b"HTTP/1.1 407", r" 407; check user and password in all_proxy$"),
+        (b"\x1b]0;x\x07", r"^\?\]0;x\?; check that the proxy reaches broker.invalid:1883"),
+        (b"HTTP/1.1 403 " + 60_000 * b"x", r"^.{1,1000}\.\.\.; check that the proxy reaches"),
+    ],
+)
+def test_what_a_proxy_answers_is_shown_safe_and_short(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes, words: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            client, _ = listener.accept()
+            with client:
+                client.recv(1000)
+                client.sendall(answer + b"\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        monkeypatch.setenv("all_proxy", f"http://me:p%40ss@127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(ProxyError, match=words) as caught:
+            open_connection("mqtt", "broker.invalid", 1883, 5.0)
+        thread.join()
+    assert "p@ss" not in str(caught.value)
