@@ -227,7 +227,7 @@ def send_request(
         raise LinkError(f"{problem} through the {proxy}: {error}") from error
     except ssl.SSLError as error:
         raise LinkError(f"{problem}: {tls.explain(address, error)}") from error
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:
         raise LinkError(
             f"{problem}: the name '{address.host}' does not resolve here: request a token "
             "with --host ADDRESS"

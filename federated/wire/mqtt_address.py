@@ -96,6 +96,10 @@ def parse_mqtt_address(text: str) -> MqttAddress:
         raise _make_error(text, f"'#' is not allowed; {QUOTED}")
     if not host or port == 0:
         raise _make_error(text, "the host is missing" if not host else "port 0 is invalid")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise _make_error(text, "the host is not a valid name") from None
     options = _read_options(text, scheme, parts.query)
     web = scheme in ("ws", "wss")
     if parts.path not in ("", "/") and not web:
@@ -109,7 +113,8 @@ def parse_mqtt_address(text: str) -> MqttAddress:
         None if part is None else unquote(part) for part in (parts.username, parts.password)
     )
     conceal(password)
-    path = (parts.path if parts.path not in ("", "/") else PATH) if web else None
+    where = quote(parts.path, safe="/%:!$&'()*+,;=~")
+    path = (where if where not in ("", "/") else PATH) if web else None
     tls = scheme in ("mqtts", "wss")
     return MqttAddress(host, port, tls, user, password, path=path, **options)
 

@@ -10,6 +10,7 @@ import ssl
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 
+from federated.safe_text import make_safe
 from federated.system.proxies import ProxyError, find_proxy
 from federated.wire import tls
 from federated.wire.mqtt_address import MqttAddress
@@ -83,6 +84,11 @@ def _explain_websockets(address: MqttAddress) -> str:
             "it closes the connection when asked for WebSockets; for a port without WebSockets use "
             f"{plain}://{secure}"
         )
+    if status == HTTPStatus.SWITCHING_PROTOCOLS:
+        return (
+            f"it offers WebSockets at {address.path}, but its answer is invalid; try again, or "
+            "check whether a proxy or firewall changes it"
+        )
     if status in DENIALS:
         remedy = "check the path, and let its operator allow this device"
     elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -90,7 +96,7 @@ def _explain_websockets(address: MqttAddress) -> str:
     else:
         secure = "" if address.tls else "; for a port with TLS use wss://"
         remedy = f"check port and path (most brokers use /mqtt){secure}"
-    return f"it offers no WebSockets at {address.path} ({status} {phrase}); {remedy}"
+    return f"it offers no WebSockets at {address.path} ({status} {make_safe(phrase)}); {remedy}"
 
 
 def _request_websockets(address: MqttAddress) -> tuple[int, str]:

@@ -118,6 +118,17 @@ class _Client(mqtt.Client):
     def _create_socket_connection(self) -> socket.socket:
         return tls.dial(self._address, self.connect_timeout)
 
+    def _create_socket(self) -> Any:
+        """Connect. An answer for WebSockets that the library cannot parse is a lost connection:
+        other errors would end the network thread.
+        """
+        try:
+            return super()._create_socket()
+        except OSError:  # some of TLS are also a ValueError
+            raise
+        except (ValueError, IndexError) as error:
+            raise ConnectionError(f"invalid answer: {error}") from error
+
 
 class _FirstAnswer:
     """Waits for the first answer of a broker."""
