@@ -1,5 +1,5 @@
-"""The operators whose gradients have decompositions of this project. For all others, PyTorch's
-exporter has some.
+"""The operators that have decompositions of this project, most of them gradients. For all others,
+PyTorch's exporter has some.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from export.trainstep.decompositions.pooling import (
     differentiate_average_pool,
     differentiate_max_pool,
 )
+from export.trainstep.decompositions.resizing import differentiate_interpolation, interpolate
 
 __all__ = ["DECOMPOSITIONS"]
 
@@ -25,4 +26,6 @@ DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.max_pool2d_with_indices_backward.default: differentiate_max_pool,
     aten.select_backward.default: differentiate_select,
     aten.slice_backward.default: differentiate_slice,
+    aten.upsample_bilinear2d.default: interpolate,
+    aten.upsample_bilinear2d_backward.default: differentiate_interpolation,
 }

@@ -1,4 +1,4 @@
-"""The gradients of convolution, pooling, indices and slices are autograd's."""
+"""The gradients of convolution, pooling, interpolation, indices and slices are autograd's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from export.trainstep.decompositions.pooling import (
     differentiate_average_pool,
     differentiate_max_pool,
 )
+from export.trainstep.decompositions.resizing import differentiate_interpolation, interpolate
 
 # batch, channels and sides of x; then outputs, kernel, stride, padding, dilation, groups
 CONVOLUTIONS = {
@@ -142,3 +143,21 @@ def test_slice(axis, start, end) -> None:
     found = differentiate_slice(g, x.shape, axis, start, end, 1)
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
     assert differentiate_slice(g, x.shape, axis, start, end, 2) is NotImplemented
+
+
+@pytest.mark.parametrize(("outputs", "scale"), [((7, 9), None), ((2, 3), None), ((6, 8), 1.7)])
+def test_interpolation(outputs, scale) -> None:
+    scales = (scale, scale)
+    x = draw(2, 3, 4, 5).requires_grad_()
+    y = torch.ops.aten.upsample_bilinear2d(x, outputs, False, *scales)
+    g = draw(*y.shape) + 1
+    (wanted,) = torch.autograd.grad(y, [x], g)
+    torch.testing.assert_close(interpolate(x, outputs, False, *scales), y)
+    found = differentiate_interpolation(g, outputs, x.shape, False, *scales)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_interpolation_between_aligned_corners_is_left_to_the_exporter() -> None:
+    x = draw(2, 3, 4, 5)
+    assert interpolate(x, (7, 9), True) is NotImplemented
+    assert differentiate_interpolation(x, (4, 5), (2, 3, 7, 9), True) is NotImplemented
