@@ -157,12 +157,12 @@ def test_a_submodel_is_exported_in_a_process_and_a_device_runs_its_graphs(tmp_pa
     (submodel,) = menu(small("mlp"), (0.5,), (1,))
     slots = WeightSlots(MemoryLink(MemoryBroker(), "c"), "r", tmp_path / "spool")
     graphs = TrainingGraphs(slots, tmp_path / "graphs")
-    graphs.request([(submodel, RECIPE), (submodel, replace(RECIPE, hook="scalefl"))])
+    graphs.request([(submodel, RECIPE), (submodel, replace(RECIPE, hook="moon"))])
     finish(graphs)
     graphs.close()
     assert graphs.explain_absence(FREE, submodel, RECIPE) == ""
-    why = graphs.explain_absence(FREE, submodel, replace(RECIPE, hook="scalefl"))
-    assert "the hooks of 'scalefl' requires PyTorch" in why
+    why = graphs.explain_absence(FREE, submodel, replace(RECIPE, hook="moon"))
+    assert "the hooks of 'moon' requires PyTorch" in why
     made = graphs.complete(replace(ask(scores=True), submodel=submodel), FREE).graphs
     assert {one.kind for one in made} == set(KINDS)
     trainer, found = OnnxTrainer("cpu"), {}

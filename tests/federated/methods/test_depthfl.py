@@ -337,7 +337,7 @@ def test_it_learns_digits(tmp_path):
     done = federate(
         tmp_path,
         fleet,
-        {**given, "rounds": 3, "train.epochs": 2, "evaluate.every": 3, "evaluate.devices": False},
+        {**given, "rounds": 6, "train.epochs": 2, "evaluate.every": 6, "evaluate.devices": False},
     )
     central = {(s.submodel, s.view): s.accuracy for s in done.result.scores}
     # chance is a tenth
