@@ -149,6 +149,7 @@ WITH_TORCH = {  # all exceptions
     "export.trainstep.decompositions.convolution",
     "export.trainstep.decompositions.indexing",
     "export.trainstep.decompositions.pooling",
+    "export.trainstep.decompositions.resizing",
     "export.trainstep.decompositions.table",
     "export.trainstep.export_process",
     "export.trainstep.given_draws",

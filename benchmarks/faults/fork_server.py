@@ -120,6 +120,8 @@ def run_module(
     folder: Path | None,
 ) -> None:
     """Run a module as `python -m` does, with its output appended to files."""
+    # A simulation in the same process may have started the server, with ctrl-C blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     append = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     for stream, path, flags in (
         (0, Path(os.devnull), os.O_RDONLY),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import queue
-import signal
 import threading
 import time
 from collections import OrderedDict
@@ -31,6 +30,7 @@ from federated.device.agent_run_files import Spool
 from federated.device.task_runner_interface import Outcome
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import FleetError
+from federated.system.child_processes import block_interrupts
 from federated.task import MAX_CODECS, Card, Profile, Task, Timing
 from federated.wire import envelope, messages, topics
 from federated.wire.codecs.catalogue import codec_names
@@ -127,12 +127,11 @@ class Devices:
         """Join the fleet's run in a thread. An error in it also ends the coordinator's link."""
 
         def run() -> None:
-            # the workers inherit the mask, so they ignore ctrl-C
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
-                self.join(fleet.run, folder)
-                while self._present and not self._stop.is_set():
-                    self.turn(math.inf)
+                with block_interrupts():  # also of the workers
+                    self.join(fleet.run, folder)
+                    while self._present and not self._stop.is_set():
+                        self.turn(math.inf)
             except BaseException as error:
                 self.error = error
                 if isinstance(fleet.link, MemoryLink):

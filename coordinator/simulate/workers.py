@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import lru_cache
 from itertools import repeat
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -35,6 +34,7 @@ from federated.device.trainers.catalogue import DEFAULT, open_trainer
 from federated.errors import ConfigError, EspalierError
 from federated.methods.catalogue import find_method
 from federated.runtime.torch_import import defer_compiler
+from federated.system.child_processes import block_interrupts
 from federated.system.processors import list_processors
 from federated.task import Task
 from federated.training.training_inputs import Execution
@@ -231,10 +231,9 @@ def make_process_context() -> SpawnContext | ForkServerContext:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    # the server and its workers inherit the mask, so they ignore ctrl-C
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    forkserver.ensure_running()
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    resource_tracker.ensure_running()  # it would unblock ctrl-C, if the server started it
+    with block_interrupts():  # also of its workers
+        forkserver.ensure_running()
     return context
 
 

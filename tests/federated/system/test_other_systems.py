@@ -47,6 +47,8 @@ for path in (folder, file):
     disk_sync.sync(path)
 assert file_modes.read_mode(folder) == 0o700
 assert not child_processes.was_killed(-9)
+with child_processes.block_interrupts():
+    pass
 assert process_limits.get_descriptor_limit() == process_limits.DESCRIPTORS
 process_limits.raise_descriptor_limit()
 process_limits.lower_priority(1)
