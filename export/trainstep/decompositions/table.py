@@ -1,5 +1,5 @@
-"""The operators that have decompositions of this project, most of them gradients. For all others,
-PyTorch's exporter has some.
+"""The operators that are decomposed before the export: with decompositions of this project, or of
+PyTorch for the gradients of activations that its exporter leaves whole.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._decomp import get_decompositions
 
 from export.trainstep.decompositions.convolution import differentiate_convolution
 from export.trainstep.decompositions.indexing import differentiate_select, differentiate_slice
@@ -20,7 +21,17 @@ from export.trainstep.decompositions.resizing import differentiate_interpolation
 __all__ = ["DECOMPOSITIONS"]
 
 aten = torch.ops.aten
-DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
+ACTIVATIONS = (
+    aten.elu_backward,
+    aten.hardsigmoid_backward,
+    aten.hardswish_backward,
+    aten.leaky_relu_backward,
+    aten.mish_backward,
+    aten.silu_backward,
+    aten.softplus_backward,
+)
+DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
+    **get_decompositions(ACTIVATIONS),
     aten.avg_pool2d_backward.default: differentiate_average_pool,
     aten.convolution_backward.default: differentiate_convolution,
     aten.max_pool2d_with_indices_backward.default: differentiate_max_pool,
