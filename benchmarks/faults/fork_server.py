@@ -120,8 +120,10 @@ def run_module(
     folder: Path | None,
 ) -> None:
     """Run a module as `python -m` does, with its output appended to files."""
-    # A simulation in the same process may have started the server, with ctrl-C blocked.
+    # A simulation in the same process may have started the server, with ctrl-C blocked; a shell
+    # that starts a command in the background lets it ignore ctrl-C.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     append = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     for stream, path, flags in (
         (0, Path(os.devnull), os.O_RDONLY),
