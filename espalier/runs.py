@@ -159,7 +159,7 @@ def name_stored(model: Any, folder: Path) -> str:
     """Return the name of the model of a run to resume. A module gets the name that the module had
     when the run was started, perhaps in another process and with other initial weights.
 
-    folder: folder of the run, or of all runs, of which the latest is meant.
+    folder: folder of a run, or of all runs; then the latest run is loaded.
     """
     from torch import nn
 

@@ -14,7 +14,7 @@ from federated.wire.checks.request_client import Client
 __all__ = ["check_websockets"]
 
 LARGE, SMALL = 32 << 10, 2 << 10  # bytes of the messages whose times are compared
-TRIES = 2  # with each size, of which the faster counts
+TRIES = 2  # measurements of each size; the faster one counts
 SLOW = 1.5  # a broker is slow if the same bytes take this many times as long in a large message
 LEAST = 0.3  # seconds; less is noise
 CHUNK = 3000  # bytes per chunk that stay below 4 KiB with topic and envelope
