@@ -48,6 +48,7 @@ from coordinator.access.certificate_files import (
     write_pair,
 )
 from coordinator.access.certificate_registry import Certificate, Registry
+from coordinator.access.enrolment_list import Device
 from coordinator.broker.mosquitto_config import COORDINATOR, TlsFiles
 from federated.errors import ConfigError, Refused, StoreError, explain_os_errors
 from federated.runtime import atomic_files
@@ -160,20 +161,44 @@ class Authority:
         """Return a token with which a device can enrol as `name` once, within `valid` seconds, at
         host:port. Raises UsageError, ConfigError.
         """
-        topics.command("any", name)
-        now = time.time() if now is None else now
-        self.add_hosts([host])
-        token = Token(name, host, port, secrets.token_bytes(SECRET), self.fingerprint)
-        with self.registry.transaction():
-            if known := self.registry.list_valid(name, now):
-                raise ConfigError(
-                    f"'{name}' already has a certificate, valid until "
-                    f"{time.strftime('%Y-%m-%d', time.gmtime(known[-1].ends))}, and renews it by "
-                    "itself; if the device was lost or set up again, revoke the certificate "
-                    f"first: coordinator revoke {name}"
-                )
-            self.registry.add_token(token.secret, name, now + valid)
+        (token,) = made = self.make_tokens([device := Device(name, valid)], host, port)
+        self.add_tokens([device], made, now)
         return token
+
+    def make_tokens(self, devices: Sequence[Device], host: str, port: int) -> list[Token]:
+        """Return a token for each device, to enrol at host:port once it is added. Raises
+        UsageError, ConfigError.
+        """
+        self.add_hosts([host])
+        for one in devices:
+            topics.command("any", one.name)  # checks the name
+        return [
+            Token(one.name, host, port, secrets.token_bytes(SECRET), self.fingerprint)
+            for one in devices
+        ]
+
+    def add_tokens(
+        self, devices: Sequence[Device], tokens: Sequence[Token], now: float | None = None
+    ) -> None:
+        """Let devices enrol with their tokens from now on, all of them or none. Raises ConfigError
+        for a device that has a certificate.
+        """
+        now = time.time() if now is None else now
+        with self.registry.transaction():
+            for one, token in zip(devices, tokens, strict=True):
+                if known := self.registry.list_valid(one.name, now):
+                    ends = time.strftime("%Y-%m-%d", time.gmtime(known[-1].ends))
+                    place = (
+                        f"{one.source}: expected a new device, found one: " if one.source else ""
+                    )
+                    raise ConfigError(
+                        f"{place}'{one.name}' already has a certificate, valid until {ends}, and "
+                        "renews it by itself; if the device was lost or set up again, revoke the "
+                        f"certificate first: coordinator revoke {one.name}"
+                    )
+                self.registry.add_token(token.secret, one.name, now + one.valid)
+                if one.groups:
+                    self.registry.set_groups(one.name, one.groups)
 
     def enrol(
         self, secret: bytes, request: str, now: float | None = None, life: timedelta = LIFE

@@ -1,5 +1,5 @@
-"""Record the one-time tokens and the issued certificates of the certificate authority in a SQLite
-file.
+"""Record the one-time tokens, the issued certificates and the groups of devices of the certificate
+authority in a SQLite file.
 
 It stores only hashes of the tokens, so the file contains no secret. Several processes may use it at
 once: a command that enrols a device, and the coordinator that signs its certificate.
@@ -13,7 +13,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -30,6 +30,9 @@ create table if not exists tokens (hash text primary key, name text not null, un
 create table if not exists certificates (serial text primary key, name text not null,
                                          ends real not null, revoked real, pem text not null);
 create table if not exists facts (name text primary key, value text not null);
+create table if not exists members (name text, team text, primary key (name, team));
+create index if not exists tokens_of_name on tokens (name);
+create index if not exists certificates_of_name on certificates (name);
 """
 COLUMNS = "serial, name, ends, revoked, pem"
 
@@ -207,6 +210,20 @@ class Registry:
     def _read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with explain_os_errors(StoreError, str(self.path), sqlite3.Error):
             return self._base.execute(query, values).fetchall()
+
+    # ---- groups of devices -----------------------------------------------------------------------
+
+    def set_groups(self, name: str, groups: Iterable[str]) -> None:
+        """Make a device a member of these groups only; within `transaction`."""
+        self._base.execute("delete from members where name = ?", (name,))
+        self._base.executemany("insert into members values (?, ?)", [(name, one) for one in groups])
+
+    def list_groups(self) -> dict[str, tuple[str, ...]]:
+        """Return the groups of each device that is in any."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, group in self._read("select name, team from members order by name, team"):
+            found[name] = (*found.get(name, ()), group)
+        return found
 
     # ---- named values of the authority, such as the port of its server ---------------------------
 

@@ -1,5 +1,5 @@
 """Open the certificate authority of a run's configuration (the folder `broker.pki`, or the default
-one), and revoke certificates.
+one), let devices enrol, and revoke certificates.
 
 This module imports the package `cryptography` only when it opens an authority, so that commands
 which do not need it start fast.
@@ -8,18 +8,28 @@ which do not need it start fast.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coordinator.access.enrolment_list import Device, write_tokens
+from coordinator.broker.local_addresses import find_own_address
 from coordinator.settings.service_tables import Broker
 from federated.errors import StoreError, require_extra
+from federated.wire.enrolment_token import PORT, Token
 
 if TYPE_CHECKING:
     from coordinator.access.certificate_authority import Authority
 
-__all__ = ["find_default_folder", "open_authority", "revoke_agents"]
+__all__ = [
+    "enrol_devices",
+    "find_default_folder",
+    "find_enrolment_address",
+    "open_authority",
+    "revoke_agents",
+]
 
 
 def find_default_folder() -> Path:
@@ -42,6 +52,38 @@ def open_authority(wanted: Broker, *, create: bool = True) -> Authority:
     if not create and not (folder / "root.pem").exists():
         raise StoreError(f"no certificate authority in {folder}: choose its folder with --pki")
     return Authority(folder, wanted.hosts)
+
+
+def find_enrolment_address(
+    authority: Authority, host: str | None, port: int | None
+) -> tuple[str, int]:
+    """Return where devices enrol: the given host and port, or else those of the last run."""
+    if not host:
+        # not bound here: where the coordinator listens, or listened last
+        host = authority.registry.get_fact("listen") or "0.0.0.0"  # noqa: S104
+        if host in ("0.0.0.0", "::"):  # noqa: S104
+            host = find_own_address(host)
+    return host.strip("[]"), port or int(authority.registry.get_fact("enrolment") or PORT)
+
+
+def enrol_devices(
+    authority: Authority, devices: Sequence[Device], address: tuple[str, int], out: Path | None
+) -> list[Token]:
+    """Let devices enrol at an address (host and port) with the returned tokens: all, or none.
+    Raises UsageError, ConfigError, StoreError.
+
+    out: new file to write the tokens to, which is deleted if no device may enrol.
+    """
+    now, tokens = time.time(), authority.make_tokens(devices, *address)
+    if out is not None:
+        write_tokens(out, devices, tokens, now)
+    try:
+        authority.add_tokens(devices, tokens, now)
+    except BaseException:
+        if out is not None:
+            out.unlink()
+        raise
+    return tokens
 
 
 def revoke_agents(wanted: Broker, names: Iterable[str]) -> tuple[dict[str, int], list[str]]:

@@ -1,24 +1,47 @@
-"""`coordinator enroll NAME`: print a one-time token with which a device joins the fleet."""
+"""`coordinator enroll NAME`: print a one-time token with which a device joins the fleet, or write
+those of a list of devices to a file.
+"""
 
 from __future__ import annotations
 
-import re
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import click
 
-from coordinator.cli.options import PKI, print_errors
+from coordinator.cli.options import FILE, PKI, print_errors
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT, print_result
-from federated.wire.enrolment_token import PORT
+from federated.wire.enrolment_token import PORT, Token
 
 __all__ = ["enroll"]
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
 
 @click.command()
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option(
+    "--from",
+    "source",
+    type=FILE,
+    metavar="FILE",
+    help="CSV file of devices to enrol, with the column name, and optionally groups (separated by "
+    "spaces) and valid",
+)
+@click.option(
+    "--out",
+    type=FILE,
+    metavar="FILE",
+    help="new file for the tokens of --from, which only you may read: CSV, or JSON if its name "
+    "ends with .json",
+)
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="GROUP",
+    help="group to put the device into; may be repeated",
+)
 @click.option(
     "--host",
     metavar="HOST",
@@ -36,45 +59,58 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     default="1h",
     show_default=True,
     metavar="TIME",
-    help="lifetime of the token: 90s, 30m, 1h, 7d",
+    help="lifetime of a token: 90s, 30m, 1h, 7d",
 )
 @PKI
 @FORMAT
-def enroll(name: str, host: str | None, port: int | None, valid: str, pki: str, form: str) -> None:
+def enroll(name: str | None, source: Path | None, pki: str, form: str, **options: Any) -> None:
     """Create a token that enrols one device as NAME.
 
     The token works once, with `edge-agent join --token-file`. The certificate authority is created
-    if there is none.
+    if there is none. With --from and --out, create the tokens of a list of devices: all or none.
     """
     with print_errors("enroll"):
-        from coordinator.access.configured_authority import open_authority
-        from coordinator.broker.local_addresses import find_own_address
+        from coordinator.access.configured_authority import (
+            enrol_devices,
+            find_enrolment_address,
+            open_authority,
+        )
+        from coordinator.access.enrolment_list import (
+            Device,
+            parse_groups,
+            parse_seconds,
+            read_devices,
+        )
         from coordinator.settings.service_tables import Broker
 
-        seconds = parse_seconds(valid)
+        if (name is None) == (source is None) or (source is None) != (options["out"] is None):
+            raise UsageError("expected either NAME, or --from FILE and --out FILE")
+        if source is not None and options["groups"]:
+            raise UsageError("--group: write the groups into the column groups of --from")
+        seconds, groups = parse_seconds(options["valid"]), parse_groups(options["groups"])
+        devices = (
+            [Device(name or "", seconds, groups)]
+            if source is None
+            else read_devices(source, seconds)
+        )
         with closing(open_authority(Broker(pki=pki))) as authority:
-            known = int(authority.registry.get_fact("enrolment") or PORT)
-            if not host:
-                # not bound here: where the coordinator listens, or listened last
-                host = authority.registry.get_fact("listen") or "0.0.0.0"  # noqa: S104
-                if host in ("0.0.0.0", "::"):  # noqa: S104
-                    host = find_own_address(host)
-            host = host.strip("[]")
-            token = authority.invite(name, host, port or known, seconds)
-        result = {"name": name, "token": str(token), "host": host, "port": token.port}
-        result["fingerprint"] = token.fingerprint.hex()
-        print_result(result, form, lambda _: str(token))
-        if form == "text":
-            click.echo(
-                f"On the device, run `edge-agent join --token-file -` within {valid} and paste the "
-                "line above. The coordinator must be running (coordinator start --tls).",
-                err=True,
-            )
+            address = find_enrolment_address(authority, options["host"], options["port"])
+            tokens = enrol_devices(authority, devices, address, options["out"])
+        if source is None:
+            print_token(tokens[0], form, options["valid"])
+            return
+        found = {"devices": len(tokens), "out": str(options["out"])}
+        print_result(found, form, lambda _: f"wrote {len(tokens)} tokens to {options['out']}")
 
 
-def parse_seconds(text: str) -> float:
-    """Return a time such as 90s, 30m, 1h or 7d in seconds. Raises UsageError."""
-    found = re.fullmatch(r"([1-9][0-9]{0,4})([smhd])", text)
-    if found is None:
-        raise UsageError(f"--valid: expected a time such as 90s, 30m, 1h or 7d, found '{text}'")
-    return float(found[1]) * UNITS[found[2]]
+def print_token(token: Token, form: str, valid: str) -> None:
+    """Print the token of one device. valid: its lifetime, in words."""
+    result = {"name": token.name, "token": str(token), "host": token.host, "port": token.port}
+    result["fingerprint"] = token.fingerprint.hex()
+    print_result(result, form, lambda _: str(token))
+    if form == "text":
+        click.echo(
+            f"On the device, run `edge-agent join --token-file -` within {valid} and paste the "
+            "line above. The coordinator must be running (coordinator start --tls).",
+            err=True,
+        )
