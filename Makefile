@@ -65,7 +65,7 @@ docs: $(VENV)/installed-dev
 	@echo "open build/docs/index.html"
 
 web: $(VENV)/installed-dev
-	cd coordinator/web/page && npm ci --no-audit --no-fund && npm run check && npm run build
+	cd coordinator/web/page && npm ci --no-audit --no-fund && npm run check && npm test && npm run build
 	$(PIP) install -c constraints.txt -e coordinator/web/page playwright
 
 clean:
