@@ -1,0 +1,60 @@
+// Checks and sums of the trainer, with numbers made by hand.
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import test from "node:test";
+import { describeData, listBatches } from "../src/trainer/examples.ts";
+import { Graph, OPERATORS } from "../src/trainer/graph.ts";
+import { readOnnx } from "../src/trainer/onnx_file.ts";
+import { add, listViews, tally } from "../src/trainer/scores.ts";
+
+const PYTHON = "../../../federated/device/trainers/graph_checks.py";
+
+test("a browser runs the operators that other devices run", async () => {
+  const names = /NAMES = """([^"]*)"""/.exec(await readFile(PYTHON, "utf8"))[1];
+  assert.deepEqual([...OPERATORS].sort(), names.trim().split(/\s+/).sort());
+});
+
+test("a file that is not the one that the task names, or no ONNX file, is refused", async () => {
+  const data = Uint8Array.of(0x0f, 1, 2);
+  assert.throws(() => readOnnx(data), /unknown type|cut short/);
+  const file = { kind: "step", digest: "0".repeat(64), data };
+  await assert.rejects(Graph.load(file, "w1"), /its file is damaged/);
+});
+
+test("properties, operators and external data of a model", () => {
+  const text = (number, value) => [(number << 3) | 2, value.length, ...Buffer.from(value)];
+  const nest = (number, fields) => [(number << 3) | 2, fields.length, ...fields];
+  const node = [...text(4, "Loop"), ...text(7, "odd")];
+  const tensor = [(14 << 3) | 0, 1];
+  const graph = [...nest(1, node), ...nest(1, text(4, "Add")), ...nest(5, tensor)];
+  const model = [...nest(7, graph), ...nest(14, [...text(1, "kind"), ...text(2, "step")])];
+  const found = readOnnx(Uint8Array.from(model));
+  assert.deepEqual([...found.operators].sort(), ["Add", "odd:Loop"]);
+  assert.equal(found.properties.get("kind"), "step");
+  assert.ok(found.external);
+});
+
+test("batches: a last example joins the batch before it", () => {
+  assert.deepEqual(listBatches(5, 2), [[0, 2], [2, 5]]);
+  assert.deepEqual(listBatches(4, 2), [[0, 2], [2, 4]]);
+  assert.deepEqual(listBatches(1, 2), [[0, 1]]);
+});
+
+test("a card has moments by channel, and no example", () => {
+  const train = { x: Uint8Array.of(1, 3, 5, 5, 1, 3, 5, 5), y: Int32Array.of(0, 1) };
+  const held = { x: new Uint8Array(), y: new Int32Array() };
+  const card = describeData({ name: "two", inputs: [2, 1, 2], outputs: 2, train, held });
+  assert.deepEqual([card.mean, card.std], [[2, 5], [1, 1]], "a constant channel is not scaled");
+  assert.deepEqual([card.examples, card.held_out], [2, 0]);
+});
+
+test("scores of two batches add up", () => {
+  const sure = tally(Float32Array.of(0, 0, 0, 0), [0, 1], 2, true);
+  assert.deepEqual(sure.right, [1]);
+  assert.ok(Math.abs(sure.loss[0] - 2 * Math.log(2)) < 1e-12);
+  const sum = add(sure, tally(Float32Array.of(0, 5), [1], 2, true));
+  assert.deepEqual([sum.count, sum.right, sum.hits, sum.guessed, sum.true], [[3], [2], [1, 1], [2, 1], [1, 2]]);
+  const views = listViews([Float32Array.of(4, 2), Float32Array.of(2, 6)], 2, [0]);
+  assert.deepEqual([...views.ensemble], [3, 4]);
+  assert.deepEqual([...views.labels], [2, 0]);
+});
