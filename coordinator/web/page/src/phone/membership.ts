@@ -1,0 +1,110 @@
+// Join a run with the token of a code, and remember the answer for the next visit.
+import { createStore, del, get, keys, set } from "idb-keyval";
+import { decode } from "../agent/envelope";
+import { type Door, openLink } from "../agent/link";
+import type { Card } from "../agent/messages";
+import { openMemoryStore, type Store } from "../agent/store";
+import { Topics } from "../agent/topics";
+import type { Dataset } from "../trainer/examples";
+
+/** How this browser connects as an agent of a run. */
+export interface Membership {
+  name: string;
+  password: string;
+  run: string;
+}
+
+const MEMBERSHIP = "membership";
+const DATA = "data";
+
+/** Return the browser's own store; one in memory if it has none, as in some private windows. */
+export async function openStore(): Promise<{ store: Store; lasting: boolean }> {
+  try {
+    const place = createStore("espalier", "device");
+    await keys(place);
+    const store: Store = {
+      get: (key) => get(key, place),
+      set: (key, value) => set(key, value, place),
+      delete: (key) => del(key, place),
+      keys: async () => (await keys(place)).map(String),
+    };
+    return { store, lasting: true };
+  } catch {
+    return { store: openMemoryStore(), lasting: false };
+  }
+}
+
+/** Take the token out of the address, so that it stays in no history. */
+export function takeToken(): string {
+  const token = decodeURIComponent(location.hash.slice(1));
+  if (token) history.replaceState(null, "", location.pathname + location.search);
+  return token;
+}
+
+/** Throws an Error with words for the person. */
+export async function join(token: string, store: Store): Promise<Membership> {
+  const answer = await fetch("join", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ token }),
+  }).catch(() => {
+    throw new Error("The server does not answer. Check that this device is in the right network, and reload the page.");
+  });
+  const found = (await answer.json().catch(() => ({}))) as Partial<Membership> & { error?: string };
+  const { name, password, run } = found;
+  if (!answer.ok || !name || !password || !run) {
+    throw new Error(found.error ?? `The server refused the code (status ${answer.status}). Ask for a new one.`);
+  }
+  const membership = { name, password, run };
+  await store.set(MEMBERSHIP, membership).catch(() => undefined); // the page tells later that nothing lasts
+  return membership;
+}
+
+export async function readMembership(store: Store): Promise<Membership | null> {
+  return ((await store.get(MEMBERSHIP).catch(() => null)) as Membership | undefined) ?? null;
+}
+
+/** Remove everything that this page stored. */
+export async function forget(store: Store): Promise<void> {
+  for (const key of await store.keys().catch(() => [])) await store.delete(key).catch(() => undefined);
+}
+
+export async function readData(store: Store): Promise<Dataset | null> {
+  return ((await store.get(DATA).catch(() => null)) as Dataset | undefined) ?? null;
+}
+
+/** Throws if the browser's storage is full. */
+export async function keepData(store: Store, data: Dataset): Promise<void> {
+  await store.set(DATA, data);
+}
+
+export function makeDoor({ name, password }: Membership): Door {
+  const url = new URL("/mqtt", location.href);
+  url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+  return { url: url.href, name, password };
+}
+
+/** Wait for the card of a run. onTrouble: called with words for the person while it does not come. */
+export function readCard(membership: Membership, onTrouble: (words: string) => void): Promise<Card> {
+  const topic = new Topics(membership.run, membership.name).card;
+  return new Promise((resolve, reject) => {
+    let found = false;
+    const link = openLink(makeDoor(membership), {
+      up: () => {
+        onTrouble("");
+        link.subscribe(topic);
+      },
+      down: (_, refused) => {
+        if (refused) reject(new Error("The server no longer accepts this device. Ask for a new code, and scan it."));
+        else if (!found) onTrouble("The connection is lost. The page connects again by itself.");
+      },
+      message: (_, payload) => {
+        const message = payload.length ? decode(payload) : null;
+        if (message?.kind === "goodbye") reject(new Error(`The run is over: ${message.body.reason}`));
+        if (message?.kind !== "run") return;
+        found = true;
+        void link.close().then(() => resolve(message.body));
+      },
+    });
+  });
+}

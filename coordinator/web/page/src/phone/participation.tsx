@@ -1,0 +1,92 @@
+// Take part in a run, and show how it goes.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { Agent } from "../agent/agent";
+import type { Door } from "../agent/link";
+import type { Store } from "../agent/store";
+import { EMPTY, type View } from "../agent/view";
+import { type Dataset, describeData } from "../trainer/examples";
+import { CAPABILITIES } from "../trainer/perform";
+import { type Battery, describeDevice, findBattery, keepAwake, listLacks } from "./device";
+import { forget } from "./membership";
+import { SentTable } from "./sent_table";
+import { TrainingState } from "./training_state";
+import { openWorker } from "./worker_client";
+
+const HIDDEN = "the page is in the background";
+const PERSON = "the person paused it";
+
+interface Place {
+  door: Door;
+  run: string;
+  data: Dataset;
+  store: Store;
+  lasting: boolean;
+}
+
+export function Participation({ door, run, data, store, lasting }: Place) {
+  const [view, setView] = useState<View>(EMPTY);
+  const [battery, setBattery] = useState<Battery | null>(null);
+  const [paused, setPaused] = useState(false);
+  const [hidden, setHidden] = useState(document.hidden);
+  const agent = useRef<Agent | null>(null);
+
+  useEffect(() => {
+    let open = true;
+    void findBattery().then((found) => {
+      if (!open) return;
+      setBattery(found);
+      const device = describeDevice(found);
+      const trainer = openWorker(data);
+      const card = describeData(data);
+      agent.current = new Agent({ door, run, store, trainer, data: card, device, capabilities: CAPABILITIES, onChange: setView });
+    });
+    const look = () => setHidden(document.hidden);
+    document.addEventListener("visibilitychange", look);
+    return () => {
+      open = false;
+      document.removeEventListener("visibilitychange", look);
+      void agent.current?.leave();
+    };
+  }, []);
+  const reason = paused ? PERSON : hidden ? HIDDEN : "";
+  useEffect(() => agent.current?.pause(reason), [reason, battery]);
+  const working = !reason && !view.over;
+  useEffect(() => (working ? keepAwake() : undefined), [working]);
+
+  const leave = async () => {
+    await agent.current?.leave();
+    await forget(store);
+  };
+  const lacks = listLacks();
+  return (
+    <>
+      <TrainingState view={view} data={data} battery={battery} />
+      {!view.over && (
+        <div class="control">
+          <button type="button" aria-pressed={paused} onClick={() => setPaused(!paused)}>{paused ? "Continue" : "Pause"}</button>
+          <button type="button" onClick={leave}>Leave the run</button>
+        </div>
+      )}
+      {view.problems.length > 0 && (
+        <section class="card" role="log" aria-label="Problems">
+          <h2>Problems</h2>
+          {view.problems.map((problem) => <p key={problem}>{problem}</p>)}
+        </section>
+      )}
+      <SentTable view={view} />
+      {(lacks.length > 0 || !lasting) && (
+        <section class="card">
+          <h2>What this page cannot do here</h2>
+          {!lasting && <p>This browser stores nothing, as in a private window. After a reload you need a new code.</p>}
+          {lacks.length > 0 && (
+            <>
+              <p>The page was not opened over HTTPS. Therefore it cannot</p>
+              <ul>{lacks.map((lack) => <li key={lack}>{lack}</li>)}</ul>
+              <p>Ask the person who runs the coordinator to serve this page over HTTPS.</p>
+            </>
+          )}
+        </section>
+      )}
+    </>
+  );
+}

@@ -1,0 +1,81 @@
+// Turn pictures that a person chose into examples of the run's shape. They stay in the browser.
+import type { Card } from "../agent/messages";
+import type { Dataset, Examples } from "../trainer/examples";
+
+type Network = NonNullable<Card["network"]>;
+const HELD = 5; // every fifth picture is held out for testing
+
+/** How pictures are read. inverted: dark on light, where the run learns light on dark;
+    white: the value of a white point. */
+export interface Reading {
+  inverted: boolean;
+  white: number;
+}
+export interface Labelled {
+  file: File;
+  label: number;
+}
+
+/** Return whether pictures can be examples of a network. */
+export function takesPictures(network: Network): boolean {
+  return network.objective === "class" && network.inputs.length === 3 && [1, 3].includes(network.inputs[0] ?? 0);
+}
+
+/** Guess the value of a white point from the moments of the run's examples. */
+export function guessWhite({ mean, std }: Network): number {
+  const high = Math.max(...mean.map((one, channel) => one + 2 * (std[channel] ?? 1)));
+  return high < 32 ? 16 : 255;
+}
+
+/** Return pixels as [channels, height, width]. Throws an Error that names an unreadable file. */
+export async function readPicture(file: Blob, name: string, inputs: number[], reading: Reading): Promise<Uint8Array> {
+  const [channels = 1, height = 1, width = 1] = inputs;
+  let picture: ImageBitmap;
+  try {
+    picture = await createImageBitmap(file);
+  } catch {
+    throw new Error(`${name} is not a picture that this browser can read. Choose a JPEG or PNG file.`);
+  }
+  const canvas = Object.assign(document.createElement("canvas"), { width, height });
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  if (!context) throw new Error("This browser cannot read pictures.");
+  // the largest square, or rectangle of the run's shape, in the middle
+  const scale = Math.min(picture.width / width, picture.height / height);
+  const [wide, high] = [width * scale, height * scale];
+  context.imageSmoothingQuality = "high";
+  context.drawImage(picture, (picture.width - wide) / 2, (picture.height - high) / 2, wide, high, 0, 0, width, height);
+  picture.close();
+  const { data } = context.getImageData(0, 0, width, height);
+  return convert(data, channels, reading);
+}
+
+function convert(data: Uint8ClampedArray, channels: number, { inverted, white }: Reading): Uint8Array {
+  const area = data.length / 4;
+  const out = new Uint8Array(channels * area);
+  for (let at = 0; at < area; at++) {
+    const [red = 0, green = 0, blue = 0] = data.subarray(4 * at, 4 * at + 3);
+    const values = channels === 1 ? [0.299 * red + 0.587 * green + 0.114 * blue] : [red, green, blue];
+    values.forEach((value, channel) => {
+      out[channel * area + at] = Math.round(((inverted ? 255 - value : value) * white) / 255);
+    });
+  }
+  return out;
+}
+
+/** Return a data set of pictures. Throws an Error that names an unreadable one. */
+export async function makeDataset(pictures: Labelled[], network: Network, reading: Reading): Promise<Dataset> {
+  const examples: { x: Uint8Array; y: number }[] = [];
+  for (const { file, label } of pictures) {
+    examples.push({ x: await readPicture(file, file.name, network.inputs, reading), y: label });
+  }
+  const held = examples.filter((_, at) => at % HELD === HELD - 1);
+  const train = examples.filter((_, at) => at % HELD !== HELD - 1);
+  return { name: "pictures", inputs: network.inputs, outputs: network.outputs, train: join(train), held: join(held) };
+}
+
+function join(examples: { x: Uint8Array; y: number }[]): Examples {
+  const size = examples[0]?.x.length ?? 0;
+  const x = new Uint8Array(examples.length * size);
+  examples.forEach((one, at) => x.set(one.x, at * size));
+  return { x, y: Int32Array.from(examples, (one) => one.y) };
+}

@@ -1,0 +1,22 @@
+// Ask for the token, where the page was opened without a code.
+import { useState } from "preact/hooks";
+
+export function TokenForm({ onToken }: { onToken(token: string): void }) {
+  const [token, setToken] = useState("");
+  return (
+    <section class="card">
+      <h2>Join a run</h2>
+      <p>
+        Scan the code that <code>coordinator start</code> prints, with the camera of this device. Or paste the token that you
+        were given.
+      </p>
+      <form onSubmit={(event) => { event.preventDefault(); onToken(token.trim()); }}>
+        <label>
+          Token
+          <input value={token} onInput={(event) => setToken(event.currentTarget.value)} autocomplete="off" spellcheck={false} required />
+        </label>
+        <button type="submit">Join</button>
+      </form>
+    </section>
+  );
+}
