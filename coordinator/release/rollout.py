@@ -340,13 +340,15 @@ class Rollout:
         history = self._archive.read()
         name, until = history.canary or history.stable, time.monotonic() + seconds
         self._say(f"waiting up to {seconds:g} s for {', '.join(agents) or 'agents'}")
-        while (
-            len(canary.select_reports(agents, name, self.seen.servings)) < len(agents)
-            and time.monotonic() < until
-        ):
-            delivery = self._link.receive(POLL)
-            if delivery is not None:
-                self.seen.hear(delivery)
+        with show_progress("waiting for the reports of agents") as show:
+            while time.monotonic() < until:
+                reports = canary.select_reports(agents, name, self.seen.servings)
+                show(len(reports), len(agents))
+                if len(reports) == len(agents):
+                    return
+                delivery = self._link.receive(POLL)
+                if delivery is not None:
+                    self.seen.hear(delivery)
 
     def _collect_reports(self) -> History:
         """Add the agents' current reports to the history, and write it."""

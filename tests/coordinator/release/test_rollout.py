@@ -21,8 +21,27 @@ from federated.wire import envelope, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.release_messages import Release, Serving
 from tests.support.handmade_releases import toy
+from tests.support.terminal import run_on_terminal
 from tests.support.waiting import eventually
 
+WAITING = """
+import pathlib
+from coordinator.release.archive import Archive
+from coordinator.release.rollout import ReleaseRequest, Rollout
+from edge_agent.releases.assigned_release import Subscription
+from edge_agent.releases.release_follower import Follower
+from export import release_reader
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from federated.wire.release_messages import Serving
+
+folder, broker = pathlib.Path.cwd(), MemoryBroker()
+version = release_reader.read_version(folder / "made")
+agent = Follower(MemoryLink(broker, "d0"), Subscription("spring", "d0", None, folder / "d0"))
+agent.report(Serving("d0", "s", version, "w1-d1"))
+archive = Archive(folder / "runs", "spring")
+rollout = Rollout(MemoryLink(broker, "c"), archive, {"d0": "w1-d1", "d1": "w1-d1"}, 7, print)
+rollout.follow(ReleaseRequest("spring", "memory", folder / "made", share="d0,d1", wait=30.0))
+"""
 TRAINED = {f"d{i}": "w1-d1" for i in range(4)}
 
 
@@ -216,6 +235,14 @@ def test_one_command_promotes_a_good_canary(fleet: Fleet) -> None:
     assert "error" not in result
     assert (result["stable"], result["previous"]) == (release_reader.read_version(new), old)
     assert result["verdict"]["reasons"] == ()
+
+
+def test_a_terminal_shows_how_many_agents_have_reported(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "spring").mkdir(parents=True)
+    toy(tmp_path / "made", b"1" * 9000)
+    (tmp_path / "waiting.py").write_text(WAITING)
+    text = run_on_terminal(["waiting"], tmp_path, until="1/2")
+    assert "waiting for the reports of agents" in text
 
 
 def test_a_canary_without_reports_in_time_is_rolled_back(fleet: Fleet) -> None:
