@@ -1,4 +1,6 @@
-"""Write the documentation's tables of methods: what each does, and whether it requires PyTorch."""
+"""Write the documentation's tables of methods: what each does, whether it requires PyTorch, and
+which laws of aggregation it breaks.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,14 @@ from collections.abc import Iterator
 from benchmarks.generated_docs.markdown_table import render_table
 from federated.device.trainers.onnx_trainer import OnnxTrainer
 from federated.errors import ConfigError
-from federated.method import Method, configure
+from federated.method import LAWS, Method, configure
 from federated.methods.catalogue import METHODS, find_method
 from federated.task import Recipe
 from federated.trainer_capabilities import describe_missing, list_required_capabilities, name_hook
 from models.named_network import network
 from models.submodel_building import initial
 
-__all__ = ["list_methods", "list_trainers"]
+__all__ = ["list_laws", "list_methods", "list_trainers"]
 
 MODELS = ("mlp", "resnet-tiny")  # the first that can do what a method asks of a network
 
@@ -23,6 +25,16 @@ def list_methods() -> Iterator[str]:
     made = [find_method(name) for name in METHODS]
     rows = ((f"`{one.name}`", one.summary, one.paper) for one in made)
     return render_table(("`--method`", "summary", "paper"), rows)
+
+
+def list_laws() -> Iterator[str]:
+    """Yield the table of the laws of aggregation, with the methods that break each."""
+    made = [find_method(name) for name in METHODS]
+    rows = (
+        (f"`{law}`", text, ", ".join(f"`{one.name}`" for one in made if law in one.breaks))
+        for law, text in LAWS.items()
+    )
+    return render_table(("law", "meaning", "does not hold for"), rows)
 
 
 def list_trainers() -> Iterator[str]:
