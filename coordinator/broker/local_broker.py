@@ -45,6 +45,10 @@ SAVE_TIMEOUT = 60.0  # seconds for the broker to write its state before a restar
 MQTT_3_1_1 = 4  # the protocol's number on the wire
 ACL_FILE = "rights.acl"
 TAIL = 20  # lines of the broker's log to show
+WINDOWS = (
+    "a broker cannot be started from here on Windows: start one yourself, such as mosquitto's "
+    "service, and run coordinator start with its address, --broker HOST"
+)
 
 # Runs the command and ends it when standard input closes. The pipe is read in the background, so
 # that the end of the broker is noticed as well. SIGHUP goes to the whole process group (see
@@ -223,16 +227,12 @@ def start(
         file of lines user:password), or None, not at all.
     max_packet: largest packet, bytes.
     Raises ConfigError for an unsafe combination or an address of another machine, LinkError if the
-    broker does not start, MissingExtra.
+    broker does not start or the system is Windows, MissingExtra.
     """
     tls = clients if isinstance(clients, TlsFiles) else None
     passwords = clients if isinstance(clients, Path) else None
     check_exposure(listen, known=clients is not None, embedded=kind == "embedded")
-    program = find_mosquitto() if kind in ("auto", "mosquitto") else None
-    if program is None and (kind == "mosquitto" or clients is not None):
-        raise LinkError(
-            _explain_missing(kind, "broker.tls" if tls else "broker.passwords" if passwords else "")
-        )
+    program = _find_program(kind, "broker.tls" if tls else "broker.passwords" if passwords else "")
     port = find_free_port(listen, port)
     folder = Path(tempfile.mkdtemp(prefix="espalier-broker-")) if directory is None else directory
     atomic_files.make_private(folder, "updates in transit, and passwords")
@@ -265,6 +265,18 @@ def start(
         disconnects=plugin is not None,
     )
     return Broker(own, address, url)
+
+
+def _find_program(kind: str, setting: str) -> str | None:
+    """Return mosquitto's path; None for the embedded broker. setting: that requires mosquitto.
+    Raises LinkError.
+    """
+    if os.name == "nt":
+        raise LinkError(WINDOWS)
+    program = find_mosquitto() if kind in ("auto", "mosquitto") else None
+    if program is None and (kind == "mosquitto" or setting):
+        raise LinkError(_explain_missing(kind, setting))
+    return program
 
 
 def _explain_missing(kind: str, setting: str) -> str:

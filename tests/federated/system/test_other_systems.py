@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from coordinator.broker import local_broker
 from coordinator.broker.local_addresses import find_free_port
+from federated.errors import LinkError
 from federated.system.disk_space_reservation import BLOCK, reserve_space
 from tests.support.commands import ROOT
-from tests.support.processes import COORDINATOR, Start, result, wait_for_words
+from tests.support.processes import Start, result, wait_for_words
 
 TOY = ROOT / "tests/export/toy.onnx"
 # imported by each Python process that the commands start, too
@@ -100,22 +103,42 @@ def make_python(tmp_path: Path, system: str) -> list[str]:
 @pytest.mark.broker
 @pytest.mark.parametrize("system", ["macos", "windows"])
 def test_a_fleet_learns_on_another_system(tmp_path: Path, start: Start, system: str) -> None:
-    """On Windows only the agent runs."""
-    port = str(find_free_port("127.0.0.1", 0))
-    sets = [
-        *("--set", "broker.kind=embedded", "--method", "fedavg", "--model", "mlp-small"),
-        *("--set", "train.steps=2", "--set", "evaluate.between=false", "--set", "fleet.wait=90"),
-    ]
+    """On Windows the broker is one that runs already."""
     python = make_python(tmp_path, system)
-    words = ["start", "--port", port, "--min-agents", "1", "--rounds", "1", "--format", "json"]
-    leader = COORDINATOR if system == "windows" else [*python, "coordinator.cli"]
-    coordinator = start(*leader, *words, *sets)
-    assert wait_for_words(coordinator, tmp_path / "0.err", "agents join with")
-    limits = ["--limit-cpus", "0.5", "--limit-memory", "1GB"]
-    where = ["--broker", f"127.0.0.1:{port}", "--wait", "90", "--spool", str(tmp_path / "spool")]
-    agent = start(*python, "edge_agent.cli", "join", *where, *limits, "--format", "json")
-    assert result(coordinator)["rounds"] == 1
-    assert result(agent)["updates"] == 1
+    words = ["start", "--min-agents", "1", "--rounds", "1", "--format", "json"]
+    sets = [
+        *("--method", "fedavg", "--model", "mlp-small", "--set", "train.steps=2"),
+        *("--set", "evaluate.between=false", "--set", "fleet.wait=90"),
+    ]
+    with ExitStack() as stack:
+        if system == "windows":
+            folder = tmp_path / "broker"
+            broker = stack.enter_context(
+                local_broker.start(port=0, kind="embedded", directory=folder)
+            )
+            address = broker.address
+            words += ["--broker", address]
+        else:
+            address = f"127.0.0.1:{find_free_port('127.0.0.1', 0)}"
+            words += ["--port", address.split(":")[1], "--set", "broker.kind=embedded"]
+        coordinator = start(*python, "coordinator.cli", *words, *sets)
+        assert wait_for_words(coordinator, tmp_path / "0.err", "waiting: 0 of 1")
+        limits = ["--limit-cpus", "0.5", "--limit-memory", "1GB"]
+        where = ["--broker", address, "--wait", "90", "--spool", str(tmp_path / "spool")]
+        agent = start(*python, "edge_agent.cli", "join", *where, *limits, "--format", "json")
+        assert result(coordinator)["rounds"] == 1
+        assert result(agent)["updates"] == 1
+
+
+@pytest.mark.processes
+def test_a_coordinator_on_windows_asks_for_a_broker(tmp_path: Path) -> None:
+    python = make_python(tmp_path, "windows")
+    done = subprocess.run(
+        [*python, "coordinator.cli", "start"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == LinkError.exit_code
+    assert "--broker HOST" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.processes
