@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import random
 import socket
 import ssl
 import subprocess
@@ -33,6 +34,8 @@ __all__ = ["AGENT_FLOODS", "STRANGER_FLOODS", "Attacker", "Order", "connect_pack
 
 BURST = 50  # messages per turn of an agent
 QUESTION = 8 << 20  # bytes
+SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"  # half a request
+BATCHES, HALVES = 20, 4  # batches of requests on a connection, and connections with half requests
 TIMEOUT = 10.0  # seconds for an answer
 
 
@@ -89,6 +92,26 @@ def ask_large(order: Order) -> None:
         link.getresponse().read()
 
 
+def ask_metrics(order: Order) -> None:
+    """Send batches of requests for metrics on one connection, and half a request on others, from
+    one of many addresses.
+    """
+    source = f"127.0.0.{random.randint(2, 254)}", 0  # noqa: S311
+    with contextlib.ExitStack() as stack:
+        whole, *halves = (
+            stack.enter_context(socket.create_connection(("127.0.0.1", order.port), 3, source))
+            for _ in range(1 + HALVES)
+        )
+        for half in halves:
+            half.sendall(SCRAPE)
+        for _ in range(BATCHES):
+            for half in halves:
+                half.sendall(b"X")
+            whole.sendall((SCRAPE + b"\r\n") * BURST)
+            if not whole.recv(1 << 20):
+                break
+
+
 def connect_packet(client: str) -> bytes:
     """Return an MQTT 3.1.1 CONNECT packet with a clean session."""
     name = client.encode()
@@ -116,6 +139,7 @@ STRANGER_FLOODS: Mapping[str, tuple[str, Callable[[Order], None]]] = MappingProx
         "enrolment: TLS, then hang up": ("enrolment", lambda order: connect("tls", order.port)),
         "enrolment: silent": ("enrolment", lambda order: connect("silent", order.port)),
         "metrics: silent": ("metrics", lambda order: connect("silent", order.port)),
+        "metrics: requests": ("metrics", ask_metrics),
         "inference: silent": ("inference", lambda order: connect("silent", order.port)),
         "inference: 8 MB questions": ("inference", ask_large),
         "broker: connect and hang up": ("broker", lambda order: connect("bare", order.port)),
