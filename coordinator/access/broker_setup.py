@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,8 +24,9 @@ from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import check_exposure
 from coordinator.broker.mosquitto_config import COORDINATOR, limit_packets
 from coordinator.settings.service_tables import Broker as Wanted
-from federated.errors import ConfigError, EspalierError
+from federated.errors import ConfigError
 from federated.runtime.console import Say
+from federated.runtime.server_process import Poller
 from federated.wire.link import Link, get_scheme
 from federated.wire.mqtt_address import PORTS, add_credentials, format_url, parse_mqtt_address
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AuthorityWatcher",
     "BrokerAccess",
-    "Poller",
     "add_certificate",
     "find_broker",
     "open_broker_access",
@@ -45,7 +44,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 SUSPENSION = 600.0  # seconds
-POLL = 1.0  # seconds between checks of the authority's folder
 NAMED = 10  # agents that a message names
 RENEWAL_CHECK = 3600.0  # seconds between checks for certificates that expire soon
 HAND_OVER = (
@@ -89,26 +87,6 @@ class BrokerAccess:
         if self.link is not None:
             self.link.block(names | self.barred)
         return names
-
-
-class Poller:
-    """Calls a function every second, from its own thread, until closed."""
-
-    def __init__(self, poll: Callable[[], object]) -> None:
-        self._poll, self._stop = poll, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="broker-access", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(POLL):
-            try:
-                self._poll()
-            except (EspalierError, OSError) as error:  # the next poll may succeed
-                log.error("broker access: %s", error)
 
 
 class AuthorityWatcher:
@@ -238,7 +216,7 @@ def open_broker_access(
         broker = stack.enter_context(
             brokers.start(wanted.listen, port, wanted.kind, folder / "broker", passwords, most)
         )
-        stack.callback(Poller(broker.restart_if_dead).close)
+        stack.callback(Poller("broker", broker.restart_if_dead).close)
         address = f"mqtt://USER:PASSWORD@{broker.address}" if passwords else broker.address
         say(
             f"started {broker.name} at {broker.address}; agents join with: edge-agent "
@@ -280,10 +258,11 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say, most: int) -> Iterato
             public, access = broker.address.rpartition(":")[2], BrokerAccess(broker.url)
         enrolment = EnrolmentProcess(authority.folder, (wanted.listen, wanted.enrol), public)
         stack.callback(enrolment.close)
-        stack.callback(Poller(enrolment.restart_if_dead).close)
+        stack.callback(Poller("enrolment", enrolment.restart_if_dead).close)
         authority.registry.set_fact("enrolment", str(enrolment.port))
         authority.registry.set_fact("listen", wanted.listen)
-        stack.callback(Poller(AuthorityWatcher(authority, access, broker).poll).close)
+        watcher = AuthorityWatcher(authority, access, broker)
+        stack.callback(Poller("broker access", watcher.poll).close)
         what = (
             f"started {broker.name} at {broker.address}"
             if broker

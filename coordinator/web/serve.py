@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from coordinator.access.broker_setup import Poller
 from coordinator.web.defaults import ADDRESS, TOKEN
 from coordinator.web.page_server import LOCAL, PageServer, Site, format_url
 from coordinator.web.sign_in import load_token
 from federated.errors import ConfigError, MissingExtra, UsageError, explain_os_errors
 from federated.runtime.connection_limits import listen
 from federated.runtime.listen_address import ListenAddress, parse_listen_address
-from federated.runtime.server_process import ServerProcess, become_server
+from federated.runtime.server_process import Poller, ServerProcess, become_server
 
 __all__ = ["Listen", "find_page", "serve_beside", "serve_page"]
 
@@ -64,7 +63,7 @@ def serve_beside(runs: Path, where: Listen, say: Callable[[str], None]) -> Itera
     with closing(ServerProcess("web page", __name__, listening, arguments)) as process:
         url = format_url(address.host, process.port, secure=tls is not None)
         say(f"open {url} and sign in with the token in {where.token_file or runs / TOKEN}")
-        with closing(Poller(process.restart_if_dead)):
+        with closing(Poller(process.name, process.restart_if_dead)):
             yield
 
 

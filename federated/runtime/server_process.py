@@ -15,16 +15,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from federated.errors import EspalierError
 from federated.system.process_limits import lower_priority, raise_descriptor_limit
 
-__all__ = ["ServerProcess", "become_server"]
+__all__ = ["Poller", "ServerProcess", "become_server"]
 
 log = logging.getLogger(__name__)
 
+POLL = 1.0  # seconds between two calls of a Poller
 RESTART_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds; doubled while the process keeps failing
 STOP_TIMEOUT = 8.0  # seconds for the process to end by itself
 LONGEST_LINE = 1000  # bytes of a line of the process's log
@@ -107,6 +109,26 @@ class ServerProcess:
             name=f"{self.name}-log",
             daemon=True,
         ).start()
+
+
+class Poller:
+    """Calls a function every second, from its own thread, until closed. name: for messages."""
+
+    def __init__(self, name: str, poll: Callable[[], object]) -> None:
+        self._name, self._poll, self._stop = name, poll, threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"{name}-poller", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(POLL):
+            try:
+                self._poll()
+            except (EspalierError, OSError) as error:  # the next poll may succeed
+                log.error("%s: %s", self._name, error)
 
 
 def relay_log(name: str, lines: IO[bytes]) -> None:
