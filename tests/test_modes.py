@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.access.certificate_authority import Authority
 from coordinator.broker import local_broker as brokers
-from coordinator.observe.event_readers.prometheus_metrics import MetricsServer
+from coordinator.observe.event_readers.metrics_server import MetricsServer
 from coordinator.settings.service_tables import Metrics
 from coordinator.store.run_store import Store
 from federated.device.agent_run_files import Spool

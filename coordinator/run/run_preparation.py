@@ -14,7 +14,7 @@ from coordinator.assign import agent_filter
 from coordinator.assign.majority_network import build_network
 from coordinator.assign.submodel_pins import match_pins
 from coordinator.observe.event_readers.catalogue import find_readers
-from coordinator.observe.event_readers.prometheus_metrics import MetricsServer
+from coordinator.observe.event_readers.metrics_server import MetricsServer
 from coordinator.settings.config import Config, to_json
 from coordinator.settings.config_tables import AGENTS
 from coordinator.settings.service_tables import Broker

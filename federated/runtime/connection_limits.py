@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import math
 import socket
 import ssl
 from collections import Counter
@@ -52,7 +51,6 @@ class Limits:
     per_address: connections open at a time from one address; None: `connections`. A new one beyond
         that replaces the address's oldest idle one.
     rate: connections per address and second that send something; further ones are closed.
-    rate_in_all: the same for all addresses together.
     requests: requests per client and second; further ones are answered with 429. A client is a
         certificate, or an address without one.
     """
@@ -63,7 +61,6 @@ class Limits:
     lifetime: float | None = None
     per_address: int | None = None
     rate: float = 200.0
-    rate_in_all: float = math.inf
     requests: float = 1000.0
 
 
@@ -137,10 +134,7 @@ class Acceptor:
         self._most = min(limits.connections, max(8, get_descriptor_limit() // SHARE))
         self._open: dict[Connection, None] = {}  # by the time since which they are idle
         self._crowds = Counter[str]()  # open connections of each address
-        self._rates, self._rate_in_all = (
-            RateLimiter(limits.rate),
-            RateLimiter(limits.rate_in_all),
-        )
+        self._rates = RateLimiter(limits.rate)
         self._loop = asyncio.get_running_loop()
         self._tasks = set[asyncio.Task[None]]()
         self._refused, self._reported = 0, self._loop.time()
@@ -227,9 +221,8 @@ class Acceptor:
             self._drop(connection)
 
     def _start(self, connection: Connection) -> None:
-        """Start TLS or HTTP, unless the address, or all together, open too many connections."""
-        now = self._loop.time()
-        if self._rates.wait(connection.address, now) or self._rate_in_all.wait("", now):
+        """Start TLS or HTTP, unless the address opens too many connections."""
+        if self._rates.wait(connection.address, self._loop.time()):
             self._refused += 1
             self._drop(connection)
             return

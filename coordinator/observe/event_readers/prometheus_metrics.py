@@ -1,15 +1,12 @@
-"""Serve metrics of a run to Prometheus at `[metrics] listen` (with the library prometheus-client).
+"""Count the metrics of a run for Prometheus (with the library prometheus-client).
 
 Labels are words from fixed lists (states, outcomes, kinds of rejection). They name no agent, and no
-message of an agent creates a new series. Counters start with this coordinator. Beyond loopback, the
-server requires client certificates of the configured authority.
+message of an agent creates a new series. Counters start with this coordinator.
 """
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from coordinator.observe import events
@@ -18,16 +15,7 @@ from coordinator.observe.event_readers.reader import ReaderContext
 from coordinator.observe.events import Publish
 from coordinator.observe.now_json import STATES, TASKS
 from coordinator.observe.round_records import RoundRecord
-from coordinator.settings.service_tables import Metrics
-from federated.errors import (
-    ConfigError,
-    LinkError,
-    explain_os_errors,
-    read_setting,
-    require_extra,
-)
-from federated.runtime import atomic_files as disk
-from federated.runtime.listen_address import parse_listen_address
+from federated.errors import ConfigError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -35,7 +23,7 @@ if TYPE_CHECKING:
 
 Family = TypeVar("Family", "CounterMetricFamily", "GaugeMetricFamily")
 
-__all__ = ["REFUSALS", "MetricsServer", "RunMeter", "count_metrics"]
+__all__ = ["REFUSALS", "RunMeter", "count_metrics"]
 
 STAGES = ("fold", "snapshot", "finish", "evaluate", "save")
 REFUSALS = ("joining", "protocol", "malformed", "message", "unasked", "size", "update", "flood")
@@ -44,16 +32,10 @@ OUTCOMES = tuple(word for word in TASKS if word not in ("open", "lost", "receive
 SHORT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 # histogram buckets in seconds: rounds and updates
 LONG = (1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 10800.0)
-MAX_CONNECTIONS, MAX_PER_ADDRESS = 32, 16
-MAX_REQUESTS = 10.0  # requests per second of a client: each takes time from the run
-# connections per second, of an address and in all: a TLS handshake takes some milliseconds from it
-MAX_RATE, MAX_RATE_IN_ALL = 5.0, 20.0
-CLIENT_TIMEOUT = 10.0  # seconds in which a request must begin
-CLOSE_TIMEOUT = 2.0  # seconds that requests in progress have when the server closes
 
 
 class RunMeter:
-    """A counter of events in a server's registry, which also reports the fleet at each request."""
+    """A counter of events in a server's registry, which also reports the fleet when it is read."""
 
     def __init__(self, context: ReaderContext, registry: CollectorRegistry) -> None:
         from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
@@ -145,7 +127,7 @@ class RunMeter:
             self._accuracy.labels("worst").set(min(score.accuracy for score in found))
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the fleet's present state, for a request in the server's thread."""
+        """Yield the fleet's present state. Called in the server's own thread."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         if self._context.fleet is None:
@@ -196,73 +178,3 @@ def count_metrics(context: ReaderContext) -> Publish:
             "the reader 'metrics' has no address: set metrics.listen, such as 127.0.0.1:9464"
         )
     return RunMeter(context, context.registry).read
-
-
-class MetricsServer:
-    """A server at `wanted.listen`, in its own thread, until it is closed. It starts before the run,
-    so that a wrong address fails first.
-
-    registry: the metrics that it serves.
-    address: its URL, with the actual port for port 0.
-    """
-
-    def __init__(self, wanted: Metrics) -> None:
-        """Start the server. Raises ConfigError for an invalid address, unusable files or an
-        address beyond loopback without certificates, LinkError for a port in use, MissingExtra.
-        """
-        with read_setting():
-            listen = parse_listen_address(wanted.listen, "metrics.listen", "127.0.0.1:9464")
-        host, port = listen.host, listen.port
-        tls = make_tls_context(wanted, local=listen.local)
-        with require_extra("metrics.listen", "coordinator"):
-            from prometheus_client import (
-                CollectorRegistry,
-                PlatformCollector,
-                ProcessCollector,
-                make_asgi_app,
-            )
-
-            from federated.runtime.web_server import Limits, WebServer
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        limits = Limits(
-            MAX_CONNECTIONS,
-            CLOSE_TIMEOUT,
-            idle=CLIENT_TIMEOUT,
-            per_address=MAX_PER_ADDRESS,
-            rate=MAX_RATE,
-            rate_in_all=MAX_RATE_IN_ALL,
-            requests=MAX_REQUESTS,
-        )
-        app, problem = make_asgi_app(self.registry), f"metrics cannot be served at {wanted.listen}"
-        remedy = "choose another port with metrics.listen"
-        with explain_os_errors(LinkError, problem, remedy=remedy):
-            self._server = WebServer(app, (host, port), limits, tls=tls)
-        shown, scheme = f"[{host}]" if ":" in host else host, "https" if tls else "http"
-        self.address = f"{scheme}://{shown}:{self._server.port}/metrics"
-
-    def close(self) -> None:
-        self._server.close()
-
-
-def make_tls_context(wanted: Metrics, *, local: bool) -> ssl.SSLContext | None:
-    """Return the server's TLS context; None without certificates. Raises ConfigError."""
-    files = [wanted.certificate, wanted.key, wanted.ca]
-    if not local and not all(files):
-        raise ConfigError(
-            f"metrics.listen = '{wanted.listen}' opens the metrics to the network: set "
-            "metrics.certificate, metrics.key and metrics.ca to require client certificates, or "
-            "listen on loopback behind a proxy or an SSH tunnel"
-        )
-    if missing := [path for path in files if path and not Path(path).is_file()]:
-        raise ConfigError(f"metrics: the file {missing[0]} does not exist")
-    if not all(files):
-        return None
-    problem = "metrics: the certificate, its key and the authority do not match"
-    with explain_os_errors(ConfigError, problem):  # SSLError is an OSError
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=wanted.ca)
-        context.load_cert_chain(wanted.certificate, wanted.key)
-    context.verify_mode = ssl.CERT_REQUIRED
-    disk.warn_if_public(Path(wanted.key), "the key of the metrics' certificate")
-    return context

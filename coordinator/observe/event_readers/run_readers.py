@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from coordinator.observe.event_readers.catalogue import POINT, find_readers
-from coordinator.observe.event_readers.prometheus_metrics import MetricsServer
+from coordinator.observe.event_readers.metrics_server import MetricsServer
 from coordinator.observe.event_readers.reader import ReaderContext, ReaderFactory
 from coordinator.observe.events import Event, Publish, RunEnded
 from coordinator.settings.config import Config

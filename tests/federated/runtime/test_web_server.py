@@ -169,14 +169,6 @@ def test_slow_requests_of_a_few_addresses_keep_no_other_address_out(start: Start
         assert reply(honest, b"}").endswith(b"2 None")
 
 
-def test_connections_beyond_the_rate_in_all_are_closed(start: Start) -> None:
-    server = start(Limits(8, 5.0, idle=60.0, rate_in_all=1.0))
-    for last, expected in ((1, False), (2, False), (3, True)):
-        with connect(server, f"127.0.0.{last}") as connection:
-            connection.sendall(REQUEST)
-            assert is_closed(connection) is expected
-
-
 def test_connections_beyond_the_rate_of_an_address_are_closed(start: Start) -> None:
     server = start(Limits(8, 5.0, idle=60.0, rate=1.0))
     for expected in (False, False, True):
