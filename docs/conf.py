@@ -6,6 +6,7 @@ import re
 from importlib.metadata import version as installed_version
 
 import click
+from docutils import nodes
 from sphinx.application import Sphinx
 
 from coordinator.cli.main import main as coordinator
@@ -103,9 +104,17 @@ def spell_paths(app: Sphinx, context: click.Context, lines: list[str]) -> None:
     lines[:] = [re.sub(r"PosixPath\('(.*)'\)", r"\1", line) for line in lines]
 
 
+def mark_tests(app: Sphinx, document: nodes.document) -> None:
+    """Give the names of tests a class, so that they can be broken into lines."""
+    for literal in document.findall(nodes.literal):
+        if "::test_" in literal.astext():
+            literal["classes"].append("test")
+
+
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", load_commands)
     app.connect("autodoc-process-docstring", list_fields)
+    app.connect("doctree-read", mark_tests)
     app.connect("source-read", adapt_links)
     app.connect("sphinx-click-process-options", spell_paths)
     app.connect("include-read", adapt_included)
