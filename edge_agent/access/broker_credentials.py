@@ -53,7 +53,8 @@ def resolve_broker(
     enrol: bool = True,
     keep_renewing: bool = False,
 ) -> tuple[str | None, str | None]:
-    """Return the broker's address with this device's credentials, and the agent's name there.
+    """Check the broker's address; return it with this device's credentials, and the agent's name
+    there.
 
     The name is the given one, else that of the certificate, else the broker's user.
     token: enrol with it first, unless this device already did.
@@ -62,6 +63,10 @@ def resolve_broker(
     Raises UsageError, ConfigError, LinkError, MissingExtra.
     """
     credentials = None
+    if broker is not None:
+        from federated.wire.links.catalogue import check_address  # loads the MQTT library
+
+        check_address(broker)
     if token is not None:
         parsed = parse_token(token)
         if name not in (None, parsed.name):

@@ -87,13 +87,15 @@ def make_context(address: MqttAddress) -> ssl.SSLContext:
     """Return the TLS context of a link to `address`. Raises ConfigError for missing or invalid
     files.
     """
-    if address.ca is not None and not Path(address.ca).is_file():
-        raise ConfigError(f"{address}: the CA file {address.ca} does not exist")
+    for kind, file in (("CA", address.ca), ("certificate", address.cert), ("key", address.key)):
+        if file is not None and not Path(file).is_file():
+            raise ConfigError(f"{address}: the {kind} file {file} does not exist")
     try:
         context = ssl.create_default_context(cafile=address.ca)
-    except ssl.SSLError as error:
+    except OSError as error:  # also SSLError
         raise ConfigError(
-            f"{address}: expected certificates in the CA file {address.ca}: {error}"
+            f"{address}: expected CA certificates in PEM format in {address.ca}"
+            f"{describe_problem(error)}"
         ) from error
     context.minimum_version, context.sslsocket_class = ssl.TLSVersion.TLSv1_2, ClosingSocket
     if address.alpn:
@@ -101,12 +103,23 @@ def make_context(address: MqttAddress) -> ssl.SSLContext:
     if address.cert is not None:
         try:
             reload(context, address)
-        except (ssl.SSLError, OSError) as error:
+        except OSError as error:  # also SSLError
+            where = address.cert if address.key is None else f"{address.cert} and {address.key}"
             raise ConfigError(
-                f"{address}: expected a certificate and its key in {address.cert} "
-                f"{address.key or ''}: {error}"
+                f"{address}: expected a certificate and its private key in PEM format in {where}"
+                f"{describe_problem(error)}"
             ) from error
     return context
+
+
+def describe_problem(error: OSError) -> str:
+    """Return why a file of certificates cannot be used, as the end of a sentence. OpenSSL's own
+    texts, such as "PEM lib", are left out, except for a key of another certificate.
+    """
+    if not isinstance(error, ssl.SSLError):
+        return f": {error.strerror}"
+    mismatch = error.reason == "KEY_VALUES_MISMATCH"
+    return ", found the key of another certificate" if mismatch else ", found none"
 
 
 def reload(context: ssl.SSLContext, address: MqttAddress) -> None:

@@ -19,9 +19,11 @@ from federated.runtime.extension_errors import (
 from federated.wire.link import Link, LinkOpener, Will, get_scheme
 from federated.wire.links.memory import open_memory_link
 from federated.wire.links.mqtt import MqttLink
+from federated.wire.mqtt_address import parse_mqtt_address
+from federated.wire.tls import make_context
 from models.extension_lookup import ExtensionPoint
 
-__all__ = ["LINKS", "open_link"]
+__all__ = ["LINKS", "check_address", "open_link"]
 
 POINT = ExtensionPoint("broker address scheme", "espalier.links")
 
@@ -43,11 +45,8 @@ def open_link(address: str, client_id: str, will: Will | None = None) -> Link:
     Raises UsageError for an unknown scheme or an invalid address, ConfigError for a scheme whose
     package cannot be loaded or is not a link, LinkError if it cannot connect.
     """
-    scheme = get_scheme(address)
-    connect = find(POINT, scheme, LINKS)
+    scheme, connect = get_scheme(address), find_opener(address)
     own = scheme not in LINKS
-    if own:
-        check_parameters(POINT.noun, scheme, connect, "address", "client_id", "will")
     with report_failure(POINT.noun, scheme) if own else nullcontext():
         try:
             link = connect(address, client_id, will)
@@ -57,3 +56,22 @@ def open_link(address: str, client_id: str, will: Will | None = None) -> Link:
     if own:
         check_declares(POINT.noun, scheme, link, Link)
     return link
+
+
+def check_address(address: str) -> None:
+    """Check an address without connecting: its scheme, and for MQTT its form and TLS files. Raises
+    UsageError and ConfigError as `open_link`.
+    """
+    if find_opener(address) is MqttLink:
+        mqtt = parse_mqtt_address(address)
+        if mqtt.tls:
+            make_context(mqtt)
+
+
+def find_opener(address: str) -> LinkOpener:
+    """Return the function that opens the links of an address. Raises Unknown, ConfigError."""
+    scheme = get_scheme(address)
+    connect = find(POINT, scheme, LINKS)
+    if scheme not in LINKS:
+        check_parameters(POINT.noun, scheme, connect, "address", "client_id", "will")
+    return connect

@@ -45,6 +45,30 @@ def test_a_device_that_only_infers_enrols_without_joining(token: Token, device: 
     assert json.loads(CliRunner().invoke(main, again).stdout) == {"agent": token.name}
 
 
+@pytest.mark.parametrize(
+    ("broker", "exit_code", "match"),
+    [
+        ("mqqt://host", 2, "unknown broker address scheme 'mqqt'; did you mean mqtt"),
+        ("mqtts://host?ca=nosuch.pem", 3, "the CA file nosuch.pem does not exist"),
+        ("mqtts://host?cert=nosuch.pem", 3, "the certificate file nosuch.pem does not exist"),
+    ],
+)
+@pytest.mark.parametrize("command", ["join", "finetune", "infer"])
+def test_a_wrong_broker_is_refused_before_the_data_are_loaded(
+    command: str, broker: str, exit_code: int, match: str, tmp_path: Path
+) -> None:
+    words = [command, "--broker", broker, "--data", str(tmp_path / "nosuch.npz")]
+    out = ["--out", str(tmp_path / "out")] if command == "finetune" else []
+    ended = CliRunner().invoke(main, [*words, *out])
+    assert (ended.exit_code, match in ended.output) == (exit_code, True), ended.output
+
+
+def test_a_wrong_broker_is_refused_before_a_token_is_used(token: Token, device: Path) -> None:
+    with pytest.raises(UsageError, match="scheme"):
+        resolve_broker("mqqt://host", None, str(token))
+    assert load_credentials() == []
+
+
 @pytest.mark.slow
 def test_a_dry_run_does_not_use_up_the_token(token: Token, device: Path) -> None:
     words = ["join", "--dry-run", "--token", str(token), "--limit-cpus", "1", "--format", "json"]

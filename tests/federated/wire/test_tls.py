@@ -165,7 +165,8 @@ def test_an_expired_or_future_certificate_is_explained_with_the_clock(
 
 
 def test_a_file_without_a_key_is_an_error(authority: Authority) -> None:
-    with pytest.raises(ConfigError, match=r"expected a certificate and its key in .*ca.pem"):
+    match = r"expected a certificate and its private key .* in .*ca.pem, found none"
+    with pytest.raises(ConfigError, match=match):
         tls.make_context(
             MqttAddress("b", 1, tls=True, ca=str(authority.ca), cert=str(authority.ca))
         )
