@@ -36,6 +36,7 @@ from coordinator.store.run_folders import list_runs
 from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import check_buffer_size
 from federated.data import partitions
+from federated.device.trainers.catalogue import open_trainer
 from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors, read_setting
 from federated.flag_and_argument_names import RESUME, RUNS, Option
 from federated.runtime.console import Say
@@ -101,6 +102,7 @@ def check_settings(config: Config, names: Mapping[int, str], taken: Collection[s
         )
     if config.simulate.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("simulate.device = 'cuda': PyTorch finds no CUDA device; use 'cpu'")
+    open_trainer(config.simulate.trainer, config.simulate.device)  # raises for an unusable one
     if existing := [name for name in names.values() if name in taken]:
         name = Option("--set name=NAME", "name=NAME")  # the command has no flag for it
         raise StoreError.naming(

@@ -457,13 +457,15 @@ def invalid_settings(folder: Path) -> list[tuple[tuple[str, ...], type[Exception
 
 
 @pytest.mark.parametrize("index", range(18))
-def test_configuration_errors_are_raised_before_the_first_round(index: int, tmp_path: Path):
+def test_configuration_errors_are_raised_before_the_first_output(index: int, tmp_path: Path):
     settings, error, words = invalid_settings(tmp_path)[index]
     if settings == ("simulate.device=cuda",) and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
+    said = list[str]()
     with pytest.raises(error, match=words):
-        run(tmp_path, *settings)
+        run(tmp_path, *settings, said=said)
     assert list_runs(tmp_path / "runs") == [], "a failed start leaves nothing behind"
+    assert not any(line.startswith("run '") for line in said)
 
 
 RULE = """
