@@ -301,10 +301,8 @@ def check_writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
     """
     if path.suffix not in suffixes:
         raise UsageError(f"{path}: expected a file name that ends in one of {', '.join(suffixes)}")
-    partial = path.with_name(f"{path.name}.part")
     with explain_os_errors(ConfigError, f"{path}: cannot be written"):
-        partial.touch()
-        partial.unlink()
+        atomic_files.check_writable(path)
     return path
 
 

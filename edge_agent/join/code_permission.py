@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Any
 from edge_agent.join.training_process_control import Job
 from federated.device.trainers.catalogue import AUTO, DEFAULT
 from federated.errors import Refused, Unknown
+from federated.runtime.extension_errors import explain_lookup
 from federated.wire.codecs.catalogue import find_codec
 
 if TYPE_CHECKING:
     from federated.method import Method
 
-__all__ = ["check_allowed", "check_family", "check_run", "find_allowed_method", "load_own"]
+__all__ = [
+    "check_allowed",
+    "check_family",
+    "check_run",
+    "find_allowed_method",
+    "import_network",
+    "load_own",
+]
 
 
 def load_own(job: Job) -> None:
@@ -28,6 +36,15 @@ def load_own(job: Job) -> None:
         find_method(job.method)
     if job.codec:
         find_codec(job.codec)
+
+
+def import_network(model: str) -> None:
+    """Import the network that the owner named; needs PyTorch. Raises Unknown, ConfigError."""
+    from models.families.catalogue import POINT
+    from models.named_network import find_typical_data
+
+    with explain_lookup(POINT):
+        find_typical_data(model)
 
 
 def check_run(job: Job, card: Mapping[str, Any]) -> None:

@@ -30,7 +30,14 @@ from federated.device.profile_file import (
     Sheet,
     write,
 )
-from federated.errors import ConfigError, EspalierError, MissingExtra, Unknown
+from federated.errors import (
+    ConfigError,
+    EspalierError,
+    MissingExtra,
+    Unknown,
+    explain_os_errors,
+)
+from federated.runtime import atomic_files
 from federated.runtime.console import Say, handle_sigterm, show_progress
 from federated.runtime.unit_formatting import format_count
 from federated.task import Profile
@@ -71,8 +78,9 @@ def profile_device(job: Job, request: ProfileRequest, out: Path | None, form: st
     """
     if unknown := [name for name in request.runtimes if name not in RUNTIMES]:
         raise Unknown("runtime", unknown[0], RUNTIMES)
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: the folder {out.parent} does not exist")
+    if out is not None:
+        with explain_os_errors(ConfigError, f"--out {out}: cannot be written"):
+            atomic_files.check_writable(out)
     sheet = measure_sheet(job, request, say)
     if out is not None:
         write(sheet, out)
@@ -92,6 +100,7 @@ def measure_sheet(job: Job, request: ProfileRequest, say: Say) -> Sheet:
     heat = read_heat()
     with handle_sigterm(), contextlib.closing(Worker(job)) as worker:
         _load(worker)
+        worker.check_models(request.models)
         profile = worker.describe()
         for line in describe_device(profile, heat, worker.limits):
             say(line)

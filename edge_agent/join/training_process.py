@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
-from edge_agent.join.code_permission import check_allowed, check_family, check_run, load_own
+from edge_agent.join.code_permission import check_allowed, check_run, import_network, load_own
 from edge_agent.join.task_measurement import TaskGauge
 from edge_agent.join.training_process_control import Calibrated, Channel, Job, Order
 from federated.device.task_execution import carry_out
-from federated.device.trainers.catalogue import open_trainer
+from federated.device.trainers.catalogue import AUTO, DEFAULT, open_trainer
 from federated.device.trainers.trainer import GraphTrainer, Trainer
 from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
 from federated.runtime.torch_import import defer_compiler
@@ -66,8 +66,12 @@ def serve(channel: Channel) -> None:
     """Receive the job, then answer requests until the agent closes the channel."""
     try:
         job = msgspec.convert(channel.receive(), Job)
-        trainer, data = open_trainer(job.trainer, job.device), _load(job, channel)
+        trainer = open_trainer(job.trainer, job.device)
+        # before the data: loading them may take minutes
         load_own(job)
+        if job.model and job.trainer in (AUTO, DEFAULT) and not isinstance(trainer, GraphTrainer):
+            import_network(job.model)
+        data = _load(job, channel)
         trainer.use_threads(job.limits.threads)
         site = Site(job, trainer, data)
         channel.send({"answer": msgspec.to_builtins(site.card)})
@@ -146,12 +150,19 @@ def _calibrate(site: Site, message: dict[str, Any]) -> Calibrated:
     from edge_agent.join.speed_calibration import calibrate
 
     order = msgspec.convert(message["order"], Order)
-    check_family(site.job, order.model)
     return calibrate(site.job, site.data, order, site.trainer)
 
 
-HANDLERS: dict[str, Callable[[Site, dict[str, Any]], Calibrated | Profile]] = {
+def _check_models(site: Site, message: dict[str, Any]) -> None:
+    from edge_agent.join.speed_calibration import build_network, draw_examples
+
+    for model in message["models"]:
+        build_network(model, site.data or draw_examples(model, 2))
+
+
+HANDLERS: dict[str, Callable[[Site, dict[str, Any]], Calibrated | Profile | None]] = {
     "calibrate": _calibrate,
+    "check models": _check_models,
     "describe": _describe,
     "measure": _measure,
 }

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -243,6 +243,12 @@ class Worker:
     def describe(self) -> Profile:
         """Return the device's profile without timings."""
         return msgspec.convert(self._request({"do": "describe"}), Profile)
+
+    def check_models(self, models: Sequence[str]) -> None:
+        """Check that networks of these names can be built for the data, or, without data, for
+        examples of the usual form. Raises ConfigError, UsageError.
+        """
+        self._request({"do": "check models", "models": models})
 
     def calibrate(self, order: Order) -> Calibrated:
         """Time the small submodels of a family (see `edge_agent.join.speed_calibration`). The

@@ -23,6 +23,7 @@ from federated.system.disk_sync import sync
 from federated.system.file_modes import read_mode
 
 __all__ = [
+    "check_writable",
     "make_private",
     "move_files",
     "replace_folder",
@@ -74,6 +75,15 @@ def write(path: Path, content: bytes | memoryview) -> None:
     write_pieces(path, (content,))
 
 
+def check_writable(path: Path) -> None:
+    """Check, such as before a long measurement, that `write` can write a file. Raises OSError."""
+    if not path.parent.exists():
+        raise FileNotFoundError(errno.ENOENT, f"the folder {path.parent} does not exist")
+    part = _name_part(path)
+    part.touch()
+    part.unlink()
+
+
 def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Write or replace a file atomically and durably: once this returns, the content survives a
     power failure. The folder must exist.
@@ -83,7 +93,7 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     whatever `pieces` raises; the old content stays then.
     """
     # in the same folder, since a rename works only within one disk
-    part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(3)}.part")
+    part = _name_part(path)
     try:
         with part.open("wb") as file:
             file.writelines(pieces)
@@ -136,6 +146,11 @@ def sha256(path: Path) -> str:
     """Return the digest of a file, hexadecimal. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _name_part(path: Path) -> Path:
+    """Return a new name beside a path, for its content until it is complete."""
+    return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(3)}.part")
 
 
 def _exchange(one: Path, other: Path) -> bool:

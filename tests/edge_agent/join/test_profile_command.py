@@ -103,6 +103,29 @@ def test_a_runtime_that_is_not_installed_is_skipped_unless_it_was_named(
     assert run("--family", "mlp", "--batch", "8", "--runtime", "onnx").exit_code == 4
 
 
+@pytest.mark.parametrize(
+    ("words", "exit_code", "match"),
+    [
+        (["--family", "nosuch"], 2, "unknown model 'nosuch'"),
+        (["--family", "nosuch:network"], 3, "no module 'nosuch'"),
+        (["--family", "mlp,transformer", "--data", "digits"], 3, "transformer: cannot take"),
+    ],
+)
+def test_a_wrong_network_is_refused_before_the_first_output(
+    words: list[str], exit_code: int, match: str
+) -> None:
+    done = run(*words, "--name", "a")
+    assert (done.exit_code, match in done.output) == (exit_code, True), done.output
+    assert done.output.startswith("error: ")
+
+
+def test_a_sheet_that_cannot_be_written_is_refused_before_the_first_output(tmp_path: Path) -> None:
+    done = run("--family", "lenet", "--out", str(tmp_path / "nosuch" / "pi.json"))
+    assert done.exit_code == 3
+    assert done.output.startswith("error: --out ")
+    assert "nosuch does not exist" in done.output
+
+
 @pytest.mark.slow
 def test_default_families_that_do_not_fit_the_data_are_skipped(
     monkeypatch: pytest.MonkeyPatch,
