@@ -64,7 +64,7 @@ def resolve_broker(
     """
     credentials = None
     if broker is not None:
-        from federated.wire.links.catalogue import check_address  # loads the MQTT library
+        from federated.wire.links.address_check import check_address  # loads the MQTT library
 
         check_address(broker)
     if token is not None:

@@ -19,11 +19,9 @@ from federated.runtime.extension_errors import (
 from federated.wire.link import Link, LinkOpener, Will, get_scheme
 from federated.wire.links.memory import open_memory_link
 from federated.wire.links.mqtt import MqttLink
-from federated.wire.mqtt_address import parse_mqtt_address
-from federated.wire.tls import make_context
 from models.extension_lookup import ExtensionPoint
 
-__all__ = ["LINKS", "check_address", "open_link"]
+__all__ = ["LINKS", "find_opener", "open_link"]
 
 POINT = ExtensionPoint("broker address scheme", "espalier.links")
 
@@ -56,16 +54,6 @@ def open_link(address: str, client_id: str, will: Will | None = None) -> Link:
     if own:
         check_declares(POINT.noun, scheme, link, Link)
     return link
-
-
-def check_address(address: str) -> None:
-    """Check an address without connecting: its scheme, and for MQTT its form and TLS files. Raises
-    UsageError and ConfigError as `open_link`.
-    """
-    if find_opener(address) is MqttLink:
-        mqtt = parse_mqtt_address(address)
-        if mqtt.tls:
-            make_context(mqtt)
 
 
 def find_opener(address: str) -> LinkOpener:
