@@ -128,7 +128,9 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
                 f"some with {spell(DATA)}, or set evaluate.calibrate = 'fleet'"
             )
         )
-    if own is not None:
+    if own is None:
+        check_leaks(config, (), known=False)  # again with the menu, once the agents are known
+    else:
         network = build_network(config, [own.card()])
         menu = propose_menu(method, network, config.settings)
         match_pins(menu, config.assign.submodels)

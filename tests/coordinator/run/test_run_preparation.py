@@ -118,6 +118,19 @@ def test_the_error_of_a_misplaced_setting_names_its_place(
         )
 
 
+def test_a_private_run_on_data_of_the_agents_is_refused_before_agents_connect(
+    tmp_path: Path,
+) -> None:
+    given = [("method.name", "fedavg"), ("private.noise", 1.0), ("private.clip", 1.0)]
+    with pytest.raises(ConfigError, match=r"deviation of the devices' data"):
+        prepare(
+            load(None, {}, [("name", "run"), ("data.name", "agents"), *given]),
+            tmp_path,
+            resume=False,
+        )
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_invalid_constraint_is_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
