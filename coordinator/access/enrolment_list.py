@@ -27,6 +27,7 @@ from federated.wire.enrolment_token import Token
 __all__ = ["Device", "parse_groups", "parse_seconds", "read_devices", "write_tokens"]
 
 COLUMNS = ("name", "groups", "valid")
+LONGEST = 90  # days of a token: as many as a certificate of an agent is valid
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -47,11 +48,16 @@ class Device:
 
 
 def parse_seconds(text: str) -> float:
-    """Return a time such as 90s, 30m, 1h or 7d in seconds. Raises UsageError."""
+    """Return a lifetime such as 90s, 30m, 1h or 7d in seconds. Raises UsageError."""
     found = re.fullmatch(r"([1-9][0-9]{0,4})([smhd])", text)
     if found is None:
         raise UsageError(f"lifetime: expected a time such as 90s, 30m, 1h or 7d, found '{text}'")
-    return float(found[1]) * UNITS[found[2]]
+    seconds = float(found[1]) * UNITS[found[2]]
+    if seconds > LONGEST * UNITS["d"]:
+        raise UsageError(
+            f"lifetime: expected at most {LONGEST}d, that of a certificate, found '{text}'"
+        )
+    return seconds
 
 
 def parse_groups(names: Iterable[str]) -> tuple[str, ...]:

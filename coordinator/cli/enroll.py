@@ -59,7 +59,7 @@ __all__ = ["enroll"]
     default="1h",
     show_default=True,
     metavar="TIME",
-    help="lifetime of a token: 90s, 30m, 1h, 7d",
+    help="lifetime of a token: 90s, 30m, 1h, 7d; at most 90d",
 )
 @PKI
 @FORMAT

@@ -29,7 +29,7 @@ from coordinator.access.broker_setup import (
     find_broker,
     open_broker_access,
 )
-from coordinator.access.certificate_authority import Authority
+from coordinator.access.certificate_authority import LIFE, Authority
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.client_disconnection import find_plugin
 from coordinator.broker.mosquitto_config import find_mosquitto
@@ -350,6 +350,8 @@ def test_unknown_agents_and_invalid_arguments_are_refused(
     run(tmp_path, "enroll", "a")
     run(tmp_path, "revoke", "nobody", code=2)
     run(tmp_path, "enroll", "a", "--valid", "soon", code=2)
+    run(tmp_path, "enroll", "b", "--valid", f"{LIFE.days}d")
+    run(tmp_path, "enroll", "c", "--valid", f"{LIFE.days + 1}d", code=2)
     run(tmp_path, "enroll", "all", code=2)
     (tmp_path / "pki").chmod(0o755)
     run(tmp_path, "enroll", "a", code=3)
