@@ -14,6 +14,7 @@ from espalier.argument_checks import (
 )
 from espalier.passed_object_names import name_data, name_method, name_model
 from federated.errors import ArgumentError, ConfigError, UsageError, require_extra
+from federated.runtime.extension_errors import explain_lookup
 from models.submodel import Network, Submodel
 
 if TYPE_CHECKING:
@@ -51,11 +52,15 @@ def network(
         from coordinator.assign.majority_network import build_network
         from federated.data.loading import load_central
         from federated.task import Card
+        from models.families.catalogue import POINT
+        from models.named_network import find_typical_data
         from models.user_networks.given_network import count_outputs
     from coordinator.settings.config import Config
     from coordinator.settings.config_tables import Model
 
     name = name_model(model)
+    with explain_lookup(POINT):
+        find_typical_data(name)  # raises for a name without a network
     if data is not None:
         card = load_central(name_data(data)).card()
     elif isinstance(inputs, Sequence) and not inputs:

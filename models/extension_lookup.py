@@ -156,6 +156,8 @@ def import_member(name: str, member: type | None = None) -> Any:
     module, _, attribute = name.partition(":")
     if not (module and attribute):
         raise ValueError(f"{shown} cannot be imported: expected module:attribute")
+    if module.startswith(".") or module.endswith(".py") or set(module) & {"/", "\\"}:
+        raise ValueError(f"{shown} cannot be imported: {_explain_path(Path(module), attribute)}")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         # a command that pip installed does not look in the current folder
         sys.path.insert(0, str(Path.cwd()))
@@ -183,6 +185,20 @@ def import_member(name: str, member: type | None = None) -> Any:
         raise ValueError(f"{shown} is {error}") from error
 
 
+def _explain_path(path: Path, attribute: str) -> str:
+    """Return why the path of a file is no module, and what to write in its place."""
+    file = path if path.suffix == ".py" else path.with_name(f"{path.name}.py")
+    if not file.is_file():
+        return (
+            f"the file {file} does not exist; expected module:attribute, such as net:{attribute} "
+            "for net.py in the current folder"
+        )
+    return (
+        f"expected the name of a module, found a path; write {file.stem}:{attribute} and start in "
+        f"the folder {file.parent}"
+    )
+
+
 def check_member(found: Any, member: type | None) -> Any:
     """Return the value if it is a member; raise TypeError if not."""
     if callable(found) if member is None else isinstance(found, member):
@@ -191,14 +207,21 @@ def check_member(found: Any, member: type | None) -> Any:
     raise TypeError(f"a value of type {type(found).__name__}; expected a {expected}")
 
 
-def find_failed_module(error: Exception) -> str:
-    """Return the name of the innermost extension's module that an error passed through; empty if
-    there is none.
+def find_failed_module(error: Exception) -> tuple[str, str]:
+    """Return the innermost module of an extension that an error passed through, and the module of
+    the same package from which the extension was loaded; empty names if there is none.
     """
+    loaded = {name.partition(".")[0]: name for name in FOREIGN_MODULES}
+    loaded.pop(__name__.partition(".")[0], None)  # `models.given_objects`
     names = [
         frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
-    return next((name for name in reversed(names) if name in FOREIGN_MODULES), "")
+    for name in reversed(names):
+        if name in FOREIGN_MODULES:
+            return name, name
+        if extension := loaded.get(name.partition(".")[0]):
+            return name, extension
+    return "", ""
 
 
 def locate_failure(error: Exception) -> str:

@@ -111,10 +111,6 @@ def report_errors(command: str, extra: str, interrupted: str) -> Iterator[None]:
     except EspalierError as error:
         click.echo(f"error: {make_lines_safe(error.on_command_line or str(error))}", err=True)
         sys.exit(error.exit_code)
-    except ModuleNotFoundError as error:
-        missing = MissingExtra(command, extra, error.name or "")
-        click.echo(f"error: {missing}", err=True)
-        sys.exit(missing.exit_code)
     except KeyboardInterrupt:
         click.echo(interrupted, err=True)
         sys.exit(130)
@@ -122,10 +118,16 @@ def report_errors(command: str, extra: str, interrupted: str) -> Iterator[None]:
         # imported here, because most commands need no extension
         from models.extension_lookup import find_failed_module, locate_failure
 
-        if not (module := find_failed_module(error)):
+        module, extension = find_failed_module(error)
+        if not module and isinstance(error, ModuleNotFoundError):
+            missing = MissingExtra(command, extra, error.name or "")
+            click.echo(f"error: {missing}", err=True)
+            sys.exit(missing.exit_code)
+        if not module:
             raise
-        log.debug("the extension module '%s' failed", module, exc_info=error)
-        text = f"the extension module '{module}' failed {locate_failure(error)}"
+        log.debug("the extension module '%s' failed", extension, exc_info=error)
+        inner = "" if module == extension else f"in its module '{module}' "
+        text = f"the extension module '{extension}' failed {inner}{locate_failure(error)}"
         click.echo(f"error: {make_lines_safe(text)}", err=True)
         sys.exit(ConfigError.exit_code)
 

@@ -32,6 +32,18 @@ def test_a_slice_of_a_module_has_the_leading_part_of_its_weights(tiny: nn.Module
     assert espalier.cost(half).parameters == 4 * 4 + 4 + 4 * 3 + 3
 
 
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("vgg16", "unknown model 'vgg16'; did you mean vgg-16"),
+        ("./absent.py:net", "the file absent.py does not exist"),
+    ],
+)
+def test_a_name_without_a_network_is_reported_before_a_missing_shape(name: str, match: str) -> None:
+    with pytest.raises((ConfigError, Unknown), match=match):
+        espalier.network(name)
+
+
 def test_a_slice_is_what_a_device_would_receive() -> None:
     net = espalier.network("preresnet", (1, 8, 8), 10)
     chosen = find_method("fedavg")
@@ -51,7 +63,7 @@ def test_a_network_of_torchvision_is_sliced_in_width_and_depth() -> None:
     assert (small.name, large.name) == ("w0.25-d1.1.1.1", "w1-d2.2.2.2")
     assert espalier.slice(net, small)(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
     assert espalier.cost(small).macs < espalier.cost(large).macs / 10
-    with pytest.raises(ConfigError, match=r"depth 3: .* has at most 2 blocks"):
+    with pytest.raises(ConfigError, match=r"^depths: expected depths from 1 to 2, .* found 3"):
         espalier.menu(net, depths=(1, 3))
 
 

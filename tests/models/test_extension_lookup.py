@@ -47,6 +47,8 @@ def test_a_file_beside_the_package_is_the_users() -> None:
         ("math:", "expected module:attribute"),
         ("no_such_module:f", "ModuleNotFoundError"),
         (":f", "expected module:attribute"),
+        ("./absent.py:f", "the file absent.py does not exist; expected module:attribute"),
+        ("no/absent:f", "the file no/absent.py does not exist"),
         ("math:pi", "of type float; expected a function"),
         ("broken_own_module:f", "failed at broken_own_module.py, line 1: ZeroDivisionError"),
     ],
@@ -60,6 +62,15 @@ def test_the_error_of_a_failed_import_gives_the_reason(
         import_member(name)
     with pytest.raises(ValueError, match=f"^shape '{name}' .*{why}"):
         lookup(SHAPE, name, {})
+
+
+def test_the_error_for_the_path_of_a_file_names_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text("def f():\n    return 3\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"found a path; write net:f and start in the folder \."):
+        import_member("./net.py:f")
 
 
 def test_module_and_attribute_name_a_member_of_the_type_of_its_point() -> None:

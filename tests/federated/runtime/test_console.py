@@ -61,3 +61,23 @@ def test_an_error_of_an_extension_ends_a_command_without_a_traceback(
     assert "'broken_rule' failed at broken_rule.py, line 2: IndexError" in text
     with pytest.raises(IndexError), report_errors("x", "y", "z"):
         [].pop()
+
+
+def test_an_error_in_another_module_of_an_extension_names_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_package").mkdir()
+    plugin = "def rule():\n    from broken_package.inner import fail\n\n    return fail\n"
+    (tmp_path / "broken_package" / "plugin.py").write_text(plugin)
+    inner = "def fail():\n    import no_such_module\n"
+    (tmp_path / "broken_package" / "inner.py").write_text(inner)
+    monkeypatch.syspath_prepend(tmp_path)
+    fail = import_member("broken_package.plugin:rule")()  # no frame of the plug-in remains
+    with pytest.raises(SystemExit) as end, report_errors("x", "y", "z"):
+        fail()
+    text = capsys.readouterr().err
+    assert end.value.code == 3
+    assert (
+        "'broken_package.plugin' failed in its module 'broken_package.inner' at inner.py, line 2: "
+        "ModuleNotFoundError: No module named 'no_such_module'"
+    ) in text
