@@ -67,16 +67,16 @@ EXIT_CODES = {
     "malformed; an unknown name of a method, model, submodel, ..., also in a setting (the message "
     "lists the known names, nearest first)",
     3: "an invalid setting (an unknown key or a wrong value, also from a flag or an environment "
-    "variable), invalid data, or a file or folder that cannot be read or written",
+    "variable), invalid data, or a file or folder that is missing or cannot be read or written",
     4: "an extra is not installed; the message contains the pip command",
     5: "no broker, a broker that refuses the connection, a port that is in use, or a broker whose "
     "packet limit is too low",
     6: "too few agents, a run that no agent can train, or an agent that was rejected",
     7: "stored state that is missing, in use, damaged or not writable: a run, a spool, the "
     "certificate authority, or downloaded releases",
-    8: "a network or release that is missing, corrupt or unsuitable, fails its checks, or is "
-    "computed incorrectly by every available runtime; a canary that is not promoted or was "
-    "rolled back",
+    8: "a release that the broker or the run lacks; a network or release that is corrupt or "
+    "unsuitable, fails its checks, or is computed incorrectly by every available runtime; a canary "
+    "that is not promoted or was rolled back",
     9: "another coordinator of the same run took over",
     130: "interrupted by ctrl-C or by SIGTERM from a service manager (an agent instead leaves the "
     "run and exits with 0)",

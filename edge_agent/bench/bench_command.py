@@ -191,12 +191,21 @@ def _check_request(request: Request) -> Report | None:
             "--batch: expected at least 2 examples (batch norm needs a variance), or 0 for no "
             f"training, found {request.batch}"
         )
+    if not request.widths or not all(0 < width <= 1 for width in request.widths):
+        raise UsageError(
+            "--widths: expected numbers above 0 and at most 1, found "
+            f"{','.join(f'{width:g}' for width in request.widths) or 'none'}"
+        )
+    if any(depth < 1 for depth in request.depths):
+        raise UsageError(
+            f"--depths: expected numbers of at least 1, found {','.join(map(str, request.depths))}"
+        )
     if request.out is not None:
-        bench_report.check_writable(request.out)
+        bench_report.check_writable("--out", request.out)
     if request.plot is not None:
         from edge_agent.bench.plot import SUFFIXES
 
-        bench_report.check_writable(request.plot, SUFFIXES)
+        bench_report.check_writable("--plot", request.plot, SUFFIXES)
     return None if request.compare is None else bench_report.read(request.compare)
 
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from export.release_reader import Kind
 from federated.errors import ConfigError, ExportError, Unknown, UsageError
+from federated.flag_and_argument_names import Option
 from federated.runtime.extension_errors import explain_lookup
 from models.submodel import Network, Submodel
 
@@ -39,6 +40,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 RUNTIMES = ("torch", "onnx", "onnx-int8", "onnx-int8-u8s8", "onnx-int8-s8s8", "onnx-int8-dynamic")
+DEPTHS = Option("--depths", "depths")
 INT8 = "onnx-int8"  # the best kind for this machine and network
 NOISE = 64  # examples for calibrating batch norm and quantisation
 
@@ -72,8 +74,10 @@ def find_network(model: str, inputs: Sequence[int], outputs: int) -> Network:
     ConfigError.
     """
     from models.families.catalogue import POINT
-    from models.named_network import network
+    from models.named_network import find_typical_data, network
 
+    with explain_lookup(POINT, "--model: {}"):
+        find_typical_data(model)  # raises for a name without a network
     message = "--model: {}; set the input shape and the classes with --inputs and --classes"
     with explain_lookup(POINT, message):
         try:
@@ -96,9 +100,11 @@ def select_submodels(
 
     deepest = max(map(len, full(network).mask), default=1)
     if beyond := [depth for depth in depths if depth > deepest]:
-        raise ConfigError(
-            f"depth {beyond[0]}: {network.title} has at most {deepest} blocks in a section; choose "
-            f"depths from 1 to {deepest}"
+        raise ConfigError.naming(
+            lambda spell: (
+                f"{spell(DEPTHS)}: expected depths from 1 to {deepest}, the most blocks in a "
+                f"section of {network.title}, found {beyond[0]}"
+            )
         )
     with explain_lookup(POINT):
         able = menu(network, widths, depths or (deepest,))
@@ -174,12 +180,14 @@ def prepare_target(
 
 def check_files(paths: Sequence[Path], provider: str) -> tuple[Target, ...]:
     """Return ONNX files as targets after loading and running each once. Raises ExportError,
-    Unknown; UsageError for a file named twice.
+    Unknown; ConfigError for a file that does not exist, UsageError for one named twice.
     """
     from edge_agent.bench.onnx_graph import check_runs, count_graph
 
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError(f"expected each file once, found {', '.join(map(str, paths))}")
+    if missing := [path for path in paths if not path.exists()]:
+        raise ConfigError(f"{missing[0]}: no such file; expected an ONNX file")
     names, targets = [path.name for path in paths], []
     for path in paths:
         check_runs(path, provider)

@@ -18,6 +18,7 @@ import psutil
 from edge_agent.device.board import read_board, read_governor, read_processor_name
 from edge_agent.device.measurement_cache import PACKAGES
 from edge_agent.device.process_limits import Limits, count_cpus
+from federated.decoding_errors import describe_decoding_error
 from federated.errors import ConfigError, UsageError, explain_os_errors
 from federated.runtime import atomic_files
 from federated.runtime.provenance import commit, versions
@@ -266,17 +267,20 @@ def read(path: Path) -> Report:
         found = msgspec.json.decode(path.read_bytes())
         if isinstance(found, dict) and found.get("format", FORMAT) != FORMAT:
             raise ConfigError(
-                f"{path}: expected format {FORMAT}, found {str(found['format'])[:20]}; "
+                f"--compare {path}: expected format {FORMAT}, found {str(found['format'])[:20]}; "
                 "measure again with this version"
             )
         return msgspec.convert(found, Report)
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}; create one with: edge-agent bench --out "
-            "FILE.json"
+            f"--compare {path}: cannot be read: {error.strerror}; create one with: edge-agent "
+            "bench --out FILE.json"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: expected the JSON of edge-agent bench --out: {error}") from None
+        raise ConfigError(
+            f"--compare {path}: not the JSON of edge-agent bench --out: "
+            f"{describe_decoding_error(error)}"
+        ) from None
 
 
 def write(report: Report, path: Path) -> None:
@@ -295,15 +299,16 @@ def write(report: Report, path: Path) -> None:
         atomic_files.write(path, content)
 
 
-def check_writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
-    """Return the path after checking its suffix and that it can be written, before a long
-    measurement. Raises UsageError, ConfigError.
+def check_writable(flag: str, path: Path, suffixes: Sequence[str] = SUFFIXES) -> None:
+    """Check the suffix of a flag's path and that it can be written, before a long measurement.
+    Raises UsageError, ConfigError.
     """
     if path.suffix not in suffixes:
-        raise UsageError(f"{path}: expected a file name that ends in one of {', '.join(suffixes)}")
-    with explain_os_errors(ConfigError, f"{path}: cannot be written"):
+        raise UsageError(
+            f"{flag} {path}: expected a file name that ends in one of {', '.join(suffixes)}"
+        )
+    with explain_os_errors(ConfigError, f"{flag} {path}: cannot be written"):
         atomic_files.check_writable(path)
-    return path
 
 
 def _is_same_network(new: Row, old: Row) -> bool:

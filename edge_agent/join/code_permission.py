@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_allowed",
-    "check_family",
     "check_run",
     "find_allowed_method",
     "import_network",

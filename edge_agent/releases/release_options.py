@@ -8,7 +8,7 @@ from pathlib import Path
 from export import release_reader
 from federated.data.dataset import Dataset
 from federated.defaults import PARTITION, SEED
-from federated.errors import UsageError
+from federated.errors import ConfigError, UsageError
 
 __all__ = ["ReleaseRequest", "select_submodel"]
 
@@ -40,7 +40,7 @@ class ReleaseRequest:
     seed: int = SEED
 
     def check_source(self) -> None:
-        """Raise UsageError unless exactly one source is set."""
+        """Raise UsageError unless exactly one source is set, ConfigError if it does not exist."""
         if self.broker is None and self.model is None:
             raise UsageError(
                 "--broker and --model are missing: set --broker HOST to download a release, or "
@@ -48,6 +48,11 @@ class ReleaseRequest:
             )
         if self.broker is not None and self.model is not None:
             raise UsageError("--broker and --model cannot be combined: use one of them")
+        if self.model is not None and not self.model.exists():
+            raise ConfigError(
+                f"--model {self.model}: no such file or folder; expected an exported .onnx file or "
+                "the folder of a release, as `coordinator export` writes it"
+            )
 
     def find_release(self) -> tuple[Path, str]:
         """Return the folder of the release, downloaded if necessary, and the submodel to use.

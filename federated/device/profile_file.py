@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from federated.decoding_errors import describe_decoding_error
 from federated.errors import ConfigError, WireError, explain_os_errors
 from federated.runtime import atomic_files
 from federated.task import LONGEST, SHORTEST, Profile, Timing
@@ -121,7 +122,7 @@ def read(path: Path, own: str = "") -> Sheet:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            f"{path}: expected the JSON of edge-agent profile --out: {error}"
+            f"{path}: not the JSON of edge-agent profile --out: {describe_decoding_error(error)}"
         ) from None
     if not isinstance(found, dict) or "format" not in found:
         raise ConfigError(
@@ -135,7 +136,11 @@ def read(path: Path, own: str = "") -> Sheet:
     try:
         sheet = msgspec.convert(found, Sheet)
         _check(sheet, own)
-    except (msgspec.ValidationError, WireError, ValueError, OverflowError) as error:
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{path}: not the JSON of edge-agent profile --out: {describe_decoding_error(error)}"
+        ) from None
+    except (WireError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: {error}") from None
     return sheet
 

@@ -154,7 +154,7 @@ def test_unwritable_file_keeps_the_rows(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         bench_command.bench_report,
         "check_writable",
-        lambda path, *kinds: (check(path, *kinds), path.mkdir()),
+        lambda flag, path, *kinds: (check(flag, path, *kinds), path.mkdir()),
     )
     done = run(PICTURE, TOY, "--out", str(out), "--no-predict")
     assert done.exit_code == 3
@@ -193,9 +193,14 @@ def test_unwritable_file_keeps_the_rows(tmp_path: Path, monkeypatch: pytest.Monk
         (("--out", "a.txt", PICTURE), 2, "ends in one of .csv, .json"),
         (("--plot", "no/a.png", PICTURE), 3, "cannot be written"),
         (("--fail-above", "1.2", PICTURE), 2, "--compare OLD.json"),
-        (("--compare", PICTURE, PICTURE), 3, "expected the JSON of edge-agent bench"),
+        (("--compare", PICTURE, PICTURE), 3, "not the JSON of edge-agent bench"),
         (("--limit-memory", "1MB", PICTURE), 2, "at least 64MiB"),
-        (("nix.onnx",), 8, "nix.onnx: no such file"),
+        (("nix.onnx",), 3, "nix.onnx: no such file"),
+        (("--widths", "2"), 2, "--widths: expected numbers above 0 and at most 1, found 2"),
+        (("--widths", ","), 2, "--widths: expected numbers above 0 and at most 1, found none"),
+        (("--depths", "0"), 2, "--depths: expected numbers of at least 1, found 0"),
+        (("--depths", "1,9"), 3, "--depths: expected depths from 1 to 4"),
+        (("--model", "./no.py:net"), 3, "the file no.py does not exist"),
         (("--model", "preresnat"), 2, "unknown model 'preresnat'; did you mean preresnet"),
         (("--submodels", "w3-*"), 2, "unknown submodel 'w3-*'"),
         (("--runtime", "onxx"), 2, "unknown runtime 'onxx'"),

@@ -59,10 +59,10 @@ def test_csv_has_every_column_and_empty_unknowns(
     ("content", "told"),
     [
         (None, "cannot be read: No such file"),
-        ("hello", "expected the JSON of edge-agent bench --out"),
-        ("[]", "expected the JSON of edge-agent bench --out"),
+        ("hello", "not the JSON of edge-agent bench --out: found no valid JSON"),
+        ("[]", "not the JSON of edge-agent bench --out: expected a table, found a list"),
         ('{"format": 2}', "expected format 1, found 2"),
-        ('{"format": 1, "rows": []}', "fingerprint"),
+        ('{"format": 1, "rows": []}', "expected a field 'fingerprint', found none"),
     ],
 )
 def test_invalid_report_is_named(tmp_path: Path, content: str | None, told: str) -> None:
@@ -133,9 +133,9 @@ def test_unwritable_file_is_named_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_unwritable_path_is_refused_early(tmp_path: Path) -> None:
-    assert check_writable(tmp_path / "a.csv") == tmp_path / "a.csv"
+    check_writable("--out", tmp_path / "a.csv")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(UsageError, match=r"a\.txt: expected .*\.csv, \.json"):
-        check_writable(tmp_path / "a.txt")
-    with pytest.raises(ConfigError, match="cannot be written: the folder .*no does not exist"):
-        check_writable(tmp_path / "no" / "a.csv")
+    with pytest.raises(UsageError, match=r"^--out .*a\.txt: expected .*\.csv, \.json"):
+        check_writable("--out", tmp_path / "a.txt")
+    with pytest.raises(ConfigError, match=r"cannot be written: the folder .*no does not exist"):
+        check_writable("--out", tmp_path / "no" / "a.csv")

@@ -211,7 +211,7 @@ def test_requests_are_answered_over_a_real_broker(
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
-        (["--model", "none.onnx"], 8, "none.onnx: no such file"),
+        (["--model", "none.onnx"], 3, "none.onnx: no such file"),
         (["--model", ".", "--serve", "0"], 8, "found no manifest.json"),
         (
             ["--broker", "127.0.0.1:9", "--run", "spring", "--serve", "127.0.0.1:0"],
