@@ -81,6 +81,7 @@ function Pictures({ network, busy, onMake }: PictureChoice) {
       >
         Train on these pictures
       </button>
+      {chosen.length > 0 && <button type="button" disabled={busy} onClick={() => setChosen([])}>Remove all pictures</button>}
     </>
   );
 }

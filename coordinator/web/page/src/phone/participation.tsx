@@ -13,6 +13,7 @@ import { TrainingState } from "./training_state";
 import { openWorker } from "./worker_client";
 
 const HIDDEN = "the page is in the background";
+const ELSEWHERE = "This device was opened in another tab, which goes on. Close this one.";
 const PERSON = "the person paused it";
 
 interface Place {
@@ -40,10 +41,14 @@ export function Participation({ door, run, data, store, lasting }: Place) {
       const card = describeData(data);
       agent.current = new Agent({ door, run, store, trainer, data: card, device, capabilities: CAPABILITIES, onChange: setView });
     });
+    const others = new BroadcastChannel("espalier");
+    others.onmessage = () => void agent.current?.leave(ELSEWHERE);
+    others.postMessage("opened"); // the page that was opened last goes on
     const look = () => setHidden(document.hidden);
     document.addEventListener("visibilitychange", look);
     return () => {
       open = false;
+      others.close();
       document.removeEventListener("visibilitychange", look);
       void agent.current?.leave();
     };
