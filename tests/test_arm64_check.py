@@ -1,5 +1,5 @@
-"""`deploy/arm64-check` names what the machine lacks. The check itself emulates a processor for half
-an hour.
+"""`deploy/arm64-check` names what the machine lacks. The check itself emulates a processor for
+minutes.
 """
 
 from __future__ import annotations
